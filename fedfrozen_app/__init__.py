@@ -1,0 +1,1 @@
+"""Federated training of Transformers with one named plan per round, on Flower."""

@@ -1,0 +1,341 @@
+"""The configuration of a run: its schema, and the sentences for values that cannot work.
+
+Hydra composes `conf/`; `read` turns the result into the dataclasses below or raises a `UserError`.
+"""
+
+import difflib
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedfrozen_app.errors import UserError
+from strategies import STRATEGIES
+
+DEFAULT_CLIENTS = 10
+
+
+@dataclass
+class ModelConfig:
+    name: str = MISSING
+    source: str = MISSING
+    path: str | None = None
+    model_type: str | None = None
+    dtype: str = "float32"
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class DatasetConfig:
+    name: str = MISSING
+    kind: str = MISSING
+    path: str | None = None
+    train_split: str = "train"
+    test_split: str = "test"
+    image_column: str | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+    image_size: int | None = None
+    channels: int | None = None
+    max_tokens: int = 128
+    test_fraction: float = 0.2
+    split_seed: int = 0
+    limit: int | None = None
+    keep_classes: list[str] | None = None
+    validation: float = 0.1
+    client_validation: float = 0.1
+    mean: list[float] | None = None
+    std: list[float] | None = None
+
+
+@dataclass
+class PartitionConfig:
+    name: str = MISSING
+    alpha: float = 0.3
+    column: str | None = None
+    min_size: int = 10
+    clients_per_domain: int = 1
+
+
+@dataclass
+class ClientConfig:
+    optimizer: str = "adamw"
+    lr: float = 1e-3
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    local_epochs: int = 1
+    local_steps: int | None = None
+    batch_size: int = 16
+    lr_schedule: str = "constant"
+    lr_final: float = 0.0
+    clip: float | None = None
+    precision: str = "float32"
+    class_weights: bool = False
+
+
+@dataclass
+class PrivacyConfig:
+    name: str = "none"
+
+
+@dataclass
+class RuntimeConfig:
+    name: str = "inprocess"
+    runner: str = "auto"
+    threads: int | None = None
+    cpus_per_client: float = 1
+    gpus_per_client: float = 0.0
+    round_timeout: float = 3600
+    node_timeout: float = 120
+    min_nodes: int | None = None
+    cache_dir: str | None = None
+    cache_gb: float = 4.0
+
+
+@dataclass
+class CheckpointConfig:
+    every: int = 1
+    keep: int = 2
+
+
+@dataclass
+class EarlyStopConfig:
+    patience: int | None = None
+
+
+@dataclass
+class Config:
+    # A strategy knows its own settings: its class checks these (see strategies/).
+    strategy: dict[str, Any] = field(default_factory=dict)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    partition: PartitionConfig = field(default_factory=PartitionConfig)
+    client: ClientConfig = field(default_factory=ClientConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    num_clients: int | None = None
+    num_rounds: int = 30
+    participation: float = 1.0
+    eval_every: int = 1
+    seed: int = 0
+    device: str = "auto"
+    output_dir: str | None = None
+    start_from: str | None = None  # the key is `from`, which Python keeps for itself
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
+
+
+def conf_dir() -> Path:
+    """`conf/` of a checkout or a Flower bundle; inside the package when installed from a wheel."""
+    package = Path(__file__).resolve().parent
+    for folder in (package.parent / "conf", package / "conf"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise UserError(f"The folder conf/ is missing beside {package}: install fedfrozen again.")
+
+
+def compose_config(overrides: str | list[str]) -> DictConfig:
+    """Compose as the command line would, for those who have no command line (Flower's apps, tests)."""
+    words = shlex.split(overrides) if isinstance(overrides, str) else overrides
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base=None):
+            return compose("config", overrides=words)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(sentence(error)) from error
+
+
+def resolved(composed: DictConfig) -> dict[str, Any]:
+    """The nested plain dictionary that summaries and checkpoints keep."""
+    try:
+        plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise UserError(sentence(error)) from error
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items() if key not in ("hydra", "experiment")}
+
+
+def read(plain: dict[str, Any]) -> Config:
+    """The typed configuration, checked: types first, then values and combinations."""
+    renamed = {("start_from" if key == "from" else key): value for key, value in plain.items()}
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(Config), renamed)
+        config = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise UserError(sentence(error)) from error
+    assert isinstance(config, Config)
+    _check(config)
+    return config
+
+
+def strategy_settings(config: Config) -> Any:
+    """The settings dataclass of the chosen strategy, checked by itself."""
+    settings = dict(config.strategy)
+    name = settings.pop("name", None)
+    if name not in STRATEGIES:
+        raise UserError(f"Unknown strategy '{name}': choose one of {', '.join(sorted(STRATEGIES))}.")
+    try:
+        typed = OmegaConf.to_object(
+            OmegaConf.merge(OmegaConf.structured(STRATEGIES[name].Settings), settings)
+        )
+    except OmegaConfBaseException as error:
+        raise UserError(f"strategy.{sentence(error)}") from error
+    return typed.checked(config.num_rounds)  # type: ignore[union-attr]
+
+
+def device_of(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device=cuda was asked for, but torch sees no GPU: use device=cpu or device=auto.")
+    return torch.device(name)
+
+
+_CHOICES = {
+    "device": ("auto", "cpu", "cuda"),
+    "client.optimizer": ("adamw", "sgd"),
+    "client.lr_schedule": ("constant", "linear", "cosine"),
+    "client.precision": ("float32", "bf16"),
+    "runtime.name": ("inprocess", "flower"),
+    "runtime.runner": ("auto", "sequential"),
+    "partition.name": ("dirichlet", "iid", "natural", "domain"),
+    "privacy.name": ("none",),
+}
+# key: (smallest allowed, whether that value itself is allowed, largest allowed)
+_RANGES: dict[str, tuple[float, bool, float]] = {
+    "num_clients": (1, True, float("inf")),
+    "num_rounds": (0, True, float("inf")),
+    "participation": (0, False, 1),
+    "eval_every": (1, True, float("inf")),
+    "client.lr": (0, False, float("inf")),
+    "client.weight_decay": (0, True, float("inf")),
+    "client.momentum": (0, True, 1),
+    "client.local_epochs": (1, True, float("inf")),
+    "client.local_steps": (1, True, float("inf")),
+    "client.batch_size": (1, True, float("inf")),
+    "client.lr_final": (0, True, 1),
+    "client.clip": (0, False, float("inf")),
+    "dataset.test_fraction": (0, False, 0.9),
+    "dataset.validation": (0, True, 0.9),
+    "dataset.client_validation": (0, True, 0.9),
+    "dataset.max_tokens": (1, True, float("inf")),
+    "dataset.limit": (1, True, float("inf")),
+    "partition.alpha": (0, False, float("inf")),
+    "partition.min_size": (1, True, float("inf")),
+    "partition.clients_per_domain": (1, True, float("inf")),
+    "checkpoint.every": (0, True, float("inf")),
+    "checkpoint.keep": (1, True, float("inf")),
+    "early_stop.patience": (1, True, float("inf")),
+    "runtime.threads": (1, True, float("inf")),
+    "runtime.cpus_per_client": (0, False, float("inf")),
+    "runtime.gpus_per_client": (0, True, float("inf")),
+    "runtime.round_timeout": (0, False, float("inf")),
+    "runtime.node_timeout": (0, False, float("inf")),
+    "runtime.min_nodes": (1, True, float("inf")),
+    "runtime.cache_gb": (0, True, float("inf")),
+}
+
+
+def _value(config: Config, key: str) -> Any:
+    found: Any = config
+    for part in key.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _check(config: Config) -> None:
+    for key, choices in _CHOICES.items():
+        if (value := _value(config, key)) not in choices:
+            raise UserError(f"{key}={value} is unknown: choose one of {', '.join(choices)}.")
+    for key, (low, inclusive, high) in _RANGES.items():
+        value = _value(config, key)
+        if value is None or (low < value <= high) or (inclusive and value == low):
+            continue
+        bound = f"at least {low:g}" if inclusive else f"above {low:g}"
+        limit = "" if high == float("inf") else f" and at most {high:g}"
+        raise UserError(f"{key}={value} is out of range: it must be {bound}{limit}.")
+    strategy_settings(config)
+    device_of(config.device)
+    # A missing folder is better said now than after the model has been built.
+    for key, local in (
+        ("dataset.path", config.dataset.kind != "hub"),
+        ("model.path", config.model.source == "checkpoint"),
+        ("start_from", True),
+    ):
+        path = _value(config, key)
+        if path is not None and local and not Path(path).expanduser().exists():
+            name = "from" if key == "start_from" else key
+            raise UserError(f"{name}={path} does not exist: give the path of a folder or file that does.")
+
+
+def absolute_paths(plain: dict[str, Any]) -> dict[str, str]:
+    """Overrides that make every local path absolute, for processes with another working directory."""
+    found = {}
+    if plain["dataset"]["path"] is not None and plain["dataset"]["kind"] != "hub":
+        found["dataset.path"] = plain["dataset"]["path"]
+    if plain["model"]["path"] is not None and plain["model"]["source"] == "checkpoint":
+        found["model.path"] = plain["model"]["path"]
+    for key, value in (
+        ("from", plain["from"]),
+        ("runtime.cache_dir", plain["runtime"]["cache_dir"]),
+    ):
+        if value is not None:
+            found[key] = value
+    return {key: str(Path(value).expanduser().resolve()) for key, value in found.items()}
+
+
+def quoted(key: str, value: str) -> str:
+    """A Hydra override whose value may hold spaces, commas, braces or quotes."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"{key}='{escaped}'"
+
+
+def _known_keys(node: Any, prefix: str = "") -> list[str]:
+    keys = []
+    for key, value in node.items():
+        keys.append(prefix + key)
+        if isinstance(value, dict):
+            keys += _known_keys(value, f"{prefix}{key}.")
+    return keys
+
+
+def sentence(error: Exception) -> str:
+    """One sentence out of Hydra's and OmegaConf's several lines."""
+    if isinstance(error, ConfigCompositionException) and isinstance(
+        error.__cause__, (HydraException, OmegaConfBaseException)
+    ):
+        return _unknown_key(error) or sentence(error.__cause__)
+    if isinstance(error, MissingConfigException) and error.options is not None:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        options = ", ".join(option for option in sorted(error.options) if option != "base")
+        return f"Unknown {group} '{name}': choose one of {options}."
+    unknown = _unknown_key(error)
+    if unknown:
+        return unknown
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
+    if "Missing mandatory value" in str(error):
+        return f"{key} is not set: add {key}=VALUE to the command."
+    told = lines[0].rstrip(".")
+    return f"{key}: {told}." if key else f"{told}."
+
+
+def _unknown_key(error: Exception) -> str:
+    found = re.search(r"Could not override '([^']+)'|Key '([^']+)' (?:is )?not in", str(error))
+    if not found:
+        return ""
+    key = found[1] or found[2]
+    plain = OmegaConf.to_container(OmegaConf.structured(Config))
+    known = [*_known_keys(plain), "from"]
+    known += [f"strategy.{name}" for cls in STRATEGIES.values() for name in cls.Settings().__dict__]
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "`fedfrozen --cfg job` lists the keys."
+    return f"There is no key '{key}' in this configuration: {hint}"

@@ -1,0 +1,118 @@
+"""One corpus as a federation sees it: what the server keeps, and which rows each client has."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from fedfrozen_app.config import DEFAULT_CLIENTS, Config, DatasetConfig
+from fedfrozen_app.data.partition import (
+    Partition,
+    PartitionSpec,
+    partition,
+    split_validation,
+)
+from fedfrozen_app.data.sources import DatasetSpec, load
+from fedfrozen_app.data.table import Corpus
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.models.build import InputShape
+from fedfrozen_app.seeds import seed_for
+
+
+@dataclass(frozen=True)
+class ClientRows:
+    """Row numbers of the training table."""
+
+    train: Tensor
+    validation: Tensor
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Who has which rows of the training table: the server for validation, and each client.
+
+    Without a partition the clients have their data elsewhere, or this is one of them and has all rows.
+    """
+
+    validation: np.ndarray
+    partition: Partition | None = None
+
+
+def load_corpus(config: Config, path: str | None = None, classes: tuple[str, ...] | None = None) -> Corpus:
+    """The run's corpus; a site passes its own path and the federation's class order."""
+    return load(_spec(config.dataset, path), _tokenizer(config), classes)
+
+
+def share_out(corpus: Corpus, config: Config, num_clients: int | None) -> Shares:
+    """Set the server's validation rows apart and split the rest over the clients."""
+    labels = corpus.train.labels.numpy()
+    rest, validation = _set_apart(corpus, config)
+    spec = PartitionSpec(**vars(config.partition))
+    if num_clients is None and spec.name in ("iid", "dirichlet"):
+        num_clients = DEFAULT_CLIENTS
+    columns = {name: values[rest] for name, values in corpus.columns.items()}
+    parts = partition(labels[rest], columns, spec, num_clients, config.seed)
+    indices = tuple(rest[index] for index in parts.indices)
+    return Shares(validation, Partition(indices, parts.note, parts.names))
+
+
+def server_only(corpus: Corpus, config: Config) -> Shares:
+    """Where every client is a site with data of its own: the server's validation rows alone."""
+    return Shares(_set_apart(corpus, config)[1])
+
+
+def _set_apart(corpus: Corpus, config: Config) -> tuple[np.ndarray, np.ndarray]:
+    """(rest, validation), by the dataset's own seed: every run chooses its best round by the same rows."""
+    key = (config.dataset.split_seed,)
+    labels = corpus.train.labels.numpy()
+    return split_validation(np.arange(len(labels)), labels, config.dataset.validation, key)
+
+
+def client_rows(rows: np.ndarray, corpus: Corpus, config: Config, client: str) -> ClientRows:
+    """One client's rows, less those it holds out for its own validation."""
+    key = (seed_for(config.seed, "client validation", client),)
+    labels = corpus.train.labels.numpy()
+    train, held = split_validation(rows, labels, config.dataset.client_validation, key)
+    return ClientRows(torch.from_numpy(train), torch.from_numpy(held))
+
+
+def input_shape(corpus: Corpus, config: Config) -> InputShape:
+    if corpus.task == "text":
+        return InputShape(
+            task="text",
+            classes=corpus.classes,
+            vocab_size=corpus.vocab_size,
+            max_tokens=config.dataset.max_tokens,
+            pad_token_id=corpus.pad_token_id,
+        )
+    _, channels, height, width = corpus.train.inputs["pixel_values"].shape
+    if height != width:
+        raise UserError(
+            f"The pictures are {height}x{width}, not square: set dataset.image_size to resize them."
+        )
+    return InputShape(task="image", classes=corpus.classes, channels=channels, image_size=height)
+
+
+def _spec(dataset: DatasetConfig, path: str | None) -> DatasetSpec:
+    settings = {k: v for k, v in vars(dataset).items() if k not in ("validation", "client_validation")}
+    settings["path"] = path if path is not None else dataset.path
+    for key in ("mean", "std", "keep_classes"):
+        settings[key] = None if settings[key] is None else tuple(settings[key])
+    return DatasetSpec(**settings)
+
+
+def _tokenizer(config: Config) -> PreTrainedTokenizerBase | None:
+    """The checkpoint's own; None (bytes) for a model built from its configuration, or for pictures."""
+    if config.model.source not in ("checkpoint", "hub") or config.dataset.kind in (
+        "digits",
+        "images",
+    ):
+        return None
+    local = config.model.source == "checkpoint"
+    try:
+        return AutoTokenizer.from_pretrained(config.model.path, local_files_only=local)
+    except (OSError, ValueError):
+        # A picture model brings none. A text model without one is refused when its vocabulary is compared.
+        return None

@@ -1,0 +1,273 @@
+"""Who holds which rows: train rows dealt to clients, in a way that always ends.
+
+The draws are those of flwr-datasets. Its Dirichlet partitioner gives up when a client stays below
+the minimum size; here the shortfall is then moved from the largest clients, and the note says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import io
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from datasets import Dataset
+from flwr_datasets.partitioner import (
+    DirichletPartitioner,
+    IidPartitioner,
+    NaturalIdPartitioner,
+    Partitioner,
+)
+
+from fedfrozen_app.errors import UserError
+
+NAMES = ("dirichlet", "iid", "natural", "domain")
+
+# Each purpose draws from its own stream, so that one more draw here never shifts another.
+_IID, _DIRICHLET, _VALIDATION = 1, 2, 3
+
+
+@dataclass(frozen=True)
+class PartitionSpec:
+    name: str = "dirichlet"  # one of NAMES
+    alpha: float = 0.3  # Dirichlet concentration: small is skewed, large is even
+    column: str | None = None  # for natural and domain; None: the obvious one
+    min_size: int = 10  # rows that a drawn client holds at least
+    clients_per_domain: int = 1
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Train row numbers per client, sorted; together they are every row exactly once."""
+
+    indices: tuple[np.ndarray, ...]
+    note: str
+    names: tuple[str, ...]
+
+
+def partition(
+    labels: np.ndarray,
+    columns: Mapping[str, np.ndarray],
+    spec: PartitionSpec,
+    num_clients: int | None,
+    seed: int,
+) -> Partition:
+    """Deal the train rows to clients; the same seed always deals the same."""
+    if spec.name not in NAMES:
+        raise UserError(f"partition={spec.name!r} is unknown: choose one of {', '.join(NAMES)}.")
+    if spec.min_size < 1:
+        raise UserError(f"partition.min_size={spec.min_size} must be at least 1.")
+    if not (spec.alpha > 0 and math.isfinite(spec.alpha)):
+        raise UserError(f"partition.alpha={spec.alpha} must be a number above 0.")
+    if spec.name in ("natural", "domain"):
+        return _by_column(labels, columns, spec, num_clients, seed)
+
+    count = _checked_count(num_clients, spec.min_size, len(labels))
+    names = tuple(str(client) for client in range(count))
+    if spec.name == "iid":
+        indices = _iid(len(labels), count, seed)
+        return Partition(indices, f"IID: {_sizes(indices)}.", names)
+    indices, remark = _dirichlet(labels, count, spec, (seed, _DIRICHLET))
+    return Partition(indices, f"{remark}: {_sizes(indices)}.", names)
+
+
+def label_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> np.ndarray:
+    """How many rows of each class each client holds: (clients, classes)."""
+    return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in partition.indices])
+
+
+def split_validation(
+    index: np.ndarray, labels: np.ndarray, fraction: float, seed_key: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """One client's rows as (train, validation), the classes in the same shares in both.
+
+    ``labels`` are those of the whole train table. A fraction above 0 gives at least one validation
+    row where the client has two, and always leaves one to train on.
+    """
+    if not 0 <= fraction < 1:
+        raise UserError(f"The validation fraction {fraction} must be at least 0 and below 1.")
+    size = min(max(1, round(fraction * len(index))), len(index) - 1) if fraction else 0
+    if size <= 0:
+        return index, index[:0]
+    rng = np.random.default_rng([*seed_key, _VALIDATION])
+    order = rng.permutation(len(index))
+    order = order[np.argsort(labels[index[order]], kind="stable")]
+    # Evenly spaced picks from rows in class order: every class gives its share, rounded.
+    picks = ((np.arange(size) + rng.random()) * (len(index) / size)).astype(np.int64)
+    chosen = np.zeros(len(index), dtype=bool)
+    chosen[order[picks]] = True
+    return index[~chosen], index[chosen]
+
+
+def _checked_count(num_clients: int | None, min_size: int, rows: int) -> int:
+    if num_clients is None or num_clients < 1:
+        raise UserError(f"num_clients={num_clients} must be a whole number of at least 1.")
+    if num_clients * min_size > rows:
+        largest = rows // min_size
+        remedy = f"set num_clients to {largest} or fewer" if largest else "use more data"
+        if num_clients <= rows:
+            remedy += f" or partition.min_size to {rows // num_clients} or less"
+        raise UserError(
+            f"{num_clients} clients of at least {min_size} examples need "
+            f"{num_clients * min_size} train rows but the data set has {rows}: {remedy}."
+        )
+    return num_clients
+
+
+def _load_all(partitioner: Partitioner, dataset: Dataset) -> list[np.ndarray]:
+    partitioner.dataset = dataset
+    parts = (partitioner.load_partition(n) for n in range(partitioner.num_partitions))
+    return [np.array(part[:]["index"], dtype=np.int64) for part in parts]
+
+
+def _iid(rows: int, count: int, seed: int) -> tuple[np.ndarray, ...]:
+    # IidPartitioner cuts contiguous shards, so the shuffle has to happen before.
+    shuffled = np.random.default_rng([seed, _IID]).permutation(rows)
+    shards = _load_all(IidPartitioner(count), Dataset.from_dict({"index": shuffled}))
+    return tuple(np.sort(shard) for shard in shards)
+
+
+def _dirichlet(
+    labels: np.ndarray, count: int, spec: PartitionSpec, key: tuple[int, ...]
+) -> tuple[tuple[np.ndarray, ...], str]:
+    """Rows per client, and what was done in words."""
+    dataset = Dataset.from_dict({"index": np.arange(len(labels)), "label": labels})
+    seed = int(np.random.SeedSequence(key).generate_state(1)[0])
+
+    def draw(min_size: int) -> list[np.ndarray]:
+        partitioner = DirichletPartitioner(
+            count, "label", float(spec.alpha), min_partition_size=min_size, seed=seed
+        )
+        return _load_all(partitioner, dataset)
+
+    title = f"Dirichlet({spec.alpha:g})"
+    with warnings.catch_warnings(record=True) as complaints:
+        warnings.simplefilter("always")
+        try:
+            clients, gave_up = draw(spec.min_size), False
+        except ValueError:  # it gives up after its tenth draw; every other cause is checked above
+            clients, gave_up = draw(0), True
+    if gave_up:
+        short = sum(len(client) < spec.min_size for client in clients)
+        clients, moved = _fill_up(clients, spec.min_size)
+        title += (
+            f" left {short} of {count} clients under {spec.min_size} examples; "
+            f"moved {moved} example{'s' if moved > 1 else ''} from the largest clients"
+        )
+    elif complaints:
+        title += f", drawn {len(complaints) + 1} times for the minimum size"
+    return tuple(np.sort(client) for client in clients), title
+
+
+def _fill_up(clients: list[np.ndarray], min_size: int) -> tuple[list[np.ndarray], int]:
+    """Give each client its minimum, row by row from whichever client is largest at that moment."""
+    rows = [client.tolist() for client in clients]
+    largest = [(-len(client), number) for number, client in enumerate(rows)]
+    heapq.heapify(largest)
+    moved = 0
+    # While one client is short another is above the minimum, because the rows suffice for all; and
+    # donors never fall below it, so the clients that are filled up need no place in the heap.
+    for client in rows:
+        while len(client) < min_size:
+            size, donor = largest[0]
+            client.append(rows[donor].pop())
+            heapq.heapreplace(largest, (size + 1, donor))
+            moved += 1
+    return [np.asarray(client, dtype=np.int64) for client in rows], moved
+
+
+def _by_column(
+    labels: np.ndarray,
+    columns: Mapping[str, np.ndarray],
+    spec: PartitionSpec,
+    num_clients: int | None,
+    seed: int,
+) -> Partition:
+    """One client per value of a column; for domains, optionally several."""
+    if spec.clients_per_domain < 1:
+        raise UserError(f"partition.clients_per_domain={spec.clients_per_domain} must be at least 1.")
+    column = _column_name(columns, spec)
+    groups = _groups(columns[column], column)
+    per_group = spec.clients_per_domain if spec.name == "domain" else 1
+    total = len(groups) * per_group
+    if num_clients is not None and num_clients != total:
+        several = f" with {per_group} clients each" if per_group > 1 else ""
+        raise UserError(
+            f"num_clients={num_clients} does not fit partition={spec.name}: column {column!r} has "
+            f"{len(groups)} values{several}, so set num_clients={total} or leave it null."
+        )
+
+    note = f"One client per value of {column!r}"
+    indices: list[np.ndarray] = []
+    names: list[str] = []
+    if per_group == 1:
+        names, indices = list(groups), list(groups.values())
+    else:
+        note = f"{per_group} clients per value of {column!r}"
+        for number, (value, rows) in enumerate(groups.items()):
+            _checked_domain(value, len(rows), spec)
+            parts, remark = _dirichlet(labels[rows], per_group, spec, (seed, _DIRICHLET, number))
+            note += f"; {value}: {remark}"
+            indices += [rows[part] for part in parts]
+            names += [f"{value}/{part}" for part in range(per_group)]
+    small = [name for name, rows in zip(names, indices, strict=True) if len(rows) < spec.min_size]
+    note += f": {_sizes(indices)}"
+    if small:
+        shown = ", ".join(small[:5]) + (", ..." if len(small) > 5 else "")
+        note += f"; kept {len(small)} with fewer than {spec.min_size} ({shown})"
+    return Partition(tuple(indices), note + ".", tuple(names))
+
+
+def _checked_domain(value: str, rows: int, spec: PartitionSpec) -> None:
+    if spec.clients_per_domain * spec.min_size > rows:
+        raise UserError(
+            f"{spec.clients_per_domain} clients of at least {spec.min_size} examples do not fit "
+            f"into domain {value!r} with {rows} train rows: set partition.clients_per_domain to "
+            f"{max(1, rows // spec.min_size)} or lower partition.min_size."
+        )
+
+
+def _column_name(columns: Mapping[str, np.ndarray], spec: PartitionSpec) -> str:
+    have = ", ".join(sorted(columns)) or "none"
+    if spec.column is not None:
+        if spec.column not in columns:
+            raise UserError(
+                f"partition.column={spec.column!r} is not in the data set: its columns are {have}."
+            )
+        return spec.column
+    if spec.name == "domain" and "domain" in columns:
+        return "domain"
+    if spec.name == "natural" and len(columns) == 1:
+        return next(iter(columns))
+    if not columns:
+        raise UserError(
+            f"partition={spec.name} needs a column to divide by and this data set has none: "
+            "use partition=dirichlet or partition=iid."
+        )
+    raise UserError(f"partition={spec.name} needs partition.column: the data set has the columns {have}.")
+
+
+def _groups(values: np.ndarray, column: str) -> dict[str, np.ndarray]:
+    missing = sum(value is None or value == "" for value in values.tolist())
+    if missing:
+        raise UserError(
+            f"{missing} train rows have no value in column {column!r}: fill them in or set "
+            "partition.column to a complete column."
+        )
+    partitioner = NaturalIdPartitioner("value")
+    dataset = Dataset.from_dict({"index": np.arange(len(values)), "value": values.tolist()})
+    # NaturalIdPartitioner shows a progress bar that cannot be switched off.
+    with contextlib.redirect_stderr(io.StringIO()):
+        groups = _load_all(partitioner, dataset)
+    ids = partitioner.partition_id_to_natural_id
+    return {str(ids[number]): rows for number, rows in enumerate(groups)}
+
+
+def _sizes(indices: tuple[np.ndarray, ...] | list[np.ndarray]) -> str:
+    sizes = [len(rows) for rows in indices]
+    spread = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+    return f"{len(sizes)} client{'s' if len(sizes) > 1 else ''} with {spread} examples"

@@ -1,0 +1,53 @@
+"""What a data set looks like once read: tensors that stay in memory.
+
+Rows are decoded once, when a run starts. Every round then only indexes, so that no time goes into
+opening the same files again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Table:
+    """Labelled rows.
+
+    Images: ``{"pixel_values": uint8 (n, c, h, w)}``. Text: ``{"input_ids": int64 (n, t),
+    "attention_mask": int64 (n, t)}``. Labels are int64 ``(n,)``.
+    """
+
+    inputs: dict[str, Tensor]
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: Tensor | np.ndarray) -> Table:
+        """The rows at these numbers, in this order."""
+        rows = torch.as_tensor(index, dtype=torch.int64, device=self.labels.device)
+        return Table({name: value[rows] for name, value in self.inputs.items()}, self.labels[rows])
+
+    def to(self, device: torch.device | str) -> Table:
+        inputs = {name: value.to(device) for name, value in self.inputs.items()}
+        return Table(inputs, self.labels.to(device))
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A data set with everything that training, partitioning and reports need to know about it."""
+
+    name: str
+    task: str  # "image" or "text"
+    classes: tuple[str, ...]
+    train: Table
+    test: Table
+    columns: dict[str, np.ndarray]  # per train row: what one may partition by, such as "domain"
+    mean: tuple[float, ...]  # per channel, of pixels in 0..1; empty for text
+    std: tuple[float, ...]
+    vocab_size: int  # 0 for images
+    pad_token_id: int

@@ -1,0 +1,86 @@
+"""Tensors as Flower arrays, on the wire and without a wire, and their digests.
+
+Flower's own `Array(tensor)` goes through `np.save`: a header, a copy, no bfloat16. Ours carries raw bytes.
+"""
+
+import hashlib
+from collections.abc import Mapping
+
+import torch
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+
+RAW = "raw"
+DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16)}
+
+
+def raw_bytes(tensor: Tensor) -> bytes:
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def digest(tensor: Tensor) -> str:
+    """SHA-256 of an array's dtype, shape and bytes."""
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    found = hashlib.sha256(f"{tensor.dtype}:{tuple(tensor.shape)}:".encode())
+    found.update(flat.view(torch.uint8).numpy().data)  # a view: nothing is copied
+    return found.hexdigest()
+
+
+class LocalArray(Array):
+    """An array that never leaves the process: the tensor itself, turned into bytes only if somebody asks.
+
+    Insert it by item assignment: building `ArrayRecord({...})` would ask at once.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        # Array is a dataclass whose fields are plain attributes; `data` is the lazy one below.
+        self.__dict__.update(
+            tensor=tensor,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=tuple(tensor.shape),
+            stype=RAW,
+        )
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        return raw_bytes(self.__dict__["tensor"])
+
+
+def to_record(tensors: Mapping[str, Tensor], *, local: bool) -> ArrayRecord:
+    """Named tensors for a message; `local` ones travel by reference."""
+    record = ArrayRecord()
+    for name, tensor in tensors.items():
+        record[name] = (
+            LocalArray(tensor)
+            if local
+            else Array(
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                shape=tuple(tensor.shape),
+                stype=RAW,
+                data=raw_bytes(tensor),
+            )
+        )
+    return record
+
+
+def to_tensor(array: Array) -> Tensor:
+    """The tensor of an array; `ValueError` with a reason when it is not what it says."""
+    if isinstance(array, LocalArray):
+        return array.__dict__["tensor"]
+    dtype = DTYPES.get(array.dtype)
+    if array.stype != RAW or dtype is None:
+        raise ValueError(f"has the unknown type {array.stype}/{array.dtype}")
+    count = 1
+    for size in array.shape:
+        count *= size
+    if len(array.data) != count * dtype.itemsize:
+        raise ValueError(f"has {len(array.data)} bytes for the shape {tuple(array.shape)}")
+    if count == 0:
+        return torch.empty(array.shape, dtype=dtype)
+    # The copy makes it writable: the server turns a reply into an update in place.
+    return torch.frombuffer(bytearray(array.data), dtype=dtype).reshape(array.shape)
+
+
+def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
+    return {name: to_tensor(array) for name, array in record.items()}

@@ -1,0 +1,104 @@
+"""The arrays a machine's clients hold, by the digest of their content.
+
+In one process they are plain tensors in memory. Between processes they are also files, one safetensors
+file an array, shared by all clients of the machine, bounded in size, and verified whenever they are read.
+"""
+
+import logging
+import os
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedfrozen_app.exchange.arrays import digest as digest_of
+
+log = logging.getLogger(__name__)
+
+
+class Cache:
+    def __init__(self, folder: Path | None = None, limit_bytes: int = 0) -> None:
+        self._memory: dict[str, Tensor] = {}
+        self._folder = folder
+        self._limit = limit_bytes
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def complete(
+        self, base: Mapping[str, str], sent: Mapping[str, Tensor], *, verify: bool
+    ) -> tuple[dict[str, Tensor], list[str]]:
+        """The arrays of `base` from what was sent and what is held, and the names that are missing.
+
+        `verify` checks the digest of what was sent; within one process the sender's word is enough.
+        """
+        found: dict[str, Tensor] = {}
+        for name, digest in base.items():
+            tensor = sent.get(name)
+            if tensor is not None and (not verify or digest_of(tensor) == digest):
+                self.put(digest, tensor)
+                found[name] = tensor
+            elif (held := self.get(digest)) is not None:
+                found[name] = held
+        # Memory holds one base: older values would be models that nobody can ask for again.
+        current = set(base.values())
+        self._memory = {key: value for key, value in self._memory.items() if key in current}
+        return found, [name for name in base if name not in found]
+
+    def put(self, digest: str, tensor: Tensor) -> None:
+        self._memory[digest] = tensor
+        if self._folder is None or (path := self._path(digest)).exists():
+            return
+        size = tensor.numel() * tensor.element_size()
+        self._make_room(size)
+        # Other processes read this folder too: a file appears whole or not at all.
+        handle, temporary = tempfile.mkstemp(dir=self._folder, suffix=".part")
+        os.close(handle)
+        save_file({"array": tensor.detach().cpu().contiguous()}, temporary)
+        Path(temporary).replace(path)
+
+    def get(self, digest: str) -> Tensor | None:
+        if digest in self._memory:
+            return self._memory[digest]
+        if self._folder is None or not (path := self._path(digest)).exists():
+            return None
+        try:
+            tensor = load_file(path)["array"]
+        except (SafetensorError, KeyError, OSError, ValueError) as error:
+            log.warning("The cached array %s cannot be read (%s): asking for it again.", path, error)
+            path.unlink(missing_ok=True)
+            return None
+        if digest_of(tensor) != digest:
+            log.warning("The cached array %s is damaged: asking for it again.", path)
+            path.unlink(missing_ok=True)
+            return None
+        os.utime(path)  # recently used: the last to go when room is needed
+        self._memory[digest] = tensor
+        return tensor
+
+    def held(self) -> Collection[str]:
+        """Digests on disk, as a site tells them in its hello."""
+        if self._folder is None:
+            return list(self._memory)
+        return sorted(path.stem for path in self._folder.glob("*.safetensors"))
+
+    def _path(self, digest: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{digest}.safetensors"
+
+    def _make_room(self, size: int) -> None:
+        assert self._folder is not None
+        files = []
+        for path in self._folder.glob("*.safetensors"):
+            try:
+                files.append((path.stat(), path))
+            except FileNotFoundError:  # another process made room at the same moment
+                continue
+        total = sum(stat.st_size for stat, _ in files) + size
+        for stat, path in sorted(files, key=lambda item: item[0].st_mtime_ns):
+            if total <= self._limit:
+                return
+            path.unlink(missing_ok=True)
+            total -= stat.st_size

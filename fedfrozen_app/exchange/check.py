@@ -1,0 +1,34 @@
+"""Whether a reply may enter the sum: names, shapes, dtypes, weight, and the order it answers."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from fedfrozen_app.exchange.messages import Reply
+from fedfrozen_app.exchange.plan import Order
+
+
+def problem_of(reply: Reply, order: Order, model: Mapping[str, Tensor]) -> str | None:
+    """Why the reply must be set aside, as the rest of a sentence; None when it is sound.
+
+    Finiteness is checked where the values are read anyway (`RunningMean.add`).
+    """
+    if reply.order != order.digest:
+        return "answers another order than this round's"
+    if missing := [name for name in order.plan.shared if name not in reply.arrays]:
+        return f"lacks {_some(missing)}, which the plan shares"
+    if extra := sorted(set(reply.arrays) - set(order.plan.shared)):
+        return f"holds {_some(extra)}, which the plan does not share"
+    for name, tensor in reply.arrays.items():
+        expected = model[name]
+        if tensor.shape != expected.shape:
+            return f"has the shape {tuple(tensor.shape)} for {name}, not {tuple(expected.shape)}"
+        if tensor.dtype != expected.dtype:
+            return f"has the type {tensor.dtype} for {name}, not {expected.dtype}"
+    if reply.examples <= 0:
+        return f"claims {reply.examples} examples"
+    return None
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -1,0 +1,159 @@
+"""The server's side of the talk: who is there, and one round of orders and replies over any Flower grid."""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.check import problem_of
+from fedfrozen_app.exchange.count import Traffic
+from fedfrozen_app.exchange.ledger import Ledger
+from fedfrozen_app.exchange.messages import (
+    Hello,
+    Reply,
+    hello_message,
+    read_hello,
+    read_reply,
+    train_message,
+)
+from fedfrozen_app.exchange.plan import Order
+from fedfrozen_app.models.roles import Role
+
+log = logging.getLogger(__name__)
+HELLO_TIMEOUT = 60.0
+
+
+@dataclass
+class Conversation:
+    grid: Grid
+    roles: Mapping[str, Role]
+    card: Mapping[str, Any] = field(default_factory=dict)  # how all must read their data: the hello tells
+    ledger: Ledger = field(default_factory=Ledger)
+    timeout: float = 3600.0
+    local: bool = False  # arrays travel by reference: server and clients share a process
+    _known: dict[int, Hello] = field(default_factory=dict)
+
+    def greet(self) -> dict[str, int]:
+        """Client names and the node ids they have now; nodes not seen before are asked who they are."""
+        online = list(self.grid.get_node_ids())
+        strangers = [node for node in online if node not in self._known]
+        sent = self._push([hello_message(node, self.card, HELLO_TIMEOUT) for node in strangers])
+        deadline = time.monotonic() + HELLO_TIMEOUT
+        for node, message_id in zip(strangers, sent, strict=True):
+            answer = self._pull(message_id, deadline)
+            if answer is None or answer.has_error():
+                reason = "no answer" if answer is None else answer.error.reason
+                log.warning("Node %s did not say who it is (%s): asking again next round.", node, reason)
+                continue
+            hello = self._known[node] = read_hello(answer)
+            # A checkpoint's ledger knows better than a simulated node, which starts with nothing.
+            if hello.held or not self.ledger.knows(hello.name):
+                self.ledger.confirm(hello.name, hello.held)
+        return {self._known[node].name: node for node in online if node in self._known}
+
+    def wait_for(self, count: int, timeout: float) -> dict[str, int]:
+        """Greet until at least so many nodes are there."""
+        deadline = time.monotonic() + timeout
+        while True:
+            names = self.greet()
+            if len(names) >= count:
+                return names
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"Only {len(names)} of {count} nodes appeared within {timeout:g} s: start the others, "
+                    "or lower runtime.min_nodes, or raise runtime.node_timeout."
+                )
+            time.sleep(0.5)
+
+    def num_partitions(self) -> set[int]:
+        """Into how many parts the nodes say the data are split; empty for real sites."""
+        return {h.num_partitions for h in self._known.values() if h.num_partitions is not None}
+
+    def round(
+        self,
+        order: Order,
+        cohort: Sequence[tuple[str, int]],
+        model: Mapping[str, Tensor],
+        traffic: Traffic,
+    ) -> Iterator[tuple[str, Reply | str]]:
+        """Send the order to the cohort (name, node) and give each sound reply, or the reason for none.
+
+        Replies come one at a time and in the cohort's order, so that sums repeat to the bit and only one
+        reply is in memory, whatever the cohort's size.
+        """
+        deadline = time.monotonic() + self.timeout
+        messages = []
+        for client, node in cohort:
+            names = self.ledger.missing(client, order.base)
+            messages.append(self._order_message(node, order, names, model, traffic))
+        sent = self._push(messages)
+        messages.clear()
+        for (client, node), message_id in zip(cohort, sent, strict=True):
+            yield client, self._answer(client, node, message_id, order, model, traffic, deadline)
+
+    def _answer(
+        self,
+        client: str,
+        node: int,
+        message_id: str,
+        order: Order,
+        model: Mapping[str, Tensor],
+        traffic: Traffic,
+        deadline: float,
+    ) -> Reply | str:
+        reply = self._receive(message_id, deadline, traffic)
+        if isinstance(reply, Reply) and reply.lacks and reply.order == order.digest:
+            wanted = [name for name in reply.lacks if name in order.base]
+            log.info("Client %s lacks %d arrays: sending them again.", client, len(wanted))
+            (again,) = self._push([self._order_message(node, order, wanted, model, traffic)])
+            reply = self._receive(again, deadline, traffic)
+        if isinstance(reply, str):
+            return reply
+        if reply.lacks:
+            return f"still lacks {len(reply.lacks)} arrays after they were sent again"
+        if problem := problem_of(reply, order, model):
+            return problem
+        self.ledger.confirm(client, order.base.values())
+        return reply
+
+    def _order_message(
+        self,
+        node: int,
+        order: Order,
+        names: list[str],
+        model: Mapping[str, Tensor],
+        traffic: Traffic,
+    ) -> Message:
+        arrays = {name: model[name] for name in names}
+        traffic.sent(arrays, order.json, self.roles)
+        return train_message(node, order, arrays, ttl=self.timeout, local=self.local)
+
+    def _receive(self, message_id: str, deadline: float, traffic: Traffic) -> Reply | str:
+        message = self._pull(message_id, deadline)
+        if message is None:
+            return f"did not answer within {self.timeout:g} s"
+        try:
+            reply = read_reply(message)
+        except ValueError as error:
+            return str(error)
+        traffic.received(reply.arrays, reply.text, self.roles)
+        return reply
+
+    def _push(self, messages: list[Message]) -> list[str]:
+        return list(self.grid.push_messages(messages)) if messages else []
+
+    def _pull(self, message_id: str, deadline: float) -> Message | None:
+        pause = 0.01
+        while True:
+            for message in self.grid.pull_messages([message_id]):
+                return message
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(pause)
+            pause = min(2 * pause, 0.5)  # quick rounds are not slowed down, long ones not polled to death

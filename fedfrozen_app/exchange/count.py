@@ -1,0 +1,43 @@
+"""Bytes on the wire, counted in one place for every runtime.
+
+By role: the arrays' own bytes, exactly. In total: those plus the text of orders and replies.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fedfrozen_app.models.roles import Role
+
+
+@dataclass
+class Traffic:
+    """What one round sent in both directions, over all its clients."""
+
+    up: int = 0
+    down: int = 0
+    up_by_role: Counter[str] = field(default_factory=Counter)
+    down_by_role: Counter[str] = field(default_factory=Counter)
+
+    def sent(self, arrays: Mapping[str, Tensor], text: str, roles: Mapping[str, Role]) -> None:
+        by_role = bytes_by_role(arrays, roles)
+        self.down_by_role.update(by_role)
+        self.down += sum(by_role.values()) + len(text.encode())
+
+    def received(self, arrays: Mapping[str, Tensor], text: str, roles: Mapping[str, Role]) -> None:
+        by_role = bytes_by_role(arrays, roles)
+        self.up_by_role.update(by_role)
+        self.up += sum(by_role.values()) + len(text.encode())
+
+
+def bytes_by_role(arrays: Mapping[str, Tensor], roles: Mapping[str, Role]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for name, tensor in arrays.items():
+        total[roles[name].kind if name in roles else "unknown"] += tensor.numel() * tensor.element_size()
+    return total
+
+
+def count_parameters(arrays: Mapping[str, Tensor], names: Iterable[str]) -> int:
+    return sum(arrays[name].numel() for name in names)

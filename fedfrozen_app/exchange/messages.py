@@ -1,0 +1,110 @@
+"""The two conversations between server and client, as Flower messages: hello, and train.
+
+Only arrays, JSON texts and numbers travel: nothing is ever unpickled.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from torch import Tensor
+
+from fedfrozen_app.exchange.arrays import to_record, to_tensor, to_tensors
+from fedfrozen_app.exchange.plan import Order, read_order
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Who a node is: its client name (a partition number or a site), and what it holds already."""
+
+    name: str
+    num_partitions: int | None = None
+    held: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Reply:
+    """A client's answer to an order. With `lacks`, nothing was trained: it needs those arrays first."""
+
+    order: str
+    examples: int = 0
+    arrays: dict[str, Tensor] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    lacks: list[str] = field(default_factory=list)
+    text: str = ""  # the record as it travelled, for counting
+
+
+def hello_message(node: int, card: Mapping[str, Any], ttl: float) -> Message:
+    """`card` says how this run reads its data: class order, normalisation, sizes."""
+    content = RecordDict({"hello": ConfigRecord({"card": json.dumps(dict(card))})})
+    return Message(content, dst_node_id=node, message_type=MessageType.QUERY, ttl=ttl)
+
+
+def hello_reply(message: Message, hello: Hello) -> Message:
+    record = ConfigRecord({"json": json.dumps(asdict(hello))})
+    return Message(RecordDict({"hello": record}), reply_to=message)
+
+
+def read_hello(message: Message) -> Hello:
+    return Hello(**json.loads(str(message.content["hello"]["json"])))
+
+
+def train_message(
+    node: int, order: Order, arrays: Mapping[str, Tensor], *, ttl: float, local: bool
+) -> Message:
+    content = RecordDict()
+    content["arrays"] = to_record(arrays, local=local)
+    content["order"] = ConfigRecord({"json": order.json})
+    return Message(
+        content,
+        dst_node_id=node,
+        message_type=MessageType.TRAIN,
+        ttl=ttl,
+        group_id=str(order.round),
+    )
+
+
+def read_train(message: Message) -> tuple[Order, dict[str, Tensor]]:
+    """The order and the arrays that came with it."""
+    order = read_order(str(message.content["order"]["json"]))
+    return order, to_tensors(message.content.array_records["arrays"])
+
+
+def train_reply(message: Message, reply: Reply, *, local: bool) -> Message:
+    content = RecordDict()
+    content["arrays"] = to_record(reply.arrays, local=local)
+    text = json.dumps({"order": reply.order, "lacks": reply.lacks}, separators=(",", ":"))
+    content["reply"] = ConfigRecord({"json": text})
+    # Flower's own name for the weight, so that its tools understand our replies.
+    content["metrics"] = MetricRecord({"num-examples": reply.examples, **reply.metrics})
+    return Message(content, reply_to=message)
+
+
+def read_reply(message: Message) -> Reply:
+    """`ValueError` with a reason when the message is not a reply of ours."""
+    if message.has_error():
+        raise ValueError(f"failed: {message.error.reason or 'no reason given'}")
+    try:
+        text = str(message.content.config_records["reply"]["json"])
+        data = json.loads(text)
+        numbers = message.content.metric_records["metrics"]
+        record = message.content.array_records["arrays"]
+        # A list is no figure of ours: float() refuses it with the TypeError below.
+        metrics = {key: float(value) for key, value in numbers.items()}  # type: ignore[arg-type]
+        reply = Reply(
+            order=data["order"],
+            examples=int(metrics.pop("num-examples")),
+            metrics=metrics,
+            lacks=[str(name) for name in data["lacks"]],
+            text=text,
+        )
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"sent no readable reply ({type(error).__name__}: {error})") from error
+    for name, array in record.items():
+        try:
+            reply.arrays[name] = to_tensor(array)
+        except ValueError as error:
+            raise ValueError(f"sent the array {name}, which {error}") from error
+    return reply

@@ -1,0 +1,85 @@
+"""What trains, what travels and what stays private in one round: the plan, and the order that carries it."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Names by their fate; a name that is neither trained nor private is frozen.
+
+    `shared` names travel up after training; `private` names never leave the client.
+    """
+
+    trained: tuple[str, ...]
+    shared: tuple[str, ...]
+    private: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if leak := set(self.shared) & set(self.private):
+            raise ValueError(f"a private name would travel: {sorted(leak)}")
+        if extra := set(self.shared) - set(self.trained):
+            raise ValueError(f"a shared name is not trained: {sorted(extra)}")
+
+    @classmethod
+    def full(cls, names: Iterable[str]) -> "Plan":
+        """Everything trains and travels: FedAvg."""
+        names = tuple(names)
+        return cls(trained=names, shared=names)
+
+    def freeze(self, names: Iterable[str]) -> "Plan":
+        """The same plan with these names neither trained nor sent."""
+        frozen = set(names)
+        return replace(
+            self,
+            trained=tuple(name for name in self.trained if name not in frozen),
+            shared=tuple(name for name in self.shared if name not in frozen),
+        )
+
+    def keep_private(self, names: Iterable[str]) -> "Plan":
+        """The same plan with these names kept on the client."""
+        kept = tuple(names)
+        inside = set(kept)
+        return replace(self, shared=tuple(name for name in self.shared if name not in inside), private=kept)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a client is told in a round: the plan, its base by digest, and how to train."""
+
+    round: int
+    plan: Plan
+    base: Mapping[str, str]  # name -> digest of every array the client must hold
+    algorithm: str = "fedavg"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def json(self) -> str:
+        return json.dumps(
+            {
+                "round": self.round,
+                "trained": self.plan.trained,
+                "shared": self.plan.shared,
+                "private": self.plan.private,
+                "base": dict(self.base),
+                "algorithm": self.algorithm,
+                "settings": dict(self.settings),
+            },
+            separators=(",", ":"),
+        )
+
+    @cached_property
+    def digest(self) -> str:
+        """Quoted by the reply, so that an answer to another order is never mistaken for this one's."""
+        return hashlib.sha256(self.json.encode()).hexdigest()
+
+
+@lru_cache(maxsize=8)  # the clients of a round get the same text
+def read_order(text: str) -> Order:
+    data = json.loads(text)
+    plan = Plan(tuple(data["trained"]), tuple(data["shared"]), tuple(data["private"]))
+    return Order(data["round"], plan, data["base"], data["algorithm"], data["settings"])

@@ -1,0 +1,441 @@
+"""Build a classifier from settings, a local checkpoint or the hub, and export it again.
+
+The one place that talks to transformers' loaders: it draws every fresh weight from the given seed
+without touching the global generator, refuses a model that does not fit the data before any
+training starts, and says in one log line which weights are fresh.
+"""
+
+import contextlib
+import copy
+import difflib
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import (
+    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.modeling_outputs import ImageClassifierOutput
+from transformers.utils import logging as transformers_logging
+
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.models.roles import ARCHITECTURES, roles_of
+from fedfrozen_app.models.split import join_fused, split_fused
+
+log = logging.getLogger(__name__)
+
+SOURCES = ("config", "checkpoint", "hub", "linear")
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+_AUTO = {
+    "image": (AutoModelForImageClassification, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING),
+    "text": (AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
+}
+# Roles are tabled for it, but it compares images with texts: it has no layer of class scores.
+_NO_CLASSIFIER = ("clip", "linear")
+# What transformers and torch raise for a configuration they cannot build or run.
+_BAD_CONFIG = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    RuntimeError,
+    ArithmeticError,
+    ImportError,
+    StrictDataclassError,
+)
+# Accepted by every configuration without being one of its fields.
+_EXTRA_KEYS = ("num_labels", "attn_implementation")
+
+
+@dataclass(frozen=True)
+class InputShape:
+    """What the data look like to a model."""
+
+    task: str  # "image" | "text"
+    classes: tuple[str, ...]
+    channels: int = 0
+    image_size: int = 0
+    vocab_size: int = 0
+    max_tokens: int = 0
+    pad_token_id: int = 0
+
+    def __post_init__(self) -> None:
+        if self.task not in _AUTO:
+            raise UserError(f"the task is '{self.task}', but must be one of {', '.join(_AUTO)}")
+        if len(self.classes) < 2 or len(set(self.classes)) != len(self.classes):
+            raise UserError(
+                f"a classifier needs two or more classes with different names, not {self.classes}"
+            )
+        sizes = ("channels", "image_size") if self.task == "image" else ("vocab_size", "max_tokens")
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise UserError(
+                    f"{self.task} data have {name} {getattr(self, name)}, but it must be 1 or more"
+                )
+
+
+@dataclass(frozen=True)
+class LinearConfig:
+    model_type: ClassVar[str] = "linear"
+    channels: int
+    image_size: int
+    num_labels: int
+
+
+class LinearClassifier(nn.Module):
+    """Logistic regression on raw pixels, called like a transformers image classifier."""
+
+    def __init__(self, config: LinearConfig) -> None:
+        super().__init__()
+        self.config = config
+        pixels = config.channels * config.image_size**2
+        self.classifier = nn.Linear(pixels, config.num_labels)
+
+    def forward(self, pixel_values: Tensor) -> ImageClassifierOutput:
+        # (batch, channels, size, size) -> (batch, pixels) -> (batch, classes)
+        return ImageClassifierOutput(logits=self.classifier(pixel_values.flatten(1)))
+
+
+def build_model(
+    *,
+    source: str,
+    path: str | None,
+    model_type: str | None,
+    config: Mapping[str, Any],
+    shape: InputShape,
+    dtype: str,
+    seed: int,
+) -> nn.Module:
+    """A classifier for `shape`, in eval mode, on the CPU; the same seed gives the same bits.
+
+    source "config" builds `model_type` with random weights, "checkpoint" reads the local folder
+    `path`, "hub" fetches the model named `path`, and "linear" is logistic regression on pixels.
+    `config` overrides the architecture's own settings.
+    """
+    if dtype not in DTYPES:
+        raise UserError(f"the model's dtype is '{dtype}', but must be one of {', '.join(DTYPES)}")
+    model: nn.Module
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if source == "config":
+            model = _from_config(model_type, config, shape)
+        elif source == "checkpoint":
+            model = _from_checkpoint(_checkpoint_folder(path), config, shape, hub=False)
+        elif source == "hub":
+            if not path:
+                raise UserError("the model comes from the hub but has no name: give its hub name")
+            model = _from_checkpoint(path, config, shape, hub=True)
+        elif source == "linear":
+            model = _linear(config, shape)
+        else:
+            raise UserError(f"the model's source is '{source}', but must be one of {', '.join(SOURCES)}")
+        model.eval()
+        _try_forward(model, shape)
+    # The parameters alone: buffers such as rotary frequencies keep the precision they need.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(DTYPES[dtype])
+    return model
+
+
+def parameters_of(model: nn.Module) -> dict[str, Tensor]:
+    """The named parameters, detached and not copied; tied ones once, under their first name."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def export_model(model: nn.Module, folder: str | Path, classes: Sequence[str]) -> None:
+    """Write `model` as a folder that transformers' `Auto...from_pretrained` loads."""
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(
+            f"a {type(model).__name__} is no transformers model and cannot be exported as one: "
+            "use the run's model.safetensors"
+        )
+    if Path(folder).is_file():
+        raise UserError(f"cannot export to '{folder}': it is a file, give a folder")
+    config = copy.deepcopy(model.config)
+    if config.num_labels != len(classes):
+        raise UserError(
+            f"cannot export a model of {config.num_labels} classes with {len(classes)} class names"
+        )
+    config.update(_labels(classes))
+    # A skeleton without memory of its own takes the tensors, so that `model` stays as it is.
+    with _quiet(), torch.device("meta"):
+        plain = type(model)(config)
+    plain.load_state_dict(join_fused(model.state_dict()), assign=True)
+    with _quiet():
+        plain.save_pretrained(folder)
+
+
+def _from_config(model_type: str | None, given: Mapping[str, Any], shape: InputShape) -> PreTrainedModel:
+    kind = type(AutoConfig.for_model(_known_type(model_type)))
+    auto = _auto_class(kind, shape)
+    _check_keys(kind, given)
+    with _quiet(), _as_user_error(f"cannot build '{model_type}' from its configuration"):
+        # An empty list, because transformers 5 fails on None where a type has several classes.
+        config = kind(**{"architectures": [], **_filled(kind, given, shape)})
+    _check_fit(config, shape)
+    with _quiet(), _as_user_error(f"cannot build '{model_type}' from its configuration"):
+        model = auto.from_config(config)
+    split_fused(model)
+    return model
+
+
+def _from_checkpoint(path: str, given: Mapping[str, Any], shape: InputShape, *, hub: bool) -> PreTrainedModel:
+    options: dict[str, Any] = {"local_files_only": not hub, "trust_remote_code": False}
+    with _quiet(progress=hub), _as_load_error(path, hub):
+        config = AutoConfig.from_pretrained(path, **options)
+    _known_type(config.model_type)
+    auto = _auto_class(type(config), shape)
+    _check_keys(type(config), given)
+    attention = {k: v for k, v in given.items() if k == "attn_implementation"}
+    config.update(_labels(shape.classes))
+    config.update({k: v for k, v in given.items() if k not in attention})
+    if config.architectures is None:
+        config.architectures = []
+    if shape.task == "text" and (config.pad_token_id is None or config.pad_token_id < 0):
+        config.pad_token_id = shape.pad_token_id
+    _check_fit(config, shape)
+    with _quiet(progress=hub), _as_load_error(path, hub):
+        model, info = auto.from_pretrained(
+            path,
+            config=config,
+            dtype="auto",  # as stored: the cast to the asked type comes last and loses nothing here
+            ignore_mismatched_sizes=True,
+            use_safetensors=True,
+            output_loading_info=True,
+            **attention,
+            **options,
+        )
+    split_fused(model)
+    _report_fresh(model, path, [*info["missing_keys"], *(m[0] for m in info["mismatched_keys"])])
+    return model
+
+
+def _linear(given: Mapping[str, Any], shape: InputShape) -> nn.Module:
+    if shape.task != "image":
+        raise UserError("the linear model reads pixels: choose another model for text data")
+    if given:
+        raise UserError(f"the linear model has no settings: remove {', '.join(given)}")
+    return LinearClassifier(LinearConfig(shape.channels, shape.image_size, len(shape.classes)))
+
+
+def _checkpoint_folder(path: str | None) -> str:
+    if not path:
+        raise UserError("the model comes from a checkpoint but has no path: give its folder")
+    if not Path(path).is_dir():
+        raise UserError(f"the checkpoint folder '{path}' does not exist: give a folder that does")
+    if not (Path(path) / "config.json").is_file():
+        raise UserError(
+            f"the folder '{path}' has no config.json: give a folder that transformers' save_pretrained wrote"
+        )
+    return path
+
+
+def _known_type(model_type: str | None) -> str:
+    known = [name for name in ARCHITECTURES if name not in _NO_CLASSIFIER]
+    if model_type is None or model_type not in known:
+        raise UserError(
+            f"'{model_type}' is no architecture that can be built as a classifier: choose one of "
+            f"{', '.join(known)}"
+        )
+    return model_type
+
+
+def _check_keys(kind: type[PretrainedConfig], given: Mapping[str, Any]) -> None:
+    known = {*kind().to_dict(), *kind.attribute_map, *_EXTRA_KEYS}
+    if "rope_parameters" in known:
+        known |= {"rope_theta", "rope_scaling"}
+    for key in given:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean '{close[0]}'?" if close else "remove it or correct its name"
+            raise UserError(f"'{key}' is no setting of the architecture '{kind.model_type}': {hint}")
+
+
+def _filled(kind: type[PretrainedConfig], given: Mapping[str, Any], shape: InputShape) -> dict[str, Any]:
+    """The given settings, and from the data those that they leave open."""
+    if shape.task == "image":
+        fill: dict[str, Any] = {"num_channels": shape.channels, "image_size": shape.image_size}
+    else:
+        pad = given.get("pad_token_id", shape.pad_token_id)
+        fill = {
+            "vocab_size": shape.vocab_size,
+            "pad_token_id": pad,
+            "max_position_embeddings": shape.max_tokens + _position_offset(kind.model_type, pad),
+        }
+        # The architecture's own special tokens may lie outside of a small vocabulary.
+        for key in ("bos_token_id", "eos_token_id"):
+            default = getattr(kind(), key, None)
+            if isinstance(default, int) and default >= given.get("vocab_size", shape.vocab_size):
+                fill[key] = None
+    aliases = kind.attribute_map
+    named = {aliases.get(key, key): value for key, value in given.items()}
+    if not {"id2label", "num_labels"} & set(given):
+        fill |= _labels(shape.classes)
+    return {**{aliases.get(key, key): value for key, value in fill.items()}, **named}
+
+
+def _labels(classes: Iterable[str]) -> dict[str, Any]:
+    names = dict(enumerate(classes))
+    return {"id2label": names, "label2id": {name: index for index, name in names.items()}}
+
+
+def _position_offset(model_type: str, pad_token_id: int) -> int:
+    # RoBERTa counts positions from the padding token's number on.
+    return pad_token_id + 1 if model_type == "roberta" else 0
+
+
+def _auto_class(kind: type[PretrainedConfig], shape: InputShape) -> Any:
+    auto, mapping = _AUTO[shape.task]
+    if kind not in mapping:
+        raise UserError(
+            f"'{kind.model_type}' does not read {shape.task} data: choose another model or dataset"
+        )
+    return auto
+
+
+def _check_fit(config: PretrainedConfig, shape: InputShape) -> None:
+    """Refuse what the libraries would only stumble over in training, or not at all."""
+    if config.num_labels != len(shape.classes):
+        raise UserError(
+            f"the model is set to {config.num_labels} classes but the data have "
+            f"{len(shape.classes)}: remove num_labels and id2label from the model's settings"
+        )
+    if shape.task == "image":
+        _check_image(config, shape)
+    else:
+        _check_text(config, shape)
+    heads = config.num_attention_heads
+    if heads < 1 or (getattr(config, "head_dim", None) is None and config.hidden_size % heads):
+        raise UserError(
+            f"cannot build '{config.model_type}' from its configuration: the hidden size "
+            f"({config.hidden_size}) is not a multiple of the number of attention heads ({heads})"
+        )
+
+
+def _check_image(config: PretrainedConfig, shape: InputShape) -> None:
+    name, size = config.model_type, shape.image_size
+    # DINOv2 resamples its position embeddings to the size of the image; the others cannot.
+    if name != "dinov2" and config.image_size != size:
+        raise UserError(
+            f"the model reads images of {config.image_size} pixels a side but the data have "
+            f"{size}: set dataset.image_size={config.image_size}"
+        )
+    if config.num_channels != shape.channels:
+        raise UserError(
+            f"the model reads {config.num_channels} channels but the images have {shape.channels}: "
+            "convert the images or choose another model"
+        )
+    patch = config.patch_size
+    if not isinstance(patch, int) or patch < 1 or size % patch:
+        raise UserError(
+            f"images of {size} pixels a side cannot be cut into patches of {patch} without rest: "
+            "change patch_size or dataset.image_size"
+        )
+
+
+def _check_text(config: PretrainedConfig, shape: InputShape) -> None:
+    if config.vocab_size < shape.vocab_size:
+        raise UserError(
+            f"the model knows {config.vocab_size} tokens but the tokenizer has {shape.vocab_size}: "
+            "use the tokenizer that belongs to the model"
+        )
+    if config.pad_token_id != shape.pad_token_id:
+        raise UserError(
+            f"the model's padding token is {config.pad_token_id} but the data are padded with "
+            f"{shape.pad_token_id}: use the tokenizer that belongs to the model"
+        )
+    offset = _position_offset(config.model_type, shape.pad_token_id)
+    room = config.max_position_embeddings - offset
+    if room < shape.max_tokens:
+        raise UserError(
+            f"the model reads at most {room} tokens but the data have up to {shape.max_tokens}: "
+            f"set dataset.max_tokens={room}"
+        )
+
+
+def _try_forward(model: Any, shape: InputShape) -> None:
+    """One example through the model, so that what does not fit shows now and not in training."""
+    if shape.task == "image":
+        size = shape.image_size
+        inputs = {"pixel_values": torch.zeros(1, shape.channels, size, size)}
+    else:
+        token = 1 if shape.pad_token_id == 0 else 0
+        inputs = {"input_ids": torch.full((1, shape.max_tokens), token)}
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    dtype = next(model.parameters()).dtype
+    inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
+    name = model.config.model_type
+    with _quiet(), torch.no_grad(), _as_user_error(f"'{name}' cannot read the data"):
+        model(**inputs)
+
+
+def _report_fresh(model: PreTrainedModel, path: str, fresh: Iterable[str]) -> None:
+    """Say which weights the checkpoint did not bring; only a head's may be missing."""
+    names = sorted(fresh)
+    roles = roles_of(model)
+    lacking = [name for name in names if name not in roles or roles[name].kind != "head"]
+    if lacking:
+        raise UserError(
+            f"the checkpoint '{path}' lacks {len(lacking)} weights of the model or has them in "
+            f"another shape ({', '.join(lacking[:3])}): check its files and the model's settings"
+        )
+    if names:
+        log.info("%s: fresh weights for %s", path, ", ".join(names))
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if isinstance(error, KeyError) else text
+
+
+@contextlib.contextmanager
+def _as_user_error(what: str) -> Iterator[None]:
+    try:
+        yield
+    except _BAD_CONFIG as error:
+        raise UserError(f"{what}: {_one_line(error)}") from error
+
+
+@contextlib.contextmanager
+def _as_load_error(path: str, hub: bool) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if hub:
+            raise UserError(
+                f"the hub could not be reached or has no model '{path}' with safetensors weights: "
+                "check the name and the connection, or download it elsewhere and give its local "
+                f"folder as a checkpoint ({_one_line(error)})"
+            ) from error
+        raise UserError(f"cannot read the checkpoint '{path}': {_one_line(error)}") from error
+    except (*_BAD_CONFIG, SafetensorError) as error:
+        raise UserError(f"cannot load the model '{path}': {_one_line(error)}") from error
+
+
+@contextlib.contextmanager
+def _quiet(*, progress: bool = False) -> Iterator[None]:
+    """Hold back transformers' own notes, and its progress bars unless something is downloaded."""
+    level = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    if bars and not progress:
+        transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars and not progress:
+            transformers_logging.enable_progress_bar()

@@ -1,0 +1,278 @@
+"""What every parameter is for: the one table from parameter names to roles.
+
+Strategies speak of roles ("freeze the queries and keys"), never of parameter names. That holds only
+if every parameter has exactly one role, so a name the table does not know is refused, not guessed.
+To support another architecture, add its rows to ``ARCHITECTURES`` under its ``config.model_type``.
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fedfrozen_app.errors import UserError
+
+KINDS = (
+    "embedding",
+    "query",
+    "key",
+    "value",
+    "output",
+    "mlp",
+    "norm",
+    "head",
+    "prompt",
+    "fusion",
+)
+KERNEL = ("query", "key")  # with their biases: what fixes the attention weights
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a parameter is for.
+
+    layer: the block's number from 0, None outside the blocks.
+    tower: "vision" or "text" in a model with two towers, else "".
+    feeds_attention: true for a norm whose output is what the query and key projections read.
+    """
+
+    kind: str
+    layer: int | None = None
+    tower: str = ""
+    feeds_attention: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: the names that match `pattern` in full have this role.
+
+    The pattern sees the name without the architecture's prefix and without `.weight` or `.bias`;
+    a group called `layer` gives the block's number. `feeds` says which block's query and key
+    projections read this norm's output: its "own" block's (pre-norm), the "next" block's
+    (post-norm; before the blocks, the first's) or none's. `unless` names a module which, where
+    the model has it, stands between the norm and the attention.
+    """
+
+    pattern: str
+    kind: str
+    feeds: str = ""
+    tower: str = ""
+    unless: str = ""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    prefix: str  # the name of the headless model inside the model with a head
+    rows: tuple[Row, ...]
+
+
+# Blocks are `encoder.layer.N` up to transformers 4 and in part of 5, `layers.N` in the rest.
+_BLOCK = r"(?:encoder\.layer|encoder\.layers|layers)\.(?P<layer>\d+)\."
+
+_IMAGE = (
+    Row(r"embeddings\.(cls_token|mask_token|distillation_token)", "embedding"),
+    Row(r"embeddings\.(position_embeddings|patch_embeddings\.projection)", "embedding"),
+    Row(_BLOCK + r"attention\.(attention\.query|q_proj)", "query"),
+    Row(_BLOCK + r"attention\.(attention\.key|k_proj)", "key"),
+    Row(_BLOCK + r"attention\.(attention\.value|v_proj)", "value"),
+    Row(_BLOCK + r"attention\.(output\.dense|o_proj)", "output"),
+    Row(r"layernorm", "norm"),
+    Row(r"pooler\.dense", "head"),
+    Row(r"classifier|cls_classifier|distillation_classifier", "head"),
+)
+
+_VIT = (
+    *_IMAGE,
+    Row(_BLOCK + r"layernorm_before", "norm", feeds="own"),
+    Row(_BLOCK + r"layernorm_after", "norm"),
+    Row(_BLOCK + r"(intermediate\.dense|output\.dense|mlp\.fc[12])", "mlp"),
+)
+
+_DINOV2 = (
+    *_IMAGE,
+    Row(_BLOCK + r"norm1", "norm", feeds="own"),
+    Row(_BLOCK + r"norm2", "norm"),
+    # A layer scale multiplies what its branch gives back: it belongs to that branch's last matrix.
+    Row(_BLOCK + r"layer_scale1\.lambda1", "output"),
+    Row(_BLOCK + r"layer_scale2\.lambda1", "mlp"),
+    Row(_BLOCK + r"mlp\.(fc[12]|weights_in|weights_out|(gate|up|down)_proj)", "mlp"),
+)
+
+_BERT = (
+    Row(r"embeddings\.(word|position|token_type)_embeddings", "embedding"),
+    Row(r"embeddings\.LayerNorm", "norm", feeds="next", unless="embeddings_project"),
+    Row(r"embeddings_project", "embedding"),  # ELECTRA, where embeddings and blocks differ in width
+    Row(_BLOCK + r"attention\.self\.query", "query"),
+    Row(_BLOCK + r"attention\.self\.key", "key"),
+    Row(_BLOCK + r"attention\.self\.value", "value"),
+    Row(_BLOCK + r"attention\.output\.dense", "output"),
+    Row(_BLOCK + r"attention\.output\.LayerNorm", "norm"),
+    Row(_BLOCK + r"(intermediate|output)\.dense", "mlp"),
+    Row(_BLOCK + r"output\.LayerNorm", "norm", feeds="next"),
+    Row(r"pooler\.dense", "head"),
+    Row(r"classifier(\.dense|\.out_proj)?", "head"),
+)
+
+_DISTIL = r"transformer\.layer\.(?P<layer>\d+)\."
+_DISTILBERT = (
+    Row(r"embeddings\.(word|position)_embeddings", "embedding"),
+    Row(r"embeddings\.LayerNorm", "norm", feeds="next"),
+    Row(_DISTIL + r"attention\.q_lin", "query"),
+    Row(_DISTIL + r"attention\.k_lin", "key"),
+    Row(_DISTIL + r"attention\.v_lin", "value"),
+    Row(_DISTIL + r"attention\.out_lin", "output"),
+    Row(_DISTIL + r"sa_layer_norm", "norm"),
+    Row(_DISTIL + r"ffn\.lin[12]", "mlp"),
+    Row(_DISTIL + r"output_layer_norm", "norm", feeds="next"),
+    Row(r"pre_classifier|classifier", "head"),
+)
+
+_H = r"h\.(?P<layer>\d+)\."
+_GPT2 = (  # after split_fused
+    Row(r"wte|wpe", "embedding"),
+    Row(_H + r"ln_1", "norm", feeds="own"),
+    Row(_H + r"attn\.c_attn\.query", "query"),
+    Row(_H + r"attn\.c_attn\.key", "key"),
+    Row(_H + r"attn\.c_attn\.value", "value"),
+    Row(_H + r"attn\.c_proj", "output"),
+    Row(_H + r"ln_2", "norm"),
+    Row(_H + r"mlp\.(c_fc|c_proj)", "mlp"),
+    Row(r"ln_f", "norm"),
+    Row(r"score", "head"),
+)
+
+_LLAMA = (
+    Row(r"embed_tokens", "embedding"),
+    Row(_BLOCK + r"input_layernorm", "norm", feeds="own"),
+    Row(_BLOCK + r"self_attn\.q_proj", "query"),
+    Row(_BLOCK + r"self_attn\.k_proj", "key"),
+    Row(_BLOCK + r"self_attn\.v_proj", "value"),
+    Row(_BLOCK + r"self_attn\.o_proj", "output"),
+    Row(_BLOCK + r"post_attention_layernorm", "norm"),
+    Row(_BLOCK + r"mlp\.(gate|up|down)_proj", "mlp"),
+    Row(r"norm", "norm"),
+    Row(r"score", "head"),
+)
+
+
+def _clip_tower(tower: str, root: str) -> tuple[Row, ...]:
+    block = root + r"encoder\.layers\.(?P<layer>\d+)\."
+    embeddings = r"embeddings\.(token_embedding|position_embedding|class_embedding|patch_embedding)"
+    return (
+        Row(root + embeddings, "embedding", tower=tower),
+        Row(root + r"(pre_layrnorm|post_layernorm|final_layer_norm)", "norm", tower=tower),
+        Row(block + r"layer_norm1", "norm", feeds="own", tower=tower),
+        Row(block + r"self_attn\.q_proj", "query", tower=tower),
+        Row(block + r"self_attn\.k_proj", "key", tower=tower),
+        Row(block + r"self_attn\.v_proj", "value", tower=tower),
+        Row(block + r"self_attn\.out_proj", "output", tower=tower),
+        Row(block + r"layer_norm2", "norm", tower=tower),
+        Row(block + r"mlp\.fc[12]", "mlp", tower=tower),
+    )
+
+
+_CLIP = (
+    *_clip_tower("vision", r"vision_model\."),
+    *_clip_tower("text", r"text_model\."),
+    Row(r"visual_projection", "head", tower="vision"),
+    Row(r"text_projection", "head", tower="text"),
+    Row(r"logit_scale", "head"),
+)
+
+ARCHITECTURES = {
+    "vit": Architecture("vit", _VIT),
+    "deit": Architecture("deit", _VIT),
+    "dinov2": Architecture("dinov2", _DINOV2),
+    "bert": Architecture("bert", _BERT),
+    "distilbert": Architecture("distilbert", _DISTILBERT),
+    "roberta": Architecture("roberta", _BERT),
+    "electra": Architecture("electra", _BERT),
+    "gpt2": Architecture("transformer", _GPT2),
+    "llama": Architecture("model", _LLAMA),
+    "clip": Architecture("", _CLIP),
+    "linear": Architecture("", (Row(r"classifier", "head"),)),
+}
+
+_FUSED = re.compile(
+    r"(?:.*\.)?(?:in_proj_(?:weight|bias)"
+    r"|(?:qkv|qkv_proj|Wqkv|query_key_value|c_attn)(?:\.(?:weight|bias))?)"
+)
+
+
+def roles_of(model: nn.Module) -> dict[str, Role]:
+    """One role for each name of `model.named_parameters()`, in that order."""
+    names = [name for name, _ in model.named_parameters()]
+    model_type = getattr(getattr(model, "config", None), "model_type", None)
+    what = model_type or type(model).__name__
+    _refuse_fused(what, names)
+    _refuse_statistics(what, model)
+    if model_type not in ARCHITECTURES:
+        raise UserError(
+            f"the architecture '{what}' has no role table: add its rows to ARCHITECTURES in "
+            f"fedfrozen_app/models/roles.py, or choose one of {', '.join(ARCHITECTURES)}"
+        )
+    found = {name: _match(model_type, name) for name in names}
+    blocks: dict[str, int] = {}
+    for row, layer in found.values():
+        if layer is not None:
+            blocks[row.tower] = max(blocks.get(row.tower, 0), layer + 1)
+    return {
+        name: Role(
+            row.kind,
+            layer,
+            row.tower,
+            _feeds_attention(row, layer, blocks.get(row.tower, 0), names),
+        )
+        for name, (row, layer) in found.items()
+    }
+
+
+def _match(model_type: str, name: str) -> tuple[Row, int | None]:
+    architecture = ARCHITECTURES[model_type]
+    short = name.removeprefix(architecture.prefix + ".")
+    short = short.removesuffix(".weight").removesuffix(".bias")
+    matches = [(row, m) for row in architecture.rows if (m := re.fullmatch(row.pattern, short))]
+    if not matches:
+        raise UserError(
+            f"the parameter '{name}' of the architecture '{model_type}' has no role: add a row "
+            "for it to ARCHITECTURES in fedfrozen_app/models/roles.py"
+        )
+    if len(matches) > 1:
+        patterns = " and ".join(row.pattern for row, _ in matches)
+        raise RuntimeError(f"'{name}' of '{model_type}' has two roles, by {patterns}")
+    row, match = matches[0]
+    layer = match.groupdict().get("layer")
+    return row, None if layer is None else int(layer)
+
+
+def _feeds_attention(row: Row, layer: int | None, blocks: int, names: Collection[str]) -> bool:
+    if row.unless and any(row.unless in name.split(".") for name in names):
+        return False
+    if row.feeds == "next":
+        following = 0 if layer is None else layer + 1
+        return following < blocks  # the last block's output norm feeds the head
+    return row.feeds == "own"
+
+
+def _refuse_fused(what: str, names: Collection[str]) -> None:
+    for name in names:
+        if _FUSED.fullmatch(name):
+            raise UserError(
+                f"the parameter '{name}' of '{what}' holds query, key and value in one tensor, so "
+                "freezing the kernel would freeze the value too: split it first by split_fused, "
+                "adding a row for it to FUSED in fedfrozen_app/models/split.py where it has none"
+            )
+
+
+def _refuse_statistics(what: str, model: nn.Module) -> None:
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name, tensor in model.state_dict().items():
+        if name in parameters or not isinstance(tensor, torch.Tensor):
+            continue
+        if tensor.is_floating_point():
+            raise UserError(
+                f"the buffer '{name}' of '{what}' is a running statistic, which would be neither "
+                "trained nor averaged: use a model without one (LayerNorm in place of BatchNorm)"
+            )

@@ -1,0 +1,229 @@
+"""What a person sees in the terminal: a bar or a line a round, and a table at the end."""
+
+import logging
+import math
+import sys
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TextIO
+
+import rich.progress
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from fedfrozen_app.report.curves import Row, metric_name, number, read_rows
+
+# Rounds of one stage cost alike, so the time left is judged by the latest few.
+ROUNDS_FOR_ESTIMATE = 5
+
+
+def human_bytes(count: float) -> str:
+    """Decimal units, as network prices are: 1 MB is 10**6 bytes."""
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB"):
+        count /= 1000
+        if round(count, 1) < 1000:
+            return f"{count:.1f} {unit}"
+    return f"{count / 1000:,.1f} TB"
+
+
+def human_seconds(seconds: float) -> str:
+    """One unit, or two from a minute on."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def count_stages(rows: Sequence[Row]) -> dict[str, int]:
+    """How many rounds each stage took, in order; round 0 is the state before training."""
+    return dict(Counter(str(row.get("stage", "train")) for row in rows if row["round"] > 0))
+
+
+def final_figures(rows: Sequence[Row], summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The figures a run ends with, as label and text; what the summary lacks is left out."""
+    return list(_figures(rows, summary))
+
+
+def _figures(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    metric = metric_name(rows)
+
+    def score(key: str, round_key: str = "") -> str:
+        at = summary.get(round_key)
+        return f"{number(summary[key]):.4f}" + (f" (round {at})" if at is not None else "")
+
+    if (key := f"final_test_{metric}") in summary:
+        yield f"Final test {metric}", score(key)
+    if (key := f"best_test_{metric}") in summary:
+        yield f"Best test {metric}", score(key, "best_test_round")
+    if summary.get(key := f"selected_test_{metric}") is not None:
+        yield f"Test {metric} of the round chosen by validation", score(key, "selected_round")
+    stability = summary.get("stability") or {}
+    if stability.get(key := "std_last_10") is not None:  # one round alone has none
+        yield "Standard deviation, last 10 rounds", f"{number(stability[key]):.4f}"
+    if (key := "best_minus_final") in stability:
+        yield "Best minus final", f"{number(stability[key]):.4f}"
+    for way in ("up", "down"):
+        if (key := f"total_bytes_{way}") in summary:
+            exact = summary[key]
+            yield f"Sent {way}, all clients", f"{human_bytes(exact)} ({exact:,} bytes)"
+    if not math.isnan(seconds := number(summary.get("seconds"))):
+        yield "Time", human_seconds(seconds)
+    yield "Rounds", rounds_text(rows, summary)
+    failed = sum(row.get("clients_failed") or 0 for row in rows)
+    if failed:
+        yield "Client replies failed or set aside", f"{failed:,}"
+    epsilons = [number(row["epsilon_max"]) for row in rows if "epsilon_max" in row]
+    if epsilons:
+        yield "Largest epsilon of a client", f"{epsilons[-1]:.3f}"
+
+
+def rounds_text(rows: Sequence[Row], summary: dict[str, Any]) -> str:
+    """ "12 of 20, interrupted: 4 warmup, 8 frozen"."""
+    stages = count_stages(rows)
+    text = f"{sum(stages.values())}"
+    planned = (summary.get("config") or {}).get("num_rounds")
+    if planned is not None:
+        text += f" of {planned}"
+    if (status := summary.get("status", "completed")) != "completed":
+        text += f", {status}"
+    if stages:
+        text += ": " + ", ".join(f"{count} {stage}" for stage, count in stages.items())
+    return text
+
+
+def closing_table(summary: dict[str, Any], run_dir: Path) -> Table:
+    """The table that ends a run. Stage sizes come from the rows in the run's folder."""
+    table = Table(title=Text(headline(summary) or run_dir.name), show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    # Text, not str: a "[" in a name or path is no markup.
+    for label, value in final_figures(read_rows(run_dir), summary):
+        table.add_row(Text(label), Text(value))
+    page = run_dir / "report.html"
+    if page.is_file():
+        table.add_row("Report", Text(str(page)))
+    else:
+        table.add_row("Results", Text(str(run_dir)))
+    return table
+
+
+def headline(summary: dict[str, Any]) -> str:
+    """ "fedfrozen on digits with vit_tiny", as far as the configuration says."""
+    config = summary.get("config") or {}
+
+    def name(group: str) -> object:
+        value = config.get(group)
+        return value.get("name") if isinstance(value, dict) else value
+
+    words = (("", "strategy"), ("on ", "dataset"), ("with ", "model"))
+    return " ".join(f"{word}{name(group)}" for word, group in words if name(group))
+
+
+class _Description(rich.progress.ProgressColumn):
+    """The one column that gives way in a narrow window, from its end."""
+
+    def render(self, task: rich.progress.Task) -> Text:
+        return Text(task.description, no_wrap=True, overflow="ellipsis")
+
+
+class Progress:
+    """Shows the rounds as they end: a bar on a terminal, else a line a round.
+
+    The bar counts bytes since it began; a line gives the bytes of its own round, because in a log
+    the step at the change of stage is what one looks for.
+    """
+
+    def __init__(self, total_rounds: int, *, start_round: int = 0, stream: TextIO | None = None) -> None:
+        self._total = total_rounds
+        self._stream = stream if stream is not None else sys.stdout
+        self._recent: deque[float] = deque(maxlen=ROUNDS_FOR_ESTIMATE)
+        self._score = ""  # the latest one: rounds without evaluation keep showing it in the bar
+        self._bytes = Counter[str]()
+        self._moved: list[tuple[logging.StreamHandler[Any], TextIO]] = []
+        self._bar: rich.progress.Progress | None = None
+        console = Console(file=self._stream)
+        # Not console.is_terminal: FORCE_COLOR would then draw bars into the log files of a CI.
+        if self._stream.isatty() and not console.is_dumb_terminal:
+            self._bar = rich.progress.Progress(
+                rich.progress.SpinnerColumn(table_column=Column(no_wrap=True)),
+                rich.progress.TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+                rich.progress.BarColumn(bar_width=8, table_column=Column(no_wrap=True)),
+                _Description(),
+                console=console,
+            )
+            self._task = self._bar.add_task("starting", total=total_rounds, completed=start_round)
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            terminals = (sys.stdout, sys.stderr, self._stream)
+            self._bar.start()
+            # rich now prints what is written to sys.stderr above the bar, but log handlers hold the
+            # stream itself: they are sent through rich too until the bar ends.
+            for handler in _stream_handlers():
+                if any(handler.stream is terminal for terminal in terminals):
+                    self._moved.append((handler, handler.stream))
+                    handler.setStream(sys.stderr)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for handler, stream in self._moved:
+            handler.setStream(stream)
+        self._moved.clear()
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, row: Row) -> None:
+        """Show a round that has ended."""
+        seconds = number((row.get("seconds") or {}).get("total"))
+        if row["round"] > 0 and not math.isnan(seconds):
+            self._recent.append(seconds)
+        metric = metric_name([row])
+        score = f"{metric} {number(row[key]):.3f}" if (key := f"test_{metric}") in row else ""
+        stage = str(row.get("stage", "train"))
+        if self._bar is None:
+            parts = [f"round {row['round']}/{self._total}", stage, score]
+            parts += [
+                f"{way} {human_bytes(row[key])}" for way in ("up", "down") if (key := f"bytes_{way}") in row
+            ]
+            parts += ["" if math.isnan(seconds) else human_seconds(seconds), self._left(row)]
+            self._stream.write("  ".join(part for part in parts if part) + "\n")
+            self._stream.flush()
+            return
+        self._score = score or self._score
+        self._bytes.update({way: row.get(f"bytes_{way}") or 0 for way in ("up", "down")})
+        sent = [f"{way} {human_bytes(self._bytes[way])}" for way in ("up", "down")]
+        parts = [stage, self._score, self._left(row), *sent]
+        text = "  ".join(part for part in parts if part)
+        self._bar.update(self._task, completed=row["round"], description=text)
+
+    def _left(self, row: Row) -> str:
+        rounds = self._total - row["round"]
+        if not self._recent or rounds <= 0:
+            return ""
+        estimate = rounds * sum(self._recent) / len(self._recent)
+        return f"about {human_seconds(estimate)} left"
+
+
+def _stream_handlers() -> list[logging.StreamHandler[Any]]:
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    return [
+        handler
+        for logger in loggers
+        if isinstance(logger, logging.Logger)  # the rest are placeholders of unused names
+        for handler in logger.handlers
+        if isinstance(handler, logging.StreamHandler)
+    ]

@@ -1,0 +1,222 @@
+"""The curves of a run: how its rows are read, and a picture of them.
+
+A row need not hold every key (rounds that were not evaluated, frozen rounds without kernel drift),
+and a diverged run holds NaN. `series` is the one place that tells "absent" from "not finite", so
+the picture, the page and the console agree about what is missing.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedfrozen_app.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+logger = logging.getLogger(__name__)
+
+Row = dict[str, Any]
+
+# Okabe and Ito's palette: told apart with any of the common colour-vision deficiencies.
+BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
+
+
+class Series(NamedTuple):
+    """The rounds that hold a value, and the values; one that is not a finite number is NaN."""
+
+    rounds: list[int]
+    values: list[float]
+
+
+class Line(NamedTuple):
+    """One line of a panel."""
+
+    label: str
+    series: Series
+    colour: str
+    dashed: bool = False
+
+
+def read_rows(run_dir: Path) -> list[Row]:
+    """The rows of metrics.jsonl. A last line cut short by a killed run is left out and logged."""
+    path = run_dir / "metrics.jsonl"
+    if not path.is_file():
+        raise UserError(f"{run_dir} holds no metrics.jsonl: give the folder of a run.")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):
+                logger.warning("%s: the last line is cut short and was left out", path)
+                break
+            raise UserError(f"{path}, line {number} is not JSON: mend or remove it.") from error
+        if not isinstance(row, dict) or not isinstance(row.get("round"), int):
+            raise UserError(f"{path}, line {number} has no round: it must be a row of metrics.")
+        rows.append(row)
+    return rows
+
+
+def metric_name(rows: Sequence[Row]) -> str:
+    """What the run was judged by: "f1" where it was measured, else "accuracy"."""
+    return "f1" if any("test_f1" in row for row in rows) else "accuracy"
+
+
+def number(value: object) -> float:
+    """A finite float, or NaN for anything else (JSON null stands for NaN in strict writers)."""
+    if isinstance(value, int | float) and math.isfinite(value):
+        return float(value)
+    return math.nan
+
+
+def series(rows: Sequence[Row], key: str) -> Series:
+    """The values under a dotted key, such as "drift.kernel.rms"; rows without it are skipped."""
+    rounds, values = [], []
+    for row in rows:
+        value: object = row
+        for part in key.split("."):
+            if not isinstance(value, dict) or part not in value:
+                break
+            value = value[part]
+        else:
+            rounds.append(row["round"])
+            values.append(number(value))
+    return Series(rounds, values)
+
+
+def running_total(counts: Series, scale: float = 1.0) -> Series:
+    """The sum so far; a value that is not finite adds nothing."""
+    finite = (0.0 if math.isnan(value) else value * scale for value in counts.values)
+    return Series(counts.rounds, list(accumulate(finite)))
+
+
+def stage_marks(rows: Sequence[Row]) -> list[tuple[float, str]]:
+    """Where the stage changes: the point between two rounds, and what begins there."""
+    marks = []
+    for before, after in pairwise(rows):
+        old, new = before.get("stage", "initial"), after.get("stage")
+        # The first training round is no change, unless the run is frozen from the start.
+        if new in (None, old) or (old == "initial" and new != "frozen"):
+            continue
+        label = "kernel frozen" if new == "frozen" else str(new)
+        marks.append(((before["round"] + after["round"]) / 2, label))
+    return marks
+
+
+def write_curves(rows: Sequence[Row], path: Path, *, title: str) -> None:
+    """Write a PNG of four panels: quality, loss, megabytes and client drift."""
+    # Imported here so that the console, which needs the functions above, does not wait for it.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    metric = metric_name(rows)
+    marks = stage_marks(rows)
+    figure = Figure(figsize=(11, 7.6), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
+    FigureCanvasAgg(figure)
+    # A "$" in a name must not be read as mathematics.
+    figure.suptitle(title, fontsize=14, fontweight="bold", parse_math=False)
+    panels = figure.subplots(2, 2, sharex=True)
+    _draw(
+        panels[0, 0],
+        f"{metric.capitalize()} after each round",
+        [
+            Line("test", series(rows, f"test_{metric}"), BLUE),
+            Line("central validation", series(rows, f"val_{metric}"), VERMILLION, dashed=True),
+        ],
+        marks,
+    )
+    _draw(
+        panels[0, 1],
+        "Loss",
+        [
+            Line("train (clients)", series(rows, "train_loss"), VERMILLION),
+            Line("test", series(rows, "test_loss"), BLUE),
+        ],
+        marks,
+    )
+    _draw(
+        panels[1, 0],
+        "Megabytes sent so far, all clients",
+        [
+            Line("up", running_total(series(rows, "bytes_up"), 1e-6), BLUE),
+            Line("down", running_total(series(rows, "bytes_down"), 1e-6), ORANGE, dashed=True),
+        ],
+        marks,
+        from_zero=True,
+    )
+    _draw(
+        panels[1, 1],
+        "Client drift",
+        [
+            Line("kernel rms", series(rows, "drift.kernel.rms"), VERMILLION),
+            Line(
+                "kernel mean update (norm)",
+                series(rows, "drift.kernel.mean_update"),
+                VERMILLION,
+                True,
+            ),
+            Line("rest rms", series(rows, "drift.rest.rms"), BLUE),
+            Line("rest mean update (norm)", series(rows, "drift.rest.mean_update"), BLUE, True),
+        ],
+        marks,
+        from_zero=True,
+    )
+    figure.savefig(path, dpi=130)
+
+
+def _draw(
+    ax: "Axes",
+    title: str,
+    lines: Sequence[Line],
+    marks: Sequence[tuple[float, str]],
+    *,
+    from_zero: bool = False,
+) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    ax.set_title(title, loc="left", fontsize=11, pad=18)  # room for the label of a stage
+    ax.spines[["top", "right"]].set_visible(False)
+    drawn = [line for line in lines if not all(map(math.isnan, line.series.values))]
+    missing = [f"no {line.label}" for line in lines if line not in drawn]
+    if not drawn:
+        ax.set_axis_off()
+        text = "Nothing to draw in these rounds:\n" + "\n".join(missing)
+        ax.text(0.5, 0.5, text, ha="center", va="center", color="0.35", transform=ax.transAxes)
+        return
+    few = max(len(line.series.rounds) for line in drawn) <= 60
+    for line in drawn:
+        style = "--" if line.dashed else "-"
+        gaps = sum(map(math.isnan, line.series.values))
+        if gaps:
+            missing.append(f"{line.label}: {gaps} not finite")
+        ax.plot(*line.series, style, color=line.colour, label=line.label, lw=1.8)
+        ax.plot(*line.series, "o", color=line.colour, ms=3.5 if few else 1)
+    for place, label in marks:
+        ax.axvline(place, color="0.35", lw=1, ls=":")
+        ax.annotate(
+            label,
+            (place, 1),
+            xycoords=ax.get_xaxis_transform(),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            fontsize=9,
+            color="0.25",
+            parse_math=False,
+        )
+    ax.set_xlabel("round")
+    ax.tick_params(labelbottom=True)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
+    if from_zero:
+        ax.set_ylim(bottom=0)
+    ax.grid(axis="y", color="0.9")
+    ax.set_axisbelow(True)
+    note = "\n".join(missing) or None
+    ax.legend(frameon=False, fontsize=9, title=note, title_fontsize=8)

@@ -1,0 +1,29 @@
+"""The files a run leaves behind, written when it ends."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedfrozen_app.report.console import headline
+from fedfrozen_app.report.curves import write_curves
+from fedfrozen_app.report.page import write_report
+from fedfrozen_app.report.summary import summarise
+from fedfrozen_app.runtime.checkpoint import replace_file, save_tensors
+
+
+def write_outputs(
+    folder: Path, model: Mapping[str, Tensor], rows: Sequence[dict[str, Any]], **facts: Any
+) -> dict[str, Any]:
+    """`model.safetensors`, `summary.json`, `curves.png` and `report.html`; returns the summary."""
+    if model:  # a run that failed before its first round has none
+        part = folder / ".model.part"
+        save_tensors(model, part)
+        part.replace(folder / "model.safetensors")
+    summary = summarise(rows, **facts)
+    replace_file(folder / "summary.json", json.dumps(summary, indent=2))
+    write_curves(rows, folder / "curves.png", title=headline(summary))
+    write_report(folder)
+    return summary

@@ -1,0 +1,139 @@
+"""Checkpoints: everything a run needs to go on as if it had never stopped.
+
+A checkpoint is a folder `checkpoints/N`, written beside and then renamed, so that it is whole or absent:
+
+    model.safetensors     the full global model after round N
+    clients.safetensors   what clients keep for themselves, as CLIENT/NAME (only where they keep something)
+    state.json            round, configuration, the round's row, ledger, the hooks' state
+
+No generator has a position to save: every draw is seeded by its purpose and round (see seeds.py).
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fedfrozen_app.errors import UserError
+
+FORMAT = 1
+
+
+@dataclass
+class Checkpoint:
+    round: int
+    config: dict[str, Any]
+    overrides: list[str]  # what composes that configuration again
+    model: dict[str, Tensor]
+    row: dict[str, Any]
+    ledger: dict[str, list[str]] = field(default_factory=dict)
+    hooks: dict[str, Any] = field(default_factory=dict)
+    clients: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+
+
+def write(checkpoint: Checkpoint, folder: Path, keep: int) -> Path:
+    """Write `folder/N` and drop all but the `keep` newest."""
+    target = folder / str(checkpoint.round)
+    part = folder / f".{checkpoint.round}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    save_tensors(checkpoint.model, part / "model.safetensors")
+    clients = {
+        f"{client}/{name}": tensor
+        for client, arrays in checkpoint.clients.items()
+        for name, tensor in arrays.items()
+    }
+    if clients:
+        save_tensors(clients, part / "clients.safetensors")
+    state = {
+        "format": FORMAT,
+        "round": checkpoint.round,
+        "config": checkpoint.config,
+        "overrides": checkpoint.overrides,
+        "row": checkpoint.row,
+        "ledger": checkpoint.ledger,
+        "hooks": checkpoint.hooks,
+    }
+    (part / "state.json").write_text(json.dumps(state))
+    for path in part.iterdir():
+        _flush(path)
+    shutil.rmtree(target, ignore_errors=True)
+    part.rename(target)
+    _flush(folder)
+    for number in numbers(folder)[:-keep]:
+        shutil.rmtree(folder / str(number))
+    return target
+
+
+def read(folder: Path) -> Checkpoint:
+    try:
+        state = json.loads((folder / "state.json").read_text())
+        model = load_file(folder / "model.safetensors")
+        clients: dict[str, dict[str, Tensor]] = {}
+        if (folder / "clients.safetensors").exists():
+            for key, tensor in load_file(folder / "clients.safetensors").items():
+                client, _, name = key.partition("/")
+                clients.setdefault(client, {})[name] = tensor
+        return Checkpoint(
+            round=int(state["round"]),
+            config=state["config"],
+            overrides=state["overrides"],
+            model=model,
+            row=state["row"],
+            ledger=state["ledger"],
+            hooks=state["hooks"],
+            clients=clients,
+        )
+    except (
+        OSError,
+        json.JSONDecodeError,
+        SafetensorError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise UserError(
+            f"{folder} is no readable checkpoint ({type(error).__name__}): "
+            "give a folder RUN/checkpoints/N that a run wrote."
+        ) from error
+
+
+def numbers(folder: Path) -> list[int]:
+    """The rounds that have a checkpoint, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+
+def newest(run: Path) -> Checkpoint:
+    found = numbers(run / "checkpoints")
+    if not found:
+        raise UserError(f"{run} holds no checkpoint to go on from: give the folder of a run that wrote one.")
+    return read(run / "checkpoints" / str(found[-1]))
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text)
+    part.replace(path)
+
+
+def _flush(path: Path) -> None:
+    """Onto the disk, so that a power cut after the rename cannot leave an empty file behind."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,116 @@
+"""What happens after every round: the best model kept, a stop decided, the row and the checkpoint written."""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedfrozen_app.report.console import Progress
+from fedfrozen_app.runtime import checkpoint
+from strategies.base import PlannedFedAvg, Row
+
+log = logging.getLogger(__name__)
+Outcome = tuple[bool, Row]
+
+
+@dataclass
+class BestModel:
+    """Keeps the model of the best round by the server's validation rows, and stops when none gets better.
+
+    The test set has no say here: whoever chooses a round by it reports a number that is too good.
+    """
+
+    folder: Path
+    patience: int | None = None
+    best: float = -math.inf
+    round: int | None = None
+    waited: int = 0
+
+    def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
+        score = row.get("val_accuracy")
+        if score is None or row["round"] == 0:
+            return False, {}
+        if score > self.best:
+            self.best, self.round, self.waited = score, row["round"], 0
+            part = self.folder / ".best.part"
+            checkpoint.save_tensors(strategy.model, part)
+            part.replace(self.folder / "best.safetensors")
+            return False, {}
+        self.waited += 1
+        stop = self.patience is not None and self.waited >= self.patience
+        if stop:
+            log.info("No better validation accuracy in %d evaluations: stopping early.", self.waited)
+        return stop, {}
+
+    def state_dict(self) -> dict[str, Any]:
+        best = None if self.round is None else self.best  # -inf is no JSON
+        return {"best": best, "round": self.round, "waited": self.waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best = -math.inf if state["best"] is None else state["best"]
+        self.round, self.waited = state["round"], state["waited"]
+
+
+@dataclass
+class Checkpoints:
+    """Writes a checkpoint every so many rounds, and after the last."""
+
+    folder: Path
+    config: dict[str, Any]
+    overrides: list[str]
+    every: int
+    keep: int
+    num_rounds: int
+    best: BestModel
+    client_state: Callable[[], dict[str, dict[str, Tensor]]]
+
+    def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
+        number = row["round"]
+        if not self.every or number == 0 or (number % self.every and number != self.num_rounds):
+            return False, {}
+        began = time.perf_counter()
+        state = checkpoint.Checkpoint(
+            round=number,
+            config=self.config,
+            overrides=self.overrides,
+            model=strategy.model,
+            row=row,
+            ledger=strategy.federation.talk.ledger.state_dict(),
+            hooks={"best": self.best.state_dict()},
+            clients=self.client_state(),
+        )
+        checkpoint.write(state, self.folder, self.keep)
+        row["seconds"]["checkpoint"] = time.perf_counter() - began
+        return False, {}
+
+
+@dataclass
+class MetricsFile:
+    """Appends the row to `metrics.jsonl`."""
+
+    path: Path
+
+    def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        return False, {}
+
+    def go_on_after(self, row: Row, earlier: list[Row]) -> None:
+        """Leave the rows up to a checkpoint's: its own may be missing, later ones belong to a lost future."""
+        rows = [old for old in earlier if old["round"] < row["round"]] + [row]
+        checkpoint.replace_file(self.path, "".join(json.dumps(old) + "\n" for old in rows))
+
+
+@dataclass
+class ShowProgress:
+    progress: Progress
+
+    def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
+        self.progress.update(row)
+        return False, {}

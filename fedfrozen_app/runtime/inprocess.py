@@ -1,0 +1,56 @@
+"""The default runtime: server and clients in one process, on one resident model."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedfrozen_app import client_app
+from fedfrozen_app.config import Config
+from fedfrozen_app.data.federated import load_corpus, share_out
+from fedfrozen_app.exchange.arrays import digest, to_record, to_tensors
+from fedfrozen_app.exchange.conversation import Conversation
+from fedfrozen_app.runtime.checkpoint import Checkpoint
+from fedfrozen_app.runtime.grid import InProcessGrid
+from fedfrozen_app.runtime.resident import Resident, install, run_key
+from fedfrozen_app.server_app import federate
+
+
+def run_in_process(
+    config: Config,
+    plain: dict[str, Any],
+    overrides: list[str],
+    folder: Path,
+    start: Checkpoint | None = None,
+) -> dict[str, Any]:
+    """Train to the end and return the summary."""
+    corpus = load_corpus(config)
+    shares = share_out(corpus, config, config.num_clients)
+    assert shares.partition is not None
+    plain = plain | {"num_clients": len(shares.partition.indices)}
+    resident = Resident(config, corpus, shares=shares)
+    # The key only has to differ between runs of one process.
+    grid = InProcessGrid(client_app.app, plain["num_clients"], {"overrides": f"in process: {folder}"})
+    install(run_key(next(iter(grid.contexts.values()))), resident)
+    if start is not None:
+        restore(grid, resident, start)
+    talk = Conversation(grid, resident.roles, card=resident.card, local=True)
+
+    def client_state() -> dict[str, dict[str, Tensor]]:
+        return {
+            str(context.node_config["partition-id"]): to_tensors(context.state.array_records["private"])
+            for context in grid.contexts.values()
+            if "private" in context.state
+        }
+
+    return federate(config, plain, overrides, talk, resident, folder, start=start, client_state=client_state)
+
+
+def restore(grid: InProcessGrid, resident: Resident, start: Checkpoint) -> None:
+    """Give the clients back what they had: private arrays, and the base that the ledger says they hold."""
+    for context in grid.contexts.values():
+        arrays = start.clients.get(str(context.node_config["partition-id"]))
+        if arrays is not None:
+            context.state["private"] = to_record(arrays, local=True)
+    for tensor in start.model.values():
+        resident.cache.put(digest(tensor), tensor)

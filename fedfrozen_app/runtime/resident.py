@@ -1,0 +1,218 @@
+"""What stays loaded in a process between messages: the model, the data, the arrays held.
+
+One process keeps one of these. A Ray worker or a site answers every message of a run with it, so nothing is
+rebuilt or read again between rounds.
+"""
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from flwr.app import Context
+from flwr.supercore.utils import get_flwr_home
+from torch import Tensor
+
+from fedfrozen_app.config import Config, compose_config, device_of, read, resolved
+from fedfrozen_app.data.federated import (
+    ClientRows,
+    Shares,
+    client_rows,
+    input_shape,
+    load_corpus,
+    share_out,
+)
+from fedfrozen_app.data.table import Corpus
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.cache import Cache
+from fedfrozen_app.models.build import build_model, parameters_of
+from fedfrozen_app.models.roles import roles_of
+from fedfrozen_app.models.task import Inputs, Task
+from fedfrozen_app.seeds import seed_for
+
+log = logging.getLogger(__name__)
+
+
+class Resident:
+    def __init__(
+        self,
+        config: Config,
+        corpus: Corpus,
+        *,
+        shares: Shares,
+        cache: Cache | None = None,
+        card: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`card` is the federation's word on classes and normalisation, followed where it is given."""
+        if config.runtime.threads is not None:
+            torch.set_num_threads(config.runtime.threads)
+        self.config = config
+        self.device = device_of(config.device)
+        self.cuda_devices = [self.device] if self.device.type == "cuda" else []
+        self.corpus = corpus
+        self.shares = shares
+        self.cache = cache or Cache()
+        self.card = dict(card) if card else make_card(corpus)
+        self.model = self._build().to(self.device)
+        self.roles = roles_of(self.model)
+        self.parameters = dict(self.model.named_parameters())
+        self.task = Task(
+            self.model,
+            mean=tuple(self.card["mean"]),
+            std=tuple(self.card["std"]),
+            precision=config.client.precision,
+        )
+        self._train = corpus.train.to(self.device)
+        self._test = corpus.test.to(self.device)
+        self._rows: dict[str, ClientRows] = {}
+        self._loaded: dict[str, str | None] = {}
+
+    def _build(self) -> torch.nn.Module:
+        settings = self.config.model
+        return build_model(
+            source=settings.source,
+            path=settings.path,
+            model_type=settings.model_type,
+            config=settings.config,
+            shape=input_shape(self.corpus, self.config),
+            dtype=settings.dtype,
+            seed=seed_for(self.config.seed, "model"),
+        )
+
+    def initial(self) -> dict[str, Tensor]:
+        """The parameters as they were built: where a run, or a client's private part, starts."""
+        return {name: value.to(self.device) for name, value in parameters_of(self._build()).items()}
+
+    # Parameters ----------------------------------------------------------------------------------------
+
+    def load(self, arrays: Mapping[str, Tensor], digests: Mapping[str, str]) -> None:
+        """Put these values into the model; those that are in it already, by digest, are left alone."""
+        with torch.no_grad():
+            for name, value in arrays.items():
+                wanted = digests.get(name)
+                if wanted is None or self._loaded.get(name) != wanted:
+                    self.parameters[name].copy_(value)
+                self._loaded[name] = wanted
+
+    def touched(self, names: Iterable[str]) -> None:
+        """These are about to change: the next client must load them again."""
+        for name in names:
+            self._loaded[name] = None
+
+    # Data ----------------------------------------------------------------------------------------------
+
+    def rows(self, client: str) -> ClientRows:
+        if client not in self._rows:
+            parts = self.shares.partition
+            rows = np.arange(len(self._train)) if parts is None else parts.indices[int(client)]
+            found = client_rows(rows, self.corpus, self.config, client)
+            self._rows[client] = ClientRows(found.train.to(self.device), found.validation.to(self.device))
+        return self._rows[client]
+
+    def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
+        inputs = {name: value[index] for name, value in self._train.inputs.items()}
+        return inputs, self._train.labels[index]
+
+    def class_weights(self, index: Tensor) -> Tensor:
+        """n / (classes · count), and 0 for a class this client has never seen: (classes,)."""
+        counts = torch.bincount(self._train.labels[index], minlength=len(self.corpus.classes))
+        weights = len(index) / (len(self.corpus.classes) * counts)
+        return torch.where(counts > 0, weights, 0.0).to(self.task.dtype)
+
+    # Judging -------------------------------------------------------------------------------------------
+
+    def judges(self, server_round: int) -> bool:
+        return server_round % self.config.eval_every == 0 or server_round == self.config.num_rounds
+
+    def evaluate_rows(self, index: Tensor) -> dict[str, float]:
+        return self.task.evaluate(self._train.take(index))
+
+    def evaluate_test(self) -> dict[str, float]:
+        return self.task.evaluate(self._test)
+
+    def evaluate_validation(self) -> dict[str, float]:
+        """On the rows the server keeps; empty where it keeps none."""
+        if not len(self.shares.validation):
+            return {}
+        return self.evaluate_rows(torch.from_numpy(self.shares.validation).to(self.device))
+
+
+def make_card(corpus: Corpus) -> dict[str, Any]:
+    """What every client must agree on to read its data as the others do."""
+    return {"classes": list(corpus.classes), "mean": list(corpus.mean), "std": list(corpus.std)}
+
+
+_here: tuple[str, Resident] | None = None
+
+
+def install(key: str, resident: Resident) -> None:
+    """Make this the process's resident, for contexts whose run has this key."""
+    global _here
+    _here = (key, resident)
+
+
+def run_key(context: Context) -> str:
+    node = context.node_config
+    return json.dumps(
+        [
+            context.run_config["overrides"],
+            node.get("site"),
+            node.get("data-path"),
+            node.get("num-partitions"),
+        ]
+    )
+
+
+def resident_for(context: Context) -> Resident:
+    """The process's resident for this run; built at the first message, kept for all others."""
+    key = run_key(context)
+    if _here is None or _here[0] != key:
+        install(key, _build_for(context))
+    assert _here is not None
+    return _here[1]
+
+
+@lru_cache(maxsize=1)
+def config_of(overrides: str) -> Config:
+    return read(resolved(compose_config(overrides)))
+
+
+def _build_for(context: Context) -> Resident:
+    config = config_of(str(context.run_config["overrides"]))
+    node = context.node_config
+    path = node.get("data-path")
+    if "model-path" in node:
+        config = replace(config, model=replace(config.model, path=str(node["model-path"])))
+    if path is None and config.dataset.kind != "digits" and not _simulated():
+        raise UserError(
+            "This node names no data of its own: start its SuperNode with "
+            "--node-config 'data-path=\"/folder/of/this/site\"'."
+        )
+    card = json.loads(str(context.state["card"]["json"]))
+    corpus = load_corpus(config, None if path is None else str(path), tuple(card["classes"]))
+    if "site" in node:
+        shares = Shares(validation=np.arange(0))
+    else:
+        shares = share_out(corpus, config, int(node["num-partitions"]))
+    resident = Resident(config, corpus, cache=disk_cache(context), shares=shares, card=card)
+    log.info("This worker trains on %s and keeps its model and data loaded.", resident.device)
+    return resident
+
+
+def disk_cache(context: Context) -> Cache:
+    """Where this machine keeps arrays between processes. A site names its own folder; a server never does."""
+    runtime = config_of(str(context.run_config["overrides"])).runtime
+    named = context.node_config.get("cache-dir") if "site" in context.node_config else runtime.cache_dir
+    folder = Path(str(named)) if named else get_flwr_home() / "fedfrozen" / "cache"
+    return Cache(folder, limit_bytes=int(runtime.cache_gb * 1e9))
+
+
+def _simulated() -> bool:
+    """Whether this is a worker of Flower's simulation, where run and data are the same person's."""
+    return ray.is_initialized()

@@ -1,0 +1,115 @@
+"""The sequential runner: one client after another on one resident model."""
+
+import math
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, AdamW, Optimizer
+
+from clients import ALGORITHMS
+from fedfrozen_app.config import ClientConfig
+from fedfrozen_app.exchange.plan import Order
+from fedfrozen_app.models.task import Batch
+from fedfrozen_app.seeds import seed_for, torch_generator
+
+if TYPE_CHECKING:
+    from fedfrozen_app.runtime.resident import Resident
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What a client has after its local work; `trained` are copies, free to leave."""
+
+    trained: dict[str, Tensor]
+    examples: int
+    metrics: dict[str, float]
+
+
+def train_client(resident: "Resident", client: str, order: Order, start: dict[str, Tensor]) -> LocalResult:
+    """Train one client for one round. `start` holds every parameter, base and private together."""
+    began = time.perf_counter()
+    settings, seed = resident.config.client, resident.config.seed
+    rows = resident.rows(client)
+    resident.load(start, order.base)
+    metrics: dict[str, float] = {}
+    if len(rows.validation):
+        metrics["client_val_before"] = resident.evaluate_rows(rows.validation)["accuracy"]
+
+    trained = {name: resident.parameters[name] for name in order.plan.trained}
+    wanted = set(trained)
+    for name, parameter in resident.parameters.items():
+        parameter.requires_grad_(name in wanted)
+    resident.touched(trained)
+    anchor = {name: start[name].to(resident.device) for name in trained}
+    algorithm = ALGORITHMS[order.algorithm]
+    loss_of = partial(algorithm, task=resident.task, anchor=anchor, **order.settings)
+    # Only trained names enter: decoupled weight decay would move a frozen one even with a zero gradient.
+    optimizer = make_optimizer(
+        settings, list(trained.values()), learning_rate(settings, order.round, resident)
+    )
+    weights = resident.class_weights(rows.train) if settings.class_weights else None
+
+    total, steps = torch.zeros((), dtype=torch.float64, device=resident.device), 0
+    resident.model.train()
+    with torch.random.fork_rng(devices=resident.cuda_devices):
+        torch.manual_seed(seed_for(seed, "dropout", client, order.round))
+        for index in batches(rows.train, settings, seed, client, order.round):
+            batch = Batch(*resident.take(index), weights)
+            loss = loss_of(resident.parameters, batch)
+            optimizer.zero_grad()
+            loss.backward()
+            if settings.clip is not None:
+                torch.nn.utils.clip_grad_norm_(trained.values(), settings.clip)
+            optimizer.step()
+            total += loss.detach()
+            steps += 1
+    optimizer.zero_grad()
+    resident.model.eval()
+
+    metrics["train_loss"] = float(total) / steps
+    if len(rows.validation):
+        metrics["client_val_after"] = resident.evaluate_rows(rows.validation)["accuracy"]
+    if order.plan.private and resident.judges(order.round):
+        # A personal model exists only here, so the client judges it where it can.
+        metrics |= {f"test_{key}": value for key, value in resident.evaluate_test().items()}
+    metrics["client_seconds"] = time.perf_counter() - began
+    result = {name: parameter.detach().clone() for name, parameter in trained.items()}
+    return LocalResult(result, len(rows.train), metrics)
+
+
+def batches(rows: Tensor, settings: ClientConfig, seed: int, client: str, server_round: int) -> list[Tensor]:
+    """The row numbers of each step, shuffled anew every epoch by the client's own generator."""
+    generator = torch_generator(seed, "batches", client, server_round)
+    found: list[Tensor] = []
+    for _ in range(settings.local_epochs):
+        order = torch.randperm(len(rows), generator=generator)
+        found += rows[order.to(rows.device)].split(settings.batch_size)
+    return found[: settings.local_steps]
+
+
+def make_optimizer(settings: ClientConfig, parameters: list[Tensor], lr: float) -> Optimizer:
+    if settings.optimizer == "adamw":
+        return AdamW(parameters, lr=lr, weight_decay=settings.weight_decay, fused=True)
+    return SGD(
+        parameters,
+        lr=lr,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+
+
+def learning_rate(settings: ClientConfig, server_round: int, resident: "Resident") -> float:
+    """The schedule runs over rounds: a fresh optimiser every round knows only its own steps."""
+    last = max(resident.config.num_rounds - 1, 1)
+    done = min((server_round - 1) / last, 1.0)  # 0 in the first round, 1 in the last
+    share = {
+        "constant": 1.0,
+        "linear": 1 - (1 - settings.lr_final) * done,
+        "cosine": settings.lr_final + (1 - settings.lr_final) * (1 + math.cos(math.pi * done)) / 2,
+    }[settings.lr_schedule]
+    return settings.lr * share

@@ -1,0 +1,24 @@
+"""A generator of its own for every purpose, all from the run's one seed.
+
+Drawing batches never shifts the cohorts, and a client's stream depends on its name and the round, not on
+who ran before it: that is what makes every runtime and a resumed run repeat the same draws.
+"""
+
+import hashlib
+
+import numpy as np
+import torch
+
+
+def seed_for(seed: int, purpose: str, *keys: int | str) -> int:
+    """A 63-bit seed that depends on every argument."""
+    text = "/".join([str(seed), purpose, *map(str, keys)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def numpy_generator(seed: int, purpose: str, *keys: int | str) -> np.random.Generator:
+    return np.random.default_rng(seed_for(seed, purpose, *keys))
+
+
+def torch_generator(seed: int, purpose: str, *keys: int | str) -> torch.Generator:
+    return torch.Generator().manual_seed(seed_for(seed, purpose, *keys))

@@ -1,0 +1,208 @@
+"""The ServerApp: wires configuration, data, strategy and outputs together, and runs the rounds.
+
+`federate` is the same for every runtime; only the grid behind the conversation differs.
+"""
+
+import logging
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.utils import get_flwr_home
+from torch import Tensor
+
+from fedfrozen_app.config import Config, compose_config, read, resolved, strategy_settings
+from fedfrozen_app.data.federated import load_corpus, server_only, share_out
+from fedfrozen_app.data.partition import label_counts
+from fedfrozen_app.data.picture import label_picture
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.arrays import to_record, to_tensors
+from fedfrozen_app.exchange.conversation import Conversation
+from fedfrozen_app.report.console import Progress
+from fedfrozen_app.report.curves import read_rows
+from fedfrozen_app.report.output import write_outputs
+from fedfrozen_app.runtime import checkpoint
+from fedfrozen_app.runtime.hooks import BestModel, Checkpoints, MetricsFile, ShowProgress
+from fedfrozen_app.runtime.resident import Resident, make_card
+from strategies import STRATEGIES
+from strategies.base import Federation, PlannedFedAvg
+
+log = logging.getLogger(__name__)
+app = ServerApp()
+
+
+class RunFailed(RuntimeError):
+    """The run came to its end without having trained anything."""
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Flower's entry: `flwr run .`, our own simulation, or a deployed federation."""
+    logging.getLogger("fedfrozen_app").setLevel(logging.INFO)
+    overrides = shlex.split(str(context.run_config["overrides"]))
+    plain = resolved(compose_config(overrides))
+    config = read(plain)
+    named = str(context.run_config["output-dir"])
+    folder = Path(named) if named else get_flwr_home() / "fedfrozen" / f"run-{context.run_id}"
+    corpus = load_corpus(config)
+    talk = Conversation(grid, {}, card=make_card(corpus))
+    num_clients = gather(talk, config)
+    shares = share_out(corpus, config, num_clients) if num_clients else server_only(corpus, config)
+    resident = Resident(config, corpus, shares=shares)
+    talk.roles = resident.roles
+    log.info("Results go to %s", folder)
+    start = checkpoint.read(Path(config.start_from)) if config.start_from else None
+    federate(config, plain, overrides, talk, resident, folder, start=start)
+
+
+def gather(talk: Conversation, config: Config) -> int | None:
+    """Wait for the nodes; into how many partitions the data are split, or None for sites with their own."""
+    patience = config.runtime.node_timeout
+    nodes = talk.wait_for(1, patience)
+    if not (splits := talk.num_partitions()):
+        talk.wait_for(config.runtime.min_nodes or config.num_clients or 2, patience)
+        return None
+    if len(splits) > 1:
+        raise UserError(f"The nodes disagree on num-partitions ({sorted(splits)}): give all the same number.")
+    (count,) = splits
+    if config.num_clients is not None and config.num_clients != count:
+        raise UserError(
+            f"num_clients={config.num_clients} was asked for, but there are {count} nodes: use "
+            f"--federation-config 'num-supernodes={config.num_clients}', or leave num_clients out."
+        )
+    if config.num_clients is None:
+        log.info(
+            "The data are split over the %d nodes there are; for more, use "
+            "--federation-config 'num-supernodes=10'.",
+            count,
+        )
+    if len(nodes) < count:
+        talk.wait_for(count, patience)
+    return count
+
+
+def federate(
+    config: Config,
+    plain: dict[str, Any],
+    overrides: list[str],
+    talk: Conversation,
+    resident: Resident,
+    folder: Path,
+    *,
+    start: checkpoint.Checkpoint | None = None,
+    client_state: Callable[[], dict[str, dict[str, Tensor]]] = dict,
+) -> dict[str, Any]:
+    """Run the rounds over `talk`, write every output into `folder`, and return the summary."""
+    began = time.perf_counter()
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = strategy_settings(config)
+    plain = plain | {"strategy": {"name": config.strategy["name"], **asdict(settings)}}
+    draw_labels(resident, folder)
+
+    best = BestModel(folder, config.early_stop.patience)
+    metrics = MetricsFile(folder / "metrics.jsonl")
+    model = {name: value.detach().clone() for name, value in resident.parameters.items()}
+    first_round = 1
+    if start is None:
+        metrics.path.write_text("")
+    else:
+        check_fits(start.model, model)
+        model = {name: start.model[name].to(resident.device) for name in model}
+        talk.ledger.load_state_dict(start.ledger)
+        best.load_state_dict(start.hooks["best"])
+        source = Path(config.start_from).parents[1] if config.start_from else folder
+        metrics.go_on_after(start.row, read_rows(source))
+        first_round = start.round + 1
+
+    progress = Progress(config.num_rounds, start_round=first_round - 1)
+    saver = Checkpoints(
+        folder / "checkpoints",
+        plain,
+        overrides,
+        config.checkpoint.every,
+        config.checkpoint.keep,
+        config.num_rounds,
+        best,
+        client_state,
+    )
+    strategy = STRATEGIES[config.strategy["name"]](
+        Federation(talk, config.participation, config.seed),
+        settings,
+        hooks=[best, saver, metrics, ShowProgress(progress)],
+        first_round=first_round,
+    )
+    status = "failed"
+    try:
+        with progress:
+            strategy.start(
+                talk.grid,
+                to_record(model, local=True),
+                num_rounds=config.num_rounds,
+                timeout=config.runtime.round_timeout,
+                evaluate_fn=evaluator(strategy, resident),
+            )
+        status = "completed" if best.patience is None or best.waited < best.patience else "stopped early"
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    finally:
+        # What was done is kept, however the run ended.
+        rows = read_rows(folder)
+        trained = [row for row in rows if row["round"] > 0]
+        if trained and not any(row["clients_ok"] for row in trained):
+            status = "failed"
+        summary = write_outputs(
+            folder,
+            strategy.model,
+            rows,
+            config=plain,
+            status=status,
+            seconds=time.perf_counter() - began,
+            device=str(resident.device),
+            command=shlex.join(["fedfrozen", *overrides]),
+            selected_round=best.round,
+        )
+    if status == "failed":
+        raise RunFailed(f"No client gave a sound reply in any round: {trained[-1]['failures'][0]}")
+    return summary
+
+
+def evaluator(
+    strategy: PlannedFedAvg, resident: Resident
+) -> Callable[[int, ArrayRecord], MetricRecord | None]:
+    """The central evaluation of the full model, on the test set and the server's validation rows."""
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        if server_round and not resident.judges(server_round):
+            return None
+        resident.load(to_tensors(arrays), strategy.digests)
+        test, validation = resident.evaluate_test(), resident.evaluate_validation()
+        record = MetricRecord()
+        record.update({f"test_{key}": value for key, value in test.items()})
+        record.update({f"val_{key}": value for key, value in validation.items()})
+        return record
+
+    return evaluate
+
+
+def draw_labels(resident: Resident, folder: Path) -> None:
+    parts = resident.shares.partition
+    if parts is None:
+        return
+    log.info(parts.note)
+    labels, classes = resident.corpus.train.labels.numpy(), resident.corpus.classes
+    counts = label_counts(labels, parts, len(classes))
+    label_picture(counts, classes, parts.names, folder / "labels.png")
+
+
+def check_fits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    shapes = ({name: tuple(value.shape) for name, value in part.items()} for part in (found, expected))
+    if next(shapes) != next(shapes):
+        raise UserError(
+            "The checkpoint's model is not this run's model: give the same model and dataset settings."
+        )

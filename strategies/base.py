@@ -1,0 +1,223 @@
+"""The round that every strategy shares. A strategy says how the plan changes; nothing else."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from flwr.serverapp.strategy import Result
+from torch import Tensor
+
+from fedfrozen_app.exchange.arrays import digest, to_record, to_tensors
+from fedfrozen_app.exchange.conversation import Conversation
+from fedfrozen_app.exchange.count import Traffic, count_parameters
+from fedfrozen_app.exchange.plan import Order, Plan
+from fedfrozen_app.models.roles import KERNEL, Role
+from fedfrozen_app.seeds import numpy_generator
+from strategies.aggregate import RunningMean
+
+log = logging.getLogger(__name__)
+Row = dict[str, Any]
+
+
+class Hook(Protocol):
+    """Something done after every round: write, save, show, stop."""
+
+    def after_round(self, strategy: "PlannedFedAvg", row: Row) -> tuple[bool, Row]:
+        """Whether to stop, and what to add to the round's row."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A strategy's own settings; empty for those that have none."""
+
+    def checked(self, num_rounds: int) -> Self:
+        """Themselves with defaults filled in, or a `UserError`."""
+        return self
+
+
+@dataclass
+class Federation:
+    """What a strategy needs to know of the run around it."""
+
+    talk: Conversation
+    participation: float = 1.0
+    seed: int = 0
+
+    @property
+    def roles(self) -> Mapping[str, Role]:
+        return self.talk.roles
+
+
+class PlannedFedAvg(FlowerFedAvg):
+    """Flower's FedAvg, with a named plan per round in place of "everything, always".
+
+    Flower's own loop keeps only what the last replies held and collects all of them in a list, so `start`
+    is ours: it holds the full model, merges by name, and folds replies in one by one.
+    """
+
+    Settings = Settings
+    algorithm = "fedavg"  # the file in clients/ that says how a client trains
+
+    def __init__(
+        self,
+        federation: Federation,
+        settings: Any = None,
+        hooks: Sequence[Hook] = (),
+        first_round: int = 1,
+    ) -> None:
+        super().__init__(fraction_train=federation.participation)
+        self.federation = federation
+        self.settings: Any = settings if settings is not None else self.Settings()
+        self.hooks = hooks
+        self.first_round = first_round
+        self.model: dict[str, Tensor] = {}
+        self.digests: dict[str, str] = {}
+
+    # What a strategy may say differently ------------------------------------------------------------
+
+    def plan(self, server_round: int) -> Plan:
+        """What trains, travels and stays private in this round: everything trains and travels."""
+        return Plan.full(self.model)
+
+    def stage(self, server_round: int) -> str:
+        return "train"
+
+    def client_settings(self) -> dict[str, Any]:
+        """What the client's algorithm needs to know beside the plan."""
+        return {}
+
+    # The round ---------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the rounds; `Result.arrays` is the full model. The two configurations are not used."""
+        self.model = to_tensors(initial_arrays)
+        del initial_arrays  # or the first model would stay in memory to the end
+        self.digests = {name: digest(tensor) for name, tensor in self.model.items()}
+        talk = self.federation.talk
+        talk.grid, talk.timeout = grid, timeout
+        result = Result()
+        if self.first_round == 1:
+            self._close_round({"round": 0, "stage": "initial"}, time.perf_counter(), evaluate_fn)
+        for server_round in range(self.first_round, num_rounds + 1):
+            began = time.perf_counter()
+            row = self._train_round(server_round, talk)
+            if self._close_round(row, began, evaluate_fn):
+                break
+        result.arrays = to_record(self.model, local=True)
+        return result
+
+    def _train_round(self, server_round: int, talk: Conversation) -> Row:
+        began = time.perf_counter()
+        plan = self.plan(server_round)
+        private = set(plan.private)
+        order = Order(
+            round=server_round,
+            plan=plan,
+            base={name: value for name, value in self.digests.items() if name not in private},
+            algorithm=self.algorithm,
+            settings=self.client_settings(),
+        )
+        nodes = talk.greet()
+        cohort = [(client, nodes[client]) for client in self.draw(server_round, nodes)]
+        traffic, mean = Traffic(), RunningMean(self.model, self._drift_group)
+        metrics: dict[str, list[tuple[float, float]]] = {}
+        failures: list[str] = []
+        aggregating = 0.0
+        for client, reply in talk.round(order, cohort, self.model, traffic):
+            folding = time.perf_counter()
+            refused = reply if isinstance(reply, str) else mean.add(reply.arrays, float(reply.examples))
+            if refused is not None:
+                failures.append(f"Client {client} was set aside: it {refused}.")
+                log.warning("Round %d: %s", server_round, failures[-1])
+            elif not isinstance(reply, str):
+                for key, value in reply.metrics.items():
+                    metrics.setdefault(key, []).append((value, reply.examples))
+            aggregating += time.perf_counter() - folding
+        folding = time.perf_counter()
+        merged, drift = mean.finish()
+        self.model.update(merged)
+        self.digests.update({name: digest(tensor) for name, tensor in merged.items()})
+        aggregating += time.perf_counter() - folding
+        if len(failures) == len(cohort):
+            log.warning("Round %d: no client gave a sound reply; the model stays as it was.", server_round)
+        row: Row = {
+            "round": server_round,
+            "stage": self.stage(server_round),
+            **{key: _mean(pairs) for key, pairs in metrics.items()},
+            "bytes_up": traffic.up,
+            "bytes_down": traffic.down,
+            "bytes_up_by_role": dict(traffic.up_by_role),
+            "bytes_down_by_role": dict(traffic.down_by_role),
+            "trained_params": count_parameters(self.model, plan.trained),
+            "clients": [client for client, _ in cohort],
+            "clients_ok": len(cohort) - len(failures),
+            "clients_failed": len(failures),
+            "drift": drift,
+        }
+        if failures:
+            row["failures"] = failures
+        row["seconds"] = {
+            "train": time.perf_counter() - began - aggregating,
+            "aggregate": aggregating,
+        }
+        return row
+
+    def _close_round(
+        self,
+        row: Row,
+        began: float,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> bool:
+        """Evaluate, then let the hooks write, save and show the round; whether one of them says stop."""
+        seconds = row.setdefault("seconds", {})
+        evaluating = time.perf_counter()
+        # Where clients keep personal models they have judged those themselves.
+        if evaluate_fn is not None and "test_loss" not in row:
+            row.update(evaluate_fn(row["round"], to_record(self.model, local=True)) or {})
+        seconds["evaluate"] = time.perf_counter() - evaluating
+        seconds["total"] = time.perf_counter() - began
+        stops = []
+        for hook in self.hooks:
+            stop, more = hook.after_round(self, row)
+            row.update(more)
+            stops.append(stop)
+        return any(stops)
+
+    def draw(self, server_round: int, names: Mapping[str, int]) -> list[str]:
+        """The round's cohort, over client names: the same for a seed in every runtime."""
+        population = sorted(names, key=_natural)
+        size = max(1, round(self.federation.participation * len(population)))
+        if size == len(population):
+            return population
+        generator = numpy_generator(self.federation.seed, "cohort", server_round)
+        chosen = generator.choice(len(population), size=size, replace=False)
+        return [population[index] for index in sorted(chosen)]
+
+    def _drift_group(self, name: str) -> str | None:
+        role = self.federation.roles[name]
+        if role.kind == "key" and self.model[name].ndim == 1:
+            return None  # softmax ignores key biases: their movement is rounding noise
+        return "kernel" if role.kind in KERNEL else "rest"
+
+
+def _mean(pairs: list[tuple[float, float]]) -> float:
+    return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
+
+
+def _natural(name: str) -> tuple[int, int | str]:
+    """Partition numbers by their value, site names by the alphabet."""
+    return (0, int(name)) if name.isdigit() else (1, name)

@@ -1,0 +1,85 @@
+"""FedFrozen: Du et al., Two-Stage Federated Optimization via Attention Kernel Freezing, arXiv 2605.06446.
+
+    rounds 1..T_w      train all of (Φ, W): Φ = (W_Q, W_K) is the attention kernel, W the rest
+    rounds T_w+1..T    Φ stays what the last warm-up round averaged; W goes on, and only W travels
+
+T_w = T is FedAvg; T_w = 0 freezes the kernel as it was initialised.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.models.roles import KERNEL
+from fedfrozen_app.seeds import numpy_generator
+from strategies import base
+
+SCOPES = ("qk", "qk+ln1", "train_value_only", "v", "random")
+ATTENTION = ("query", "key", "value", "output")
+
+
+@dataclass(frozen=True)
+class Settings(base.Settings):
+    warmup_rounds: int | None = None  # None: a fifth of the rounds
+    freeze_scope: str = "qk"
+
+    def checked(self, num_rounds: int) -> Self:
+        if self.freeze_scope not in SCOPES:
+            raise UserError(
+                f"strategy.freeze_scope={self.freeze_scope} is unknown: choose one of {', '.join(SCOPES)}."
+            )
+        if self.warmup_rounds is None:
+            return replace(self, warmup_rounds=round(0.2 * num_rounds))
+        if not 0 <= self.warmup_rounds <= num_rounds:
+            raise UserError(
+                f"strategy.warmup_rounds={self.warmup_rounds} must lie between 0 and "
+                f"num_rounds={num_rounds}: lower it, or raise num_rounds."
+            )
+        return self
+
+
+class FedFrozen(base.PlannedFedAvg):
+    """Train everything during warm-up, then hold the attention kernel fixed."""
+
+    Settings = Settings
+
+    def plan(self, server_round: int) -> Plan:
+        plan = super().plan(server_round)
+        return plan if self.stage(server_round) == "warmup" else plan.freeze(self.frozen)
+
+    def stage(self, server_round: int) -> str:
+        return "warmup" if server_round <= self.settings.warmup_rounds else "frozen"
+
+    @cached_property
+    def frozen(self) -> list[str]:
+        """The names that the scope freezes after the warm-up."""
+        roles, scope = self.federation.roles, self.settings.freeze_scope
+        if not any(role.kind in KERNEL for role in roles.values()):
+            raise UserError(
+                "This model has no attention kernel to freeze: choose strategy=fedavg, or a Transformer."
+            )
+        if scope == "random":
+            return self._random_matrices()
+        kept = {
+            "qk": lambda role: role.kind not in KERNEL,
+            # The norm whose output the kernel reads: in a post-norm model it closes the block before.
+            "qk+ln1": lambda role: role.kind not in KERNEL and not role.feeds_attention,
+            "train_value_only": lambda role: role.kind in ("value", "head"),
+            "v": lambda role: role.kind != "value",
+        }[scope]
+        return [name for name, role in roles.items() if not kept(role)]
+
+    def _random_matrices(self) -> list[str]:
+        """For every matrix of the kernel another attention matrix of its size, with its bias."""
+        roles = self.federation.roles
+        attention = [n for n, role in roles.items() if role.kind in ATTENTION and self.model[n].ndim > 1]
+        generator = numpy_generator(self.federation.seed, "random freeze")
+        drawn: list[str] = []
+        for size in sorted({self.model[name].numel() for name in attention}):
+            pool = [name for name in attention if self.model[name].numel() == size]
+            count = sum(roles[name].kind in KERNEL for name in pool)
+            drawn += [pool[i] for i in sorted(generator.choice(len(pool), size=count, replace=False))]
+        modules = tuple(name.rpartition(".")[0] + "." for name in drawn)
+        return [name for name in roles if name.startswith(modules)]

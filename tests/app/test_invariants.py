@@ -1,0 +1,135 @@
+"""What must hold to the bit: in process, sequential, on the CPU with one thread."""
+
+import re
+
+import pytest
+import torch
+
+from fedfrozen_app import client_app
+from tests.conftest import Run, same_bits
+
+KEEP_ALL = "checkpoint.keep=100"
+
+
+def kernel_names(model):
+    return [name for name in model if re.search(r"\b(query|key|q_proj|k_proj)\b", name)]
+
+
+def test_fedprox_without_pull_is_fedavg(train):
+    plain = train("strategy=fedavg", folder="a")
+    prox = train("strategy=fedprox", "strategy.mu=0", folder="b")
+    assert same_bits(plain.model, prox.model)
+
+
+def test_fedprox_with_pull_is_not(train):
+    plain = train("strategy=fedavg", folder="a")
+    prox = train("strategy=fedprox", "strategy.mu=1", folder="b")
+    assert not same_bits(plain.model, prox.model)
+
+
+def test_fedfrozen_that_never_freezes_is_fedavg(train):
+    plain = train("strategy=fedavg", folder="a")
+    never = train("strategy=fedfrozen", "strategy.warmup_rounds=3", folder="b")
+    assert same_bits(plain.model, never.model)
+    assert [row["stage"] for row in never.rows] == ["initial", "warmup", "warmup", "warmup"]
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_kernel_stays_to_the_bit_under_weight_decay(train, warmup):
+    run = train(
+        "num_rounds=4",
+        f"strategy.warmup_rounds={warmup}",
+        "client.weight_decay=0.1",
+        KEEP_ALL,
+    )
+    names = kernel_names(run.model)
+    assert len(names) == 2 * 2 * 2  # query and key, weight and bias, two layers
+    first = run.model_after(max(warmup, 1))
+    for server_round in range(max(warmup, 1), 5):
+        later = run.model_after(server_round)
+        assert all(torch.equal(first[name], later[name]) for name in names)
+    rest = [name for name in first if name not in names]
+    assert not any(torch.equal(first[name], run.model[name]) for name in rest)
+
+
+def test_same_seed_same_bits_other_seed_other_bits(train):
+    one, again, other = train(folder="a"), train(folder="b"), train("seed=1", folder="c")
+    first, second = (run.folder / "model.safetensors" for run in (one, again))
+    assert first.read_bytes() == second.read_bytes()
+    assert not same_bits(one.model, other.model)
+
+
+def test_dropout_repeats_with_the_seed_too(train):
+    dropout = "model.config.hidden_dropout_prob=0.2"
+    one, again = train(dropout, folder="a"), train(dropout, folder="b")
+    assert same_bits(one.model, again.model)
+    assert not same_bits(one.model, train(folder="c").model)
+
+
+def test_cohorts_repeat_and_change_from_round_to_round(train):
+    settings = ("num_clients=8", "participation=0.5", "num_rounds=6", "partition=iid")
+    one, again = train(*settings, folder="a"), train(*settings, "strategy=fedavg", folder="b")
+    cohorts = [row["clients"] for row in one.rows[1:]]
+    assert cohorts == [row["clients"] for row in again.rows[1:]]
+    assert all(len(cohort) == 4 for cohort in cohorts)
+    assert len({tuple(cohort) for cohort in cohorts}) > 1
+
+
+@pytest.mark.parametrize("stop_after", [1, 3])  # before and after the freeze
+def test_resumed_equals_unbroken(train, monkeypatch, stop_after):
+    settings = ("num_rounds=4", "strategy.warmup_rounds=2", "participation=0.7")
+    whole = train(*settings, folder="whole")
+    kill_in_round(monkeypatch, stop_after + 1)
+    with pytest.raises(KeyboardInterrupt):
+        train(*settings, folder="broken")
+    monkeypatch.undo()
+    resumed = train(*settings, folder="broken", resume=True)
+    assert same_bits(whole.model, resumed.model)
+    assert [without_times(row) for row in resumed.rows] == [without_times(row) for row in whole.rows]
+
+
+def test_resume_gives_private_state_back(train, monkeypatch):
+    whole = train("strategy=local", folder="whole")
+    kill_in_round(monkeypatch, 3)
+    with pytest.raises(KeyboardInterrupt):
+        train("strategy=local", folder="broken")
+    monkeypatch.undo()
+    resumed = train("strategy=local", folder="broken", resume=True)
+    assert resumed.rows[-1]["test_accuracy"] == whole.rows[-1]["test_accuracy"]
+    assert resumed.rows[-1]["train_loss"] == whole.rows[-1]["train_loss"]
+
+
+def test_fork_of_a_fedavg_prefix_is_the_unbroken_fedfrozen(train):
+    prefix = train("strategy=fedavg", "num_rounds=2", folder="prefix")
+    frozen = ("strategy=fedfrozen", "strategy.warmup_rounds=2", "num_rounds=4")
+    fork = train(*frozen, f"from={prefix.folder}/checkpoints/2", folder="fork")
+    assert same_bits(fork.model, train(*frozen, folder="whole").model)
+    assert [row["round"] for row in fork.rows] == [0, 1, 2, 3, 4]
+
+
+def test_interrupted_run_keeps_what_was_done(train, monkeypatch, tmp_path):
+    kill_in_round(monkeypatch, 3)
+    with pytest.raises(KeyboardInterrupt):
+        train(folder="broken")
+    run = Run(tmp_path / "broken")
+    assert run.summary["status"] == "interrupted"
+    assert [row["round"] for row in run.rows] == [0, 1, 2]
+    assert same_bits(run.model, run.model_after(2))
+    assert (run.folder / "report.html").exists()
+
+
+def kill_in_round(monkeypatch, server_round):
+    """Ctrl-C while the second client of that round trains, when one reply is already in the sum."""
+    real, seen = client_app.train_client, []
+
+    def killed(resident, client, order, start):
+        seen.append(order.round)
+        if seen.count(server_round) == 2:
+            raise KeyboardInterrupt
+        return real(resident, client, order, start)
+
+    monkeypatch.setattr(client_app, "train_client", killed)
+
+
+def without_times(row):
+    return {key: value for key, value in row.items() if key not in ("seconds", "client_seconds")}

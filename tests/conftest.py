@@ -1,0 +1,77 @@
+"""Small real runs for every test: real digits, a real ViT, the real apps, in seconds."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.runtime import checkpoint
+from fedfrozen_app.runtime.inprocess import run_in_process
+
+SMALL = [
+    "num_clients=3",
+    "num_rounds=3",
+    "dataset.limit=160",
+    "partition.min_size=8",
+    "model.config.hidden_size=16",
+    "model.config.intermediate_size=32",
+    "model.config.num_hidden_layers=2",
+    "model.config.num_attention_heads=2",
+    "client.batch_size=16",
+    "client.local_epochs=1",
+    "runtime.threads=1",
+]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Bits repeat for a thread count; one is also quickest for models this small."""
+    torch.set_num_threads(1)
+
+
+class Run:
+    """What a finished run left in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.folder / "summary.json").read_text())
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    @property
+    def model(self) -> dict[str, torch.Tensor]:
+        return load_file(self.folder / "model.safetensors")
+
+    def model_after(self, server_round: int) -> dict[str, torch.Tensor]:
+        return load_file(self.folder / "checkpoints" / str(server_round) / "model.safetensors")
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Train in process with overrides on top of the small settings; `folder` names the run."""
+
+    def train(*overrides: str, folder: str = "run", resume: bool = False) -> Run:
+        target = tmp_path / folder
+        words = [*SMALL, *overrides]
+        plain = resolved(compose_config(words))
+        config = read(plain)
+        start = checkpoint.newest(target) if resume else None
+        if config.start_from:
+            start = checkpoint.read(Path(config.start_from))
+        run_in_process(config, plain, words, target, start)
+        return Run(target)
+
+    return train
+
+
+def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return list(one) == list(other) and all(torch.equal(one[name], other[name]) for name in one)
