@@ -168,12 +168,21 @@ def write_result(name: str, figures: Mapping[str, Any]) -> Path:
     return path
 
 
-def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], path: Path) -> None:
+def show(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    checks: Mapping[str, bool],
+    path: Path,
+) -> None:
+    """The table, and whether each goal was met."""
     table = Table(*columns, title=title)
     for row in rows:
         table.add_row(*row)
-    console = Console()
+    console = Console(width=max(110, Console().width))
     console.print(table)
+    for name, met in checks.items():
+        console.print(f"{'met   ' if met else 'MISSED'} {name.replace('_', ' ')}")
     console.print(f"Written to benchmarks/results/{path.name}")
 
 

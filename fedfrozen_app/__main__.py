@@ -4,11 +4,10 @@ import logging
 import os
 import signal
 import sys
-import warnings
-from collections.abc import Callable
-from typing import Any
 
+from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.logs import prepare_logging
 
 INTERRUPTED = 130
 BAD_INPUT = 2
@@ -23,37 +22,26 @@ def run(arguments: list[str]) -> int:
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors reach us: Hydra would print several lines and exit 1
     prepare_logging()
+    # Flower announces every setting: in our own process our own lines say what matters.
+    logging.getLogger("flwr").setLevel(logging.WARNING)
     signal.signal(signal.SIGTERM, _interrupt)  # a scheduler's kill keeps the work as Ctrl-C does
-    from fedfrozen_app import commands
-
-    verbs: dict[str, Callable[[list[str]], Any]] = {
-        "resume": commands.resume,
-        "evaluate": commands.evaluate,
-        "export": commands.export,
-    }
     try:
-        if arguments and arguments[0] in verbs:
-            verbs[arguments[0]](arguments[1:])
-        else:
-            commands.train(arguments)
+        if is_plain_training(arguments):
+            # Before the heavy imports and before Hydra makes a run folder: a typo should cost neither.
+            read(resolved(compose_config(arguments)))
+        from fedfrozen_app import commands
+
+        return commands.dispatch(arguments)
     except UserError as error:
         print(f"fedfrozen: {error}", file=sys.stderr)
         return BAD_INPUT
-    except commands.FAILURES as error:
-        print(f"fedfrozen: the run failed. {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         return INTERRUPTED
-    return 0
 
 
-def prepare_logging() -> None:
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    for name in ("fedfrozen_app", "strategies", "clients"):
-        logging.getLogger(name).setLevel(logging.INFO)
-    # Flower announces a deprecation and every setting: our own lines say what matters here.
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", category=FutureWarning)
+def is_plain_training(arguments: list[str]) -> bool:
+    """Overrides alone: no verb, and none of Hydra's flags."""
+    return all("=" in word and not word.startswith("-") for word in arguments)
 
 
 def _interrupt(signum: int, frame: object) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -39,10 +40,22 @@ log = logging.getLogger(__name__)
 FAILURES = (RunFailed, SimulationFailed)
 
 
+def dispatch(arguments: list[str]) -> int:
+    """Carry out a command line; 1 when the run it started failed."""
+    verbs = {"resume": resume, "evaluate": evaluate, "export": export}
+    try:
+        if arguments and arguments[0] in verbs:
+            verbs[arguments[0]](arguments[1:])
+        else:
+            train(arguments)
+    except FAILURES as error:
+        print(f"fedfrozen: the run failed. {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def train(arguments: list[str]) -> None:
     """`fedfrozen [OVERRIDES]`: one run, or a Hydra multirun with -m."""
-    if not any(word.startswith("-") for word in arguments):
-        read(resolved(compose_config(arguments)))  # a bad value leaves no empty run folder behind
     # Kept here, because Hydra would add a line of its own to an error, and end a sweep at its first.
     failed: list[Exception] = []
 
@@ -163,9 +176,21 @@ def _run_with_flower(
         cpus_per_client=config.runtime.cpus_per_client,
         gpus_per_client=config.runtime.gpus_per_client,
         work_dir=work,
-        on_line=print,
+        on_line=_show,
     )
     return json.loads((folder / "summary.json").read_text())
+
+
+# What Flower and Ray say of themselves; the whole log lies in the run's folder.
+_FLOWERS_OWN = re.compile(
+    r"^(INFO|WARNING|DEBUG) :|^Successfully installed |^\((\w+ pid=\d+|raylet)\)"
+    r"|FutureWarning|^  warnings\.warn|^\s*$"
+)
+
+
+def _show(line: str) -> None:
+    if not _FLOWERS_OWN.search(line):
+        print(line, flush=True)
 
 
 def _run_folder(verb: str, arguments: list[str]) -> tuple[Path, list[str]]:

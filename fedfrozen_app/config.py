@@ -91,7 +91,7 @@ class RuntimeConfig:
     name: str = "inprocess"
     runner: str = "auto"
     threads: int | None = None
-    cpus_per_client: float = 1
+    cpus_per_client: int = 1
     gpus_per_client: float = 0.0
     round_timeout: float = 3600
     node_timeout: float = 120
@@ -122,7 +122,7 @@ class Config:
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     num_clients: int | None = None
-    num_rounds: int = 30
+    num_rounds: int = 40
     participation: float = 1.0
     eval_every: int = 1
     seed: int = 0
@@ -235,7 +235,7 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
     "checkpoint.keep": (1, True, float("inf")),
     "early_stop.patience": (1, True, float("inf")),
     "runtime.threads": (1, True, float("inf")),
-    "runtime.cpus_per_client": (0, False, float("inf")),
+    "runtime.cpus_per_client": (1, True, float("inf")),
     "runtime.gpus_per_client": (0, True, float("inf")),
     "runtime.round_timeout": (0, False, float("inf")),
     "runtime.node_timeout": (0, False, float("inf")),

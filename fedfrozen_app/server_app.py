@@ -23,6 +23,7 @@ from fedfrozen_app.data.picture import label_picture
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.conversation import Conversation
+from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.report.console import Progress
 from fedfrozen_app.report.curves import read_rows
 from fedfrozen_app.report.output import write_outputs
@@ -43,7 +44,7 @@ class RunFailed(RuntimeError):
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Flower's entry: `flwr run .`, our own simulation, or a deployed federation."""
-    logging.getLogger("fedfrozen_app").setLevel(logging.INFO)
+    prepare_logging()
     overrides = shlex.split(str(context.run_config["overrides"]))
     plain = resolved(compose_config(overrides))
     config = read(plain)

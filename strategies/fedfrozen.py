@@ -8,7 +8,7 @@ T_w = T is FedAvg; T_w = 0 freezes the kernel as it was initialised.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.plan import Plan
@@ -45,6 +45,13 @@ class FedFrozen(base.PlannedFedAvg):
 
     Settings = Settings
 
+    def __init__(self, federation: base.Federation, *args: Any, **kwargs: Any) -> None:
+        super().__init__(federation, *args, **kwargs)
+        if not any(role.kind in KERNEL for role in federation.roles.values()):
+            raise UserError(
+                "This model has no attention kernel to freeze: choose strategy=fedavg, or a Transformer."
+            )
+
     def plan(self, server_round: int) -> Plan:
         plan = super().plan(server_round)
         return plan if self.stage(server_round) == "warmup" else plan.freeze(self.frozen)
@@ -56,10 +63,6 @@ class FedFrozen(base.PlannedFedAvg):
     def frozen(self) -> list[str]:
         """The names that the scope freezes after the warm-up."""
         roles, scope = self.federation.roles, self.settings.freeze_scope
-        if not any(role.kind in KERNEL for role in roles.values()):
-            raise UserError(
-                "This model has no attention kernel to freeze: choose strategy=fedavg, or a Transformer."
-            )
         if scope == "random":
             return self._random_matrices()
         kept = {

@@ -59,9 +59,9 @@ class Run:
 def train(tmp_path):
     """Train in process with overrides on top of the small settings; `folder` names the run."""
 
-    def train(*overrides: str, folder: str = "run", resume: bool = False) -> Run:
+    def train(*overrides: str, folder: str = "run", resume: bool = False, small: bool = True) -> Run:
         target = tmp_path / folder
-        words = [*SMALL, *overrides]
+        words = [*(SMALL if small else ()), *overrides]
         plain = resolved(compose_config(words))
         config = read(plain)
         start = checkpoint.newest(target) if resume else None

@@ -1,6 +1,8 @@
 """One corpus as a federation sees it: what the server keeps, and which rows each client has."""
 
+import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,6 +21,9 @@ from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.build import InputShape
 from fedfrozen_app.seeds import seed_for
+
+log = logging.getLogger(__name__)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.txt", "vocab.json")
 
 
 @dataclass(frozen=True)
@@ -104,15 +109,17 @@ def _spec(dataset: DatasetConfig, path: str | None) -> DatasetSpec:
 
 
 def _tokenizer(config: Config) -> PreTrainedTokenizerBase | None:
-    """The checkpoint's own; None (bytes) for a model built from its configuration, or for pictures."""
-    if config.model.source not in ("checkpoint", "hub") or config.dataset.kind in (
-        "digits",
-        "images",
-    ):
+    """The checkpoint's own; None (bytes) for a model that brings none, or for pictures."""
+    source, path = config.model.source, str(config.model.path)
+    if config.dataset.kind in ("digits", "images") or source not in ("checkpoint", "hub"):
         return None
-    local = config.model.source == "checkpoint"
+    # Asked for one that is not there, transformers makes up an empty tokenizer for some architectures.
+    if source == "checkpoint" and not any((Path(path) / name).exists() for name in TOKENIZER_FILES):
+        return None
     try:
-        return AutoTokenizer.from_pretrained(config.model.path, local_files_only=local)
-    except (OSError, ValueError):
-        # A picture model brings none. A text model without one is refused when its vocabulary is compared.
+        return AutoTokenizer.from_pretrained(path, local_files_only=source == "checkpoint")
+    except (OSError, ValueError) as error:
+        if source == "checkpoint":
+            raise UserError(f"The tokenizer in {path} cannot be read: {error}") from error
+        log.info("%s brings no tokenizer: texts would be read as bytes.", path)
         return None

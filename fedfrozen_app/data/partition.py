@@ -2,6 +2,8 @@
 
 The draws are those of flwr-datasets. Its Dirichlet partitioner gives up when a client stays below
 the minimum size; here the shortfall is then moved from the largest clients, and the note says so.
+flwr-datasets is imported where it is used: its plotting libraries cost two seconds, which a deployed
+site with data of its own would pay for every message.
 """
 
 from __future__ import annotations
@@ -13,17 +15,15 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from datasets import Dataset
-from flwr_datasets.partitioner import (
-    DirichletPartitioner,
-    IidPartitioner,
-    NaturalIdPartitioner,
-    Partitioner,
-)
 
 from fedfrozen_app.errors import UserError
+
+if TYPE_CHECKING:
+    from flwr_datasets.partitioner import Partitioner
 
 NAMES = ("dirichlet", "iid", "natural", "domain")
 
@@ -125,6 +125,8 @@ def _load_all(partitioner: Partitioner, dataset: Dataset) -> list[np.ndarray]:
 
 
 def _iid(rows: int, count: int, seed: int) -> tuple[np.ndarray, ...]:
+    from flwr_datasets.partitioner import IidPartitioner  # lazy: see the module's docstring
+
     # IidPartitioner cuts contiguous shards, so the shuffle has to happen before.
     shuffled = np.random.default_rng([seed, _IID]).permutation(rows)
     shards = _load_all(IidPartitioner(count), Dataset.from_dict({"index": shuffled}))
@@ -135,6 +137,8 @@ def _dirichlet(
     labels: np.ndarray, count: int, spec: PartitionSpec, key: tuple[int, ...]
 ) -> tuple[tuple[np.ndarray, ...], str]:
     """Rows per client, and what was done in words."""
+    from flwr_datasets.partitioner import DirichletPartitioner
+
     dataset = Dataset.from_dict({"index": np.arange(len(labels)), "label": labels})
     seed = int(np.random.SeedSequence(key).generate_state(1)[0])
 
@@ -258,6 +262,8 @@ def _groups(values: np.ndarray, column: str) -> dict[str, np.ndarray]:
             f"{missing} train rows have no value in column {column!r}: fill them in or set "
             "partition.column to a complete column."
         )
+    from flwr_datasets.partitioner import NaturalIdPartitioner
+
     partitioner = NaturalIdPartitioner("value")
     dataset = Dataset.from_dict({"index": np.arange(len(values)), "value": values.tolist()})
     # NaturalIdPartitioner shows a progress bar that cannot be switched off.

@@ -30,7 +30,6 @@ import pyarrow.compute
 import pyarrow.parquet
 import torch
 from PIL import Image
-from sklearn.datasets import load_digits
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase
 
 from fedfrozen_app.data.table import Corpus, Table
@@ -179,6 +178,8 @@ def _check(spec: DatasetSpec) -> None:
 
 def _read_digits(spec: DatasetSpec) -> _Found:
     """scikit-learn's 1797 digits. Their 0..16 become 0..255 as value * 255 // 16."""
+    from sklearn.datasets import load_digits  # lazy: only this reader needs scikit-learn
+
     images, targets = load_digits(return_X_y=True)
     pixels = (images.astype(np.int64) * 255 // 16).astype(np.uint8).reshape(-1, 8, 8)
     labels: list[str | None] = [str(target) for target in targets]

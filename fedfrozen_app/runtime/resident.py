@@ -6,6 +6,7 @@ rebuilt or read again between rounds.
 
 import json
 import logging
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 from flwr.app import Context
 from flwr.supercore.utils import get_flwr_home
@@ -215,4 +215,5 @@ def disk_cache(context: Context) -> Cache:
 
 def _simulated() -> bool:
     """Whether this is a worker of Flower's simulation, where run and data are the same person's."""
-    return ray.is_initialized()
+    ray = sys.modules.get("ray")  # Flower imports it in its workers, and nowhere else
+    return ray is not None and ray.is_initialized()

@@ -100,8 +100,9 @@ def test_resume_gives_private_state_back(train, monkeypatch):
 
 
 def test_fork_of_a_fedavg_prefix_is_the_unbroken_fedfrozen(train):
-    prefix = train("strategy=fedavg", "num_rounds=2", folder="prefix")
-    frozen = ("strategy=fedfrozen", "strategy.warmup_rounds=2", "num_rounds=4")
+    constant = "client.lr_schedule=constant"  # other schedules run over num_rounds
+    prefix = train("strategy=fedavg", "num_rounds=2", constant, folder="prefix")
+    frozen = ("strategy=fedfrozen", "strategy.warmup_rounds=2", "num_rounds=4", constant)
     fork = train(*frozen, f"from={prefix.folder}/checkpoints/2", folder="fork")
     assert same_bits(fork.model, train(*frozen, folder="whole").model)
     assert [row["round"] for row in fork.rows] == [0, 1, 2, 3, 4]

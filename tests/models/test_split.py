@@ -132,10 +132,7 @@ def test_join_refuses_a_state_with_a_part_missing():
 @given(width=st.integers(1, 6), out=st.integers(1, 6), linear=st.booleans(), bias=st.booleans())
 def test_split_projection_equals_its_fused_layer(width, out, linear, bias):
     """For both weight layouts: Conv1D, (in, out), and Linear, (out, in)."""
-    if linear:
-        layer = nn.Linear(width, 3 * out, bias=bias).double()
-    else:
-        layer = Conv1D(3 * out, width).double()
+    layer = nn.Linear(width, 3 * out, bias=bias).double() if linear else Conv1D(3 * out, width).double()
     x = torch.randn(2, 3, width, dtype=torch.float64)
     split = SplitProjection(layer, axis=0 if linear else 1)
     torch.testing.assert_close(split(x), layer(x), rtol=0, atol=1e-12)

@@ -1,0 +1,12 @@
+"""What a person sees of the logs: our own lines, plainly, and the warnings of others."""
+
+import logging
+import sys
+import warnings
+
+
+def prepare_logging() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    for name in ("fedfrozen_app", "strategies", "clients"):
+        logging.getLogger(name).setLevel(logging.INFO)
+    warnings.filterwarnings("ignore", category=FutureWarning)

@@ -1,0 +1,70 @@
+"""Bytes saved by the freeze, against arithmetic on shapes, for four architectures from real checkpoints."""
+
+import json
+
+import pytest
+import torch
+import transformers
+
+from tests.conftest import SMALL
+
+D, LAYERS, ROUNDS, CLIENTS = 16, 2, 4, 3
+FLOAT = 4
+
+BERT = transformers.BertConfig(
+    vocab_size=384, hidden_size=D, num_hidden_layers=LAYERS, num_attention_heads=2, intermediate_size=32
+)
+LLAMA = transformers.LlamaConfig(
+    **{"vocab_size": 384, "hidden_size": D, "num_hidden_layers": LAYERS, "intermediate_size": 32},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0},
+)
+GPT2 = transformers.GPT2Config(vocab_size=384, n_embd=D, n_layer=LAYERS, n_head=2, pad_token_id=0)
+
+# Weights and biases of query and key in one layer.
+KERNEL = {
+    "vit": (D * D + D) + (D * D + D),
+    "bert": (D * D + D) + (D * D + D),
+    "llama": D * D + D * (D // 2),  # no biases; two of four heads share keys
+    "gpt2": (D * D + D) + (D * D + D),  # two thirds of the fused projection
+}
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "notes.jsonl"
+    lines = [{"text": f"{'good' if n % 2 else 'bad'} note {n}", "label": n % 2} for n in range(90)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+def checkpoint(config, folder):
+    torch.manual_seed(0)
+    transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["vit", "bert", "llama", "gpt2"])
+def test_frozen_rounds_save_the_kernel_to_the_byte(train, texts, tmp_path, name):
+    words = [f"num_rounds={ROUNDS}", "strategy.warmup_rounds=2", "client.weight_decay=0.1"]
+    if name != "vit":
+        folder = checkpoint({"bert": BERT, "llama": LLAMA, "gpt2": GPT2}[name], tmp_path / "checkpoint")
+        words += ["dataset=text", f"dataset.path={texts}", "dataset.max_tokens=16", "partition=iid"]
+        words += ["model=checkpoint", f"model.path={folder}", "checkpoint.keep=9"]
+        words = [word for word in SMALL if not word.startswith("model.")] + words
+    run = train(*words, "checkpoint.keep=9", small=name == "vit")
+    kernel = KERNEL[name] * LAYERS * FLOAT * CLIENTS
+    total = sum(value.numel() for value in run.model.values()) * FLOAT * CLIENTS
+    up = [sum(row["bytes_up_by_role"].values()) for row in run.rows[1:]]
+    down = [sum(row["bytes_down_by_role"].values()) for row in run.rows[1:]]
+    assert up == [total, total, total - kernel, total - kernel]
+    # From each node's second participation after the switch: the first brings the last averaged kernel.
+    assert down == [total, total, total, total - kernel]
+    for row in run.rows[3:]:
+        assert not {"query", "key"} & set(row["bytes_up_by_role"])
+        assert row["trained_params"] * FLOAT * CLIENTS == total - kernel
+    if name == "gpt2":
+        before, after = run.model_after(2), run.model
+        moved = {
+            n.rsplit(".", 2)[1] for n in before if ".c_attn." in n and not torch.equal(before[n], after[n])
+        }
+        assert moved == {"value"}  # the value moves although it shares its tensor with query and key

@@ -1,0 +1,142 @@
+"""The command as a person meets it: bad input, verbs, multirun, files."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForImageClassification
+
+from fedfrozen_app.__main__ import run as command
+from tests.conftest import SMALL, Run
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["strategy=nope"], "Unknown strategy 'nope': choose one of fedavg, fedfrozen, fedprox, local."),
+        (["model=nope"], "Unknown model 'nope'"),
+        (["participation=0"], "participation=0.0 is out of range: it must be above 0 and at most 1."),
+        (["participation=1.5"], "participation=1.5"),
+        (["num_rounds=5", "strategy.warmup_rounds=6"], "lower it, or raise num_rounds."),
+        (["num_clients=500"], "set num_clients to 129 or fewer"),
+        (["dataset=images", "dataset.path=nowhere"], "dataset.path=nowhere does not exist"),
+        (["model=checkpoint", "model.path=nowhere"], "model.path=nowhere does not exist"),
+        (["model=checkpoint"], "model.path is not set"),
+        (["dataset=text"], "dataset.path"),
+        (["num_rounds=many"], "num_rounds: Value 'many'"),
+        (["num_round=5"], "did you mean num_rounds?"),
+        (["client.learning_rate=1"], "There is no key 'client.learning_rate'"),
+        (["strategy=fedprox", "strategy.mu=-1"], "strategy.mu=-1 is negative"),
+        (["strategy.freeze_scope=all"], "strategy.freeze_scope=all is unknown"),
+        (["model=linear"], "no attention kernel"),
+        (["client.lr=0"], "client.lr=0.0 is out of range"),
+        (["from=nowhere/checkpoints/3"], "from=nowhere/checkpoints/3 does not exist"),
+        (["model.config.num_attention_heads=5"], "5"),
+        (["partition=natural"], "column"),
+        (["num_rounds"], "num_rounds"),
+        (["resume"], "Say which run"),
+        (["resume", "nowhere"], "There is no run folder nowhere"),
+        (["export", "nowhere", "there"], "There is no run folder nowhere"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(overrides, told, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert command(overrides) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fedfrozen: ")]
+    assert len(lines) == 1 and told in lines[0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there(capsys):
+    assert command(["device=cuda"]) == 2
+    assert "torch sees no GPU: use device=cpu or device=auto" in capsys.readouterr().err
+
+
+def test_bad_input_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert command(["participation=0"]) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_folder_that_cannot_be_written(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert command([*SMALL, f"output_dir={tmp_path}/file", f"hydra.run.dir={tmp_path}/hydra"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_run_leaves_what_the_contract_says(tmp_path):
+    folder = tmp_path / "run"
+    assert command([*SMALL, f"hydra.run.dir={folder}"]) == 0
+    run = Run(folder)
+    for name in ("model.safetensors", "report.html", "curves.png", "labels.png", "checkpoints/3/state.json"):
+        assert (folder / name).exists(), name
+    row = run.rows[-1]
+    for key in (
+        *("round", "stage", "test_loss", "test_accuracy", "train_loss", "bytes_up", "bytes_down"),
+        *("bytes_up_by_role", "trained_params", "clients_ok", "clients_failed", "seconds", "drift"),
+    ):
+        assert key in row, key
+    summary = run.summary
+    for key in (
+        *("final_test_accuracy", "best_test_accuracy", "stability", "total_bytes_up", "total_bytes_down"),
+        *("seconds", "config", "versions", "git_commit", "seed", "device"),
+    ):
+        assert key in summary, key
+    assert summary["config"]["dataset"]["name"] == "digits"
+    assert summary["config"]["strategy"]["warmup_rounds"] == 1  # the default is filled in
+    assert summary["total_bytes_up"] == sum(row["bytes_up"] for row in run.rows[1:])
+    assert summary["status"] == "completed"
+
+
+def test_verbs_on_a_finished_run(tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert command([*SMALL, f"hydra.run.dir={folder}"]) == 0
+    capsys.readouterr()
+
+    assert command(["evaluate", str(folder)]) == 0
+    judged = json.loads(capsys.readouterr().out)
+    assert judged["test_accuracy"] == Run(folder).summary["final_test_accuracy"]
+
+    assert command(["resume", str(folder)]) == 2
+    assert "already finished its 3 rounds" in capsys.readouterr().err
+    assert command(["resume", str(folder), "num_rounds=4"]) == 0
+    assert [row["round"] for row in Run(folder).rows] == [0, 1, 2, 3, 4]
+
+    assert command(["export", str(folder), str(tmp_path / "exported")]) == 0
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path / "exported")
+    assert loaded.config.id2label[3] == "3"
+    for name, value in loaded.named_parameters():
+        assert torch.equal(value, Run(folder).model[name])
+
+
+def test_a_sweep_goes_on_after_a_failure_and_ends_with_its_code(tmp_path, capsys):
+    words = ["-m", *SMALL, "num_clients=3,500", f"hydra.sweep.dir={tmp_path}/sweep"]
+    assert command(words) == 2
+    assert "500 clients" in capsys.readouterr().err
+    assert Run(tmp_path / "sweep" / "0").summary["status"] == "completed"
+
+
+def test_ctrl_c_keeps_the_work_and_says_how_to_go_on(tmp_path):
+    """In a process of its own, as a person would."""
+    folder = tmp_path / "run"
+    words = [sys.executable, "-m", "fedfrozen_app", *SMALL, "num_rounds=500", f"hydra.run.dir={folder}"]
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in child.stdout:
+        if line.startswith("round 2/"):
+            child.send_signal(2)
+            break
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert f"fedfrozen resume {folder}" in errors and "Traceback" not in errors
+    run = Run(folder)
+    assert run.summary["status"] == "interrupted" and len(run.rows) >= 3
+
+
+def test_local_only_is_a_baseline_with_its_own_figures(train):
+    run = train("strategy=local")
+    row = run.rows[-1]
+    assert row["bytes_up_by_role"] == {} and row["trained_params"] > 0
+    assert row["test_accuracy"] != run.rows[0]["test_accuracy"]
+    assert row["train_loss"] < run.rows[1]["train_loss"]

@@ -1,0 +1,81 @@
+"""The cache: whole files, verified on reading, bounded, and never trusted."""
+
+import os
+
+import pytest
+import torch
+
+from fedfrozen_app.exchange.arrays import digest
+from fedfrozen_app.exchange.cache import Cache
+
+
+def base_of(arrays):
+    return {name: digest(tensor) for name, tensor in arrays.items()}
+
+
+@pytest.fixture
+def arrays():
+    return {"a": torch.randn(10), "b": torch.randn(3, 3), "c": torch.tensor(2.0)}
+
+
+def test_another_process_finds_what_one_put(tmp_path, arrays):
+    base = base_of(arrays)
+    Cache(tmp_path, 10**6).complete(base, arrays, verify=True)
+    found, lacks = Cache(tmp_path, 10**6).complete(base, {}, verify=True)
+    assert not lacks and all(torch.equal(found[name], arrays[name]) for name in arrays)
+
+
+def test_what_is_neither_sent_nor_held_is_named(tmp_path, arrays):
+    base = base_of(arrays)
+    found, lacks = Cache(tmp_path, 10**6).complete(base, {"b": arrays["b"]}, verify=True)
+    assert lacks == ["a", "c"] and list(found) == ["b"]
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "swap", "delete"])
+def test_a_damaged_file_is_asked_for_again_and_mended(tmp_path, arrays, damage):
+    base = base_of(arrays)
+    Cache(tmp_path, 10**6).complete(base, arrays, verify=True)
+    path = tmp_path / f"{base['a']}.safetensors"
+    content = path.read_bytes()
+    if damage == "flip":
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif damage == "cut":
+        path.write_bytes(content[:-3])
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "swap":  # another array under this name
+        path.write_bytes((tmp_path / f"{base['b']}.safetensors").read_bytes())
+    else:
+        path.unlink()
+    fresh = Cache(tmp_path, 10**6)
+    _, lacks = fresh.complete(base, {}, verify=True)
+    assert lacks == ["a"]
+    found, lacks = fresh.complete(base, {"a": arrays["a"]}, verify=True)
+    assert not lacks and torch.equal(found["a"], arrays["a"])
+    assert Cache(tmp_path, 10**6).complete(base, {}, verify=True)[1] == []
+
+
+def test_what_was_sent_is_checked_too(arrays):
+    base = base_of(arrays)
+    wrong = arrays | {"a": arrays["a"] + 1}
+    _, lacks = Cache().complete(base, wrong, verify=True)
+    assert lacks == ["a"]
+
+
+def test_the_folder_stays_within_its_limit_and_drops_the_oldest(tmp_path):
+    cache = Cache(tmp_path, 5000)
+    tensors = [torch.full((250,), float(i)) for i in range(8)]  # 1,000 bytes each, and a header
+    for number, tensor in enumerate(tensors):
+        cache.put(digest(tensor), tensor)
+        os.utime(tmp_path / f"{digest(tensor)}.safetensors", (number, number))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 5000 + 1100
+    assert digest(tensors[-1]) in cache.held() and digest(tensors[0]) not in cache.held()
+
+
+def test_memory_holds_one_base(arrays):
+    cache = Cache()
+    cache.complete(base_of(arrays), arrays, verify=False)
+    later = arrays | {"a": torch.randn(10)}
+    cache.complete(base_of(later), {"a": later["a"]}, verify=False)
+    assert cache.get(digest(arrays["a"])) is None
+    assert cache.get(digest(later["a"])) is later["a"]
