@@ -31,7 +31,7 @@ class Settings(base.Settings):
                 f"strategy.freeze_scope={self.freeze_scope} is unknown: choose one of {', '.join(SCOPES)}."
             )
         if self.warmup_rounds is None:
-            return replace(self, warmup_rounds=round(0.2 * num_rounds))
+            return replace(self, warmup_rounds=min(max(1, round(0.2 * num_rounds)), num_rounds))
         if not 0 <= self.warmup_rounds <= num_rounds:
             raise UserError(
                 f"strategy.warmup_rounds={self.warmup_rounds} must lie between 0 and "

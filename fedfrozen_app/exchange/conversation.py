@@ -108,15 +108,18 @@ class Conversation:
         deadline: float,
     ) -> Reply | str:
         reply = self._receive(message_id, deadline, traffic)
-        if isinstance(reply, Reply) and reply.lacks and reply.order == order.digest:
-            wanted = [name for name in reply.lacks if name in order.base]
-            log.info("Client %s lacks %d arrays: sending them again.", client, len(wanted))
+        # First what it asks for; then everything, which needs no cache at all.
+        for everything in (False, True):
+            if isinstance(reply, str) or not reply.lacks or reply.order != order.digest:
+                break
+            wanted = [name for name in order.base if everything or name in reply.lacks]
+            log.info("Client %s lacks %d arrays: sending %d.", client, len(reply.lacks), len(wanted))
             (again,) = self._push([self._order_message(node, order, wanted, model, traffic)])
             reply = self._receive(again, deadline, traffic)
         if isinstance(reply, str):
             return reply
         if reply.lacks:
-            return f"still lacks {len(reply.lacks)} arrays after they were sent again"
+            return f"still lacks {len(reply.lacks)} arrays after all were sent"
         if problem := problem_of(reply, order, model):
             return problem
         self.ledger.confirm(client, order.base.values())

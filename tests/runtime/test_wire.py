@@ -1,0 +1,194 @@
+"""Arrays as bytes and caches on disk, with the real ClientApp, without starting Flower's processes.
+
+The grid is in process, but its nodes are not told so: everything is serialised, and the base lies on disk.
+"""
+
+import shlex
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from fedfrozen_app import client_app
+from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.data.federated import load_corpus, server_only, share_out
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.conversation import Conversation
+from fedfrozen_app.models.task import Batch
+from fedfrozen_app.runtime import resident as residents
+from fedfrozen_app.runtime.grid import InProcessGrid
+from fedfrozen_app.runtime.resident import Resident
+from fedfrozen_app.server_app import federate, gather
+from tests.conftest import SMALL, Run, same_bits
+
+ROUNDS = ["num_rounds=4", "strategy.warmup_rounds=2"]
+
+
+def wired(words, nodes, before_round=None, num_clients=3):
+    """A conversation that sends bytes, and the grid under it."""
+
+    class WireGrid(InProcessGrid):
+        def push_messages(self, messages):
+            messages = list(messages)
+            if before_round and messages and messages[0].metadata.group_id:
+                before_round(int(messages[0].metadata.group_id))
+            return super().push_messages(messages)
+
+    grid = WireGrid(client_app.app, num_clients, {"overrides": shlex.join(words)})
+    for context, node in zip(grid.contexts.values(), nodes, strict=True):
+        context.node_config.clear()
+        context.node_config.update(node)
+    return grid
+
+
+def run_wired(tmp_path, before_round=None, extra=ROUNDS):
+    words = [*SMALL, *extra, f"runtime.cache_dir={tmp_path}/cache"]
+    nodes = [{"partition-id": number, "num-partitions": 3} for number in range(3)]
+    grid = wired(words, nodes, before_round)
+    plain = resolved(compose_config(words))
+    config = read(plain)
+    corpus = load_corpus(config)
+    resident = Resident(config, corpus, shares=share_out(corpus, config, 3))
+    talk = Conversation(grid, resident.roles, card=resident.card)
+    federate(config, plain, words, talk, resident, tmp_path / "wired")
+    return Run(tmp_path / "wired")
+
+
+def forget_process():
+    """A new process: nothing is loaded, only the disk remembers."""
+    residents._here = None
+
+
+def test_bytes_on_the_wire_give_the_same_bits_as_no_wire(train, tmp_path):
+    one = train(*ROUNDS, folder="one")
+    other = run_wired(tmp_path)
+    assert same_bits(one.model, other.model)
+    for row, twin in zip(one.rows, other.rows, strict=True):
+        for key in ("bytes_up", "bytes_down", "bytes_up_by_role", "bytes_down_by_role", "clients"):
+            assert row.get(key) == twin.get(key)
+
+
+@pytest.mark.parametrize("harm", ["nothing", "deleted", "damaged", "emptied", "deleted again and again"])
+def test_a_cache_that_was_harmed_after_the_freeze_changes_nothing(train, tmp_path, harm):
+    one = train(*ROUNDS, folder="one")
+    harmed = []
+
+    def before(server_round):
+        forget_process()
+        if server_round != 4 or (harmed and "again" not in harm):
+            return
+        harmed.append(server_round)
+        for path in (tmp_path / "cache").iterdir():
+            if harm.startswith("deleted"):
+                path.unlink()
+            elif harm == "damaged":
+                content = bytearray(path.read_bytes())
+                content[-1] ^= 0xFF
+                path.write_bytes(content)
+            elif harm == "emptied":
+                path.write_bytes(b"")
+
+    other = run_wired(tmp_path, before)
+    assert same_bits(one.model, other.model)
+    assert all(row["clients_failed"] == 0 for row in other.rows[1:])
+    more = other.rows[4]["bytes_down"] - one.rows[4]["bytes_down"]
+    assert more == 0 if harm == "nothing" else more > 0
+
+
+def test_a_client_s_model_is_built_once_for_all_messages(tmp_path, monkeypatch):
+    forget_process()
+    built = []
+    real = residents._build_for
+    monkeypatch.setattr(residents, "_build_for", lambda context: built.append(1) or real(context))
+    run_wired(tmp_path)
+    assert built == [1]
+
+
+def test_private_arrays_never_travel(tmp_path, monkeypatch):
+    replies = []
+    real = client_app.train_reply
+
+    def watch(message, reply, *, local):
+        replies.append(reply)
+        return real(message, reply, local=local)
+
+    monkeypatch.setattr(client_app, "train_reply", watch)
+    run = run_wired(tmp_path, extra=["strategy=local"])
+    assert replies and not any(reply.arrays for reply in replies)
+    assert run.rows[-1]["bytes_up_by_role"] == {}
+
+
+def test_the_server_cannot_name_a_node_s_data(tmp_path):
+    words = [*SMALL, "dataset=images", f"dataset.path={tmp_path}"]
+    grid = wired(words, [{"partition-id": 0, "num-partitions": 1}], num_clients=1)
+    context = grid.contexts[1]
+    forget_process()
+    with pytest.raises(UserError, match="names no data of its own"):
+        residents.resident_for(context)
+
+
+@pytest.mark.parametrize(("given", "fits"), [(None, True), (3, True), (10, False)])
+def test_num_clients_and_the_nodes_there_are(given, fits, caplog):
+    caplog.set_level("INFO")
+    nodes = [{"partition-id": number, "num-partitions": 3} for number in range(3)]
+    words = [word for word in SMALL if not word.startswith("num_clients")]
+    words += [] if given is None else [f"num_clients={given}"]
+    talk = Conversation(wired(words, nodes), {})
+    config = read(resolved(compose_config(words)))
+    if fits:
+        assert gather(talk, config) == 3
+        assert ("num-supernodes=10" in caplog.text) == (given is None)
+    else:
+        with pytest.raises(UserError, match="num_clients=10 was asked for, but there are 3 nodes"):
+            gather(talk, config)
+
+
+def test_too_few_nodes_end_the_wait_with_a_sentence():
+    nodes = [{"site": "north", "data-path": "x"}]
+    words = [*SMALL, "runtime.node_timeout=0.2"]
+    talk = Conversation(wired(words, nodes, num_clients=1), {})
+    with pytest.raises(UserError, match="Only 1 of 3 nodes appeared"):
+        gather(talk, read(resolved(compose_config(words))))
+
+
+def test_sites_train_on_their_own_folders(tmp_path):
+    """Two sites with a folder each: one full-batch step equals the step on both folders' rows together."""
+    write_sites(tmp_path / "data")
+    words = [word for word in SMALL if not word.startswith(("num_clients", "dataset", "partition"))]
+    words += ["dataset=images", f"dataset.path={tmp_path}/data", "dataset.client_validation=0", "num_rounds=1"]
+    words += ["client=sgd", "client.momentum=0", "client.lr=0.5", "client.batch_size=100000", "seed=3"]
+    plain = resolved(compose_config(words))
+    config = read(plain)
+    corpus = load_corpus(config)
+    resident = Resident(config, corpus, shares=server_only(corpus, config))
+    start = {name: value.detach().clone() for name, value in resident.parameters.items()}
+    sites = {name: f"{tmp_path}/data/{name}" for name in ("north", "south")}
+    nodes = [{"site": n, "data-path": p, "cache-dir": f"{tmp_path}/cache-{n}"} for n, p in sites.items()]
+    forget_process()
+    talk = Conversation(wired(words, nodes, num_clients=2), resident.roles, card=resident.card)
+    assert gather(talk, config) is None
+    federate(config, plain, words, talk, resident, tmp_path / "run")
+    run = Run(tmp_path / "run")
+    assert run.rows[1]["clients"] == ["north", "south"] and run.rows[1]["clients_failed"] == 0
+
+    tables = [load_corpus(config, path, corpus.classes).train for path in sites.values()]
+    pixels = torch.cat([table.inputs["pixel_values"] for table in tables])
+    labels = torch.cat([table.labels for table in tables])
+    resident.load(start, {})
+    resident.model.requires_grad_(True)
+    resident.task.loss(resident.parameters, Batch({"pixel_values": pixels}, labels)).backward()
+    for name, value in resident.parameters.items():
+        torch.testing.assert_close(run.model[name], start[name] - 0.5 * value.grad, rtol=1e-4, atol=1e-6)
+
+
+def write_sites(folder):
+    """Digits as pictures: the north has few of the large digits, the south few of the small ones."""
+    pixels, labels = load_digits(return_X_y=True)
+    for number in range(240):
+        site = "north" if (labels[number] < 5) == (number % 5 > 0) else "south"
+        target = folder / site / str(labels[number])
+        target.mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray((pixels[number].reshape(8, 8) * 15).astype(np.uint8))
+        image.save(target / f"{number}.png")
