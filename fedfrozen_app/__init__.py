@@ -1,1 +1,6 @@
 """Federated training of Transformers with one named plan per round, on Flower."""
+
+import os
+
+# Read when torch loads its thread pool. Waiting threads that spin cost a busy machine minutes a round.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

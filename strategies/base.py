@@ -1,6 +1,5 @@
 """The round that every strategy shares. A strategy says how the plan changes; nothing else."""
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,14 +13,12 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.arrays import digest, to_record, to_tensors
 from fedfrozen_app.exchange.conversation import Conversation
-from fedfrozen_app.exchange.count import Traffic, count_parameters
+from fedfrozen_app.exchange.count import count_parameters
 from fedfrozen_app.exchange.plan import Order, Plan
 from fedfrozen_app.models.roles import KERNEL, Role
-from fedfrozen_app.seeds import numpy_generator
 from strategies.aggregate import RunningMean
-
-log = logging.getLogger(__name__)
-Row = dict[str, Any]
+from strategies.cohort import draw_cohort
+from strategies.record import RoundRecord, Row
 
 
 class Hook(Protocol):
@@ -121,7 +118,7 @@ class PlannedFedAvg(FlowerFedAvg):
         return result
 
     def _train_round(self, server_round: int, talk: Conversation) -> Row:
-        began = time.perf_counter()
+        record = RoundRecord(server_round, RunningMean(self.model, self._drift_group))
         plan = self.plan(server_round)
         private = set(plan.private)
         order = Order(
@@ -132,49 +129,17 @@ class PlannedFedAvg(FlowerFedAvg):
             settings=self.client_settings(),
         )
         nodes = talk.greet()
-        cohort = [(client, nodes[client]) for client in self.draw(server_round, nodes)]
-        traffic, mean = Traffic(), RunningMean(self.model, self._drift_group)
-        metrics: dict[str, list[tuple[float, float]]] = {}
-        failures: list[str] = []
-        aggregating = 0.0
-        for client, reply in talk.round(order, cohort, self.model, traffic):
-            folding = time.perf_counter()
-            refused = reply if isinstance(reply, str) else mean.add(reply.arrays, float(reply.examples))
-            if refused is not None:
-                failures.append(f"Client {client} was set aside: it {refused}.")
-                log.warning("Round %d: %s", server_round, failures[-1])
-            elif not isinstance(reply, str):
-                for key, value in reply.metrics.items():
-                    metrics.setdefault(key, []).append((value, reply.examples))
-            aggregating += time.perf_counter() - folding
+        cohort = draw_cohort(nodes, self.federation.participation, self.federation.seed, server_round)
+        members = [(client, nodes[client]) for client in cohort]
+        for client, reply in talk.round(order, members, self.model, record.traffic):
+            record.take(client, reply)
         folding = time.perf_counter()
-        merged, drift = mean.finish()
+        merged, drift = record.mean.finish()
         self.model.update(merged)
         self.digests.update({name: digest(tensor) for name, tensor in merged.items()})
-        aggregating += time.perf_counter() - folding
-        if len(failures) == len(cohort):
-            log.warning("Round %d: no client gave a sound reply; the model stays as it was.", server_round)
-        row: Row = {
-            "round": server_round,
-            "stage": self.stage(server_round),
-            **{key: _mean(pairs) for key, pairs in metrics.items()},
-            "bytes_up": traffic.up,
-            "bytes_down": traffic.down,
-            "bytes_up_by_role": dict(traffic.up_by_role),
-            "bytes_down_by_role": dict(traffic.down_by_role),
-            "trained_params": count_parameters(self.model, plan.trained),
-            "clients": [client for client, _ in cohort],
-            "clients_ok": len(cohort) - len(failures),
-            "clients_failed": len(failures),
-            "drift": drift,
-        }
-        if failures:
-            row["failures"] = failures
-        row["seconds"] = {
-            "train": time.perf_counter() - began - aggregating,
-            "aggregate": aggregating,
-        }
-        return row
+        record.aggregating += time.perf_counter() - folding
+        trained = count_parameters(self.model, plan.trained)
+        return record.row(self.stage(server_round), cohort, trained, drift)
 
     def _close_round(
         self,
@@ -197,27 +162,8 @@ class PlannedFedAvg(FlowerFedAvg):
             stops.append(stop)
         return any(stops)
 
-    def draw(self, server_round: int, names: Mapping[str, int]) -> list[str]:
-        """The round's cohort, over client names: the same for a seed in every runtime."""
-        population = sorted(names, key=_natural)
-        size = max(1, round(self.federation.participation * len(population)))
-        if size == len(population):
-            return population
-        generator = numpy_generator(self.federation.seed, "cohort", server_round)
-        chosen = generator.choice(len(population), size=size, replace=False)
-        return [population[index] for index in sorted(chosen)]
-
     def _drift_group(self, name: str) -> str | None:
         role = self.federation.roles[name]
         if role.kind == "key" and self.model[name].ndim == 1:
             return None  # softmax ignores key biases: their movement is rounding noise
         return "kernel" if role.kind in KERNEL else "rest"
-
-
-def _mean(pairs: list[tuple[float, float]]) -> float:
-    return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
-
-
-def _natural(name: str) -> tuple[int, int | str]:
-    """Partition numbers by their value, site names by the alphabet."""
-    return (0, int(name)) if name.isdigit() else (1, name)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fedfrozen_app.report.console import Progress
 from fedfrozen_app.runtime import checkpoint
-from strategies.base import PlannedFedAvg, Row
+from strategies.base import PlannedFedAvg
+from strategies.record import Row
 
 log = logging.getLogger(__name__)
 Outcome = tuple[bool, Row]

@@ -157,7 +157,12 @@ def test_sites_train_on_their_own_folders(tmp_path):
     """Two sites with a folder each: one full-batch step equals the step on both folders' rows together."""
     write_sites(tmp_path / "data")
     words = [word for word in SMALL if not word.startswith(("num_clients", "dataset", "partition"))]
-    words += ["dataset=images", f"dataset.path={tmp_path}/data", "dataset.client_validation=0", "num_rounds=1"]
+    words += [
+        "dataset=images",
+        f"dataset.path={tmp_path}/data",
+        "dataset.client_validation=0",
+        "num_rounds=1",
+    ]
     words += ["client=sgd", "client.momentum=0", "client.lr=0.5", "client.batch_size=100000", "seed=3"]
     plain = resolved(compose_config(words))
     config = read(plain)

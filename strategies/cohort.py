@@ -1,0 +1,22 @@
+"""Who takes part in a round: drawn over client names, so that a seed gives the same cohorts everywhere.
+
+Flower's own sampling draws over node ids, which are random anew in every run.
+"""
+
+from collections.abc import Iterable
+
+from fedfrozen_app.seeds import numpy_generator
+
+
+def draw_cohort(names: Iterable[str], participation: float, seed: int, server_round: int) -> list[str]:
+    population = sorted(names, key=_natural)
+    size = max(1, round(participation * len(population)))
+    if size >= len(population):
+        return population
+    chosen = numpy_generator(seed, "cohort", server_round).choice(len(population), size=size, replace=False)
+    return [population[index] for index in sorted(chosen)]
+
+
+def _natural(name: str) -> tuple[int, int | str]:
+    """Partition numbers by their value, site names by the alphabet."""
+    return (0, int(name)) if name.isdigit() else (1, name)

@@ -1,0 +1,66 @@
+"""What a round gathers while its replies come in, and the row it becomes in `metrics.jsonl`."""
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedfrozen_app.exchange.count import Traffic
+from fedfrozen_app.exchange.messages import Reply
+from strategies.aggregate import RunningMean
+
+log = logging.getLogger(__name__)
+Row = dict[str, Any]
+
+
+@dataclass
+class RoundRecord:
+    number: int
+    mean: RunningMean
+    traffic: Traffic = field(default_factory=Traffic)
+    failures: list[str] = field(default_factory=list)
+    metrics: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
+    began: float = field(default_factory=time.perf_counter)
+    aggregating: float = 0.0  # seconds
+
+    def take(self, client: str, reply: Reply | str) -> None:
+        """Fold a reply in, or note why it was set aside."""
+        folding = time.perf_counter()
+        refused = reply if isinstance(reply, str) else self.mean.add(reply.arrays, float(reply.examples))
+        if refused is not None:
+            self.failures.append(f"Client {client} was set aside: it {refused}.")
+            log.warning("Round %d: %s", self.number, self.failures[-1])
+        elif isinstance(reply, Reply):
+            for key, value in reply.metrics.items():
+                self.metrics.setdefault(key, []).append((value, reply.examples))
+        if isinstance(reply, Reply):
+            reply.arrays.clear()  # the next reply comes before this one is forgotten
+        self.aggregating += time.perf_counter() - folding
+
+    def row(self, stage: str, cohort: Sequence[str], trained_params: int, drift: Row) -> Row:
+        if len(self.failures) == len(cohort):
+            log.warning("Round %d: no client gave a sound reply; the model stays as it was.", self.number)
+        row: Row = {
+            "round": self.number,
+            "stage": stage,
+            **{key: _mean(pairs) for key, pairs in self.metrics.items()},
+            "bytes_up": self.traffic.up,
+            "bytes_down": self.traffic.down,
+            "bytes_up_by_role": dict(self.traffic.up_by_role),
+            "bytes_down_by_role": dict(self.traffic.down_by_role),
+            "trained_params": trained_params,
+            "clients": list(cohort),
+            "clients_ok": len(cohort) - len(self.failures),
+            "clients_failed": len(self.failures),
+            "drift": drift,
+        }
+        if self.failures:
+            row["failures"] = self.failures
+        training = time.perf_counter() - self.began - self.aggregating
+        row["seconds"] = {"train": training, "aggregate": self.aggregating}
+        return row
+
+
+def _mean(pairs: list[tuple[float, int]]) -> float:
+    return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
