@@ -90,6 +90,7 @@ class PrivacyConfig:
 class RuntimeConfig:
     name: str = "inprocess"
     runner: str = "auto"
+    max_block: int | None = None
     threads: int | None = None
     cpus_per_client: int = 1
     gpus_per_client: float = 0.0
@@ -205,7 +206,7 @@ _CHOICES = {
     "client.lr_schedule": ("constant", "linear", "cosine"),
     "client.precision": ("float32", "bf16"),
     "runtime.name": ("inprocess", "flower"),
-    "runtime.runner": ("auto", "sequential"),
+    "runtime.runner": ("auto", "sequential", "cohort"),
     "partition.name": ("dirichlet", "iid", "natural", "domain"),
     "privacy.name": ("none",),
 }
@@ -234,6 +235,7 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
     "checkpoint.every": (0, True, float("inf")),
     "checkpoint.keep": (1, True, float("inf")),
     "early_stop.patience": (1, True, float("inf")),
+    "runtime.max_block": (1, True, float("inf")),
     "runtime.threads": (1, True, float("inf")),
     "runtime.cpus_per_client": (1, True, float("inf")),
     "runtime.gpus_per_client": (0, True, float("inf")),
@@ -262,6 +264,11 @@ def _check(config: Config) -> None:
         bound = f"at least {low:g}" if inclusive else f"above {low:g}"
         limit = "" if high == float("inf") else f" and at most {high:g}"
         raise UserError(f"{key}={value} is out of range: it must be {bound}{limit}.")
+    if config.runtime.name == "flower" and config.runtime.runner == "cohort":
+        raise UserError(
+            "Flower's simulation hands out one client a message, so runtime.runner=cohort cannot work there: "
+            "use runtime=inprocess, or runtime.runner=auto."
+        )
     strategy_settings(config)
     device_of(config.device)
     # A missing folder is better said now than after the model has been built.
@@ -333,6 +340,8 @@ def _unknown_key(error: Exception) -> str:
     if not found:
         return ""
     key = found[1] or found[2]
+    if key.startswith("model.config"):
+        return f"The model's file does not set '{key}': write +{key}=VALUE to add it."
     plain = OmegaConf.to_container(OmegaConf.structured(Config))
     known = [*_known_keys(plain), "from"]
     known += [f"strategy.{name}" for cls in STRATEGIES.values() for name in cls.Settings().__dict__]

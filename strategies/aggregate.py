@@ -6,6 +6,40 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from fedfrozen_app.exchange.block import Block, Slice
+
+
+class OpenBlock:
+    """A block whose rows are being taken: (clients, width) of updates, and the weight of each row."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.weights = [0.0] * len(block.clients)
+        self._updates = block.values.sub_(block.base)
+        parts = block.layout.views(self._updates).values()  # (clients, *shape) each
+        norms = [torch.linalg.vector_norm(p.flatten(1), dim=1, dtype=torch.float64) for p in parts]
+        self._norms = torch.stack(norms, dim=1)  # (clients, names)
+        self._sound = torch.isfinite(self._norms).tolist()
+
+    def accept(self, number: int, weight: float) -> str | None:
+        sound = self._sound[number]
+        if not all(sound):
+            return f"holds values that are not finite in {self.block.layout.names[sound.index(False)]}"
+        self.weights[number] = weight
+        return None
+
+    def fold(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Σ nᵢuᵢ and Σ nᵢ‖uᵢ‖² by name."""
+        device, names = self._updates.device, self.block.layout.names
+        refused = [number for number, weight in enumerate(self.weights) if not weight]
+        if refused:  # 0 · NaN would be NaN
+            self._updates[refused] = 0
+            self._norms[refused] = 0
+        weights = torch.tensor(self.weights, dtype=torch.float64, device=device)
+        sums = self.block.layout.views(weights.to(self._updates.dtype) @ self._updates)
+        squares = weights @ self._norms.square()
+        return sums, dict(zip(names, squares.unbind(), strict=True))
+
 
 class RunningMean:
     """w ← w + Σ nᵢ uᵢ / Σ nᵢ with uᵢ = wᵢ − w, one weight sum per name, in a running sum.
@@ -23,9 +57,12 @@ class RunningMean:
         self._sum: dict[str, Tensor] = {}
         self._weight: dict[str, float] = {}
         self._square: dict[str, Tensor] = {}  # Σ nᵢ‖uᵢ‖² in float64
+        self._block: OpenBlock | None = None
 
-    def add(self, arrays: dict[str, Tensor], weight: float) -> str | None:
+    def add(self, arrays: Mapping[str, Tensor], weight: float) -> str | None:
         """Fold one reply in; the reason when it is refused, in which case nothing was added."""
+        if isinstance(arrays, Slice):
+            return self._add_row(arrays, weight)
         norms: dict[str, Tensor] = {}
         for name, tensor in arrays.items():
             tensor.sub_(self._model[name])  # the reply becomes the update
@@ -46,23 +83,48 @@ class RunningMean:
                 self._square[name] = square
         return None
 
+    # A block's rows are folded in together: one product for all its clients.
+
+    def _add_row(self, row: Slice, weight: float) -> str | None:
+        if self._block is None or self._block.block is not row.block:
+            self._close_block()
+            self._block = OpenBlock(row.block)
+        return self._block.accept(row.number, weight)
+
+    def _close_block(self) -> None:
+        if self._block is None or not (weight := sum(self._block.weights)):
+            return
+        sums, squares = self._block.fold()
+        for name, total in sums.items():
+            if name in self._sum:
+                self._sum[name].add_(total)
+                self._weight[name] += weight
+                self._square[name] += squares[name]
+            else:
+                self._sum[name], self._weight[name], self._square[name] = total, weight, squares[name]
+        self._block = None
+
     def finish(self) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
         """The new values of the names that were sent, and the drift by group. Ends this object's use.
 
         RMS drift is √(Σ wᵢ‖uᵢ‖² − ‖Σ wᵢuᵢ‖²), beside the norm of the mean update.
         """
+        self._close_block()
         spread: dict[str, float] = {}
         common: dict[str, float] = {}
         merged: dict[str, Tensor] = {}
+        norms: list[Tensor] = []
         for name, total in self._sum.items():
             mean = total.div_(self._weight[name])
+            norms.append(torch.linalg.vector_norm(mean, dtype=torch.float64))
+            merged[name] = mean.add_(self._model[name])
+        # One look at the device for all names.
+        figures = torch.stack([*norms, *self._square.values()]).tolist() if norms else []
+        for name, norm, square in zip(merged, figures, figures[len(merged) :], strict=False):
             group = self._group(name)
             if group is not None:
-                square = float(torch.linalg.vector_norm(mean, dtype=torch.float64)) ** 2
-                common[group] = common.get(group, 0.0) + square
-                apart = float(self._square[name]) / self._weight[name] - square
-                spread[group] = spread.get(group, 0.0) + apart
-            merged[name] = mean.add_(self._model[name])
+                common[group] = common.get(group, 0.0) + norm**2
+                spread[group] = spread.get(group, 0.0) + square / self._weight[name] - norm**2
         self._sum = {}
         drift = {
             group: {

@@ -35,7 +35,7 @@ class RoundRecord:
             for key, value in reply.metrics.items():
                 self.metrics.setdefault(key, []).append((value, reply.examples))
         if isinstance(reply, Reply):
-            reply.arrays.clear()  # the next reply comes before this one is forgotten
+            reply.arrays = {}  # the next reply comes before this one is forgotten
         self.aggregating += time.perf_counter() - folding
 
     def row(self, stage: str, cohort: Sequence[str], trained_params: int, drift: Row) -> Row:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from fedfrozen_app.exchange.block import Slice
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.plan import Order
 
@@ -15,6 +16,9 @@ def problem_of(reply: Reply, order: Order, model: Mapping[str, Tensor]) -> str |
     """
     if reply.order != order.digest:
         return "answers another order than this round's"
+    if isinstance(reply.arrays, Slice):
+        # Rows of a block have the model's shapes by construction; whether these are the plan's names is all.
+        return None if tuple(reply.arrays) == order.plan.shared else "holds other names than the plan shares"
     if missing := [name for name in order.plan.shared if name not in reply.arrays]:
         return f"lacks {_some(missing)}, which the plan shares"
     if extra := sorted(set(reply.arrays) - set(order.plan.shared)):

@@ -92,9 +92,12 @@ class Conversation:
         for client, node in cohort:
             names = self.ledger.missing(client, order.base)
             messages.append(self._order_message(node, order, names, model, traffic))
-        sent = self._push(messages)
+        sent = dict(zip(self._push(messages), cohort, strict=True))
         messages.clear()
-        for (client, node), message_id in zip(cohort, sent, strict=True):
+        # A grid that trains clients together has them ready in an order of its own.
+        ready = self.grid.schedule(list(sent)) if hasattr(self.grid, "schedule") else list(sent)
+        for message_id in ready:
+            client, node = sent[message_id]
             yield client, self._answer(client, node, message_id, order, model, traffic, deadline)
 
     def _answer(

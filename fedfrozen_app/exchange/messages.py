@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedfrozen_app.exchange.arrays import to_record, to_tensor, to_tensors
+from fedfrozen_app.exchange.block import Slice
 from fedfrozen_app.exchange.plan import Order, read_order
 
 
@@ -30,7 +31,7 @@ class Reply:
 
     order: str
     examples: int = 0
-    arrays: dict[str, Tensor] = field(default_factory=dict)
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     lacks: list[str] = field(default_factory=list)
     text: str = ""  # the record as it travelled, for counting
@@ -72,9 +73,18 @@ def read_train(message: Message) -> tuple[Order, dict[str, Tensor]]:
     return order, to_tensors(message.content.array_records["arrays"])
 
 
+class SliceRecord(ArrayRecord):
+    """A client's part of a block, on its way within the process: no array is made for each of its names."""
+
+    def __init__(self, arrays: Slice) -> None:
+        super().__init__()
+        self.slice = arrays
+
+
 def train_reply(message: Message, reply: Reply, *, local: bool) -> Message:
     content = RecordDict()
-    content["arrays"] = to_record(reply.arrays, local=local)
+    arrays = reply.arrays
+    content["arrays"] = SliceRecord(arrays) if isinstance(arrays, Slice) else to_record(arrays, local=local)
     text = json.dumps({"order": reply.order, "lacks": reply.lacks}, separators=(",", ":"))
     content["reply"] = ConfigRecord({"json": text})
     # Flower's own name for the weight, so that its tools understand our replies.
@@ -102,9 +112,14 @@ def read_reply(message: Message) -> Reply:
         )
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"sent no readable reply ({type(error).__name__}: {error})") from error
+    if isinstance(record, SliceRecord):
+        reply.arrays = record.slice
+        return reply
+    arrays = {}
     for name, array in record.items():
         try:
-            reply.arrays[name] = to_tensor(array)
+            arrays[name] = to_tensor(array)
         except ValueError as error:
             raise ValueError(f"sent the array {name}, which {error}") from error
+    reply.arrays = arrays
     return reply

@@ -1,5 +1,6 @@
 """From a batch to a loss: the part that every client algorithm and every runner shares."""
 
+import copy
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ class Batch:
     inputs: Inputs
     labels: Tensor  # (batch,)
     class_weights: Tensor | None = None  # (classes,)
+    mask: Tensor | None = None  # (batch,) 1 for an example, 0 for padding; None: all are examples
 
 
 class Task:
@@ -57,7 +59,20 @@ class Task:
         with self._autocast():
             logits = self.call(parameters, self.prepare(batch.inputs))
         logits = logits.to(self.dtype)
-        return functional.cross_entropy(logits, batch.labels, weight=batch.class_weights)
+        if batch.mask is None:
+            return functional.cross_entropy(logits, batch.labels, weight=batch.class_weights)
+        # The same mean over the real examples; a batch of padding alone gives 0 and no gradient.
+        weight = batch.mask
+        if batch.class_weights is not None:
+            weight = weight * batch.class_weights[batch.labels]
+        each = functional.cross_entropy(logits, batch.labels, reduction="none")
+        return (each * weight).sum() / weight.sum().clamp(min=torch.finfo(self.dtype).tiny)
+
+    def with_call(self, call: Callable[[Parameters, Inputs], Tensor]) -> "Task":
+        """The same task with another way for parameters to meet the model."""
+        twin = copy.copy(self)
+        twin.call = call
+        return twin
 
     @torch.inference_mode()
     def evaluate(self, table: Table, batch_size: int = 512) -> dict[str, float]:

@@ -6,15 +6,18 @@ plugs in. This one runs a client when its reply is asked for, so that one reply 
 
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+from torch import Tensor
 
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.messages import Reply, read_train, train_reply
+from fedfrozen_app.runtime.cohort import CohortRunner, cannot_serve
 
 log = logging.getLogger(__name__)
 CLIENT_FAILED = 2  # Flower's code for an exception in a ClientApp
@@ -89,3 +92,70 @@ class InProcessGrid(Grid):
             log.exception("Client %s failed.", message.metadata.dst_node_id - 1)
             reason = f"{type(error).__name__}: {error}"
             return Message(Error(code=CLIENT_FAILED, reason=reason), reply_to=message)
+
+
+class CohortGrid(InProcessGrid):
+    """Trains a round's clients together, in blocks; what the cohort runner cannot serve goes one by one."""
+
+    def __init__(
+        self, app: ClientApp, num_partitions: int, run_config: dict[str, str], runner: CohortRunner
+    ) -> None:
+        super().__init__(app, num_partitions, run_config)
+        self._runner = runner
+        self._round: Iterator[Message] = iter(())
+        self._ready: dict[str, Message] = {}
+        self._told: set[str] = set()
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        sent = super().push_messages(messages)
+        self._round = self._train([self._waiting[i] for i in sent if is_train(self._waiting[i])])
+        return sent
+
+    def schedule(self, message_ids: Sequence[str]) -> list[str]:
+        """The order in which replies come: by blocks. It depends on the data and the seed alone."""
+        found = {self._client(self._waiting[i]): i for i in message_ids}
+        order, _ = read_train(self._waiting[message_ids[0]])
+        return [found[client] for client in self._runner.order_of(list(found), order)]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        replies = []
+        for message_id in message_ids:
+            while message_id not in self._ready and (reply := next(self._round, None)) is not None:
+                self._ready[reply.metadata.reply_to_message_id] = reply
+            if message_id in self._ready:
+                replies.append(self._ready.pop(message_id))
+            else:
+                replies += super().pull_messages([message_id])
+        return replies
+
+    def _train(self, messages: list[Message]) -> Iterator[Message]:
+        """The replies that the cohort runner gives; messages it leaves out wait to be answered one by one."""
+        resident = self._runner.resident
+        members: dict[str, Message] = {}
+        base: dict[str, Tensor] = {}
+        for message in messages:
+            order, sent = read_train(message)
+            if reason := cannot_serve(order.plan):
+                if reason not in self._told:
+                    self._told.add(reason)
+                    log.info("Clients train one by one, because %s.", reason)
+                continue
+            found, lacks = resident.cache.complete(order.base, sent, verify=False)
+            if not lacks:
+                base, members[self._client(message)] = found, message
+        if not members:
+            return
+        for block in self._runner.train(list(members), order, base):
+            for number, client in enumerate(block.clients):
+                metrics = {name: values[number] for name, values in block.figures.items()}
+                reply = Reply(order.digest, block.examples[number], block.slice(number), metrics)
+                message = members[client]
+                self._waiting.pop(message.metadata.message_id)
+                yield train_reply(message, reply, local=True)
+
+    def _client(self, message: Message) -> str:
+        return str(self.contexts[message.metadata.dst_node_id].node_config["partition-id"])
+
+
+def is_train(message: Message) -> bool:
+    return message.metadata.message_type == MessageType.TRAIN

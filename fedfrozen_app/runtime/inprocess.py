@@ -1,5 +1,6 @@
 """The default runtime: server and clients in one process, on one resident model."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,16 @@ from torch import Tensor
 from fedfrozen_app import client_app
 from fedfrozen_app.config import Config
 from fedfrozen_app.data.federated import load_corpus, share_out
+from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.exchange.arrays import digest, to_record, to_tensors
 from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.runtime.checkpoint import Checkpoint
-from fedfrozen_app.runtime.grid import InProcessGrid
+from fedfrozen_app.runtime.cohort import CohortRunner
+from fedfrozen_app.runtime.grid import CohortGrid, InProcessGrid
 from fedfrozen_app.runtime.resident import Resident, install, run_key
 from fedfrozen_app.server_app import federate
+
+log = logging.getLogger(__name__)
 
 
 def run_in_process(
@@ -22,15 +27,16 @@ def run_in_process(
     overrides: list[str],
     folder: Path,
     start: Checkpoint | None = None,
+    corpus: Corpus | None = None,
 ) -> dict[str, Any]:
-    """Train to the end and return the summary."""
-    corpus = load_corpus(config)
+    """Train to the end and return the summary; `corpus` spares reading the data again."""
+    corpus = corpus or load_corpus(config)
     shares = share_out(corpus, config, config.num_clients)
     assert shares.partition is not None
     plain = plain | {"num_clients": len(shares.partition.indices)}
     resident = Resident(config, corpus, shares=shares)
     # The key only has to differ between runs of one process.
-    grid = InProcessGrid(client_app.app, plain["num_clients"], {"overrides": f"in process: {folder}"})
+    grid = make_grid(resident, plain["num_clients"], f"in process: {folder}")
     install(run_key(next(iter(grid.contexts.values()))), resident)
     if start is not None:
         restore(grid, resident, start)
@@ -44,6 +50,16 @@ def run_in_process(
         }
 
     return federate(config, plain, overrides, talk, resident, folder, start=start, client_state=client_state)
+
+
+def make_grid(resident: Resident, num_clients: int, key: str) -> InProcessGrid:
+    """With the runner that was asked for; `auto` stacks the cohort where that pays, on a GPU."""
+    runner, on_gpu = resident.config.runtime.runner, resident.device.type == "cuda"
+    if runner == "cohort" or (runner == "auto" and on_gpu):
+        log.info("Clients train together on %s (the cohort runner).", resident.device)
+        return CohortGrid(client_app.app, num_clients, {"overrides": key}, CohortRunner(resident))
+    log.info("Clients train one after another on %s (the sequential runner).", resident.device)
+    return InProcessGrid(client_app.app, num_clients, {"overrides": key})
 
 
 def restore(grid: InProcessGrid, resident: Resident, start: Checkpoint) -> None:

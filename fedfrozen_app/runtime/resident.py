@@ -68,7 +68,7 @@ class Resident:
             std=tuple(self.card["std"]),
             precision=config.client.precision,
         )
-        self._train = corpus.train.to(self.device)
+        self.train_table = corpus.train.to(self.device)
         self._test = corpus.test.to(self.device)
         self._rows: dict[str, ClientRows] = {}
         self._loaded: dict[str, str | None] = {}
@@ -110,18 +110,18 @@ class Resident:
     def rows(self, client: str) -> ClientRows:
         if client not in self._rows:
             parts = self.shares.partition
-            rows = np.arange(len(self._train)) if parts is None else parts.indices[int(client)]
+            rows = np.arange(len(self.train_table)) if parts is None else parts.indices[int(client)]
             found = client_rows(rows, self.corpus, self.config, client)
             self._rows[client] = ClientRows(found.train.to(self.device), found.validation.to(self.device))
         return self._rows[client]
 
     def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
-        inputs = {name: value[index] for name, value in self._train.inputs.items()}
-        return inputs, self._train.labels[index]
+        inputs = {name: value[index] for name, value in self.train_table.inputs.items()}
+        return inputs, self.train_table.labels[index]
 
     def class_weights(self, index: Tensor) -> Tensor:
         """n / (classes · count), and 0 for a class this client has never seen: (classes,)."""
-        counts = torch.bincount(self._train.labels[index], minlength=len(self.corpus.classes))
+        counts = torch.bincount(self.train_table.labels[index], minlength=len(self.corpus.classes))
         weights = len(index) / (len(self.corpus.classes) * counts)
         return torch.where(counts > 0, weights, 0.0).to(self.task.dtype)
 
@@ -131,7 +131,7 @@ class Resident:
         return server_round % self.config.eval_every == 0 or server_round == self.config.num_rounds
 
     def evaluate_rows(self, index: Tensor) -> dict[str, float]:
-        return self.task.evaluate(self._train.take(index))
+        return self.task.evaluate(self.train_table.take(index))
 
     def evaluate_test(self) -> dict[str, float]:
         return self.task.evaluate(self._test)

@@ -91,9 +91,13 @@ def batches(rows: Tensor, settings: ClientConfig, seed: int, client: str, server
     return found[: settings.local_steps]
 
 
-def make_optimizer(settings: ClientConfig, parameters: list[Tensor], lr: float) -> Optimizer:
+def make_optimizer(
+    settings: ClientConfig, parameters: list[Tensor], lr: float | Tensor, *, capturable: bool = False
+) -> Optimizer:
+    """`capturable` keeps every state on the device, where a CUDA graph can replay it."""
     if settings.optimizer == "adamw":
-        return AdamW(parameters, lr=lr, weight_decay=settings.weight_decay, fused=True)
+        decay = settings.weight_decay
+        return AdamW(parameters, lr=lr, weight_decay=decay, fused=True, capturable=capturable)
     return SGD(
         parameters,
         lr=lr,

@@ -1,0 +1,90 @@
+"""Many clients' arrays as the rows of one matrix, and one client's part of it as if it had come alone."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+ALIGN = 64  # elements: every parameter starts where wide loads may
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each named array lies in a row."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    spans: tuple[int, ...]  # elements a name takes in the row, padding included
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, Tensor]) -> "Layout":
+        spans = (-(-value.numel() // ALIGN) * ALIGN for value in arrays.values())
+        return cls(tuple(arrays), tuple(value.shape for value in arrays.values()), tuple(spans))
+
+    @property
+    def width(self) -> int:
+        return sum(self.spans)
+
+    def views(self, rows: Tensor) -> dict[str, Tensor]:
+        """(…, width) -> name: (…, *shape). One split, so that its gradient is one concatenation."""
+        lead = rows.shape[:-1]
+        parts = rows.split(self.spans, dim=-1)
+        return {
+            name: part[..., : shape.numel()].reshape(*lead, *shape)
+            for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
+        }
+
+    def flatten(self, arrays: Mapping[str, Tensor]) -> Tensor:
+        """Named arrays -> (width,), padding zero."""
+        parts = []
+        for name, span in zip(self.names, self.spans, strict=True):
+            flat = arrays[name].reshape(-1)
+            parts.append(torch.nn.functional.pad(flat, (0, span - flat.numel())))
+        return torch.cat(parts)
+
+
+@dataclass
+class Block:
+    """The clients of a block after training: `values` holds a row for each."""
+
+    clients: tuple[str, ...]
+    layout: Layout
+    base: Tensor  # (width,) where all of them started
+    values: Tensor  # (clients, width)
+    examples: Sequence[int]
+    metrics: dict[str, Tensor] = field(default_factory=dict)  # name: (clients,)
+
+    def slice(self, number: int) -> "Slice":
+        return Slice(self, number)
+
+    @cached_property
+    def figures(self) -> dict[str, list[float]]:
+        """The metrics on the host: one wait for the device, whatever the number of clients."""
+        if not self.metrics:
+            return {}
+        table = torch.stack(
+            [value.double().to(self.values.device) for value in self.metrics.values()]
+        ).tolist()
+        return dict(zip(self.metrics, table, strict=True))
+
+
+class Slice(Mapping[str, Tensor]):
+    """One client's arrays in a block. Its names and shapes are the layout's by construction."""
+
+    def __init__(self, block: Block, number: int) -> None:
+        self.block, self.number = block, number
+
+    @cached_property
+    def _views(self) -> dict[str, Tensor]:
+        return self.block.layout.views(self.block.values[self.number])
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.block.layout.names)
+
+    def __len__(self) -> int:
+        return len(self.block.layout.names)

@@ -1,0 +1,352 @@
+"""The cohort runner: all clients of a round trained as one.
+
+Each client's trained parameters are a row of one matrix. One step is the clients' own pure step under `vmap`,
+traced once to plain tensor operations, compiled on a GPU and replayed there as a CUDA graph. Frozen
+parameters are the resident model's own: held once, whatever the cohort.
+
+A client with fewer batches than its neighbours stops counting at its own last step: its row is copied out
+then, and what later steps do to it is thrown away. Clients are sorted by their number of batches, so that
+little is thrown away.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from clients import ALGORITHMS
+from fedfrozen_app.exchange.block import Block, Layout
+from fedfrozen_app.exchange.plan import Order, Plan
+from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
+from fedfrozen_app.runtime.sequential import batches, learning_rate, make_optimizer
+from fedfrozen_app.seeds import seed_for
+
+if TYPE_CHECKING:
+    from fedfrozen_app.runtime.resident import Resident
+
+log = logging.getLogger(__name__)
+WARMUP_STEPS = 3  # before a capture: lazy initialisations must not be recorded
+CAUSAL = ("gpt2", "llama")  # architectures whose tokens see only what came before
+SPARE = 0.85  # share of the free device memory that blocks may fill
+
+
+def cannot_serve(plan: Plan) -> str | None:
+    """Why this plan needs the sequential runner; None when the cohort runner can serve it."""
+    if plan.private:
+        return "clients keep private parameters"
+    return None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which rows each client of a block sees in each step."""
+
+    index: Tensor  # (steps, clients, batch) row numbers; padding repeats row 0
+    mask: Tensor  # (steps, clients, batch) 1 for an example, 0 for padding
+    steps: Tensor  # (clients,) how many steps are each client's own
+
+
+class CohortRunner:
+    def __init__(self, resident: "Resident") -> None:
+        self.resident = resident
+        self._steps: dict[Any, Step] = {}
+        self._block_size: int | None = None
+        self._plan: Plan | None = None
+
+    def order_of(self, clients: Sequence[str], order: Order) -> list[str]:
+        """The clients as they will be trained: those with the most batches first."""
+        return sorted(clients, key=lambda client: -len(self._batches(client, order)))
+
+    def train(self, clients: Sequence[str], order: Order, base: Mapping[str, Tensor]) -> Iterator[Block]:
+        """Train the clients in blocks; each block's rows are its clients, as `order_of` sorts them."""
+        resident = self.resident
+        resident.load(base, order.base)
+        if self._plan != order.plan:  # the freeze: the old step's memory is not needed again
+            self._steps.clear()
+            self._plan = order.plan
+        layout = Layout.of({name: resident.parameters[name] for name in order.plan.trained})
+        for block in self._blocks(self.order_of(clients, order), order, layout):
+            yield self._train_block(block, order, layout)
+
+    # Blocks ----------------------------------------------------------------------------------------------
+
+    def _blocks(self, clients: list[str], order: Order, layout: Layout) -> list[list[str]]:
+        """As few blocks as fit, of nearly equal size."""
+        size = self._largest_block(clients, order, layout)
+        count = -(-len(clients) // size)
+        even = -(-len(clients) // count)
+        return [clients[start : start + even] for start in range(0, len(clients), even)]
+
+    def _largest_block(self, clients: list[str], order: Order, layout: Layout) -> int:
+        limit = self.resident.config.runtime.max_block or len(clients)
+        if self.resident.device.type != "cuda":
+            return min(limit, len(clients))
+        if self._block_size is None:
+            self._block_size = self._measure(clients, order, layout)
+            if self._block_size < min(limit, len(clients)):
+                log.info(
+                    "The cohort of %d does not fit the GPU at once: it trains in blocks of %d.",
+                    *(len(clients), self._block_size),
+                )
+        return min(limit, self._block_size)
+
+    def _measure(self, clients: list[str], order: Order, layout: Layout) -> int:
+        """How many clients fit: the memory that one more client takes in a real step, and what is free."""
+        peaks = []
+        for size in (1, 2):
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            step = Step(self.resident, layout, size, order, compiled=False)
+            schedule = self._schedule(clients[:1] * size, order)
+            step.begin(order)
+            step.run(schedule.index[0], schedule.mask[0])
+            torch.cuda.synchronize()
+            peaks.append(torch.cuda.max_memory_allocated() - before)
+            del step
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info()
+        fixed, each = 2 * peaks[0] - peaks[1], max(peaks[1] - peaks[0], 1)
+        return max(1, int((SPARE * free - max(fixed, 0)) // each))
+
+    def _batches(self, client: str, order: Order) -> list[Tensor]:
+        resident = self.resident
+        rows = resident.rows(client).train
+        return batches(rows, resident.config.client, resident.config.seed, client, order.round)
+
+    def _schedule(self, clients: Sequence[str], order: Order) -> Schedule:
+        plans = [self._batches(client, order) for client in clients]
+        counts = [len(plan) for plan in plans]
+        width = max(len(index) for plan in plans for index in plan)
+        device = self.resident.device
+        index = torch.zeros(max(counts), len(plans), width, dtype=torch.int64, device=device)
+        mask = torch.zeros(index.shape, dtype=self.resident.task.dtype, device=device)
+        for number, plan in enumerate(plans):
+            padded = torch.nn.utils.rnn.pad_sequence(plan, batch_first=True)  # (own steps, widest batch)
+            lengths = torch.tensor([len(rows) for rows in plan]).unsqueeze(1)
+            index[: len(plan), number, : padded.shape[1]] = padded
+            mask[: len(plan), number, : padded.shape[1]] = (torch.arange(padded.shape[1]) < lengths).to(mask)
+        return Schedule(index, mask, torch.tensor(counts))
+
+    def _train_block(self, clients: list[str], order: Order, layout: Layout) -> Block:
+        resident = self.resident
+        schedule = self._schedule(clients, order)
+        step = self._step(layout, len(clients), schedule.index.shape[2], order)
+        base = layout.flatten({name: resident.parameters[name].detach() for name in layout.names})
+        before = self._judge_base(clients)
+        resident.model.train()
+        with torch.random.fork_rng(devices=resident.cuda_devices):
+            torch.manual_seed(seed_for(resident.config.seed, "dropout", clients[0], order.round))
+            step.begin(order)
+            if resident.config.client.class_weights:
+                for number, client in enumerate(clients):
+                    step.class_weights[number] = resident.class_weights(resident.rows(client).train)
+            result, losses = step.train(schedule)
+        resident.model.eval()
+        block = Block(
+            clients=tuple(clients),
+            layout=layout,
+            base=base,
+            values=result,
+            examples=[len(resident.rows(client).train) for client in clients],
+        )
+        block.metrics["train_loss"] = losses / schedule.steps.to(losses)
+        if before is not None:
+            block.metrics["client_val_before"] = before
+            block.metrics["client_val_after"] = self._judge_rows(block)
+        return block
+
+    def _step(self, layout: Layout, size: int, width: int, order: Order) -> "Step":
+        key = (layout.names, size, width, order.algorithm, tuple(sorted(order.settings.items())))
+        if key not in self._steps:
+            self._steps[key] = Step(self.resident, layout, size, order, compiled=True)
+        return self._steps[key]
+
+    # Judging -----------------------------------------------------------------------------------------------
+
+    def _judge_base(self, clients: Sequence[str]) -> Tensor | None:
+        """Accuracy of the round's model on each client's own validation rows: (clients,)."""
+        rows = [self.resident.rows(client).validation for client in clients]
+        if not all(len(part) for part in rows):
+            return None
+        shares = [self.resident.evaluate_rows(part)["accuracy"] for part in rows]
+        return torch.tensor(shares, dtype=torch.float64)
+
+    def _judge_rows(self, block: Block) -> Tensor:
+        """The same for what each client has become: (clients,)."""
+        resident, shares = self.resident, []
+        start = block.layout.views(block.base)
+        for number, client in enumerate(block.clients):
+            resident.load(block.slice(number), {})
+            shares.append(resident.evaluate_rows(resident.rows(client).validation)["accuracy"])
+        resident.load(start, {})  # the next block starts from here
+        return torch.tensor(shares, dtype=torch.float64)
+
+
+def with_ready_mask(inputs: Inputs, causal: bool) -> Inputs:
+    """The padding mask as attention reads it, (batch, tokens) -> (batch, 1, tokens, tokens).
+
+    transformers would look at the mask's values to see whether it can do without; under vmap it cannot look.
+    """
+    if "attention_mask" not in inputs:
+        return inputs
+    keys = inputs["attention_mask"].bool()[:, None, None, :]
+    tokens = keys.shape[-1]
+    seen = torch.ones(tokens, tokens, dtype=torch.bool, device=keys.device)
+    return inputs | {"attention_mask": keys & (seen.tril() if causal else seen)}
+
+
+class Step:
+    """One optimiser step of a block of clients: traced once, compiled and captured on a GPU."""
+
+    def __init__(
+        self, resident: "Resident", layout: Layout, size: int, order: Order, *, compiled: bool
+    ) -> None:
+        self.resident, self.layout, self.size = resident, layout, size
+        self.on_gpu = resident.device.type == "cuda"
+        self.compiled = compiled and self.on_gpu
+        self.flat = torch.zeros(size, layout.width, dtype=resident.task.dtype, device=resident.device)
+        self.flat.requires_grad_(True)
+        self.flat.grad = torch.zeros_like(self.flat)
+        self.losses = torch.zeros(size, dtype=torch.float64, device=resident.device)
+        self._loss = self._make_loss(order)
+        # (clients, classes); all ones where classes are not weighed: the mean over a batch stays the same.
+        self.class_weights = torch.ones(size, len(resident.corpus.classes)).to(self.flat.detach())
+        self._gradient: Callable[..., tuple[Tensor, Tensor]] | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        # A graph replays what it recorded: the rate is a tensor that later rounds change in place.
+        self._lr = torch.tensor(1.0, device=resident.device)
+        rate: Any = self._lr if self.on_gpu else 1.0
+        self.optimizer = make_optimizer(resident.config.client, [self.flat], rate, capturable=self.on_gpu)
+
+    def begin(self, order: Order) -> None:
+        """Every client starts from the round's model, with a fresh optimiser."""
+        base = {name: self.resident.parameters[name].detach() for name in self.layout.names}
+        with torch.no_grad():
+            self.flat.copy_(self.layout.flatten(base).expand_as(self.flat))
+            self.losses.zero_()
+            for state in self.optimizer.state.values():
+                for value in state.values():
+                    if isinstance(value, Tensor):
+                        value.zero_()
+        rate = learning_rate(self.resident.config.client, order.round, self.resident)
+        self._lr.fill_(rate)
+        if not self.on_gpu:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+
+    def train(self, schedule: Schedule) -> tuple[Tensor, Tensor]:
+        """Each client's row after its own last step, and the sum of its losses."""
+        ends = schedule.steps.tolist()
+        result = torch.empty_like(self.flat, requires_grad=False)
+        for number, (index, mask) in enumerate(zip(schedule.index, schedule.mask, strict=True), start=1):
+            self.run(index, mask)
+            done = [client for client, end in enumerate(ends) if end == number]
+            if done:  # sorted by steps: neighbours finish together
+                result[done[0] : done[-1] + 1] = self.flat.detach()[done[0] : done[-1] + 1]
+        return result, self.losses.clone()
+
+    def run(self, index: Tensor, mask: Tensor) -> None:
+        """One step on rows `index`, (clients, batch), of which `mask` says which are real."""
+        if not self.compiled:
+            self._eager(index, mask)
+        elif self._graph is None:
+            self._capture(index, mask)
+        else:
+            self._index.copy_(index)
+            self._mask.copy_(mask)
+            self._graph.replay()
+
+    def _eager(self, index: Tensor, mask: Tensor) -> None:
+        if self._gradient is None:
+            self._gradient = self._make_gradient(index, mask)
+        loss, gradient = self._gradient(self.flat.detach(), *self._fixed(), index, mask)
+        assert self.flat.grad is not None
+        self.flat.grad.copy_(gradient)
+        clip = self.resident.config.client.clip
+        if clip is not None:  # as torch.nn.utils.clip_grad_norm_ does, for each client on its own
+            norm = torch.linalg.vector_norm(self.flat.grad, dim=1, keepdim=True)
+            self.flat.grad.mul_((clip / (norm + 1e-6)).clamp(max=1.0))
+        self.optimizer.step()
+        self.losses += loss.double() * (mask.sum(dim=1) > 0)
+
+    def _capture(self, index: Tensor, mask: Tensor) -> None:
+        """Record the step, then undo what recording did and take the first real one."""
+        self._index, self._mask = index.clone(), mask.clone()
+        start = self.flat.detach().clone()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARMUP_STEPS):
+                self._eager(self._index, self._mask)
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._eager(self._index, self._mask)
+        with torch.no_grad():
+            self.flat.copy_(start)
+            self.losses.zero_()
+            for state in self.optimizer.state.values():
+                for value in state.values():
+                    if isinstance(value, Tensor):
+                        value.zero_()
+        self._graph.replay()
+
+    # From the clients' pure loss to one function of tensors ---------------------------------------------
+
+    def _fixed(self) -> list[Tensor]:
+        """What a step reads and never writes: the resident parameters, then labels and inputs."""
+        table = self.resident.train_table
+        own = [parameter.detach() for parameter in self.resident.parameters.values()]
+        return [*own, table.labels, *table.inputs.values(), self.class_weights]
+
+    def _make_loss(self, order: Order) -> Callable[[Parameters, Batch, Parameters, Task], Tensor]:
+        algorithm = ALGORITHMS[order.algorithm]
+
+        def loss(parameters: Parameters, batch: Batch, anchor: Parameters, task: Task) -> Tensor:
+            return algorithm(parameters, batch, task=task, anchor=anchor, **order.settings)
+
+        return loss
+
+    def _make_gradient(self, index: Tensor, mask: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
+        names, keys = list(self.resident.parameters), list(self.resident.train_table.inputs)
+        trained = set(self.layout.names)
+        causal = getattr(self.resident.model.config, "model_type", "") in CAUSAL
+
+        def gradient(flat: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
+            held = dict(zip(names, given, strict=False))
+            labels, columns = given[len(names)], dict(zip(keys, given[len(names) + 1 :], strict=False))
+            class_weights, index, mask = given[-3:]
+            anchor = {name: held[name] for name in self.layout.names}
+            frozen = {name: value for name, value in held.items() if name not in trained}
+
+            def call(parameters: Parameters, inputs: Inputs) -> Tensor:
+                own = dict(parameters) | frozen
+                given = with_ready_mask(inputs, causal)
+                return functional_call(self.resident.model, own, args=(), kwargs=given).logits
+
+            task = self.resident.task.with_call(call)
+
+            def one(parameters: Parameters, weights: Tensor, index: Tensor, mask: Tensor) -> Tensor:
+                inputs = {key: value[index] for key, value in columns.items()}
+                return self._loss(parameters, Batch(inputs, labels[index], weights, mask), anchor, task)
+
+            flat = flat.detach().requires_grad_(True)
+            # Under vmap the fused attention kernels have no batching rule: plain products and softmax do.
+            with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+                losses = vmap(one, randomness="different")(
+                    self.layout.views(flat), class_weights, index, mask
+                )
+                (slope,) = torch.autograd.grad(losses.sum(), flat)
+            return losses.detach(), slope
+
+        if not self.compiled:
+            return gradient
+        traced = make_fx(gradient)(self.flat.detach(), *self._fixed(), index, mask)
+        return torch.compile(traced, dynamic=False)

@@ -1,0 +1,146 @@
+"""The cohort runner against the sequential one: the same updates, whatever the block."""
+
+import pytest
+import torch
+
+from fedfrozen_app.__main__ import run as command
+from tests.app.test_bytes import BERT, GPT2, LLAMA, checkpoint
+from tests.conftest import same_bits
+from tests.runtime.test_runtimes import is_key_bias
+
+THREE_ROUNDS = ["num_rounds=3", "checkpoint.keep=9"]  # FedFrozen's default freezes after the first
+
+
+def compare(one, other, tolerance, per_tensor):
+    """Movements of both runs in every round, within `tolerance` of each tensor's or of the whole."""
+    for server_round in (2, 3):
+        before = one.model_after(server_round - 1)
+        apart, moved = {}, {}
+        for name, value in one.model_after(server_round).items():
+            difference = value.double() - other.model_after(server_round)[name].double()
+            apart[name] = difference.norm().item()
+            moved[name] = (value.double() - before[name].double()).norm().item()
+        biases = [name for name in apart if is_key_bias(name)]
+        if per_tensor:
+            # Softmax ignores key biases: their true movement is zero, so only its size can be compared.
+            assert all(apart[name] <= 1e-9 for name in biases)
+            for name in apart:
+                # A frozen tensor does not move, but carries what the warm-up's rounding left.
+                assert is_key_bias(name) or apart[name] <= tolerance * max(moved[name], before[name].norm())
+        else:
+            whole = sum(value**2 for name, value in moved.items() if name not in biases) ** 0.5
+            error = sum(value**2 for name, value in apart.items() if name not in biases) ** 0.5
+            assert error <= tolerance * whole
+    for row, twin in zip(one.rows, other.rows, strict=True):
+        for key in ("bytes_up", "bytes_down", "bytes_up_by_role", "clients", "stage", "trained_params"):
+            assert row.get(key) == twin.get(key), key
+
+
+@pytest.mark.parametrize("client", ["client=adamw", "client=sgd"])
+@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedfrozen"])
+def test_cohort_equals_sequential_in_float64(train, strategy, client):
+    words = [f"strategy={strategy}", client, "model.dtype=float64", *THREE_ROUNDS]
+    if strategy == "fedprox":
+        # With Adam the pull blows a key bias's rounding noise up by lr·mu/1e-8 a step: keep that small.
+        words += ["strategy.mu=0.01", "client.lr=1e-4", "client.local_steps=3"]
+    one = train(*words, folder="one")
+    other = train(*words, "runtime.runner=cohort", folder="other")
+    compare(one, other, 1e-9, per_tensor=True)
+    for row, twin in zip(one.rows[1:], other.rows[1:], strict=True):
+        assert row["train_loss"] == pytest.approx(twin["train_loss"], rel=1e-9)
+        for key in ("client_val_before", "client_val_after", "test_accuracy"):
+            assert row[key] == twin[key]
+        for group, drift in row["drift"].items():
+            assert drift == pytest.approx(twin["drift"][group], rel=1e-6)
+
+
+@pytest.mark.parametrize("client", ["client=adamw", "client=sgd"])
+def test_cohort_equals_sequential_in_float32(train, client):
+    words = [client, "client.local_steps=5", "client.lr_schedule=constant", *THREE_ROUNDS]
+    compare(
+        train(*words, folder="one"),
+        train(*words, "runtime.runner=cohort", folder="other"),
+        1e-3,
+        per_tensor=False,
+    )
+
+
+@pytest.mark.parametrize("extra", ["client.clip=0.05", "client.class_weights=true"])
+def test_clipping_and_class_weights_are_each_client_s_own(train, extra):
+    words = ["model.dtype=float64", extra, *THREE_ROUNDS]
+    one = train(*words, folder="one")
+    compare(one, train(*words, "runtime.runner=cohort", folder="other"), 1e-9, per_tensor=True)
+
+
+def test_blocks_do_not_change_the_result(train):
+    words = ["model.dtype=float64", "num_clients=5", "runtime.runner=cohort", *THREE_ROUNDS]
+    whole = train(*words, folder="whole")
+    for size in (1, 2, 3):
+        parts = train(*words, f"runtime.max_block={size}", folder=str(size))
+        compare(whole, parts, 1e-9, per_tensor=True)
+
+
+def test_a_cohort_run_repeats_to_the_bit(train):
+    one, other = (train("runtime.runner=cohort", folder=name) for name in "ab")
+    assert same_bits(one.model, other.model)
+
+
+def no_dropout(config):
+    """Dropout draws differ between the runners."""
+    return type(config)(**{k: 0.0 if "drop" in k and v else v for k, v in config.to_dict().items()})
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama", "gpt2"])
+def test_text_models_with_masks_train_as_a_cohort(train, tmp_path, kind):
+    lines = ["text,label", *(f"{'good ' * (n % 7)}note {n},{n % 2}" for n in range(90))]
+    path = tmp_path / "notes.csv"
+    path.write_text("\n".join(lines))
+    words = ["dataset=text", f"dataset.path={path}", "dataset.max_tokens=24", "num_clients=3"]
+    model = checkpoint(no_dropout({"bert": BERT, "llama": LLAMA, "gpt2": GPT2}[kind]), tmp_path / "model")
+    words += ["model=checkpoint", f"model.path={model}"]
+    words += ["partition=iid", "model.dtype=float64", "client.local_steps=3", *THREE_ROUNDS]
+    one = train(*words, folder="one", small=False)
+    other = train(*words, "runtime.runner=cohort", folder="other", small=False)
+    compare(one, other, 1e-9, per_tensor=True)
+
+
+def test_one_diverging_client_is_set_aside_alone(train, monkeypatch):
+    from fedfrozen_app.runtime.cohort import Step
+
+    real = Step.train
+
+    def diverge(self, schedule):
+        values, losses = real(self, schedule)
+        values[1, 5] = torch.nan
+        return values, losses
+
+    monkeypatch.setattr(Step, "train", diverge)
+    run = train("runtime.runner=cohort")
+    for row in run.rows[1:]:
+        assert row["clients_ok"] == 2 and "not finite" in row["failures"][0]
+    assert all(torch.isfinite(value).all() for value in run.model.values())
+
+
+def test_private_models_go_one_by_one_and_say_so(train, caplog):
+    caplog.set_level("INFO")
+    one = train("strategy=local", folder="one")
+    other = train("strategy=local", "runtime.runner=cohort", folder="other")
+    assert one.rows[-1]["train_loss"] == other.rows[-1]["train_loss"]
+    assert caplog.text.count("Clients train one by one, because clients keep private parameters.") == 1
+
+
+def test_dropout_differs_between_clients_and_still_learns(train):
+    words = ["model.config.hidden_dropout_prob=0.1", "dataset.limit=600", "client.local_epochs=4"]
+    losses = []
+    for runner in ("sequential", "cohort"):
+        words[3:] = [f"runtime.runner={runner}"]
+        runs = [train(*words, f"seed={number}", folder=f"{runner}{number}") for number in range(3)]
+        losses.append([run.rows[-1]["test_loss"] for run in runs])
+        assert all(run.rows[-1]["train_loss"] < run.rows[1]["train_loss"] for run in runs)
+    one, other = (torch.tensor(values) for values in losses)
+    assert abs(one.mean() - other.mean()) < 0.1 * one.mean()
+
+
+def test_flower_s_simulation_refuses_the_cohort_runner(capsys):
+    assert command(["runtime=flower", "runtime.runner=cohort"]) == 2
+    assert "one client a message" in capsys.readouterr().err
