@@ -1,6 +1,6 @@
 """Set-up F: clients stacked on a GPU, against clients in turn and against central training.
 
-    python benchmarks/cohort.py --data DIR            (a folder with train.parquet and test.parquet of CIFAR-10)
+    python benchmarks/cohort.py --data DIR      (a folder with train.parquet and test.parquet of CIFAR-10)
 
 Whole rounds of the app (exchange, training, aggregation; evaluation apart), ViT d=192, 6 layers, bf16, AdamW.
 Useful images only: padding is not work. One row a set-up: clients x batch, equal sizes or Dirichlet 0.3.
@@ -136,7 +136,7 @@ def main() -> None:
                 json.dumps({k: v for k, v in row.items() if k in ("clients", "batch", "partition", "ratios")})
             )
             for name in ("cohort", "sequential", "central", "central_compiled"):
-                print("  ", name, {k: v for k, v in row[name].items()}, flush=True)
+                print("  ", name, row[name], flush=True)
             results.append(row)
     write_result("cohort", {"gpu": torch.cuda.get_device_name(), "results": results})
 

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from flwr.app import ArrayRecord
 from rich.console import Console
 from rich.table import Table
 
@@ -118,9 +117,7 @@ def blank_model(megabytes: float) -> dict[str, torch.Tensor]:
     return arrays
 
 
-def size_of(arrays: Mapping[str, torch.Tensor] | ArrayRecord) -> int:
-    if isinstance(arrays, ArrayRecord):
-        return sum(len(array.data) for array in arrays.values())
+def size_of(arrays: Mapping[str, torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in arrays.values())
 
 

@@ -1,11 +1,13 @@
-"""Our rounds around a client that does not train, and a way to be told when a round begins."""
+"""Our rounds around a client that does not train, and a way to be told when a round begins and ends."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+from common import blank_model
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
-from torch import Tensor
 
 from fedfrozen_app import client_app
 from fedfrozen_app.exchange.arrays import to_record
@@ -15,23 +17,46 @@ from fedfrozen_app.exchange.messages import Reply, read_train, train_reply
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.runtime.grid import InProcessGrid
-from strategies.base import Federation, PlannedFedAvg, Row
+from strategies import STRATEGIES
+from strategies.base import Federation, Hook, PlannedFedAvg, Row
 
 
-def told(strategy: type[PlannedFedAvg], begins: Callable[[int], None]) -> type[PlannedFedAvg]:
-    """The same strategy, calling `begins` with each round's number first of all, and once after the last."""
+@dataclass(frozen=True)
+class Told:
+    """Whom to tell of the rounds: `begins` before anything is done in one, `ends` after its outputs."""
 
-    class Told(strategy):  # type: ignore[misc, valid-type]
-        def start(self, *arguments: Any, **named: Any) -> Any:
-            result = super().start(*arguments, **named)
-            begins(named["num_rounds"] + 1)
-            return result
+    begins: Callable[[int], None] = lambda number: None
+    ends: Callable[[int], None] = lambda number: None
+
+    def after_round(self, strategy: PlannedFedAvg, row: Row) -> tuple[bool, Row]:
+        if row["round"]:
+            self.ends(row["round"])
+        return False, {}
+
+
+def telling(strategy: type[PlannedFedAvg], told: Told) -> type[PlannedFedAvg]:
+    """The same strategy, and the last of its hooks is `told`."""
+
+    class Telling(strategy):  # type: ignore[misc, valid-type]
+        def __init__(self, *arguments: Any, hooks: Sequence[Hook] = (), **named: Any) -> None:
+            super().__init__(*arguments, hooks=[*hooks, told], **named)
 
         def plan(self, server_round: int) -> Plan:
-            begins(server_round)
+            told.begins(server_round)
             return super().plan(server_round)
 
-    return Told
+    return Telling
+
+
+@contextmanager
+def app_telling(name: str, told: Told) -> Iterator[None]:
+    """Let the app's strategy of this name tell of its rounds."""
+    plain = STRATEGIES[name]
+    STRATEGIES[name] = telling(plain, told)
+    try:
+        yield
+    finally:
+        STRATEGIES[name] = plain
 
 
 def echo_app() -> ClientApp:
@@ -62,16 +87,14 @@ class Rows:
         return False, {}
 
 
-def run_echo(
-    arrays: Mapping[str, Tensor], clients: int, rounds: int, begins: Callable[[int], None]
-) -> list[Row]:
-    """Whole rounds in one process, aggregation included; the rounds' rows."""
+def run_echo(megabytes: float, clients: int, rounds: int, told: Told) -> list[Row]:
+    """Whole rounds in one process, aggregation included, with a model of so many MB; the rounds' rows."""
     grid = InProcessGrid(echo_app(), clients, {})
-    talk = Conversation(grid, {name: Role("mlp") for name in arrays}, local=True)
+    talk = Conversation(grid, {name: Role("mlp") for name in blank_model(megabytes)}, local=True)
     kept = Rows()
-    strategy = told(PlannedFedAvg, begins)(Federation(talk), hooks=[kept])
-    # Handed over without keeping it: the strategy's model is then the only one on the server.
-    strategy.start(grid, to_record(arrays, local=True), num_rounds=rounds)
+    strategy = telling(PlannedFedAvg, told)(Federation(talk), hooks=[kept])
+    # Nothing here keeps the initial arrays: a copy that stays in memory is the app's own.
+    strategy.start(grid, to_record(blank_model(megabytes), local=True), num_rounds=rounds)
     last = next(iter(strategy.model.values()))
     assert (last == rounds).all(), "an echo went missing"
     return kept.rows

@@ -11,7 +11,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -24,7 +24,7 @@ import pyarrow
 import pyarrow.parquet
 import torch
 from common import CACHE, Spread, arguments, interleave, ratio, run_quietly, show, spread, write_result
-from echo import told
+from echo import Told, app_telling
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -36,7 +36,6 @@ from fedfrozen_app.runtime.inprocess import run_in_process
 from fedfrozen_app.runtime.resident import Resident
 from fedfrozen_app.runtime.simulation import run_app
 from fedfrozen_app.seeds import numpy_generator, torch_generator
-from strategies import STRATEGIES
 
 CLIENTS, COHORT, BATCH, LR, TEST_EVERY, SEED = 1000, 10, 10, 0.03, 20, 0
 GOAL = 1.15
@@ -45,6 +44,7 @@ NAMES = {
     "floor": "plain loop",
     "ours": "ours, checkpoint.every=20",
     "ours_checkpoint_1": "ours, checkpoint.every=1 (default)",
+    "ours_cohort": "ours, checkpoint.every=20, runner=cohort",
     "flower": "Flower's simulation",
 }
 
@@ -57,7 +57,8 @@ class Run:
 
     @property
     def per_round(self) -> float:
-        return statistics.mean(self.seconds)
+        """Without the first, in which Flower starts its workers and ours greets its clients."""
+        return statistics.mean(self.seconds[1:])
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def overrides(data: Path, rounds: int) -> list[str]:
         *("dataset.validation=0", "dataset.client_validation=0"),
         *(f"num_clients={CLIENTS}", f"participation={COHORT / CLIENTS}", f"num_rounds={rounds}"),
         *(f"client.lr={LR}", f"client.batch_size={BATCH}", "client.local_epochs=1"),
-        *("client.momentum=0", "client.weight_decay=0"),
+        *("client.momentum=0", "client.weight_decay=0", "client.lr_schedule=constant"),
         *(f"eval_every={TEST_EVERY}", f"seed={SEED}", "device=cpu"),
     ]
 
@@ -174,13 +175,13 @@ def tested(model: list[Tensor], pixels: Tensor, labels: Tensor, shift: Tensor, s
     return right / len(labels)
 
 
-def ours_beside_floor(resident: Resident, data: Path, rounds: int, checkpoint_every: int) -> Pair:
+def ours_beside_floor(resident: Resident, data: Path, rounds: int, *more: str) -> Pair:
     """The app itself with all its outputs, as `fedfrozen` with these overrides runs it.
 
     Before each of its rounds the plain loop does the same round: neighbours within milliseconds, so that a
     slow spell of the machine is in both.
     """
-    words = [*overrides(data, rounds), f"checkpoint.every={checkpoint_every}"]
+    words = [*overrides(data, rounds), *more]
     plain = resolved(compose_config(words))
     loop = floor(resident, rounds)
     accuracy = 0.0
@@ -188,36 +189,27 @@ def ours_beside_floor(resident: Resident, data: Path, rounds: int, checkpoint_ev
 
     def begins(number: int) -> None:
         nonlocal accuracy
-        ended.append(time.perf_counter())  # of the round before, its outputs written
-        if number <= rounds:
-            accuracy = next(loop)
-            began.append(time.perf_counter())
-            loop_seconds.append(began[-1] - ended[-1])
+        waiting = time.perf_counter()
+        accuracy = next(loop)
+        began.append(time.perf_counter())
+        loop_seconds.append(began[-1] - waiting)
+
+    def ends(number: int) -> None:
+        ended.append(time.perf_counter())
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        telling("fedavg", begins),
+        app_telling("fedavg", Told(begins, ends)),
         (Path(folder) / "console.txt").open("w") as console,
         redirect_stdout(console),
     ):
         start = time.perf_counter()
         summary = run_in_process(read(plain), plain, words, Path(folder) / "run")
-    seconds = [after - before for before, after in zip(began, ended[1:], strict=True)]
+    seconds = [after - before for before, after in zip(began, ended, strict=True)]
     return Pair(
-        ours=Run(ended[0] - start, seconds, summary["final_test_accuracy"]),
+        ours=Run(began[0] - loop_seconds[0] - start, seconds, summary["final_test_accuracy"]),
         floor=Run(0.0, loop_seconds, accuracy),
     )
-
-
-@contextmanager
-def telling(name: str, begins: Callable[[int], None]) -> Iterator[None]:
-    """Exchange a strategy for one that says when its rounds begin."""
-    plain = STRATEGIES[name]
-    STRATEGIES[name] = told(plain, begins)
-    try:
-        yield
-    finally:
-        STRATEGIES[name] = plain
 
 
 def flower(arrays: dict[str, np.ndarray], rounds: int) -> Run:
@@ -268,6 +260,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=CACHE / "mnist", help="folder for MNIST")
     parser.add_argument("--without-flower", action="store_true", help="a minute a repeat less")
     options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error("--rounds must be 2 or more: the first is shown apart")
 
     data = mnist(options.data.expanduser().resolve())
     config = read(resolved(compose_config(overrides(data, options.rounds))))
@@ -275,9 +269,12 @@ def main() -> None:
     resident = Resident(config, corpus, shares=share_out(corpus, config, CLIENTS))
     next(floor(resident, 1))  # torch's first steps are slow
 
+    ours = partial(ours_beside_floor, resident, data, options.rounds)
+    seldom = f"checkpoint.every={TEST_EVERY}"
     contestants: dict[str, Callable[[], Pair | Run]] = {
-        "ours": partial(ours_beside_floor, resident, data, options.rounds, TEST_EVERY),
-        "ours_checkpoint_1": partial(ours_beside_floor, resident, data, options.rounds, 1),
+        "ours": partial(ours, seldom),
+        "ours_checkpoint_1": partial(ours, "checkpoint.every=1"),
+        "ours_cohort": partial(ours, seldom, "runtime.runner=cohort"),
     }
     if not options.without_flower:
         contestants["flower"] = partial(flower, flower_arrays(resident), options.rounds)

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from common import Spread, arguments, blank_model, interleave, ratio, show, spread, write_result
-from echo import run_echo
+from echo import Told, run_echo
+
 from fedfrozen_app.runtime.simulation import run_app
 
 CASES = ((0.03, 4), (0.03, 10), (6.5, 4), (6.5, 10), (50.0, 4))  # MB, clients
@@ -31,17 +32,19 @@ class Echo:
     aggregate: list[float]
 
     def later(self) -> tuple[float, float]:
-        """Mean seconds of a round, with and without aggregation; the first round, which starts workers, apart."""
+        """Mean seconds of a round, with and without aggregation, but for the first, which starts workers."""
         whole, averaging = sum(self.rounds[1:]), sum(self.aggregate[1:])
         count = len(self.rounds) - 1
         return whole / count, (whole - averaging) / count
 
 
 def ours(megabytes: float, clients: int, rounds: int) -> Echo:
-    marks: list[float] = []
-    rows = run_echo(blank_model(megabytes), clients, rounds, lambda number: marks.append(time.perf_counter()))
+    began: list[float] = []
+    ended: list[float] = []
+    told = Told(lambda _: began.append(time.perf_counter()), lambda _: ended.append(time.perf_counter()))
+    rows = run_echo(megabytes, clients, rounds, told)
     return Echo(
-        [after - before for before, after in pairwise(marks)],
+        [after - before for before, after in zip(began, ended, strict=True)],
         [row["seconds"]["aggregate"] for row in rows],
     )
 
@@ -71,33 +74,20 @@ def main() -> None:
         parser.error("--rounds must be 2 or more: the first is not counted")
 
     cases = [*CASES, LARGE] if options.large else list(CASES)
-    contestants: dict[tuple[str, float, int], Callable[[], Echo]] = {
-        (who, megabytes, clients): partial(run, megabytes, clients, options.rounds)
-        for megabytes, clients in cases
-        for who, run in (("ours", ours), ("flower", flower))
-    }
-    names = {f"{who}, {megabytes:g} MB, {clients} clients": key for key in contestants for who, megabytes, clients in [key]}
-    found = interleave(
-        {name: contestants[key] for name, key in names.items()},
-        options.repeats,
-        lambda number, name, echo: print(
-            f"{number + 1}/{options.repeats} {name}: {1000 * echo.later()[0]:.1f} ms a round", flush=True
-        ),
-    )
-    turns = {key: found[name] for name, key in names.items()}
+    turns: dict[str, Callable[[], Echo]] = {}
+    for megabytes, clients in cases:
+        turns[label("ours", megabytes, clients)] = partial(ours, megabytes, clients, options.rounds)
+        turns[label("flower", megabytes, clients)] = partial(flower, megabytes, clients, options.rounds)
+
+    def tell(number: int, name: str, echo: Echo) -> None:
+        print(f"{number + 1}/{options.repeats} {name}: {1000 * echo.later()[0]:.1f} ms a round", flush=True)
+
+    found = interleave(turns, options.repeats, tell)
 
     figures, rows, checks = [], [], {}
     for megabytes, clients in cases:
-        figure: dict[str, Any] = {"megabytes": megabytes, "clients": clients}
-        for number, kind in enumerate(("", "_without_aggregation")):
-            seconds = {
-                who: [echo.later()[number] for echo in turns[who, megabytes, clients]]
-                for who in ("ours", "flower")
-            }
-            for who, values in seconds.items():
-                unit = 1000 / megabytes / clients
-                figure[f"{who}_ms_per_mb_and_client{kind}"] = spread([unit * value for value in values])
-            figure[f"times_less{kind}"] = ratio(seconds["flower"], seconds["ours"])
+        both = (found[label(who, megabytes, clients)] for who in ("ours", "flower"))
+        figure = judge(megabytes, clients, *both)
         figures.append(figure)
         checks[f"{megabytes:g}_MB_{clients}_clients_{GOAL}_times_less"] = figure["times_less"].median >= GOAL
         rows.append(row(figure))
@@ -107,12 +97,28 @@ def main() -> None:
     show("Transport, ms per MB and client: median (range)", columns, rows, checks, path)
 
 
+def judge(megabytes: float, clients: int, ours: list[Echo], flower: list[Echo]) -> dict[str, Any]:
+    figure: dict[str, Any] = {"megabytes": megabytes, "clients": clients}
+    unit = 1000 / megabytes / clients
+    for number, kind in enumerate(("", "_without_aggregation")):
+        mine, theirs = ([echo.later()[number] for echo in who] for who in (ours, flower))
+        figure[f"ours_ms_per_mb_and_client{kind}"] = spread([unit * seconds for seconds in mine])
+        figure[f"flower_ms_per_mb_and_client{kind}"] = spread([unit * seconds for seconds in theirs])
+        figure[f"times_less{kind}"] = ratio(theirs, mine)
+    return figure
+
+
 def row(figure: dict[str, Any]) -> tuple[str, ...]:
     def text(value: Spread) -> str:
         return f"{value:.1f}" if value.median >= 10 else f"{value:.2f}"
 
-    names = ("ours_ms_per_mb_and_client", "flower_ms_per_mb_and_client", "times_less", "times_less_without_aggregation")
-    return (f"{figure['megabytes']:g}", str(figure["clients"]), *(text(figure[name]) for name in names))
+    each = [text(figure[f"{who}_ms_per_mb_and_client"]) for who in ("ours", "flower")]
+    times = [text(figure[f"times_less{kind}"]) for kind in ("", "_without_aggregation")]
+    return (f"{figure['megabytes']:g}", str(figure["clients"]), *each, *times)
+
+
+def label(who: str, megabytes: float, clients: int) -> str:
+    return f"{who}, {megabytes:g} MB, {clients} clients"
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ class RuntimeConfig:
     cpus_per_client: int = 1
     gpus_per_client: float = 0.0
     round_timeout: float = 3600
-    node_timeout: float = 120
+    node_timeout: float = 300
     min_nodes: int | None = None
     cache_dir: str | None = None
     cache_gb: float = 4.0

@@ -51,7 +51,7 @@ def main(grid: Grid, context: Context) -> None:
     named = str(context.run_config["output-dir"])
     folder = Path(named) if named else get_flwr_home() / "fedfrozen" / f"run-{context.run_id}"
     corpus = load_corpus(config)
-    talk = Conversation(grid, {}, card=make_card(corpus))
+    talk = Conversation(grid, {}, card=make_card(corpus), hello_timeout=config.runtime.node_timeout)
     num_clients = gather(talk, config)
     shares = share_out(corpus, config, num_clients) if num_clients else server_only(corpus, config)
     resident = Resident(config, corpus, shares=shares)

@@ -17,7 +17,7 @@ server = ServerApp()
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    state = message.content["arrays"].to_torch_state_dict()
+    state = message.content["arrays"].to_torch_state_dict()  # type: ignore[union-attr]
     arrays = ArrayRecord({name: tensor + 1 for name, tensor in state.items()})
     content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": 1})})
     return Message(content, reply_to=message)

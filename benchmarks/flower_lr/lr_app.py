@@ -39,7 +39,7 @@ def normalised(pixels: Tensor, data: dict[str, Tensor]) -> Tensor:
 @client.train()
 def train(message: Message, context: Context) -> Message:
     data, net = loaded(str(context.run_config["data"])), model()
-    net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    net.load_state_dict(message.content["arrays"].to_torch_state_dict())  # type: ignore[union-attr]
     rows = data["rows"][int(context.node_config["partition-id"])]
     optimizer = torch.optim.SGD(net.parameters(), lr=0.03, fused=True)
     for index in rows[torch.randperm(len(rows))].split(10):

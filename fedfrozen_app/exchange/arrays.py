@@ -47,21 +47,25 @@ class LocalArray(Array):
         return raw_bytes(self.__dict__["tensor"])
 
 
-def to_record(tensors: Mapping[str, Tensor], *, local: bool) -> ArrayRecord:
-    """Named tensors for a message; `local` ones travel by reference."""
+def to_record(
+    tensors: Mapping[str, Tensor], *, local: bool, made: dict[str, Array] | None = None
+) -> ArrayRecord:
+    """Named tensors for a message; `local` ones travel by reference.
+
+    `made` keeps the arrays by name, so that a round's messages share their bytes instead of copying them.
+    """
+    made = {} if made is None else made
     record = ArrayRecord()
     for name, tensor in tensors.items():
-        record[name] = (
-            LocalArray(tensor)
-            if local
-            else Array(
-                dtype=str(tensor.dtype).removeprefix("torch."),
-                shape=tuple(tensor.shape),
-                stype=RAW,
-                data=raw_bytes(tensor),
-            )
-        )
+        if name not in made:
+            made[name] = LocalArray(tensor) if local else to_array(tensor)
+        record[name] = made[name]
     return record
+
+
+def to_array(tensor: Tensor) -> Array:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Array(dtype=dtype, shape=tuple(tensor.shape), stype=RAW, data=raw_bytes(tensor))
 
 
 def to_tensor(array: Array) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import Array, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -26,7 +26,6 @@ from fedfrozen_app.exchange.plan import Order
 from fedfrozen_app.models.roles import Role
 
 log = logging.getLogger(__name__)
-HELLO_TIMEOUT = 60.0
 
 
 @dataclass
@@ -37,14 +36,16 @@ class Conversation:
     ledger: Ledger = field(default_factory=Ledger)
     timeout: float = 3600.0
     local: bool = False  # arrays travel by reference: server and clients share a process
+    hello_timeout: float = 120.0
     _known: dict[int, Hello] = field(default_factory=dict)
+    _made: dict[str, Array] = field(default_factory=dict)  # of this round, shared by its messages
 
     def greet(self) -> dict[str, int]:
         """Client names and the node ids they have now; nodes not seen before are asked who they are."""
         online = list(self.grid.get_node_ids())
         strangers = [node for node in online if node not in self._known]
-        sent = self._push([hello_message(node, self.card, HELLO_TIMEOUT) for node in strangers])
-        deadline = time.monotonic() + HELLO_TIMEOUT
+        sent = self._push([hello_message(node, self.card, self.hello_timeout) for node in strangers])
+        deadline = time.monotonic() + self.hello_timeout
         for node, message_id in zip(strangers, sent, strict=True):
             answer = self._pull(message_id, deadline)
             if answer is None or answer.has_error():
@@ -88,6 +89,7 @@ class Conversation:
         reply is in memory, whatever the cohort's size.
         """
         deadline = time.monotonic() + self.timeout
+        self._made = {}
         messages = []
         for client, node in cohort:
             names = self.ledger.missing(client, order.base)
@@ -99,6 +101,7 @@ class Conversation:
         for message_id in ready:
             client, node = sent[message_id]
             yield client, self._answer(client, node, message_id, order, model, traffic, deadline)
+        self._made = {}
 
     def _answer(
         self,
@@ -138,7 +141,7 @@ class Conversation:
     ) -> Message:
         arrays = {name: model[name] for name in names}
         traffic.sent(arrays, order.json, self.roles)
-        return train_message(node, order, arrays, ttl=self.timeout, local=self.local)
+        return train_message(node, order, arrays, ttl=self.timeout, local=self.local, made=self._made)
 
     def _receive(self, message_id: str, deadline: float, traffic: Traffic) -> Reply | str:
         message = self._pull(message_id, deadline)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedfrozen_app.exchange.arrays import to_record, to_tensor, to_tensors
@@ -53,10 +53,16 @@ def read_hello(message: Message) -> Hello:
 
 
 def train_message(
-    node: int, order: Order, arrays: Mapping[str, Tensor], *, ttl: float, local: bool
+    node: int,
+    order: Order,
+    arrays: Mapping[str, Tensor],
+    *,
+    ttl: float,
+    local: bool,
+    made: dict[str, Array] | None = None,
 ) -> Message:
     content = RecordDict()
-    content["arrays"] = to_record(arrays, local=local)
+    content["arrays"] = to_record(arrays, local=local, made=made)
     content["order"] = ConfigRecord({"json": order.json})
     return Message(
         content,

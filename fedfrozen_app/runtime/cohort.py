@@ -9,6 +9,7 @@ then, and what later steps do to it is thrown away. Clients are sorted by their 
 little is thrown away.
 """
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from clients import ALGORITHMS
 from fedfrozen_app.exchange.block import Block, Layout
 from fedfrozen_app.exchange.plan import Order, Plan
+from fedfrozen_app.models.attention import folded
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
 from fedfrozen_app.runtime.sequential import batches, learning_rate, make_optimizer
 from fedfrozen_app.seeds import seed_for
@@ -61,7 +62,7 @@ class CohortRunner:
 
     def order_of(self, clients: Sequence[str], order: Order) -> list[str]:
         """The clients as they will be trained: those with the most batches first."""
-        return sorted(clients, key=lambda client: -len(self._batches(client, order)))
+        return sorted(clients, key=lambda client: -self._num_batches(client))
 
     def train(self, clients: Sequence[str], order: Order, base: Mapping[str, Tensor]) -> Iterator[Block]:
         """Train the clients in blocks; each block's rows are its clients, as `order_of` sorts them."""
@@ -115,24 +116,27 @@ class CohortRunner:
         fixed, each = 2 * peaks[0] - peaks[1], max(peaks[1] - peaks[0], 1)
         return max(1, int((SPARE * free - max(fixed, 0)) // each))
 
-    def _batches(self, client: str, order: Order) -> list[Tensor]:
-        resident = self.resident
-        rows = resident.rows(client).train
-        return batches(rows, resident.config.client, resident.config.seed, client, order.round)
+    def _num_batches(self, client: str) -> int:
+        settings = self.resident.config.client
+        epoch = -(-len(self.resident.rows(client).train) // settings.batch_size)
+        steps = settings.local_epochs * epoch
+        return steps if settings.local_steps is None else min(steps, settings.local_steps)
 
     def _schedule(self, clients: Sequence[str], order: Order) -> Schedule:
-        plans = [self._batches(client, order) for client in clients]
-        counts = [len(plan) for plan in plans]
-        width = max(len(index) for plan in plans for index in plan)
-        device = self.resident.device
-        index = torch.zeros(max(counts), len(plans), width, dtype=torch.int64, device=device)
-        mask = torch.zeros(index.shape, dtype=self.resident.task.dtype, device=device)
-        for number, plan in enumerate(plans):
-            padded = torch.nn.utils.rnn.pad_sequence(plan, batch_first=True)  # (own steps, widest batch)
-            lengths = torch.tensor([len(rows) for rows in plan]).unsqueeze(1)
-            index[: len(plan), number, : padded.shape[1]] = padded
-            mask[: len(plan), number, : padded.shape[1]] = (torch.arange(padded.shape[1]) < lengths).to(mask)
-        return Schedule(index, mask, torch.tensor(counts))
+        """Laid out on the host and sent to the device in one go."""
+        resident, settings = self.resident, self.resident.config.client
+        width = min(settings.batch_size, max(len(resident.rows(client).train) for client in clients))
+        counts = [self._num_batches(client) for client in clients]
+        index = torch.zeros(max(counts), len(clients), width, dtype=torch.int64)
+        mask = torch.zeros(index.shape, dtype=resident.task.dtype)
+        for number, client in enumerate(clients):
+            rows = resident.rows(client).train
+            plan = batches(rows, settings, resident.config.seed, client, order.round)
+            lengths = torch.tensor([len(batch) for batch in plan])
+            own = torch.arange(width) < lengths.unsqueeze(1)  # (own steps, batch)
+            index[: len(plan), number][own] = torch.cat(plan)
+            mask[: len(plan), number] = own.to(mask)
+        return Schedule(index.to(resident.device), mask.to(resident.device), torch.tensor(counts))
 
     def _train_block(self, clients: list[str], order: Order, layout: Layout) -> Block:
         resident = self.resident
@@ -163,7 +167,8 @@ class CohortRunner:
         return block
 
     def _step(self, layout: Layout, size: int, width: int, order: Order) -> "Step":
-        key = (layout.names, size, width, order.algorithm, tuple(sorted(order.settings.items())))
+        settings = json.dumps(dict(order.settings), sort_keys=True)
+        key = (layout.names, size, width, order.algorithm, settings)
         if key not in self._steps:
             self._steps[key] = Step(self.resident, layout, size, order, compiled=True)
         return self._steps[key]
@@ -338,8 +343,7 @@ class Step:
                 return self._loss(parameters, Batch(inputs, labels[index], weights, mask), anchor, task)
 
             flat = flat.detach().requires_grad_(True)
-            # Under vmap the fused attention kernels have no batching rule: plain products and softmax do.
-            with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+            with folded(self.resident.model), torch.enable_grad():
                 losses = vmap(one, randomness="different")(
                     self.layout.views(flat), class_weights, index, mask
                 )

@@ -108,11 +108,11 @@ class Resident:
     # Data ----------------------------------------------------------------------------------------------
 
     def rows(self, client: str) -> ClientRows:
+        """A client's row numbers, on the host: batches are drawn there and sent over together."""
         if client not in self._rows:
             parts = self.shares.partition
             rows = np.arange(len(self.train_table)) if parts is None else parts.indices[int(client)]
-            found = client_rows(rows, self.corpus, self.config, client)
-            self._rows[client] = ClientRows(found.train.to(self.device), found.validation.to(self.device))
+            self._rows[client] = client_rows(rows, self.corpus, self.config, client)
         return self._rows[client]
 
     def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
@@ -121,7 +121,8 @@ class Resident:
 
     def class_weights(self, index: Tensor) -> Tensor:
         """n / (classes · count), and 0 for a class this client has never seen: (classes,)."""
-        counts = torch.bincount(self.train_table.labels[index], minlength=len(self.corpus.classes))
+        labels = self.train_table.labels[index.to(self.device)]
+        counts = torch.bincount(labels, minlength=len(self.corpus.classes))
         weights = len(index) / (len(self.corpus.classes) * counts)
         return torch.where(counts > 0, weights, 0.0).to(self.task.dtype)
 

@@ -57,7 +57,8 @@ def train_client(resident: "Resident", client: str, order: Order, start: dict[st
     resident.model.train()
     with torch.random.fork_rng(devices=resident.cuda_devices):
         torch.manual_seed(seed_for(seed, "dropout", client, order.round))
-        for index in batches(rows.train, settings, seed, client, order.round):
+        plan = batches(rows.train, settings, seed, client, order.round)
+        for index in torch.cat(plan).to(resident.device).split([len(batch) for batch in plan]):
             batch = Batch(*resident.take(index), weights)
             loss = loss_of(resident.parameters, batch)
             optimizer.zero_grad()
@@ -87,7 +88,7 @@ def batches(rows: Tensor, settings: ClientConfig, seed: int, client: str, server
     found: list[Tensor] = []
     for _ in range(settings.local_epochs):
         order = torch.randperm(len(rows), generator=generator)
-        found += rows[order.to(rows.device)].split(settings.batch_size)
+        found += rows[order].split(settings.batch_size)
     return found[: settings.local_steps]
 
 

@@ -1,0 +1,83 @@
+"""Attention for code that runs under `vmap`: the fused kernels have no rule there, so clients are folded.
+
+Attention treats every sequence alike, so a batch of clients' batches is one larger batch to it: the client
+axis moves into the batch axis and the fused kernel sees nothing unusual.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+FOLDED = "fedfrozen_folded"
+
+
+class _Folded(torch.autograd.Function):
+    """Scaled dot-product attention with a rule for vmap. Gradients are those of the folded call."""
+
+    @staticmethod
+    def forward(
+        query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, dropout: float
+    ) -> Tensor:
+        return scaled_dot_product_attention(query, key, value, mask, dropout, scale=scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing to keep: outside vmap nobody differentiates through this."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+        *tensors, scale, dropout = inputs
+
+        def fold(tensor: Tensor | None, dim: int | None) -> Any:
+            if tensor is None:
+                return None
+            whole = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            return whole.flatten(0, 1)  # (clients, batch, …) -> (clients · batch, …)
+
+        query, key, value, mask = (fold(*pair) for pair in zip(tensors, in_dims, strict=False))
+        result = scaled_dot_product_attention(query, key, value, mask, dropout, scale=scale)
+        return result.unflatten(0, (info.batch_size, -1)), 0
+
+
+def folded_attention(
+    module: nn.Module,
+    query: Tensor,  # (batch, heads, tokens, width)
+    key: Tensor,  # (batch, key heads, tokens, width)
+    value: Tensor,
+    attention_mask: Tensor | None,  # (batch, 1, tokens, tokens), true where a token may look
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **ignored: Any,
+) -> tuple[Tensor, None]:
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:  # grouped keys: each serves several heads
+        key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    result = _Folded.apply(query, key, value, attention_mask, scale, dropout if module.training else 0.0)
+    # (batch, heads, tokens, width) -> (batch, tokens, heads, width)
+    return result.transpose(1, 2), None
+
+
+AttentionInterface.register(FOLDED, folded_attention)
+AttentionMaskInterface.register(FOLDED, sdpa_mask)
+
+
+@contextmanager
+def folded(model: nn.Module) -> Iterator[None]:
+    """The model's attention folds the clients of a vmap within this block."""
+    config: Any = getattr(model, "config", None)
+    usual = getattr(config, "_attn_implementation", None)
+    if usual is None:  # no Transformer
+        yield
+        return
+    config._attn_implementation = FOLDED
+    try:
+        yield
+    finally:
+        config._attn_implementation = usual

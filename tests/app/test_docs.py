@@ -1,0 +1,240 @@
+"""The pages say what the code does: their commands compose, their code runs, their tables are complete."""
+
+import re
+import shlex
+import shutil
+import sys
+import types
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from clients import ALGORITHMS
+from fedfrozen_app import config
+from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.config import Config, compose_config, conf_dir, read, resolved
+from strategies import STRATEGIES
+from strategies.fedfrozen import SCOPES
+from tests.conftest import same_bits
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README, CONFIGURATION, ADDING = (
+    (ROOT / name).read_text() for name in ("README.md", "docs/configuration.md", "docs/adding-a-strategy.md")
+)
+VERBS = ("resume", "evaluate", "export")
+
+
+def blocks(page, language=""):
+    """The fenced blocks in one language; commands have none."""
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    return [text for found, text in fenced if found == language]
+
+
+def lines(page):
+    return [line for block in blocks(page) for line in block.splitlines()]
+
+
+COMMANDS = [shlex.split(line)[1:] for line in lines(README) if line.startswith("fedfrozen ")]
+FLOWER_RUNS = [line for line in lines(README) if line.startswith("flwr run ")]
+
+
+# Commands -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_a_command_of_the_readme_composes(words, tmp_path, capsys):
+    if words[0] in VERBS:
+        assert command(words) == 2  # RUN stands for a folder: that it is not there is all that is wrong
+        assert "There is no run folder RUN" in capsys.readouterr().err
+        return
+    for overrides in expanded([word for word in words if word != "-m"]):
+        read(resolved(compose_config([with_real_path(word, tmp_path) for word in overrides])))
+
+
+def test_the_two_first_commands():
+    assert lines(README)[:2] == ["pip install -e . && fedfrozen", 'pip install -e ".[dev]" && pytest']
+    assert len(COMMANDS) > 20 and len(FLOWER_RUNS) == 2  # the search above still finds them
+
+
+@pytest.mark.parametrize("line", FLOWER_RUNS)
+def test_overrides_of_flwr_run_compose(line, tmp_path):
+    (overrides,) = re.findall(r"overrides=\"(.*?)\"", line)
+    words = [word.replace("/server/folder", str(tmp_path)) for word in shlex.split(overrides)]
+    read(resolved(compose_config(words)))
+
+
+def test_bad_input_reads_as_the_readme_shows(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = [line for line in lines(README) if line.startswith(("$ fedfrozen ", "fedfrozen: "))]
+    assert len(shown) >= 4
+    for call, answer in zip(shown[::2], shown[1::2], strict=True):
+        assert command(shlex.split(call)[2:]) == 2
+        assert answer in capsys.readouterr().err
+
+
+def expanded(words):
+    """Overrides in which every value of a sweep occurs; the words themselves where nothing is swept."""
+    parsed = OverridesParser.create().parse_overrides(words)
+    choices = [
+        [f"{word.key_or_group}={value}" for value in word.sweep_string_iterator()]
+        if word.is_sweep_override()
+        else [word.input_line]
+        for word in parsed
+    ]
+    longest = max(len(values) for values in choices)
+    return [[values[min(n, len(values) - 1)] for values in choices] for n in range(longest)]
+
+
+def with_real_path(word, folder):
+    """DIR, FILE and RUN are the reader's: something that exists takes their place."""
+    key, _, value = word.partition("=")
+    if not re.fullmatch(r"(DIR|FILE|RUN)(/.*)?", value):
+        return word
+    (folder / value).mkdir(parents=True, exist_ok=True)
+    return f"{key}={folder / value}"
+
+
+# Links ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_named_files_exist(page):
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if not target.startswith("https://"):
+            path, _, anchor = target.partition("#")
+            assert (page.parent / path).exists(), target
+            if anchor:
+                titles = re.findall(r"^#+ (.*)$", (page.parent / path).read_text(), re.MULTILINE)
+                assert anchor in [title.lower().replace(" ", "-") for title in titles]
+    for path in re.findall(r"`((?:fedfrozen_app|strategies|clients|conf|tests|benchmarks)/[\w/.]*)`", text):
+        new = re.search(rf"^# {re.escape(path)}$", text, re.MULTILINE)  # a file that the page tells to write
+        assert new or (ROOT / path).exists(), path
+
+
+def test_pictures_are_small():
+    assert all(picture.stat().st_size < 200_000 for picture in (ROOT / "docs").glob("*.png"))
+
+
+# The table of keys ----------------------------------------------------------------------------------------
+
+
+def schema_keys(node=Config, prefix=""):
+    for field in fields(node):
+        name = prefix + ("from" if field.name == "start_from" else field.name)
+        inner = field.default_factory if is_dataclass(field.default_factory) else None
+        if inner:
+            yield from schema_keys(inner, f"{name}.")
+        elif name != "strategy":
+            yield name
+    if not prefix:
+        yield "strategy.name"
+        yield from {f"strategy.{field.name}" for cls in STRATEGIES.values() for field in fields(cls.Settings)}
+
+
+def rows(page):
+    """key -> default, of the tables whose rows are `| `key` | `default` | meaning |`."""
+    return dict(re.findall(r"^\| `([\w.]+)` \| (?:`([^`]*)`|[\w ]+) \| .", page, re.MULTILINE))
+
+
+def as_written(value):
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)
+
+
+def test_every_key_is_explained_and_no_other():
+    assert set(rows(CONFIGURATION)) == set(schema_keys())
+
+
+def test_every_default_is_the_one_that_composes():
+    composed = [compose_config([f"strategy={name}"]) for name in ("fedfrozen", *STRATEGIES)]
+    for key, told in rows(CONFIGURATION).items():
+        if key == "model.config":
+            continue
+        holder = next(part for part in composed if has(part, key))
+        assert told == as_written(OmegaConf.select(holder, key)), key
+
+
+def test_what_the_other_files_set():
+    table = re.findall(r"^\| `(\w+=\w+)` \| ((?:`[\w.]+=[^`]+` ?)+)\|$", CONFIGURATION, re.MULTILINE)
+    assert len(table) >= 8
+    for choice, cell in table:
+        composed = compose_config([choice])
+        for key, told in re.findall(r"`([\w.]+)=([^`]+)`", cell):
+            assert told == as_written(OmegaConf.select(composed, key)), (choice, key)
+
+
+def test_freeze_scopes_are_all_explained():
+    assert all(f"| `{scope}` |" in CONFIGURATION for scope in SCOPES)
+
+
+def has(node, key):
+    group, _, name = key.rpartition(".")
+    return name in (OmegaConf.select(node, group) if group else node)
+
+
+# The worked examples --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def follow(monkeypatch, tmp_path):
+    """Do what docs/adding-a-strategy.md says, for this process only."""
+    folder = tmp_path / "conf"
+    shutil.copytree(conf_dir(), folder)
+    monkeypatch.setattr(config, "conf_dir", lambda: folder)
+
+    def follow(name):
+        for block in blocks(ADDING, "yaml"):
+            path = block.splitlines()[0].removeprefix("# ")
+            (tmp_path / path).write_text(block)
+        found = {}
+        for block in blocks(ADDING, "python"):
+            assert len(block.splitlines()) < 40
+            module = block.splitlines()[0].removeprefix("# ").removesuffix(".py").replace("/", ".")
+            found[module] = types.ModuleType(module)
+            monkeypatch.setitem(sys.modules, module, found[module])
+            exec(compile(block, module, "exec"), vars(found[module]))
+        registered = re.findall(r'`"(\w+)": (?:\w+\.)?(\w+)`', ADDING)
+        for key, value in registered:
+            if value == "loss":
+                monkeypatch.setitem(ALGORITHMS, key, vars(found[f"clients.{key}"])[value])
+            else:
+                monkeypatch.setitem(STRATEGIES, key, vars(found[f"strategies.{key}"])[value])
+        assert name in STRATEGIES
+
+    return follow
+
+
+def test_the_new_plan_keeps_the_head_at_home(follow, train):
+    follow("fedper")
+    run = train("strategy=fedper", "num_rounds=2")
+    row = run.rows[-1]
+    assert row["clients_failed"] == 0 and row["test_accuracy"] > 0
+    assert "head" not in row["bytes_up_by_role"] and "head" not in row["bytes_down_by_role"]
+    assert row["bytes_up_by_role"]["query"] > 0
+    first, last = run.model_after(1), run.model
+    moved = {name for name in last if not torch.equal(first[name], last[name])}
+    assert moved == {name for name in last if not name.startswith("classifier")}
+
+
+def test_the_new_client_algorithm_pulls(follow, train):
+    follow("l1prox")
+    plain = train("strategy=fedavg", "num_rounds=1", folder="plain")
+    assert same_bits(plain.model, train("strategy=l1prox", "strategy.mu=0", "num_rounds=1", folder="0").model)
+    pulled = train("strategy=l1prox", "strategy.mu=1", "num_rounds=1", folder="1")
+    assert pulled.rows[1]["drift"]["rest"]["mean_update"] < plain.rows[1]["drift"]["rest"]["mean_update"]
+    assert command(["strategy=l1prox", "strategy.mu=-1"]) == 2
+
+
+def test_the_commands_of_that_page_compose(follow):
+    follow("l1prox")
+    found = [shlex.split(line)[1:] for line in lines(ADDING) if line.startswith("fedfrozen ")]
+    assert len(found) == 2
+    for words in found:
+        read(resolved(compose_config(words)))

@@ -1,0 +1,75 @@
+"""Every file in conf/experiment/ says how it is run, and runs: its own command, with tiny limits."""
+
+import io
+import shlex
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from omegaconf import OmegaConf
+from PIL import Image
+
+from fedfrozen_app.config import conf_dir
+
+FILES = sorted((conf_dir() / "experiment").glob("*.yaml"))
+TINY = {
+    "num_rounds": 1,
+    "dataset.limit": 240,
+    "model.config.hidden_size": 12,
+    "model.config.num_hidden_layers": 1,
+    "model.config.num_attention_heads": 2,
+    "model.config.intermediate_size": 12,
+    "client.local_epochs": 1,
+    "runtime.threads": 1,
+}
+
+
+def command_of(file):
+    """The overrides of `# fedfrozen WORDS   (a remark)`, the file's first comment of its own."""
+    package, first = file.read_text().splitlines()[:2]
+    assert (
+        package == "# @package _global_"
+    )  # Hydra reads it at the top only, and else ignores the file's keys
+    assert first.startswith("# fedfrozen ")
+    return shlex.split(first.partition("(")[0])[2:]
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """A folder like CIFAR-10's parquet: ten classes of 32x32 colour pictures."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 240), ("test", 20)):
+        cells = []
+        for _ in range(count):
+            data = io.BytesIO()
+            Image.fromarray(rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(data, "PNG")
+            cells.append({"bytes": data.getvalue(), "path": None})
+        table = pa.table({"img": cells, "label": [row % 10 for row in range(count)]})
+        pq.write_table(table, tmp_path / f"{split}.parquet")
+    return tmp_path
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_an_experiment_opens_with_its_command_and_runs(file, train, pictures):
+    words = command_of(file)
+    assert words[0] == f"experiment={file.stem}"
+    words = [word.replace("=DIR", f"={pictures}") for word in words]
+    run = train(*words, *(f"{key}={value}" for key, value in TINY.items()), small=False)
+    assert run.summary["status"] == "completed"
+    assert run.rows[-1]["clients_failed"] == 0
+
+    used = OmegaConf.create(run.summary["config"])
+    asked = OmegaConf.to_container(OmegaConf.load(file))
+    asked.pop("defaults")
+    for key, value in leaves(asked):
+        if key not in TINY:
+            assert OmegaConf.select(used, key) == value, key
+
+
+def leaves(node, prefix=""):
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
