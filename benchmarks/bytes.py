@@ -31,6 +31,7 @@ from fedfrozen_app.runtime.inprocess import run_in_process
 Sizes = dict[str, int]  # role -> parameters
 CLIENTS, ROUNDS, WARMUP = 3, 5, 2
 FLOAT32 = 4
+WIDTH = ("hidden_size", "num_hidden_layers", "intermediate_size")
 TOKENS, CLASSES, VOCABULARY = 24, 2, 384  # of the text data below; bytes are numbered as ByT5 does
 PUBLISHED = {"ViT-B/16": 16.4, "BERT-base": 12.9}  # per cent; freezing queries and keys can save no more
 
@@ -38,7 +39,7 @@ PUBLISHED = {"ViT-B/16": 16.4, "BERT-base": 12.9}  # per cent; freezing queries 
 # Arithmetic ----------------------------------------------------------------------------------------------
 
 
-def vit(d: int, layers: int, mlp: int, *, patch: int, side: int, channels: int, classes: int) -> Sizes:
+def vit(d: int, layers: int, mlp: int, patch: int, *, side: int, channels: int, classes: int) -> Sizes:
     tokens = (side // patch) ** 2 + 1  # the patches and the class token
     square = layers * (d * d + d)
     return {
@@ -113,19 +114,29 @@ class Case:
 
 
 def cases(texts: Path) -> Iterator[Case]:
-    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     text = ["dataset=text", quoted("dataset.path", str(texts)), f"dataset.max_tokens={TOKENS}"]
     seen = {"vocabulary": VOCABULARY, "classes": CLASSES}
-    yield Case(
-        "ViT, the default",
-        ["model=vit_tiny", "dataset=digits"],
-        vit(64, 4, 128, patch=2, side=8, channels=1, classes=10),
-    )
-    yield Case("BERT", [*text, "model=bert_tiny"], bert(64, 2, 128, positions=TOKENS, **seen))
-    llama_sizes = small | {"intermediate_size": 96, "num_key_value_heads": 2}
-    yield Case("LLaMA", [*text, *model("llama", llama_sizes)], llama(64, 2, 96, heads=4, kv_heads=2, **seen))
-    gpt2_sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4}
-    yield Case("GPT-2", [*text, *model("gpt2", gpt2_sizes)], gpt2(64, 2, positions=TOKENS, **seen))
+    width, patch = configured("vit_tiny"), configured("vit_tiny", "patch_size")
+    digits = {"side": 8, "channels": 1, "classes": 10}
+    yield Case("ViT, the default", ["model=vit_tiny", "dataset=digits"], vit(*width, *patch, **digits))
+    width = configured("bert_tiny")
+    yield Case("BERT", [*text, "model=bert_tiny"], bert(*width, positions=TOKENS, **seen))
+    grouped = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    yield Case("LLaMA", [*text, *model("llama", grouped)], llama(64, 2, 96, heads=4, kv_heads=2, **seen))
+    fused = {"n_embd": 64, "n_layer": 2, "n_head": 4}
+    yield Case("GPT-2", [*text, *model("gpt2", fused)], gpt2(64, 2, positions=TOKENS, **seen))
+
+
+def configured(name: str, *keys: str) -> list[int]:
+    """Sizes in conf/model/NAME.yaml: by default width, layers and the MLP's width."""
+    config = resolved(compose_config([f"model={name}"]))["model"]["config"]
+    return [config[key] for key in keys or WIDTH]
 
 
 def model(model_type: str, config: Mapping[str, int]) -> list[str]:

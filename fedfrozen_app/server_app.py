@@ -138,11 +138,13 @@ def federate(
         first_round=first_round,
     )
     status = "failed"
+    initial = [to_record(model, local=True)]
+    del model
     try:
         with progress:
             strategy.start(
                 talk.grid,
-                to_record(model, local=True),
+                initial.pop(),  # nobody keeps the first model while later ones are trained
                 num_rounds=config.num_rounds,
                 timeout=config.runtime.round_timeout,
                 evaluate_fn=evaluator(strategy, resident),

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.block import Block, Slice
 
+CHUNK = 2**18  # elements
+
 
 class OpenBlock:
     """A block whose rows are being taken: (clients, width) of updates, and the weight of each row."""
@@ -66,7 +68,7 @@ class RunningMean:
         norms: dict[str, Tensor] = {}
         for name, tensor in arrays.items():
             tensor.sub_(self._model[name])  # the reply becomes the update
-            norms[name] = torch.linalg.vector_norm(tensor, dtype=torch.float64)
+            norms[name] = _norm(tensor)
         # A NaN or an infinity anywhere shows in its tensor's norm: one look for the whole reply.
         if norms and not torch.isfinite(torch.stack(list(norms.values()))).all():
             bad = next(name for name, norm in norms.items() if not math.isfinite(norm))
@@ -116,7 +118,7 @@ class RunningMean:
         norms: list[Tensor] = []
         for name, total in self._sum.items():
             mean = total.div_(self._weight[name])
-            norms.append(torch.linalg.vector_norm(mean, dtype=torch.float64))
+            norms.append(_norm(mean))
             merged[name] = mean.add_(self._model[name])
         # One look at the device for all names.
         figures = torch.stack([*norms, *self._square.values()]).tolist() if norms else []
@@ -134,3 +136,9 @@ class RunningMean:
             for group in common
         }
         return merged, drift
+
+
+def _norm(tensor: Tensor) -> Tensor:
+    """In float64, piece by piece: on the host the whole would be copied to float64 first."""
+    pieces = [torch.linalg.vector_norm(p, dtype=torch.float64) for p in tensor.view(-1).split(CHUNK)]
+    return pieces[0] if len(pieces) == 1 else torch.linalg.vector_norm(torch.stack(pieces))

@@ -4,17 +4,23 @@ Flower's own sampling draws over node ids, which are random anew in every run.
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from fedfrozen_app.seeds import numpy_generator
 
 
 def draw_cohort(names: Iterable[str], participation: float, seed: int, server_round: int) -> list[str]:
-    population = sorted(names, key=_natural)
+    population = _sorted(tuple(names))
     size = max(1, round(participation * len(population)))
     if size >= len(population):
-        return population
+        return list(population)
     chosen = numpy_generator(seed, "cohort", server_round).choice(len(population), size=size, replace=False)
     return [population[index] for index in sorted(chosen)]
+
+
+@lru_cache(maxsize=4)  # mostly the same names every round, and there may be thousands
+def _sorted(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted(names, key=_natural))
 
 
 def _natural(name: str) -> tuple[int, int | str]:

@@ -24,6 +24,7 @@ SMALL = [
     "client.batch_size=16",
     "client.local_epochs=1",
     "runtime.threads=1",
+    "runtime.runner=sequential",
 ]
 
 

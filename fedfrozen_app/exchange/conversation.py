@@ -38,11 +38,15 @@ class Conversation:
     local: bool = False  # arrays travel by reference: server and clients share a process
     hello_timeout: float = 120.0
     _known: dict[int, Hello] = field(default_factory=dict)
+    _online: list[int] = field(default_factory=list)
+    _names: dict[str, int] = field(default_factory=dict)
     _made: dict[str, Array] = field(default_factory=dict)  # of this round, shared by its messages
 
     def greet(self) -> dict[str, int]:
         """Client names and the node ids they have now; nodes not seen before are asked who they are."""
         online = list(self.grid.get_node_ids())
+        if online == self._online:
+            return self._names
         strangers = [node for node in online if node not in self._known]
         sent = self._push([hello_message(node, self.card, self.hello_timeout) for node in strangers])
         deadline = time.monotonic() + self.hello_timeout
@@ -56,7 +60,10 @@ class Conversation:
             # A checkpoint's ledger knows better than a simulated node, which starts with nothing.
             if hello.held or not self.ledger.knows(hello.name):
                 self.ledger.confirm(hello.name, hello.held)
-        return {self._known[node].name: node for node in online if node in self._known}
+        self._names = {self._known[node].name: node for node in online if node in self._known}
+        # Whoever did not answer is asked again next round.
+        self._online = online if len(self._names) == len(online) else []
+        return self._names
 
     def wait_for(self, count: int, timeout: float) -> dict[str, int]:
         """Greet until at least so many nodes are there."""

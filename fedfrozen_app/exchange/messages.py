@@ -6,7 +6,7 @@ Only arrays, JSON texts and numbers travel: nothing is ever unpickled.
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from torch import Tensor
@@ -14,6 +14,8 @@ from torch import Tensor
 from fedfrozen_app.exchange.arrays import to_record, to_tensor, to_tensors
 from fedfrozen_app.exchange.block import Slice
 from fedfrozen_app.exchange.plan import Order, read_order
+
+R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def train_message(
 def read_train(message: Message) -> tuple[Order, dict[str, Tensor]]:
     """The order and the arrays that came with it."""
     order = read_order(str(message.content["order"]["json"]))
-    return order, to_tensors(message.content.array_records["arrays"])
+    return order, to_tensors(_record(message, "arrays", ArrayRecord))
 
 
 class SliceRecord(ArrayRecord):
@@ -103,10 +105,10 @@ def read_reply(message: Message) -> Reply:
     if message.has_error():
         raise ValueError(f"failed: {message.error.reason or 'no reason given'}")
     try:
-        text = str(message.content.config_records["reply"]["json"])
+        text = str(_record(message, "reply", ConfigRecord)["json"])
         data = json.loads(text)
-        numbers = message.content.metric_records["metrics"]
-        record = message.content.array_records["arrays"]
+        numbers = _record(message, "metrics", MetricRecord)
+        record = _record(message, "arrays", ArrayRecord)
         # A list is no figure of ours: float() refuses it with the TypeError below.
         metrics = {key: float(value) for key, value in numbers.items()}  # type: ignore[arg-type]
         reply = Reply(
@@ -129,3 +131,12 @@ def read_reply(message: Message) -> Reply:
             raise ValueError(f"sent the array {name}, which {error}") from error
     reply.arrays = arrays
     return reply
+
+
+def _record(message: Message, key: str, kind: type[R]) -> R:
+    """By item, not through `content.array_records`: that view leaves a reference cycle behind, and with it a
+    message's whole model in memory until the garbage collector comes by."""
+    record = message.content[key]
+    if not isinstance(record, kind):
+        raise TypeError(f"{key} is no {kind.__name__}")
+    return record

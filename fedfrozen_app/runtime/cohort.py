@@ -25,7 +25,7 @@ from fedfrozen_app.exchange.block import Block, Layout
 from fedfrozen_app.exchange.plan import Order, Plan
 from fedfrozen_app.models.attention import folded
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
-from fedfrozen_app.runtime.sequential import batches, learning_rate, make_optimizer
+from fedfrozen_app.runtime.sequential import batches, learning_rate, make_optimizer, seeded
 from fedfrozen_app.seeds import seed_for
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 WARMUP_STEPS = 3  # before a capture: lazy initialisations must not be recorded
 CAUSAL = ("gpt2", "llama")  # architectures whose tokens see only what came before
+OVERHEAD = 2.0  # what launching a step costs, in clients' steps: measured with the ViT of model=vit_cifar
 SPARE = 0.85  # share of the free device memory that blocks may fill
 
 
@@ -44,6 +45,19 @@ def cannot_serve(plan: Plan) -> str | None:
     return None
 
 
+def cheapest_size(counts: Sequence[int], limit: int) -> int:
+    """The block size, up to `limit`, whose blocks cost least; `counts` are the clients' batches, most first.
+
+    A block runs as many steps as its first client has batches, and a step costs its clients plus the
+    OVERHEAD of launching it. Equal clients make one block, unequal ones several with little padding.
+    """
+
+    def cost(size: int) -> float:
+        return sum(counts[start] * (size + OVERHEAD) for start in range(0, len(counts), size))
+
+    return min(range(1, limit + 1), key=lambda size: (cost(size), -size))
+
+
 @dataclass(frozen=True)
 class Schedule:
     """Which rows each client of a block sees in each step."""
@@ -51,6 +65,14 @@ class Schedule:
     index: Tensor  # (steps, clients, batch) row numbers; padding repeats row 0
     mask: Tensor  # (steps, clients, batch) 1 for an example, 0 for padding
     steps: Tensor  # (clients,) how many steps are each client's own
+
+    def padded(self, spare: int) -> "Schedule":
+        """With so many more clients that have nothing to do."""
+        if not spare:
+            return self
+        more = (0, 0, 0, spare)  # of (steps, clients, batch), at the end of the second
+        index, mask = (torch.nn.functional.pad(value, more) for value in (self.index, self.mask))
+        return Schedule(index, mask, torch.nn.functional.pad(self.steps, (0, spare)))
 
 
 class CohortRunner:
@@ -78,24 +100,24 @@ class CohortRunner:
     # Blocks ----------------------------------------------------------------------------------------------
 
     def _blocks(self, clients: list[str], order: Order, layout: Layout) -> list[list[str]]:
-        """As few blocks as fit, of nearly equal size."""
-        size = self._largest_block(clients, order, layout)
-        count = -(-len(clients) // size)
-        even = -(-len(clients) // count)
-        return [clients[start : start + even] for start in range(0, len(clients), even)]
+        """Blocks of one size, chosen once: a step is compiled for a size."""
+        if self._block_size is None:
+            limit = self._largest_block(clients, order, layout)
+            counts = [self._num_batches(client) for client in clients]
+            self._block_size = cheapest_size(counts, limit)
+            if self._block_size < len(clients):
+                log.info("The cohort of %d trains in blocks of %d.", len(clients), self._block_size)
+        size = self._block_size
+        return [clients[start : start + size] for start in range(0, len(clients), size)]
 
     def _largest_block(self, clients: list[str], order: Order, layout: Layout) -> int:
-        limit = self.resident.config.runtime.max_block or len(clients)
+        limit = min(self.resident.config.runtime.max_block or len(clients), len(clients))
         if self.resident.device.type != "cuda":
-            return min(limit, len(clients))
-        if self._block_size is None:
-            self._block_size = self._measure(clients, order, layout)
-            if self._block_size < min(limit, len(clients)):
-                log.info(
-                    "The cohort of %d does not fit the GPU at once: it trains in blocks of %d.",
-                    *(len(clients), self._block_size),
-                )
-        return min(limit, self._block_size)
+            return limit
+        fits = self._measure(clients, order, layout)
+        if fits < limit:
+            log.info("The GPU's free memory holds %d of the %d clients at once.", fits, len(clients))
+        return min(limit, fits)
 
     def _measure(self, clients: list[str], order: Order, layout: Layout) -> int:
         """How many clients fit: the memory that one more client takes in a real step, and what is free."""
@@ -122,10 +144,14 @@ class CohortRunner:
         steps = settings.local_epochs * epoch
         return steps if settings.local_steps is None else min(steps, settings.local_steps)
 
+    def _widest(self, clients: Sequence[str]) -> int:
+        largest = max(len(self.resident.rows(client).train) for client in clients)
+        return min(self.resident.config.client.batch_size, largest)
+
     def _schedule(self, clients: Sequence[str], order: Order) -> Schedule:
         """Laid out on the host and sent to the device in one go."""
         resident, settings = self.resident, self.resident.config.client
-        width = min(settings.batch_size, max(len(resident.rows(client).train) for client in clients))
+        width = settings.batch_size if resident.device.type == "cuda" else self._widest(clients)
         counts = [self._num_batches(client) for client in clients]
         index = torch.zeros(max(counts), len(clients), width, dtype=torch.int64)
         mask = torch.zeros(index.shape, dtype=resident.task.dtype)
@@ -140,13 +166,14 @@ class CohortRunner:
 
     def _train_block(self, clients: list[str], order: Order, layout: Layout) -> Block:
         resident = self.resident
-        schedule = self._schedule(clients, order)
-        step = self._step(layout, len(clients), schedule.index.shape[2], order)
+        # The last block may be short: copies without a step of their own keep the compiled size.
+        spare = max((self._block_size or 0) - len(clients), 0) if resident.device.type == "cuda" else 0
+        schedule = self._schedule(clients, order).padded(spare)
+        step = self._step(layout, len(clients) + spare, schedule.index.shape[2], order)
         base = layout.flatten({name: resident.parameters[name].detach() for name in layout.names})
         before = self._judge_base(clients)
         resident.model.train()
-        with torch.random.fork_rng(devices=resident.cuda_devices):
-            torch.manual_seed(seed_for(resident.config.seed, "dropout", clients[0], order.round))
+        with seeded(seed_for(resident.config.seed, "dropout", clients[0], order.round), resident.device):
             step.begin(order)
             if resident.config.client.class_weights:
                 for number, client in enumerate(clients):
@@ -157,10 +184,11 @@ class CohortRunner:
             clients=tuple(clients),
             layout=layout,
             base=base,
-            values=result,
+            values=result[: len(clients)],
             examples=[len(resident.rows(client).train) for client in clients],
         )
-        block.metrics["train_loss"] = losses / schedule.steps.to(losses)
+        own = schedule.steps[: len(clients)]
+        block.metrics["train_loss"] = losses[: len(clients)] / own.to(losses)
         if before is not None:
             block.metrics["client_val_before"] = before
             block.metrics["client_val_after"] = self._judge_rows(block)

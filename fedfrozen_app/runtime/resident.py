@@ -54,7 +54,6 @@ class Resident:
             torch.set_num_threads(config.runtime.threads)
         self.config = config
         self.device = device_of(config.device)
-        self.cuda_devices = [self.device] if self.device.type == "cuda" else []
         self.corpus = corpus
         self.shares = shares
         self.cache = cache or Cache()
@@ -149,25 +148,20 @@ def make_card(corpus: Corpus) -> dict[str, Any]:
     return {"classes": list(corpus.classes), "mean": list(corpus.mean), "std": list(corpus.std)}
 
 
-_here: tuple[str, Resident] | None = None
+RunKey = tuple[Any, ...]
+_here: tuple[RunKey, Resident] | None = None
 
 
-def install(key: str, resident: Resident) -> None:
+def install(key: RunKey, resident: Resident) -> None:
     """Make this the process's resident, for contexts whose run has this key."""
     global _here
     _here = (key, resident)
 
 
-def run_key(context: Context) -> str:
+def run_key(context: Context) -> RunKey:
     node = context.node_config
-    return json.dumps(
-        [
-            context.run_config["overrides"],
-            node.get("site"),
-            node.get("data-path"),
-            node.get("num-partitions"),
-        ]
-    )
+    where = (node.get("site"), node.get("data-path"), node.get("num-partitions"))
+    return (context.run_config["overrides"], *where)
 
 
 def resident_for(context: Context) -> Resident:

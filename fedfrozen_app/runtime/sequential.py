@@ -2,6 +2,8 @@
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -53,25 +55,25 @@ def train_client(resident: "Resident", client: str, order: Order, start: dict[st
     )
     weights = resident.class_weights(rows.train) if settings.class_weights else None
 
-    total, steps = torch.zeros((), dtype=torch.float64, device=resident.device), 0
+    losses: list[Tensor] = []
     resident.model.train()
-    with torch.random.fork_rng(devices=resident.cuda_devices):
-        torch.manual_seed(seed_for(seed, "dropout", client, order.round))
+    with seeded(seed_for(seed, "dropout", client, order.round), resident.device):
         plan = batches(rows.train, settings, seed, client, order.round)
         for index in torch.cat(plan).to(resident.device).split([len(batch) for batch in plan]):
             batch = Batch(*resident.take(index), weights)
             loss = loss_of(resident.parameters, batch)
-            optimizer.zero_grad()
+            for parameter in trained.values():
+                parameter.grad = None
             loss.backward()
             if settings.clip is not None:
                 torch.nn.utils.clip_grad_norm_(trained.values(), settings.clip)
             optimizer.step()
-            total += loss.detach()
-            steps += 1
-    optimizer.zero_grad()
+            losses.append(loss.detach())  # looked at once, at the end: no wait for the device in between
+    for parameter in trained.values():
+        parameter.grad = None  # its memory is the next client's
     resident.model.eval()
 
-    metrics["train_loss"] = float(total) / steps
+    metrics["train_loss"] = float(torch.stack(losses).double().mean())
     if len(rows.validation):
         metrics["client_val_after"] = resident.evaluate_rows(rows.validation)["accuracy"]
     if order.plan.private and resident.judges(order.round):
@@ -80,6 +82,25 @@ def train_client(resident: "Resident", client: str, order: Order, start: dict[st
     metrics["client_seconds"] = time.perf_counter() - began
     result = {name: parameter.detach().clone() for name, parameter in trained.items()}
     return LocalResult(result, len(rows.train), metrics)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Dropout draws from this seed within the block, and leaves the generators as they were.
+
+    Not `torch.manual_seed`: without a GPU it queues a call and a stack trace for the day one appears.
+    """
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    states = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
 
 
 def batches(rows: Tensor, settings: ClientConfig, seed: int, client: str, server_round: int) -> list[Tensor]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.runtime.cohort import cheapest_size
 from tests.app.test_bytes import BERT, GPT2, LLAMA, checkpoint
 from tests.conftest import same_bits
 from tests.runtime.test_runtimes import is_key_bias
@@ -115,7 +116,7 @@ def test_one_diverging_client_is_set_aside_alone(train, monkeypatch):
         return values, losses
 
     monkeypatch.setattr(Step, "train", diverge)
-    run = train("runtime.runner=cohort")
+    run = train("runtime.runner=cohort", "partition=iid")  # equal sizes: one block
     for row in run.rows[1:]:
         assert row["clients_ok"] == 2 and "not finite" in row["failures"][0]
     assert all(torch.isfinite(value).all() for value in run.model.values())
@@ -144,3 +145,10 @@ def test_dropout_differs_between_clients_and_still_learns(train):
 def test_flower_s_simulation_refuses_the_cohort_runner(capsys):
     assert command(["runtime=flower", "runtime.runner=cohort"]) == 2
     assert "one client a message" in capsys.readouterr().err
+
+
+def test_blocks_follow_the_clients_batches():
+    assert cheapest_size([5] * 50, 50) == 50  # equal clients: one block
+    assert cheapest_size([5] * 50, 20) <= 20  # as many as fit
+    assert cheapest_size([100, 100, 10, 10, 10, 10], 6) == 2  # two long ones apart from the rest
+    assert cheapest_size([7], 1) == 1
