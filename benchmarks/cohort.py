@@ -24,6 +24,7 @@ from fedfrozen_app.runtime.inprocess import run_in_process
 from fedfrozen_app.runtime.resident import Resident
 
 SETUPS = [(10, 64), (50, 32)]
+WARM = 1  # rounds that are not timed
 
 
 def words_for(arguments, clients, batch, partition, *extra):
@@ -41,7 +42,7 @@ def words_for(arguments, clients, batch, partition, *extra):
 
 
 def app_rounds(arguments, words, corpus):
-    """Seconds of each round after the first two (which compile), and the images each round trained on."""
+    """Seconds of each round after the first, which compiles, and the images each round trained on."""
     plain = resolved(compose_config(words))
     config = read(plain)
     with tempfile.TemporaryDirectory() as folder:
@@ -51,9 +52,9 @@ def app_rounds(arguments, words, corpus):
     parts = share_out(corpus, config, config.num_clients).partition.indices
     limit = (config.client.local_steps or 10**9) * config.client.batch_size
     images = sum(min(len(part), limit) for part in parts)
-    seconds = [row["seconds"]["train"] + row["seconds"]["aggregate"] for row in rows[3:]]
+    seconds = [row["seconds"]["train"] + row["seconds"]["aggregate"] for row in rows[1 + WARM :]]
     phases = {
-        key: statistics.median(row["seconds"].get(key, 0.0) for row in rows[3:])
+        key: statistics.median(row["seconds"].get(key, 0.0) for row in rows[1 + WARM :])
         for key in ("train", "aggregate")
     }
     first = rows[1]["seconds"]["train"]
@@ -75,7 +76,7 @@ def central(arguments, words, corpus, batch, steps, compiled):
     task = resident.task.with_call(lambda parameters, inputs: model(**inputs).logits)
     optimizer = torch.optim.AdamW(resident.model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
     seconds = []
-    for repeat in range(arguments.rounds + 2):
+    for repeat in range(arguments.rounds + WARM):
         torch.cuda.synchronize()
         began = time.perf_counter()
         for _ in range(steps):
@@ -85,7 +86,7 @@ def central(arguments, words, corpus, batch, steps, compiled):
             loss.backward()
             optimizer.step()
         torch.cuda.synchronize()
-        if repeat >= 2:
+        if repeat >= WARM:
             seconds.append(time.perf_counter() - began)
     return {"seconds": seconds, "images": batch * steps}
 
@@ -111,7 +112,7 @@ def main() -> None:
             steps = [] if arguments.steps is None else [f"client.local_steps={arguments.steps}"]
 
             def words(runner, rounds, clients=clients, batch=batch, partition=partition, steps=steps):
-                extra = [f"runtime.runner={runner}", f"num_rounds={rounds + 2}", *steps]
+                extra = [f"runtime.runner={runner}", f"num_rounds={rounds + WARM}", *steps]
                 return words_for(arguments, clients, batch, partition, *extra)
 
             row = {"clients": clients, "batch": batch, "partition": partition}

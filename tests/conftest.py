@@ -8,7 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedfrozen_app import server_app
 from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.report import output
 from fedfrozen_app.runtime import checkpoint
 from fedfrozen_app.runtime.inprocess import run_in_process
 
@@ -57,8 +59,14 @@ class Run:
 
 
 @pytest.fixture
-def train(tmp_path):
-    """Train in process with overrides on top of the small settings; `folder` names the run."""
+def train(tmp_path, monkeypatch):
+    """Train in process with overrides on top of the small settings; `folder` names the run.
+
+    Without the two pictures, which take longer to draw than such a run to train; runs through the command
+    draw them.
+    """
+    monkeypatch.setattr(output, "write_curves", lambda *args, **kwargs: None)
+    monkeypatch.setattr(server_app, "draw_labels", lambda *args: None)
 
     def train(*overrides: str, folder: str = "run", resume: bool = False, small: bool = True) -> Run:
         target = tmp_path / folder
