@@ -261,18 +261,22 @@ class Step:
     def begin(self, order: Order) -> None:
         """Every client starts from the round's model, with a fresh optimiser."""
         base = {name: self.resident.parameters[name].detach() for name in self.layout.names}
-        with torch.no_grad():
-            self.flat.copy_(self.layout.flatten(base).expand_as(self.flat))
-            self.losses.zero_()
-            for state in self.optimizer.state.values():
-                for value in state.values():
-                    if isinstance(value, Tensor):
-                        value.zero_()
+        self._reset(self.layout.flatten(base).expand_as(self.flat))
         rate = learning_rate(self.resident.config.client, order.round, self.resident)
         self._lr.fill_(rate)
         if not self.on_gpu:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
+
+    def _reset(self, values: Tensor) -> None:
+        """In place: a captured step goes on using these very tensors."""
+        with torch.no_grad():
+            self.flat.copy_(values)
+            self.losses.zero_()
+            for state in self.optimizer.state.values():
+                for value in state.values():
+                    if isinstance(value, Tensor):
+                        value.zero_()
 
     def train(self, schedule: Schedule) -> tuple[Tensor, Tensor]:
         """Each client's row after its own last step, and the sum of its losses."""
@@ -322,13 +326,7 @@ class Step:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._eager(self._index, self._mask)
-        with torch.no_grad():
-            self.flat.copy_(start)
-            self.losses.zero_()
-            for state in self.optimizer.state.values():
-                for value in state.values():
-                    if isinstance(value, Tensor):
-                        value.zero_()
+        self._reset(start)
         self._graph.replay()
 
     # From the clients' pure loss to one function of tensors ---------------------------------------------
