@@ -1,5 +1,6 @@
 """What the command's verbs do."""
 
+import importlib
 import json
 import logging
 import re
@@ -39,13 +40,21 @@ from fedfrozen_app.server_app import RunFailed
 log = logging.getLogger(__name__)
 FAILURES = (RunFailed, SimulationFailed)
 
+# verb: where its function lies. It takes the words after the verb; imported only when it is called.
+VERBS = {
+    "resume": "fedfrozen_app.commands:resume",
+    "evaluate": "fedfrozen_app.commands:evaluate",
+    "export": "fedfrozen_app.commands:export",
+}
+
 
 def dispatch(arguments: list[str]) -> int:
     """Carry out a command line; 1 when the run it started failed."""
-    verbs = {"resume": resume, "evaluate": evaluate, "export": export}
+    verb, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
     try:
-        if arguments and arguments[0] in verbs:
-            verbs[arguments[0]](arguments[1:])
+        if verb in VERBS:
+            module, _, function = VERBS[verb].partition(":")
+            getattr(importlib.import_module(module), function)(rest)
         else:
             train(arguments)
     except FAILURES as error:
