@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.block import Block, Slice
 
-CHUNK = 2**18  # elements
+CHUNK = 2**16  # elements: a piece, its base and its float64 copy stay in a core's cache together
 
 
 class OpenBlock:
@@ -60,8 +60,7 @@ class RunningMean:
         self._weight: dict[str, float] = {}
         self._square: dict[str, Tensor] = {}  # Σ nᵢ‖uᵢ‖² in float64
         self._block: OpenBlock | None = None
-        device = next((value.device for value in model.values()), None)
-        self._scratch = torch.empty(CHUNK, dtype=torch.float64, device=device)
+        self._scratch = torch.empty(CHUNK, dtype=torch.float64)
 
     def add(self, arrays: Mapping[str, Tensor], weight: float) -> str | None:
         """Fold one reply in; the reason when it is refused, in which case nothing was added."""
@@ -69,8 +68,7 @@ class RunningMean:
             return self._add_row(arrays, weight)
         norms: dict[str, Tensor] = {}
         for name, tensor in arrays.items():
-            tensor.sub_(self._model[name])  # the reply becomes the update
-            norms[name] = _norm(tensor, self._scratch)
+            norms[name] = _subtract(tensor, self._model[name], self._scratch)  # the reply becomes the update
         # A NaN or an infinity anywhere shows in its tensor's norm: one look for the whole reply.
         if norms and not torch.isfinite(torch.stack(list(norms.values()))).all():
             bad = next(name for name, norm in norms.items() if not math.isfinite(norm))
@@ -119,9 +117,8 @@ class RunningMean:
         merged: dict[str, Tensor] = {}
         norms: list[Tensor] = []
         for name, total in self._sum.items():
-            mean = total.div_(self._weight[name])
-            norms.append(_norm(mean, self._scratch))
-            merged[name] = mean.add_(self._model[name])
+            norms.append(_add_mean(total, self._weight[name], self._model[name], self._scratch))
+            merged[name] = total
         # One look at the device for all names.
         figures = torch.stack([*norms, *self._square.values()]).tolist() if norms else []
         for name, norm, square in zip(merged, figures, figures[len(merged) :], strict=False):
@@ -140,13 +137,35 @@ class RunningMean:
         return merged, drift
 
 
-def _norm(tensor: Tensor, scratch: Tensor) -> Tensor:
-    """In float64, piece by piece through one scratch buffer: the whole is never copied.
-
-    On the host this is ten times faster than `torch.linalg.vector_norm(..., dtype=torch.float64)`.
-    """
+def _subtract(tensor: Tensor, base: Tensor, scratch: Tensor) -> Tensor:
+    """tensor ← tensor − base, and the norm of that. Both in one pass: memory is slower than the sums."""
     squares = []
-    for piece in tensor.view(-1).split(CHUNK):
-        wide = scratch[: len(piece)].copy_(piece)
-        squares.append(torch.dot(wide, wide))
+    for piece, old in zip(_pieces(tensor), _pieces(base), strict=True):
+        squares.append(_square(piece.sub_(old), scratch))
     return torch.stack(squares).sum().sqrt()
+
+
+def _add_mean(total: Tensor, weight: float, base: Tensor, scratch: Tensor) -> Tensor:
+    """total ← base + total / weight, and the norm of total / weight; in one pass too."""
+    squares = []
+    for piece, old in zip(_pieces(total), _pieces(base), strict=True):
+        squares.append(_square(piece.div_(weight), scratch))
+        piece.add_(old)
+    return torch.stack(squares).sum().sqrt()
+
+
+def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
+    flat = tensor.view(-1)
+    # A GPU has no use for small pieces: there each would cost a launch.
+    return flat.split(CHUNK) if flat.device.type == "cpu" else (flat,)
+
+
+def _square(piece: Tensor, scratch: Tensor) -> Tensor:
+    """‖piece‖² in float64.
+
+    On the host through one scratch buffer, which is ten times faster than `vector_norm` in that type.
+    """
+    if piece.device.type != "cpu":
+        return torch.linalg.vector_norm(piece, dtype=torch.float64).square()
+    wide = scratch[: len(piece)].copy_(piece)
+    return torch.dot(wide, wide)

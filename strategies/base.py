@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
-from fedfrozen_app.exchange.arrays import digest, to_record, to_tensors
+from fedfrozen_app.exchange.arrays import digests, to_record, to_tensors
 from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.exchange.count import count_parameters
 from fedfrozen_app.exchange.plan import Order, Plan
@@ -103,7 +103,7 @@ class PlannedFedAvg(FlowerFedAvg):
         """Run the rounds; `Result.arrays` is the full model. The two configurations are not used."""
         self.model = to_tensors(initial_arrays)
         del initial_arrays  # or the first model would stay in memory to the end
-        self.digests = {name: digest(tensor) for name, tensor in self.model.items()}
+        self.digests = digests(self.model)
         talk = self.federation.talk
         talk.grid, talk.timeout = grid, timeout
         result = Result()
@@ -136,7 +136,7 @@ class PlannedFedAvg(FlowerFedAvg):
         folding = time.perf_counter()
         merged, drift = record.mean.finish()
         self.model.update(merged)
-        self.digests.update({name: digest(tensor) for name, tensor in merged.items()})
+        self.digests.update(digests(merged))
         record.aggregating += time.perf_counter() - folding
         trained = count_parameters(self.model, plan.trained)
         return record.row(self.stage(server_round), cohort, trained, drift)
