@@ -1,145 +1,209 @@
-"""Set-up F: clients stacked on a GPU, against clients in turn and against central training.
+"""Whole rounds on a GPU: clients stacked, clients in turn, central training, and Flower's own simulation.
 
     python benchmarks/cohort.py --data DIR      (a folder with train.parquet and test.parquet of CIFAR-10)
 
-Whole rounds of the app (exchange, training, aggregation; evaluation apart), ViT d=192, 6 layers, bf16, AdamW.
-Useful images only: padding is not work. One row a set-up: clients x batch, equal sizes or Dirichlet 0.3.
+The app's own rounds (exchange, training, aggregation; evaluation apart) with FedAvg on a ViT of width 192 and
+6 layers, bf16, AdamW: 10 clients with batches of 64 and 50 with batches of 32, equal sizes and Dirichlet 0.3.
+Useful images only: padding is not work. Contestants take turns, a round each.
 """
 
-import argparse
 import json
-import logging
-import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
-from common import write_result
+from common import Spread, arguments, interleave, ratio, show, spread, write_result
+from turns import AppTurns, unheard
 
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
+from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.models.task import Batch
-from fedfrozen_app.runtime.inprocess import run_in_process
+from fedfrozen_app.runtime import cohort as runner
 from fedfrozen_app.runtime.resident import Resident
 
-SETUPS = [(10, 64), (50, 32)]
-WARM = 1  # rounds that are not timed
+CASES = [
+    (clients, batch, split) for clients, batch in ((10, 64), (50, 32)) for split in ("equal", "dirichlet")
+]
+GOALS = {10: 12, 50: 25}  # times faster than clients in turn, step by step
+RUNNERS = {
+    "cohort": ["runtime.runner=cohort"],
+    "in turn, recorded": ["runtime.runner=sequential"],
+    "in turn, step by step": ["runtime.runner=sequential", "runtime.capture=false"],
+}
 
 
-def words_for(arguments, clients, batch, partition, *extra):
-    words = ["strategy=fedavg", "model=vit_cifar", "dataset=parquet", f"dataset.path={arguments.data}"]
+def words_for(options: Any, clients: int, batch: int, split: str) -> list[str]:
+    words = ["strategy=fedavg", "model=vit_cifar", "dataset=parquet", f"dataset.path={options.data}"]
+    words += [f"dataset.limit={options.images}", "dataset.validation=0", "dataset.client_validation=0"]
     words += [f"num_clients={clients}", f"client.batch_size={batch}", "client.local_epochs=1"]
     words += ["client.precision=bf16", "client.lr=1e-3", "client.lr_schedule=constant"]
-    words += [
-        "dataset.validation=0",
-        "dataset.client_validation=0",
-        "eval_every=100000",
-        "checkpoint.every=0",
-    ]
-    words += ["partition=iid"] if partition == "equal" else ["partition=dirichlet", "partition.alpha=0.3"]
-    return words + list(extra)
+    words += ["num_rounds=1000", "checkpoint.every=0", f"device={options.device}"]
+    return words + (["partition=iid"] if split == "equal" else ["partition=dirichlet", "partition.alpha=0.3"])
 
 
-def app_rounds(arguments, words, corpus):
-    """Seconds of each round after the first, which compiles, and the images each round trained on."""
-    plain = resolved(compose_config(words))
-    config = read(plain)
-    with tempfile.TemporaryDirectory() as folder:
-        torch.cuda.reset_peak_memory_stats()
-        run_in_process(config, plain, words, Path(folder), corpus=corpus)
-        rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-    parts = share_out(corpus, config, config.num_clients).partition.indices
-    limit = (config.client.local_steps or 10**9) * config.client.batch_size
-    images = sum(min(len(part), limit) for part in parts)
-    seconds = [row["seconds"]["train"] + row["seconds"]["aggregate"] for row in rows[1 + WARM :]]
-    phases = {
-        key: statistics.median(row["seconds"].get(key, 0.0) for row in rows[1 + WARM :])
-        for key in ("train", "aggregate")
-    }
-    first = rows[1]["seconds"]["train"]
-    return {
-        "seconds": seconds,
-        "images": images,
-        "first_round": first,
-        "phases": phases,
-        "vram_gb": torch.cuda.max_memory_allocated() / 1e9,
-    }
+class Central:
+    """The same model and optimiser on batches of all clients' size: as many images as a round has."""
 
+    def __init__(self, words: list[str], corpus: Corpus, batch: int, images: int, compiled: bool) -> None:
+        config = read(resolved(compose_config(words)))
+        self.resident = Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))
+        model = self.resident.model.train()
+        called = torch.compile(model) if compiled else model
+        self.task = self.resident.task.with_call(lambda parameters, inputs: called(**inputs).logits)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
+        self.batch, self.steps = batch, max(1, images // batch)
 
-def central(arguments, words, corpus, batch, steps, compiled):
-    """The same model and optimiser on one big batch: seconds of each repeat of `steps` steps."""
-    config = read(resolved(compose_config(words)))
-    resident = Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))
-    resident.model.train()
-    model = torch.compile(resident.model) if compiled else resident.model
-    task = resident.task.with_call(lambda parameters, inputs: model(**inputs).logits)
-    optimizer = torch.optim.AdamW(resident.model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
-    seconds = []
-    for repeat in range(arguments.rounds + WARM):
-        torch.cuda.synchronize()
+    def turn(self) -> float:
+        """Images a second."""
+        wait(self.resident.device)
         began = time.perf_counter()
-        for _ in range(steps):
-            index = torch.randint(len(corpus.train), (batch,), device=resident.device)
-            loss = task.loss({}, Batch(*resident.take(index)))
-            optimizer.zero_grad()
+        for _ in range(self.steps):
+            index = torch.randint(len(self.resident.corpus.train), (self.batch,), device=self.resident.device)
+            loss = self.task.loss({}, Batch(*self.resident.take(index)))
+            self.optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
+            self.optimizer.step()
+        wait(self.resident.device)
+        return self.batch * self.steps / (time.perf_counter() - began)
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
         torch.cuda.synchronize()
-        if repeat >= WARM:
+
+
+@contextmanager
+def laying_out_timed() -> Iterator[list[float]]:
+    """Seconds that laying out batches took, call by call: the data phase of the cohort runner."""
+    plain, seconds = runner.lay_out, []
+
+    def timed(*given: Any) -> runner.Schedule:
+        began = time.perf_counter()
+        try:
+            return plain(*given)
+        finally:
             seconds.append(time.perf_counter() - began)
-    return {"seconds": seconds, "images": batch * steps}
+
+    runner.lay_out = timed
+    try:
+        yield seconds
+    finally:
+        runner.lay_out = plain
+
+
+def case(options: Any, corpus: Corpus, clients: int, batch: int, split: str) -> dict[str, Any]:
+    words = words_for(options, clients, batch, split)
+    config = read(resolved(compose_config(words)))
+    images = sum(len(part) for part in share_out(corpus, config, clients).partition.indices)  # type: ignore[union-attr]
+    runs = {name: AppTurns([*words, *extra], corpus) for name, extra in RUNNERS.items()}
+    phases: list[dict[str, float]] = []
+
+    def app_turn(name: str) -> float:
+        with laying_out_timed() as data:
+            seconds = runs[name].turn()["seconds"]
+        if name == "cohort":
+            parts = {"data": sum(data), "step": seconds["train"] - sum(data)}
+            phases.append(parts | {key: seconds[key] for key in ("aggregate", "evaluate")})
+        return images / (seconds["train"] + seconds["aggregate"])
+
+    contestants: dict[str, Callable[[], float]] = {name: lambda name=name: app_turn(name) for name in runs}
+    for compiled in (False, True):
+        one = Central(words, corpus, clients * batch, images, compiled)
+        contestants["central, compiled" if compiled else "central"] = one.turn
+    first = {
+        name: seconds_of(turn) for name, turn in contestants.items()
+    }  # compiles and records; not counted
+    phases.clear()
+    found = interleave(contestants, options.repeats)
+    for run in runs.values():
+        run.close()
+    return {
+        "clients": clients,
+        "batch": batch,
+        "split": split,
+        "images_a_round": images,
+        "first_turn_seconds": first,
+        "images_per_second": {name: spread(values) for name, values in found.items()},
+        "cohort_over": {
+            name: ratio(found["cohort"], values) for name, values in found.items() if name != "cohort"
+        },
+        "cohort_phases_seconds": {key: spread([phase[key] for phase in phases]) for key in phases[0]},
+    }
+
+
+def seconds_of(turn: Callable[[], float]) -> float:
+    began = time.perf_counter()
+    turn()
+    return time.perf_counter() - began
+
+
+def flower_rate(options: Any) -> dict[str, Any]:
+    """Images a second of the same app under Flower's Ray simulation, 10 clients of equal size."""
+    words = [*words_for(options, 10, 64, "equal"), "runtime=flower", "runtime.gpus_per_client=0.25"]
+    words += ["num_rounds=4", "eval_every=4"]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "fedfrozen_app", *words, f"output_dir={folder}/run"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"Flower's simulation failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+    seconds = [row["seconds"] for row in map(json.loads, lines[3:])]  # workers start in the first round
+    each = [part["train"] + part["aggregate"] for part in seconds]
+    return {"seconds_a_round": spread(each), "images_per_second": options.images / spread(each).median}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = arguments(__doc__.splitlines()[0])
+    parser.add_argument(
+        "--data", required=True, help="folder with train.parquet and test.parquet of CIFAR-10"
     )
-    parser.add_argument("--data", required=True)
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds of the quick runners")
-    parser.add_argument("--sequential-rounds", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=None, help="at most so many local steps a round")
-    parser.add_argument("--only", choices=["10", "50"], default=None)
-    arguments = parser.parse_args()
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    base = read(resolved(compose_config(words_for(arguments, 10, 64, "equal"))))
-    corpus = load_corpus(base)
-    results = []
-    for clients, batch in SETUPS:
-        if arguments.only and str(clients) != arguments.only:
-            continue
-        for partition in ("equal", "dirichlet"):
-            steps = [] if arguments.steps is None else [f"client.local_steps={arguments.steps}"]
+    parser.add_argument("--images", type=int, default=16000, help="training images, all clients together")
+    parser.add_argument("--cases", type=int, nargs="*", default=range(len(CASES)), help=f"of {CASES}")
+    parser.add_argument("--flower", action="store_true", help="also Flower's Ray simulation")
+    parser.add_argument("--device", default="cuda")
+    options = parser.parse_args()
+    corpus = load_corpus(read(resolved(compose_config(words_for(options, 10, 64, "equal")))))
+    figures, rows, checks = [], [], {}
+    for number in options.cases:
+        with unheard():
+            figure = case(options, corpus, *CASES[number])
+        print(json.dumps(figure, default=lambda value: round(value.median, 4)), flush=True)
+        figures.append(figure)
+        rows.append(row(figure))
+        name = f"{figure['clients']}x{figure['batch']}_{figure['split']}"
+        over = figure["cohort_over"]
+        goal = GOALS[figure["clients"]]
+        checks[f"{name}_{goal}_times_clients_in_turn"] = over["in turn, step by step"].median >= goal
+        if figure["clients"] == 50:
+            checks[f"{name}_as_fast_as_central"] = over["central"].median >= 1
+    result: dict[str, Any] = {
+        "setting": {"images": options.images, "repeats": options.repeats},
+        "figures": figures,
+    }
+    if torch.cuda.is_available():
+        result["gpu"] = torch.cuda.get_device_name()
+    if options.flower:
+        result["flower"] = flower_rate(options)
+        print(json.dumps(result["flower"], default=lambda value: round(value.median, 4)), flush=True)
+    path = write_result("cohort", result | {"checks": checks})
+    others = [name for name in (*RUNNERS, "central", "central, compiled") if name != "cohort"]
+    show("Cohort runner, times faster: median (range)", ("", "images/s", *others), rows, checks, path)
 
-            def words(runner, rounds, clients=clients, batch=batch, partition=partition, steps=steps):
-                extra = [f"runtime.runner={runner}", f"num_rounds={rounds + WARM}", *steps]
-                return words_for(arguments, clients, batch, partition, *extra)
 
-            row = {"clients": clients, "batch": batch, "partition": partition}
-            row["cohort"] = app_rounds(arguments, words("cohort", arguments.rounds), corpus)
-            row["sequential"] = app_rounds(
-                arguments, words("sequential", arguments.sequential_rounds), corpus
-            )
-            count = min(30, max(1, row["cohort"]["images"] // (clients * batch)))
-            for name, compiled in (("central", False), ("central_compiled", True)):
-                row[name] = central(
-                    arguments, words("sequential", 1), corpus, clients * batch, count, compiled
-                )
-            for name in ("cohort", "sequential", "central", "central_compiled"):
-                part = row[name]
-                part["images_per_second"] = part["images"] / statistics.median(part["seconds"])
-            rate = row["cohort"]["images_per_second"]
-            row["ratios"] = {
-                f"cohort_over_{name}": rate / row[name]["images_per_second"]
-                for name in ("sequential", "central", "central_compiled")
-            }
-            print(
-                json.dumps({k: v for k, v in row.items() if k in ("clients", "batch", "partition", "ratios")})
-            )
-            for name in ("cohort", "sequential", "central", "central_compiled"):
-                print("  ", name, row[name], flush=True)
-            results.append(row)
-    write_result("cohort", {"gpu": torch.cuda.get_device_name(), "results": results})
+def row(figure: dict[str, Any]) -> tuple[str, ...]:
+    def text(value: Spread) -> str:
+        return f"{value:.1f}" if value.median >= 10 else f"{value:.2f}"
+
+    times = [text(value) for value in figure["cohort_over"].values()]
+    name = f"{figure['clients']} x {figure['batch']}, {figure['split']}"
+    return (name, f"{figure['images_per_second']['cohort']:.0f}", *times)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ Both are the operating system's own figures for a fresh process each (resident s
 so that copies anybody makes are counted, in whatever library. The second is taken above a baseline measured
 before the model exists, after rounds with a small one have loaded all code. It counts the server's model, the
 running sum and the replies; the echo clients train nothing, and share the process and its base by reference.
-It is taken twice: with an allocator that gives freed arrays back to the system at once, which shows the arrays
+It is taken twice: with an allocator that gives freed arrays back at once, which shows the arrays
 that are alive and is what the check is on, and with the allocator as it is, which keeps a reserve of its own.
 """
 

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.messages import Hello, Reply, hello_reply, read_train, train_reply
+from fedfrozen_app.runtime.captured import steps_for
 from fedfrozen_app.runtime.resident import Resident, disk_cache, resident_for
 from fedfrozen_app.runtime.sequential import train_client
 
@@ -33,7 +34,7 @@ def train(message: Message, context: Context) -> Message:
     if lacks:
         return train_reply(message, Reply(order.digest, lacks=lacks), local=local)
     start = base | private_arrays(context, resident, order.plan.private)
-    result = train_client(resident, client_name(context), order, start)
+    result = train_client(resident, client_name(context), order, start, steps_for(resident))
     kept = {name: result.trained.get(name, start[name]) for name in order.plan.private}
     if kept:
         context.state["private"] = to_record(kept, local=local)

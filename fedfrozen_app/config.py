@@ -91,6 +91,7 @@ class RuntimeConfig:
     name: str = "inprocess"
     runner: str = "auto"
     max_block: int | None = None
+    capture: bool = True
     threads: int | None = None
     cpus_per_client: int = 1
     gpus_per_client: float = 0.0

@@ -30,12 +30,13 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.models.cnn import CnnConfig, SimpleCnn
 from fedfrozen_app.models.roles import ARCHITECTURES, roles_of
 from fedfrozen_app.models.split import join_fused, split_fused
 
 log = logging.getLogger(__name__)
 
-SOURCES = ("config", "checkpoint", "hub", "linear")
+SOURCES = ("config", "checkpoint", "hub", "linear", "cnn")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 _AUTO = {
@@ -43,7 +44,7 @@ _AUTO = {
     "text": (AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
 }
 # Roles are tabled for it, but it compares images with texts: it has no layer of class scores.
-_NO_CLASSIFIER = ("clip", "linear")
+_NO_CLASSIFIER = ("clip", "linear", "simple_cnn")
 # What transformers and torch raise for a configuration they cannot build or run.
 _BAD_CONFIG = (
     ValueError,
@@ -127,7 +128,8 @@ def build_model(
     """A classifier for `shape`, in eval mode, on the CPU; the same seed gives the same bits.
 
     source "config" builds `model_type` with random weights, "checkpoint" reads the local folder
-    `path`, "hub" fetches the model named `path`, and "linear" is logistic regression on pixels.
+    `path`, "hub" fetches the model named `path`, "linear" is logistic regression on pixels and "cnn" a small
+    convolutional network.
     `config` overrides the architecture's own settings.
     """
     if dtype not in DTYPES:
@@ -144,7 +146,9 @@ def build_model(
                 raise UserError("the model comes from the hub but has no name: give its hub name")
             model = _from_checkpoint(path, config, shape, hub=True)
         elif source == "linear":
-            model = _linear(config, shape)
+            model = _plain("linear", LinearClassifier, LinearConfig, config, shape)
+        elif source == "cnn":
+            model = _plain("simple_cnn", SimpleCnn, CnnConfig, config, shape)
         else:
             raise UserError(f"the model's source is '{source}', but must be one of {', '.join(SOURCES)}")
         model.eval()
@@ -228,12 +232,13 @@ def _from_checkpoint(path: str, given: Mapping[str, Any], shape: InputShape, *, 
     return model
 
 
-def _linear(given: Mapping[str, Any], shape: InputShape) -> nn.Module:
+def _plain(name: str, build: Any, settings: Any, given: Mapping[str, Any], shape: InputShape) -> nn.Module:
+    """A model of our own, which reads its sizes from the data."""
     if shape.task != "image":
-        raise UserError("the linear model reads pixels: choose another model for text data")
+        raise UserError(f"the {name} model reads pixels: choose another model for text data")
     if given:
-        raise UserError(f"the linear model has no settings: remove {', '.join(given)}")
-    return LinearClassifier(LinearConfig(shape.channels, shape.image_size, len(shape.classes)))
+        raise UserError(f"the {name} model has no settings: remove {', '.join(given)}")
+    return build(settings(shape.channels, shape.image_size, len(shape.classes)))
 
 
 def _checkpoint_folder(path: str | None) -> str:

@@ -193,6 +193,9 @@ ARCHITECTURES = {
     "llama": Architecture("model", _LLAMA),
     "clip": Architecture("", _CLIP),
     "linear": Architecture("", (Row(r"classifier", "head"),)),
+    "simple_cnn": Architecture(
+        "", (Row(r"conv1", "embedding"), Row(r"conv2|hidden", "mlp"), Row(r"classifier", "head"))
+    ),
 }
 
 _FUSED = re.compile(

@@ -75,6 +75,31 @@ class Schedule:
         return Schedule(index, mask, torch.nn.functional.pad(self.steps, (0, spare)))
 
 
+def num_batches(resident: "Resident", client: str) -> int:
+    settings = resident.config.client
+    epoch = -(-len(resident.rows(client).train) // settings.batch_size)
+    steps = settings.local_epochs * epoch
+    return steps if settings.local_steps is None else min(steps, settings.local_steps)
+
+
+def lay_out(resident: "Resident", clients: Sequence[str], order: Order) -> Schedule:
+    """The clients' batches, laid out on the host and sent to the device in one go."""
+    settings = resident.config.client
+    width = settings.batch_size
+    if resident.device.type != "cuda":  # nothing is captured, so that the width is free
+        width = min(width, max(len(resident.rows(client).train) for client in clients))
+    counts = [num_batches(resident, client) for client in clients]
+    index = torch.zeros(max(counts), len(clients), width, dtype=torch.int64)
+    mask = torch.zeros(index.shape, dtype=resident.task.dtype)
+    for number, client in enumerate(clients):
+        plan = batches(resident.rows(client).train, settings, resident.config.seed, client, order.round)
+        lengths = torch.tensor([len(batch) for batch in plan])
+        own = torch.arange(width) < lengths.unsqueeze(1)  # (own steps, batch)
+        index[: len(plan), number][own] = torch.cat(plan)
+        mask[: len(plan), number] = own.to(mask)
+    return Schedule(index.to(resident.device), mask.to(resident.device), torch.tensor(counts))
+
+
 class CohortRunner:
     def __init__(self, resident: "Resident") -> None:
         self.resident = resident
@@ -84,7 +109,7 @@ class CohortRunner:
 
     def order_of(self, clients: Sequence[str], order: Order) -> list[str]:
         """The clients as they will be trained: those with the most batches first."""
-        return sorted(clients, key=lambda client: -self._num_batches(client))
+        return sorted(clients, key=lambda client: -num_batches(self.resident, client))
 
     def train(self, clients: Sequence[str], order: Order, base: Mapping[str, Tensor]) -> Iterator[Block]:
         """Train the clients in blocks; each block's rows are its clients, as `order_of` sorts them."""
@@ -103,7 +128,7 @@ class CohortRunner:
         """Blocks of one size, chosen once: a step is compiled for a size."""
         if self._block_size is None:
             limit = self._largest_block(clients, order, layout)
-            counts = [self._num_batches(client) for client in clients]
+            counts = [num_batches(self.resident, client) for client in clients]
             self._block_size = cheapest_size(counts, limit)
             if self._block_size < len(clients):
                 log.info("The cohort of %d trains in blocks of %d.", len(clients), self._block_size)
@@ -126,8 +151,8 @@ class CohortRunner:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            step = Step(self.resident, layout, size, order, compiled=False)
-            schedule = self._schedule(clients[:1] * size, order)
+            step = Step(self.resident, layout, size, order, how="eager")
+            schedule = lay_out(self.resident, clients[:1] * size, order)
             step.begin(order)
             step.run(schedule.index[0], schedule.mask[0])
             torch.cuda.synchronize()
@@ -138,37 +163,11 @@ class CohortRunner:
         fixed, each = 2 * peaks[0] - peaks[1], max(peaks[1] - peaks[0], 1)
         return max(1, int((SPARE * free - max(fixed, 0)) // each))
 
-    def _num_batches(self, client: str) -> int:
-        settings = self.resident.config.client
-        epoch = -(-len(self.resident.rows(client).train) // settings.batch_size)
-        steps = settings.local_epochs * epoch
-        return steps if settings.local_steps is None else min(steps, settings.local_steps)
-
-    def _widest(self, clients: Sequence[str]) -> int:
-        largest = max(len(self.resident.rows(client).train) for client in clients)
-        return min(self.resident.config.client.batch_size, largest)
-
-    def _schedule(self, clients: Sequence[str], order: Order) -> Schedule:
-        """Laid out on the host and sent to the device in one go."""
-        resident, settings = self.resident, self.resident.config.client
-        width = settings.batch_size if resident.device.type == "cuda" else self._widest(clients)
-        counts = [self._num_batches(client) for client in clients]
-        index = torch.zeros(max(counts), len(clients), width, dtype=torch.int64)
-        mask = torch.zeros(index.shape, dtype=resident.task.dtype)
-        for number, client in enumerate(clients):
-            rows = resident.rows(client).train
-            plan = batches(rows, settings, resident.config.seed, client, order.round)
-            lengths = torch.tensor([len(batch) for batch in plan])
-            own = torch.arange(width) < lengths.unsqueeze(1)  # (own steps, batch)
-            index[: len(plan), number][own] = torch.cat(plan)
-            mask[: len(plan), number] = own.to(mask)
-        return Schedule(index.to(resident.device), mask.to(resident.device), torch.tensor(counts))
-
     def _train_block(self, clients: list[str], order: Order, layout: Layout) -> Block:
         resident = self.resident
         # The last block may be short: copies without a step of their own keep the compiled size.
         spare = max((self._block_size or 0) - len(clients), 0) if resident.device.type == "cuda" else 0
-        schedule = self._schedule(clients, order).padded(spare)
+        schedule = lay_out(resident, clients, order).padded(spare)
         step = self._step(layout, len(clients) + spare, schedule.index.shape[2], order)
         base = layout.flatten({name: resident.parameters[name].detach() for name in layout.names})
         before = self._judge_base(clients)
@@ -198,7 +197,8 @@ class CohortRunner:
         settings = json.dumps(dict(order.settings), sort_keys=True)
         key = (layout.names, size, width, order.algorithm, settings)
         if key not in self._steps:
-            self._steps[key] = Step(self.resident, layout, size, order, compiled=True)
+            how = "compiled" if self.resident.device.type == "cuda" else "eager"
+            self._steps[key] = Step(self.resident, layout, size, order, how=how)
         return self._steps[key]
 
     # Judging -----------------------------------------------------------------------------------------------
@@ -236,14 +236,15 @@ def with_ready_mask(inputs: Inputs, causal: bool) -> Inputs:
 
 
 class Step:
-    """One optimiser step of a block of clients: traced once, compiled and captured on a GPU."""
+    """One optimiser step of a block of clients.
 
-    def __init__(
-        self, resident: "Resident", layout: Layout, size: int, order: Order, *, compiled: bool
-    ) -> None:
-        self.resident, self.layout, self.size = resident, layout, size
+    `how`: "eager", or on a GPU "captured" (a CUDA graph of the same kernels) or "compiled" (traced to plain
+    tensor operations and compiled first, then captured).
+    """
+
+    def __init__(self, resident: "Resident", layout: Layout, size: int, order: Order, *, how: str) -> None:
+        self.resident, self.layout, self.size, self.how = resident, layout, size, how
         self.on_gpu = resident.device.type == "cuda"
-        self.compiled = compiled and self.on_gpu
         self.flat = torch.zeros(size, layout.width, dtype=resident.task.dtype, device=resident.device)
         self.flat.requires_grad_(True)
         self.flat.grad = torch.zeros_like(self.flat)
@@ -291,7 +292,7 @@ class Step:
 
     def run(self, index: Tensor, mask: Tensor) -> None:
         """One step on rows `index`, (clients, batch), of which `mask` says which are real."""
-        if not self.compiled:
+        if self.how == "eager":
             self._eager(index, mask)
         elif self._graph is None:
             self._capture(index, mask)
@@ -376,7 +377,7 @@ class Step:
                 (slope,) = torch.autograd.grad(losses.sum(), flat)
             return losses.detach(), slope
 
-        if not self.compiled:
+        if self.how != "compiled":
             return gradient
         traced = make_fx(gradient)(self.flat.detach(), *self._fixed(), index, mask)
         return torch.compile(traced, dynamic=False)

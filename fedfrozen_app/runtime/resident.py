@@ -71,6 +71,7 @@ class Resident:
         self._test = corpus.test.to(self.device)
         self._rows: dict[str, ClientRows] = {}
         self._loaded: dict[str, str | None] = {}
+        self.recorder: Any = None  # of runtime/captured.py, which keeps a recorded step between messages
 
     def _build(self) -> torch.nn.Module:
         settings = self.config.model

@@ -2,11 +2,11 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -31,21 +31,48 @@ class LocalResult:
     metrics: dict[str, float]
 
 
-def train_client(resident: "Resident", client: str, order: Order, start: dict[str, Tensor]) -> LocalResult:
+class LocalSteps(Protocol):
+    """Take a client's local steps with the model as it is loaded, and say their mean loss.
+
+    `start` holds the values the model was loaded with.
+    """
+
+    def __call__(
+        self, resident: "Resident", client: str, order: Order, start: Mapping[str, Tensor]
+    ) -> Tensor: ...
+
+
+def train_client(
+    resident: "Resident", client: str, order: Order, start: dict[str, Tensor], steps: LocalSteps | None = None
+) -> LocalResult:
     """Train one client for one round. `start` holds every parameter, base and private together."""
     began = time.perf_counter()
-    settings, seed = resident.config.client, resident.config.seed
     rows = resident.rows(client)
     resident.load(start, order.base)
     metrics: dict[str, float] = {}
     if len(rows.validation):
         metrics["client_val_before"] = resident.evaluate_rows(rows.validation)["accuracy"]
 
+    resident.touched(order.plan.trained)
+    # Looked at here, once: no wait for the device between the steps.
+    metrics["train_loss"] = float((steps or eager_steps)(resident, client, order, start))
+    if len(rows.validation):
+        metrics["client_val_after"] = resident.evaluate_rows(rows.validation)["accuracy"]
+    if order.plan.private and resident.judges(order.round):
+        # A personal model exists only here, so the client judges it where it can.
+        metrics |= {f"test_{key}": value for key, value in resident.evaluate_test().items()}
+    metrics["client_seconds"] = time.perf_counter() - began
+    result = {name: resident.parameters[name].detach().clone() for name in order.plan.trained}
+    return LocalResult(result, len(rows.train), metrics)
+
+
+def eager_steps(resident: "Resident", client: str, order: Order, start: Mapping[str, Tensor]) -> Tensor:
+    """Step by step, as torch is usually used."""
+    settings, seed, rows = resident.config.client, resident.config.seed, resident.rows(client)
     trained = {name: resident.parameters[name] for name in order.plan.trained}
     wanted = set(trained)
     for name, parameter in resident.parameters.items():
         parameter.requires_grad_(name in wanted)
-    resident.touched(trained)
     anchor = {name: start[name].to(resident.device) for name in trained}
     algorithm = ALGORITHMS[order.algorithm]
     loss_of = partial(algorithm, task=resident.task, anchor=anchor, **order.settings)
@@ -68,20 +95,11 @@ def train_client(resident: "Resident", client: str, order: Order, start: dict[st
             if settings.clip is not None:
                 torch.nn.utils.clip_grad_norm_(trained.values(), settings.clip)
             optimizer.step()
-            losses.append(loss.detach())  # looked at once, at the end: no wait for the device in between
+            losses.append(loss.detach())
     for parameter in trained.values():
         parameter.grad = None  # its memory is the next client's
     resident.model.eval()
-
-    metrics["train_loss"] = float(torch.stack(losses).double().mean())
-    if len(rows.validation):
-        metrics["client_val_after"] = resident.evaluate_rows(rows.validation)["accuracy"]
-    if order.plan.private and resident.judges(order.round):
-        # A personal model exists only here, so the client judges it where it can.
-        metrics |= {f"test_{key}": value for key, value in resident.evaluate_test().items()}
-    metrics["client_seconds"] = time.perf_counter() - began
-    result = {name: parameter.detach().clone() for name, parameter in trained.items()}
-    return LocalResult(result, len(rows.train), metrics)
+    return torch.stack(losses).double().mean()
 
 
 @contextmanager

@@ -123,11 +123,11 @@ def kill_in_round(monkeypatch, server_round):
     """Ctrl-C while the second client of that round trains, when one reply is already in the sum."""
     real, seen = client_app.train_client, []
 
-    def killed(resident, client, order, start):
+    def killed(resident, client, order, start, steps):
         seen.append(order.round)
         if seen.count(server_round) == 2:
             raise KeyboardInterrupt
-        return real(resident, client, order, start)
+        return real(resident, client, order, start, steps)
 
     monkeypatch.setattr(client_app, "train_client", killed)
 

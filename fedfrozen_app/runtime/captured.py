@@ -1,0 +1,63 @@
+"""A client's local steps on a GPU as replays of one recorded step: a small step is bound by kernel launches.
+
+The recorded step is the cohort runner's, with one client in it: there is one pure step, whoever runs it.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedfrozen_app.exchange.block import Layout
+from fedfrozen_app.exchange.plan import Order
+from fedfrozen_app.runtime.cohort import Step, lay_out
+from fedfrozen_app.runtime.sequential import LocalSteps, eager_steps, seeded
+from fedfrozen_app.seeds import seed_for
+
+if TYPE_CHECKING:
+    from fedfrozen_app.runtime.resident import Resident
+
+
+def steps_for(resident: "Resident") -> LocalSteps:
+    """How this worker takes local steps: recorded on a GPU, unless `runtime.capture=false`."""
+    if resident.device.type != "cuda" or not resident.config.runtime.capture:
+        return eager_steps
+    if resident.recorder is None:
+        resident.recorder = Recorder()
+    return resident.recorder
+
+
+class Recorder:
+    """Holds the step that was recorded last, and records one that is asked for twice in a row.
+
+    A recording costs as much as several steps: where every client trains other parameters, none is worth it.
+    """
+
+    def __init__(self) -> None:
+        self._key: Any = None
+        self._step: Step | None = None
+
+    def __call__(
+        self, resident: "Resident", client: str, order: Order, start: Mapping[str, Tensor]
+    ) -> Tensor:
+        key = (order.plan.trained, order.algorithm, json.dumps(dict(order.settings), sort_keys=True))
+        if key != self._key:
+            self._key, self._step = key, None
+            return eager_steps(resident, client, order, start)
+        layout = Layout.of({name: resident.parameters[name] for name in order.plan.trained})
+        if self._step is None:
+            self._step = Step(resident, layout, 1, order, how="captured")
+        schedule = lay_out(resident, [client], order)
+        resident.model.train()
+        with seeded(seed_for(resident.config.seed, "dropout", client, order.round), resident.device):
+            self._step.begin(order)
+            if resident.config.client.class_weights:
+                self._step.class_weights[0] = resident.class_weights(resident.rows(client).train)
+            rows, losses = self._step.train(schedule)  # (1, width), (1,)
+        resident.model.eval()
+        with torch.no_grad():
+            for name, value in layout.views(rows[0]).items():
+                resident.parameters[name].copy_(value)
+        return losses[0] / len(schedule.index)
