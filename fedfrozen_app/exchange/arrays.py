@@ -5,14 +5,16 @@ Flower's own `Array(tensor)` goes through `np.save`: a header, a copy, no bfloat
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 
 import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
 RAW = "raw"
+PIECE = 2**20  # bytes that one thread hashes at a time
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16)}
 
 
@@ -22,17 +24,36 @@ def raw_bytes(tensor: Tensor) -> bytes:
 
 
 def digest(tensor: Tensor) -> str:
-    """SHA-256 of an array's dtype, shape and bytes."""
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    found = hashlib.sha256(f"{tensor.dtype}:{tuple(tensor.shape)}:".encode())
-    found.update(flat.view(torch.uint8).numpy().data)  # a view: nothing is copied
-    return found.hexdigest()
+    """SHA-256 of an array's dtype, shape and the digests of its bytes, piece by piece."""
+    return _digest_of(tensor, map(_hash, _pieces(tensor)))
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """By name; on a few threads, because hashing is most of what a large model costs the server."""
-    with ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1)) as pool:
-        return dict(zip(tensors, pool.map(digest, tensors.values()), strict=True))
+    """By name; on threads, because hashing is most of what a large model costs the server."""
+    pieces = {name: [_pool().submit(_hash, piece) for piece in _pieces(t)] for name, t in tensors.items()}
+    return {name: _digest_of(tensors[name], (job.result() for job in jobs)) for name, jobs in pieces.items()}
+
+
+def _digest_of(tensor: Tensor, hashes: Iterable[bytes]) -> str:
+    found = hashlib.sha256(f"{tensor.dtype}:{tuple(tensor.shape)}:".encode())
+    for each in hashes:
+        found.update(each)
+    return found.hexdigest()
+
+
+def _pieces(tensor: Tensor) -> list[memoryview]:
+    """Views of its bytes: nothing is copied but from a device."""
+    data = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return [data[start : start + PIECE] for start in range(0, len(data), PIECE)]
+
+
+def _hash(piece: memoryview) -> bytes:
+    return hashlib.sha256(piece).digest()
+
+
+@lru_cache(maxsize=1)
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1), thread_name_prefix="digest")
 
 
 class LocalArray(Array):

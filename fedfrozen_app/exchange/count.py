@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from fedfrozen_app.exchange.block import Slice
 from fedfrozen_app.models.roles import Role
 
 
@@ -34,8 +35,13 @@ class Traffic:
 
 def bytes_by_role(arrays: Mapping[str, Tensor], roles: Mapping[str, Role]) -> Counter[str]:
     total: Counter[str] = Counter()
-    for name, tensor in arrays.items():
-        total[roles[name].kind if name in roles else "unknown"] += tensor.numel() * tensor.element_size()
+    if isinstance(arrays, Slice):  # from the layout: no view is made of each of its arrays
+        size, layout = arrays.block.values.element_size(), arrays.block.layout
+        sizes = {n: s.numel() * size for n, s in zip(layout.names, layout.shapes, strict=True)}
+    else:
+        sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in arrays.items()}
+    for name, size in sizes.items():
+        total[roles[name].kind if name in roles else "unknown"] += size
     return total
 
 

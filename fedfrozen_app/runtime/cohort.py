@@ -90,13 +90,13 @@ def lay_out(resident: "Resident", clients: Sequence[str], order: Order) -> Sched
         width = min(width, max(len(resident.rows(client).train) for client in clients))
     counts = [num_batches(resident, client) for client in clients]
     index = torch.zeros(max(counts), len(clients), width, dtype=torch.int64)
-    mask = torch.zeros(index.shape, dtype=resident.task.dtype)
+    lengths = torch.zeros(index.shape[:2], dtype=torch.int64)  # (steps, clients)
     for number, client in enumerate(clients):
         plan = batches(resident.rows(client).train, settings, resident.config.seed, client, order.round)
-        lengths = torch.tensor([len(batch) for batch in plan])
-        own = torch.arange(width) < lengths.unsqueeze(1)  # (own steps, batch)
-        index[: len(plan), number][own] = torch.cat(plan)
-        mask[: len(plan), number] = own.to(mask)
+        own = torch.nn.utils.rnn.pad_sequence(plan, batch_first=True)  # (own steps, longest)
+        index[: len(plan), number, : own.shape[1]] = own
+        lengths[: len(plan), number] = torch.tensor([len(batch) for batch in plan])
+    mask = (torch.arange(width) < lengths.unsqueeze(-1)).to(resident.task.dtype)
     return Schedule(index.to(resident.device), mask.to(resident.device), torch.tensor(counts))
 
 
