@@ -1,0 +1,89 @@
+"""What a comparison is made of: plain data for the terminal, the files and the page alike."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, as its folder tells it."""
+
+    folder: Path
+    seed: int
+    summary: dict[str, Any]  # summary.json
+    rows: list[Row]  # metrics.jsonl, round 0 first
+    figures: dict[str, float]  # by the keys of FIGURES; what the run does not tell is absent
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One figure over the seeds of a group."""
+
+    values: dict[int, float]  # by seed
+    mean: float
+    std: float | None  # n - 1 in the denominator; None with one seed
+    low: float | None  # 95 % bootstrap interval of the mean; None with one seed
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Test:
+    """A group against its baseline, over the seeds that both have."""
+
+    baseline: str  # label of the baseline's group
+    seeds: list[int]
+    difference: float  # mean of group - baseline
+    effect: float | None = None  # that over the standard deviation of the differences (Cohen's d_z)
+    t: float | None = None  # p of the paired t test; None: too few seeds for a test to mean something
+    wilcoxon: float | None = None  # p of the signed-rank test
+    t_holm: float | None = None  # the same, corrected for the number of groups tested
+    wilcoxon_holm: float | None = None
+    verdict: str = ""  # "better" | "worse" | "no difference shown" | "too few seeds"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but the seed."""
+
+    label: str  # short and unique: "fedprox, partition.alpha=0.1"
+    settings: dict[str, Any]  # dotted key -> value, of the keys in which the groups differ
+    runs: list[Run]  # by seed
+    spreads: dict[str, Spread]  # by the keys of FIGURES
+    test: Test | None = None  # None for a baseline, and where there is none to test against
+
+
+@dataclass(frozen=True)
+class Comparison:
+    metric: str  # "accuracy" | "f1": what test_*, final_test_* ... are
+    tested: str  # the figure that the tests are about, a key of FIGURES
+    target: float | None  # of rounds_to_target and bytes_to_target
+    groups: list[Group]
+    baseline: dict[str, Any] = field(default_factory=dict)  # the settings that make a group a baseline
+    common: dict[str, Any] = field(default_factory=dict)  # dotted keys on which all runs agree
+    left_out: list[tuple[Path, str]] = field(default_factory=list)  # folder, reason
+    notes: list[str] = field(default_factory=list)  # sentences that a reader must know
+
+
+# figure -> how to head its column. Accuracies are fractions, bytes are summed over all clients.
+FIGURES = {
+    "final": "final test {metric}",
+    "selected": "test {metric} of the round chosen by validation",
+    "best": "best test {metric}",
+    "std_last_10": "std over the last 10 rounds",
+    "best_minus_final": "best minus final",
+    "worst_client": "worst client",
+    "bytes_up": "bytes up",
+    "bytes_down": "bytes down",
+    "rounds_to_target": "rounds to {target}",
+    "bytes_to_target": "bytes to {target}, both ways",
+    "seconds": "seconds",
+}
+
+
+def heading(figure: str, comparison: Comparison) -> str:
+    """The column's title, with the metric and the target filled in."""
+    target = "target" if comparison.target is None else f"{comparison.target:g}"
+    return FIGURES[figure].format(metric=comparison.metric, target=target)
