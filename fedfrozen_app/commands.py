@@ -45,6 +45,7 @@ VERBS = {
     "resume": "fedfrozen_app.commands:resume",
     "evaluate": "fedfrozen_app.commands:evaluate",
     "export": "fedfrozen_app.commands:export",
+    "compare": "fedfrozen_app.compare.command:compare",
 }
 
 

@@ -1,0 +1,67 @@
+"""`fedfrozen compare DIR...`: tables in the terminal and as files beside the runs."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from fedfrozen_app.compare.collect import TESTED, collect
+from fedfrozen_app.compare.model import Comparison
+from fedfrozen_app.compare.tables import footnotes, runs_csv, to_csv, to_latex, to_markdown, to_terminal
+from fedfrozen_app.runtime.checkpoint import replace_file
+
+
+def compare(arguments: list[str]) -> None:
+    """`fedfrozen compare DIR... [--baseline KEY=VALUE ...] [--target X] [--figure F] [--out DIR]`."""
+    parser = argparse.ArgumentParser(
+        prog="fedfrozen compare",
+        description="Compare finished runs: grouped by everything but the seed, tested against a baseline.",
+    )
+    parser.add_argument(
+        "folders", nargs="+", type=Path, metavar="DIR", help="runs, or folders that hold runs"
+    )
+    parser.add_argument(
+        "--baseline",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="settings of the baseline; default: strategy=fedavg, where there is one",
+    )
+    parser.add_argument(
+        "--target",
+        type=float,
+        help="test accuracy to reach; default: the highest hundredth that every group reaches on average",
+    )
+    parser.add_argument("--figure", choices=TESTED, default="final", help="what is tested; default: final")
+    parser.add_argument(
+        "--out", type=Path, help="where the files go; default: DIR if it is one, else this folder"
+    )
+    given = parser.parse_args(arguments)
+    comparison = collect(given.folders, baseline=given.baseline, target=given.target, tested=given.figure)
+    target = given.out or (given.folders[0] if len(given.folders) == 1 else Path())
+    show(comparison, write_all(comparison, target))
+
+
+def write_all(comparison: Comparison, folder: Path) -> list[Path]:
+    """comparison.csv, .md and .tex, and comparison_runs.csv."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "comparison.csv": to_csv(comparison),
+        "comparison_runs.csv": runs_csv(comparison),
+        "comparison.md": to_markdown(comparison),
+        "comparison.tex": to_latex(comparison),
+    }
+    for name, text in texts.items():
+        replace_file(folder / name, text)
+    return [folder / name for name in texts]
+
+
+def show(comparison: Comparison, files: Sequence[Path]) -> None:
+    console = Console()
+    for table in to_terminal(comparison):
+        console.print(table)
+    for note in footnotes(comparison):
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    console.print("Written: " + ", ".join(map(str, files)), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,77 @@
+"""The statistics of a comparison, on plain numbers: scipy's tests and intervals, Holm's correction."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy import stats
+
+from fedfrozen_app.compare.model import Spread, Test
+
+CONFIDENCE = 0.95
+ALPHA = 0.05
+MIN_SEEDS = 5  # below, a t test rests on its assumption alone
+RESAMPLES = 9999
+
+
+def spread(values: Mapping[int, float]) -> Spread:
+    """Mean, standard deviation and a percentile bootstrap interval of the mean, over seeds."""
+    numbers = list(values.values())
+    mean = statistics.fmean(numbers)
+    if len(numbers) < 2:
+        return Spread(dict(values), mean, None, None, None)
+    std = statistics.stdev(numbers)
+    interval = stats.bootstrap(
+        (numbers,),
+        np.mean,
+        confidence_level=CONFIDENCE,
+        n_resamples=RESAMPLES,
+        method="percentile",
+        rng=np.random.default_rng(0),  # the same runs always give the same table
+    ).confidence_interval
+    return Spread(dict(values), mean, std, float(interval.low), float(interval.high))
+
+
+def paired(group: Mapping[int, float], baseline: Mapping[int, float], name: str) -> Test:
+    """A group against the baseline called `name`, over shared seeds; not yet corrected."""
+    seeds = sorted(set(group) & set(baseline))
+    differences = [group[seed] - baseline[seed] for seed in seeds]
+    mean = statistics.fmean(differences) if seeds else math.nan
+    if len(seeds) < MIN_SEEDS:
+        return Test(name, seeds, mean, verdict="too few seeds")
+    if not any(differences):
+        # 0/0 to both tests: equal runs are no evidence of a difference.
+        return Test(name, seeds, mean, effect=0.0, t=1.0, wilcoxon=1.0)
+    deviation = statistics.stdev(differences)
+    effect = mean / deviation if deviation else math.copysign(math.inf, mean)
+    ours, theirs = [group[seed] for seed in seeds], [baseline[seed] for seed in seeds]
+    # Differences without any spread make t infinite, and its p zero.
+    t = stats.ttest_rel(ours, theirs).pvalue if deviation else 0.0
+    wilcoxon = stats.wilcoxon(ours, theirs).pvalue
+    return Test(name, seeds, mean, effect=effect, t=float(t), wilcoxon=float(wilcoxon))
+
+
+def holm(pvalues: Sequence[float]) -> list[float]:
+    """Holm 1979: the k-th smallest of m is multiplied by m - k + 1, and none falls below an earlier one."""
+    order = sorted(range(len(pvalues)), key=lambda index: pvalues[index])
+    corrected = [0.0] * len(pvalues)
+    floor = 0.0
+    for place, index in enumerate(order):
+        floor = max(floor, min(1.0, (len(pvalues) - place) * pvalues[index]))
+        corrected[index] = floor
+    return corrected
+
+
+def smallest_wilcoxon(seeds: int, comparisons: int) -> float:
+    """The smallest corrected p that the signed-rank test can give, whatever the data: 2 of 2ⁿ signs."""
+    return min(1.0, comparisons * 2.0 / 2**seeds)
+
+
+def verdict(test: Test) -> str:
+    """By the corrected t test."""
+    if test.t_holm is None:
+        return test.verdict
+    if test.t_holm >= ALPHA:
+        return "no difference shown"
+    return "better" if test.difference > 0 else "worse"

@@ -1,0 +1,213 @@
+"""A comparison as tables: in the terminal, as CSV, Markdown and LaTeX, all with the same cells."""
+
+import csv
+import io
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+from rich.text import Text
+
+from fedfrozen_app.compare.model import FIGURES, Comparison, Group, Spread, heading
+from fedfrozen_app.report.console import human_bytes, human_seconds
+
+NOTHING = "–"
+# figure -> how its numbers are written
+WRITTEN: dict[str, Callable[[float], str]] = {
+    "bytes_up": human_bytes,
+    "bytes_down": human_bytes,
+    "bytes_to_target": human_bytes,
+    "seconds": human_seconds,
+    "rounds_to_target": lambda value: f"{value:.1f}",
+}
+QUALITY = ("final", "selected", "std_last_10", "best_minus_final", "worst_client")
+COST = ("bytes_up", "bytes_down", "rounds_to_target", "bytes_to_target", "seconds")
+
+
+@dataclass(frozen=True)
+class Sheet:
+    title: str
+    headings: list[str]
+    rows: list[list[str]]  # one cell for each heading; the first names the group
+
+
+def sheets(comparison: Comparison) -> list[Sheet]:
+    """What people read: quality, cost, and the tests where there are any."""
+    found = [
+        _figures_sheet(comparison, "Quality", QUALITY),
+        _figures_sheet(comparison, "Cost", COST),
+    ]
+    if any(group.test for group in comparison.groups):
+        found.append(_tests_sheet(comparison))
+    return found
+
+
+def _figures_sheet(comparison: Comparison, title: str, figures: Sequence[str]) -> Sheet:
+    shown = [name for name in figures if any(name in group.spreads for group in comparison.groups)]
+    rows = [
+        [group.label, str(len(group.runs)), *(_cell(name, group) for name in shown)]
+        for group in comparison.groups
+    ]
+    return Sheet(title, ["runs", "seeds", *(heading(name, comparison) for name in shown)], rows)
+
+
+def _cell(figure: str, group: Group) -> str:
+    spread = group.spreads.get(figure)
+    reached = f" ({len(spread.values) if spread else 0} of {len(group.runs)})"
+    if spread is None:
+        return NOTHING + (reached if figure == "rounds_to_target" else "")
+    write = WRITTEN.get(figure, lambda value: f"{value:.4f}")
+    text = write(spread.mean)
+    if spread.std is not None and figure not in ("bytes_up", "bytes_down", "seconds"):
+        text += f" ± {write(spread.std)}"
+    if figure in ("final", "selected"):
+        text += _interval(spread)
+    return text + (reached if figure == "rounds_to_target" else "")
+
+
+def _interval(spread: Spread) -> str:
+    return "" if spread.low is None else f" [{spread.low:.4f}, {spread.high:.4f}]"
+
+
+def _tests_sheet(comparison: Comparison) -> Sheet:
+    headings = ["runs", "baseline", "seeds", "difference", "effect (d_z)", "p (t)", "p (Wilcoxon)"]
+    rows = []
+    for group in comparison.groups:
+        if (test := group.test) is None:
+            continue
+        numbers = [_signed(test.difference, 4), _signed(test.effect, 2)]
+        pvalues = [_pvalue(test.t_holm), _pvalue(test.wilcoxon_holm)]
+        rows.append([group.label, test.baseline, str(len(test.seeds)), *numbers, *pvalues, test.verdict])
+    title = f"Tests of the {heading(comparison.tested, comparison)} against the baseline (p after Holm)"
+    return Sheet(title, [*headings, "verdict"], rows)
+
+
+def _signed(value: float | None, digits: int) -> str:
+    if value is None or math.isnan(value):
+        return NOTHING
+    return f"{value:+.{digits}f}".replace("inf", "∞")
+
+
+def _pvalue(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+# Terminal, Markdown, LaTeX ------------------------------------------------------------------------------
+
+
+def to_terminal(comparison: Comparison) -> list[Table]:
+    tables = []
+    for sheet in sheets(comparison):
+        table = Table(title=Text(sheet.title), title_justify="left")
+        for place, title in enumerate(sheet.headings):
+            table.add_column(Text(title), justify="left" if place == 0 else "right", overflow="fold")
+        for row in sheet.rows:
+            table.add_row(*map(Text, row))
+        tables.append(table)
+    return tables
+
+
+def footnotes(comparison: Comparison) -> list[str]:
+    """What must stand below the tables, wherever they go."""
+    told = [
+        "Mean ± standard deviation over seeds; in brackets the 95 % bootstrap interval of the mean.",
+        *comparison.notes,
+    ]
+    return told + [f"Left out: {folder}: {reason}" for folder, reason in comparison.left_out]
+
+
+def to_markdown(comparison: Comparison) -> str:
+    parts = []
+    for sheet in sheets(comparison):
+        lines = [sheet.headings, ["---", *("---:" for _ in sheet.headings[1:])], *sheet.rows]
+        table = "\n".join("| " + " | ".join(_markdown(cell) for cell in line) + " |" for line in lines)
+        parts.append(f"### {sheet.title}\n\n{table}\n")
+    parts.append("\n".join(f"- {_markdown(note)}" for note in footnotes(comparison)) + "\n")
+    return "\n".join(parts)
+
+
+def _markdown(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
+
+
+def to_latex(comparison: Comparison) -> str:
+    r"""`tabular`s for \usepackage{booktabs}."""
+    parts = ["% \\usepackage{booktabs}"]
+    for sheet in sheets(comparison):
+        columns = "l" + "r" * (len(sheet.headings) - 1)
+        lines = [" & ".join(map(_latex, line)) + r" \\" for line in (sheet.headings, *sheet.rows)]
+        lines[1:1] = [r"\midrule"]
+        body = "\n".join([rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *lines, r"\bottomrule"])
+        parts.append(f"% {sheet.title}\n{body}\n\\end{{tabular}}")
+    parts += [f"% {note}".replace("\n", " ") for note in footnotes(comparison)]
+    return "\n\n".join(parts) + "\n"
+
+
+_LATEX = {
+    **{sign: "\\" + sign for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": "$<$",
+    ">": "$>$",
+    "±": r"$\pm$",
+    "–": "--",
+    "∞": r"$\infty$",
+}
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(sign, sign) for sign in text)
+
+
+# CSV ----------------------------------------------------------------------------------------------------
+
+
+def to_csv(comparison: Comparison) -> str:
+    """A row a group, in full precision; bytes and seconds as plain numbers."""
+    settings = list(dict.fromkeys(key for group in comparison.groups for key in group.settings))
+    figures = [name for name in FIGURES if any(name in group.spreads for group in comparison.groups)]
+    parts = ("mean", "std", "low", "high", "n")
+    tests = (*("baseline", "difference", "effect", "t", "wilcoxon", "t_holm", "wilcoxon_holm", "verdict"),)
+    table: list[list[object]] = [
+        [
+            *("label", "seeds", *settings),
+            *(f"{name}_{part}" for name in figures for part in parts),
+            *(f"test_{part}" for part in tests),
+        ]
+    ]
+    for group in comparison.groups:
+        line: list[object] = [group.label, " ".join(str(run.seed) for run in group.runs)]
+        line += [group.settings.get(key, "") for key in settings]
+        for name in figures:
+            spread = group.spreads.get(name)
+            line += (
+                ["", "", "", "", 0]
+                if spread is None
+                else [spread.mean, spread.std, spread.low, spread.high, len(spread.values)]
+            )
+        line += [getattr(group.test, part) if group.test else "" for part in tests]
+        table.append(line)
+    return _as_csv(table)
+
+
+def runs_csv(comparison: Comparison) -> str:
+    """A row a run, for whoever wants to do statistics of their own."""
+    settings = list(dict.fromkeys(key for group in comparison.groups for key in group.settings))
+    table: list[list[object]] = [["label", *settings, "seed", *FIGURES, "folder"]]
+    for group in comparison.groups:
+        for run in group.runs:
+            shown = [group.settings.get(key, "") for key in settings]
+            told = [run.figures.get(name, "") for name in FIGURES]
+            table.append([group.label, *shown, run.seed, *told, str(run.folder)])
+    return _as_csv(table)
+
+
+def _as_csv(table: Sequence[Sequence[object]]) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerows([["" if cell is None else cell for cell in line] for line in table])
+    return buffer.getvalue()

@@ -1,0 +1,175 @@
+"""Grouping, baselines and figures, on small runs whose numbers can be checked by eye."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.compare import collect
+from fedfrozen_app.compare.grouping import differing_keys, flatten, label
+from fedfrozen_app.compare.tables import runs_csv, sheets, to_csv, to_latex, to_markdown
+from fedfrozen_app.errors import UserError
+from tests.compare.conftest import config
+
+
+def test_groups_are_everything_but_the_seed(save, tmp_path):
+    for strategy in ("fedavg", "fedprox", "fedfrozen"):
+        for alpha in (0.1, 0.5):
+            for seed in (0, 1):
+                save(f"{strategy}-{alpha}-{seed}", [0.1, 0.8], strategy=strategy, alpha=alpha, seed=seed)
+    found = collect([tmp_path])
+    assert [group.label for group in found.groups] == [
+        *("fedavg alpha=0.1", "fedfrozen alpha=0.1", "fedprox alpha=0.1"),
+        *("fedavg alpha=0.5", "fedfrozen alpha=0.5", "fedprox alpha=0.5"),
+    ]
+    assert all([run.seed for run in group.runs] == [0, 1] for group in found.groups)
+    # Each against FedAvg at its own alpha; strategy.mu tells nothing, for only one strategy has it.
+    assert [group.test and group.test.baseline for group in found.groups] == [
+        *(None, "fedavg alpha=0.1", "fedavg alpha=0.1"),
+        *(None, "fedavg alpha=0.5", "fedavg alpha=0.5"),
+    ]
+    assert found.groups[0].settings == {"strategy.name": "fedavg", "partition.alpha": 0.1}
+    assert found.common["num_rounds"] == 3 and "seed" not in found.common
+    assert any("no test is meaningful" in note for note in found.notes)
+
+
+def test_a_setting_of_one_strategy_counts_where_it_differs_within():
+    found = [config("fedavg"), config("fedprox")]
+    settings = [flatten(part) for part in (*found, {**found[1], "strategy": {"name": "fedprox", "mu": 1.0}})]
+    differing = differing_keys(settings)
+    assert differing == ["strategy.name", "strategy.mu"]
+    assert [label(one, differing) for one in settings] == ["fedavg", "fedprox mu=0.01", "fedprox mu=1"]
+
+
+def test_figures_of_one_run(save, tmp_path):
+    save("run", [0.1, 0.5, 0.9, 0.85])
+    (group,) = collect([tmp_path / "run"], target=0.8).groups
+    figures = group.runs[0].figures
+    assert figures["final"] == 0.85 and figures["best"] == 0.9
+    assert figures["best_minus_final"] == pytest.approx(0.05)
+    assert (figures["rounds_to_target"], figures["bytes_to_target"]) == (2, 220)
+    assert figures["worst_client"] == pytest.approx(0.83)
+    assert "std_last_10" not in figures and "selected" not in figures
+
+
+def test_a_target_that_only_some_reach(save, tmp_path):
+    save("a", [0.1, 0.9], seed=0)
+    save("b", [0.1, 0.2], seed=1)
+    (group,) = collect([tmp_path], target=0.5).groups
+    assert group.spreads["rounds_to_target"].values == {0: 1.0}
+    cost = next(sheet for sheet in sheets(collect([tmp_path], target=0.5)) if sheet.title == "Cost")
+    assert "1.0 (1 of 2)" in cost.rows[0]
+
+
+def test_the_default_target_is_reached_by_every_group_on_average(save, tmp_path):
+    save("a", [0.1, 0.937], strategy="fedavg")
+    save("b", [0.1, 0.912], strategy="fedprox")
+    assert collect([tmp_path]).target == 0.91
+
+
+def test_what_is_left_out_is_told(save, tmp_path):
+    whole = save("a", [0.1, 0.9])
+    save("b", [0.1, 0.9])
+    save("c", [0.1, 0.5], status="interrupted", seed=1)
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "status.json").write_text(json.dumps({"reason": "it had no clients"}))
+    save("e", [0.1, float("nan")], seed=2)
+    found = collect([tmp_path])
+    assert [run.folder for group in found.groups for run in group.runs] == [whole]
+    reasons = {folder.name: reason for folder, reason in found.left_out}
+    assert reasons["b"].startswith("the same settings and seed as")
+    assert reasons["c"] == "interrupted" and reasons["d"] == "it had no clients"
+    assert "NaN" in reasons["e"]
+
+
+def test_bad_questions(save, tmp_path):
+    with pytest.raises(UserError, match="There is no folder"):
+        collect([tmp_path / "nowhere"])
+    with pytest.raises(UserError, match="no finished run"):
+        collect([tmp_path])
+    for seed in (0, 1):
+        for alpha in (0.1, 0.5):
+            save(f"{alpha}-{seed}", [0.1, 0.9], alpha=alpha, seed=seed)
+    assert "No baseline was named" in collect([tmp_path]).notes[0]
+    with pytest.raises(
+        UserError, match=r"None of these runs has the baseline's settings \(partition.alpha=7\)"
+    ):
+        collect([tmp_path], baseline=["partition.alpha=7"])
+    with pytest.raises(UserError, match="is no setting"):
+        collect([tmp_path], baseline=["fedavg"])
+    save("f1", [0.1, 0.9], metric="f1", seed=2)
+    with pytest.raises(UserError, match="compare them apart"):
+        collect([tmp_path])
+
+
+def test_a_baseline_that_could_be_several(save, tmp_path):
+    save("a", [0.1, 0.9], strategy="fedprox")
+    save("b", [0.1, 0.9], strategy="fedavg")
+    save("c", [0.1, 0.9], strategy="fedavg", alpha=0.5)
+    found = collect([tmp_path], baseline=["strategy=fedavg"])
+    assert [g.test.baseline for g in found.groups if g.test] == ["fedavg alpha=0.1"]
+    with pytest.raises(UserError, match="add settings to --baseline"):
+        collect([tmp_path], baseline=["strategy=fedavg", "partition=dirichlet"])
+
+
+def test_a_group_without_its_like_is_not_tested(save, tmp_path):
+    save("a", [0.1, 0.9], strategy="fedavg", num_rounds=5)
+    save("b", [0.1, 0.9], strategy="fedprox", num_rounds=9)
+    found = collect([tmp_path])
+    assert not any(group.test for group in found.groups)
+    assert any(note.startswith("fedprox num_rounds=9 is not tested") for note in found.notes)
+
+
+@pytest.fixture
+def ten_seeds(save, tmp_path):
+    for seed in range(10):
+        wobble = ((seed * 7) % 10) / 1000
+        save(f"base-{seed}", [0.1, 0.90 + wobble], seed=seed)
+        save(f"better-{seed}", [0.1, 0.92 + wobble + (seed % 3) / 1000], strategy="fedprox", seed=seed)
+    return tmp_path
+
+
+def test_a_two_point_gain_is_found_from_folders(ten_seeds):
+    found = collect([ten_seeds])
+    (test,) = [group.test for group in found.groups if group.test]
+    assert test.verdict == "better" and test.difference == pytest.approx(0.0209)
+    assert len(test.seeds) == 10
+
+
+def test_the_command_prints_tables_and_writes_files(ten_seeds, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert command(["compare", str(ten_seeds), "--baseline", "strategy=fedavg", "--target", "0.91"]) == 0
+    out = capsys.readouterr().out
+    assert "fedprox" in out and "better" in out and "95 % bootstrap" in out
+    assert {path.name for path in ten_seeds.glob("comparison*")} >= {
+        *("comparison.csv", "comparison_runs.csv", "comparison.md", "comparison.tex")
+    }
+    (first, second) = csv.DictReader((ten_seeds / "comparison.csv").open())
+    assert first["label"] == "fedavg" and second["test_verdict"] == "better"
+    assert float(second["final_mean"]) == pytest.approx(0.9254)
+    assert len(list(csv.DictReader((ten_seeds / "comparison_runs.csv").open()))) == 20
+    assert command(["compare", str(ten_seeds / "nowhere")]) == 2
+
+
+def test_markdown_and_latex_have_whole_tables(ten_seeds):
+    found = collect([ten_seeds])
+    lines = [line for line in to_markdown(found).splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in lines[:4]}) == 1 and len(lines) == 4 + 4 + 3
+    latex = to_latex(found)
+    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 3
+    rows = [line for line in latex.splitlines() if line.endswith(r"\\")]
+    assert r"$\pm$" in latex and r"d\_z" in latex
+    assert len({row.count("&") for row in rows[:3]}) == 1
+    assert len(list(csv.reader(io.StringIO(to_csv(found))))) == 3
+    assert len(list(csv.reader(io.StringIO(runs_csv(found))))) == 21
+
+
+def test_different_versions_are_told(save, tmp_path):
+    save("a", [0.1, 0.9], seed=0)
+    other = save("b", [0.1, 0.9], seed=1)
+    summary = json.loads((other / "summary.json").read_text())
+    summary["versions"]["torch"] = "9.9"
+    (other / "summary.json").write_text(json.dumps(summary))
+    assert "The runs were made with different versions of torch: 2.13, 9.9." in collect([tmp_path]).notes
