@@ -6,6 +6,7 @@ import logging
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +37,10 @@ from fedfrozen_app.runtime.inprocess import run_in_process
 from fedfrozen_app.runtime.resident import Resident
 from fedfrozen_app.runtime.simulation import SimulationFailed, app_folder, run_app
 from fedfrozen_app.server_app import RunFailed
+from fedfrozen_app.sweep.status import SweepFailed, recorded
 
 log = logging.getLogger(__name__)
-FAILURES = (RunFailed, SimulationFailed)
+FAILURES = (RunFailed, SimulationFailed, SweepFailed)
 
 # verb: where its function lies. It takes the words after the verb; imported only when it is called.
 VERBS = {
@@ -66,32 +68,41 @@ def dispatch(arguments: list[str]) -> int:
 
 def train(arguments: list[str]) -> None:
     """`fedfrozen [OVERRIDES]`: one run, or a Hydra multirun with -m."""
-    # Kept here, because Hydra would add a line of its own to an error, and end a sweep at its first.
+    if "-m" in arguments or "--multirun" in arguments:
+        from fedfrozen_app.sweep.multirun import multirun
+
+        multirun(arguments)
+        return
+    # Kept here, because Hydra would add a line of its own to an error.
     failed: list[Exception] = []
 
-    def attempt(composed: DictConfig) -> float | None:
-        plain = resolved(composed)
-        config = read(plain)
-        settings = HydraConfig.get()
-        folder = Path(config.output_dir or settings.runtime.output_dir).resolve()
-        start = checkpoint.read(Path(config.start_from)) if config.start_from else None
-        return execute(config, plain, list(settings.overrides.task), folder, start).get("best_val_accuracy")
-
-    @hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")
     def job(composed: DictConfig) -> float | None:
+        plain = resolved(composed)
+        settings = HydraConfig.get()
+        overrides = list(settings.overrides.task)
+        folder = Path(plain["output_dir"] or settings.runtime.output_dir).resolve()
         try:
-            return attempt(composed)
+            _check_writable(folder)
+            with recorded(folder, plain, overrides):
+                config = read(plain)
+                start = checkpoint.read(Path(config.start_from)) if config.start_from else None
+                execute(config, plain, overrides, folder, start)
         except (UserError, *FAILURES) as error:
             failed.append(error)
-            return None
+        return None
 
-    sys.argv = ["fedfrozen", *arguments]
-    try:
-        job()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(sentence(error)) from error
+    with_hydra(job, arguments)
     if failed:
         raise failed[0]
+
+
+def with_hydra(job: Callable[[DictConfig], float | None], arguments: list[str]) -> None:
+    """Let Hydra read the command line and call `job`; what it cannot compose is a `UserError`."""
+    sys.argv = ["fedfrozen", *arguments]
+    try:
+        hydra.main(config_path=str(conf_dir()), config_name="config", version_base="1.3")(job)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(sentence(error)) from error
 
 
 def resume(arguments: list[str]) -> None:
@@ -106,7 +117,8 @@ def resume(arguments: list[str]) -> None:
             f"{run} has already finished its {start.round} rounds: add num_rounds=N to go on to round N."
         )
     log.info("Going on after round %d.", start.round)
-    execute(config, plain, overrides, run, start)
+    with recorded(run, plain, overrides):
+        execute(config, plain, overrides, run, start)
 
 
 def evaluate(arguments: list[str]) -> None:

@@ -64,4 +64,5 @@ def show(comparison: Comparison, files: Sequence[Path]) -> None:
         console.print(table)
     for note in footnotes(comparison):
         console.print(note, markup=False, highlight=False, soft_wrap=True)
-    console.print("Written: " + ", ".join(map(str, files)), markup=False, highlight=False, soft_wrap=True)
+    names = ", ".join(path.name for path in files)
+    console.print(f"Written to {files[0].parent}: {names}", markup=False, highlight=False, soft_wrap=True)

@@ -67,18 +67,19 @@ class Comparison:
     notes: list[str] = field(default_factory=list)  # sentences that a reader must know
 
 
-# figure -> how to head its column. Accuracies are fractions, bytes are summed over all clients.
+# figure -> how to head its column. Accuracies are fractions, bytes are summed over all clients. "selected" is
+# the round with the best validation accuracy; "best" is chosen on the test set itself and thus too good.
 FIGURES = {
     "final": "final test {metric}",
-    "selected": "test {metric} of the round chosen by validation",
+    "selected": "selected test {metric}",
     "best": "best test {metric}",
-    "std_last_10": "std over the last 10 rounds",
-    "best_minus_final": "best minus final",
+    "std_last_10": "std last 10",
+    "best_minus_final": "best − final",
     "worst_client": "worst client",
     "bytes_up": "bytes up",
     "bytes_down": "bytes down",
     "rounds_to_target": "rounds to {target}",
-    "bytes_to_target": "bytes to {target}, both ways",
+    "bytes_to_target": "bytes to {target}",
     "seconds": "seconds",
 }
 

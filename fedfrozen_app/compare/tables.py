@@ -21,7 +21,8 @@ WRITTEN: dict[str, Callable[[float], str]] = {
     "seconds": human_seconds,
     "rounds_to_target": lambda value: f"{value:.1f}",
 }
-QUALITY = ("final", "selected", "std_last_10", "best_minus_final", "worst_client")
+QUALITY = ("final", "selected")
+STABILITY = ("std_last_10", "best_minus_final", "worst_client")
 COST = ("bytes_up", "bytes_down", "rounds_to_target", "bytes_to_target", "seconds")
 
 
@@ -33,9 +34,10 @@ class Sheet:
 
 
 def sheets(comparison: Comparison) -> list[Sheet]:
-    """What people read: quality, cost, and the tests where there are any."""
+    """What people read: quality, stability, cost, and the tests where there are any."""
     found = [
         _figures_sheet(comparison, "Quality", QUALITY),
+        _figures_sheet(comparison, "Stability", STABILITY),
         _figures_sheet(comparison, "Cost", COST),
     ]
     if any(group.test for group in comparison.groups):
@@ -45,11 +47,16 @@ def sheets(comparison: Comparison) -> list[Sheet]:
 
 def _figures_sheet(comparison: Comparison, title: str, figures: Sequence[str]) -> Sheet:
     shown = [name for name in figures if any(name in group.spreads for group in comparison.groups)]
+    headings = ["runs", "seeds", *(heading(name, comparison) for name in shown)]
     rows = [
         [group.label, str(len(group.runs)), *(_cell(name, group) for name in shown)]
         for group in comparison.groups
     ]
-    return Sheet(title, ["runs", "seeds", *(heading(name, comparison) for name in shown)], rows)
+    if "final" in shown:
+        headings.insert(3, "95 % interval")
+        for row, group in zip(rows, comparison.groups, strict=True):
+            row.insert(3, _interval(group.spreads["final"]))
+    return Sheet(title, headings, rows)
 
 
 def _cell(figure: str, group: Group) -> str:
@@ -61,17 +68,15 @@ def _cell(figure: str, group: Group) -> str:
     text = write(spread.mean)
     if spread.std is not None and figure not in ("bytes_up", "bytes_down", "seconds"):
         text += f" ± {write(spread.std)}"
-    if figure in ("final", "selected"):
-        text += _interval(spread)
     return text + (reached if figure == "rounds_to_target" else "")
 
 
 def _interval(spread: Spread) -> str:
-    return "" if spread.low is None else f" [{spread.low:.4f}, {spread.high:.4f}]"
+    return NOTHING if spread.low is None else f"{spread.low:.4f} to {spread.high:.4f}"
 
 
 def _tests_sheet(comparison: Comparison) -> Sheet:
-    headings = ["runs", "baseline", "seeds", "difference", "effect (d_z)", "p (t)", "p (Wilcoxon)"]
+    headings = ["runs", "baseline", "seeds", "Δ mean", "d_z", "p (t)", "p (W)"]
     rows = []
     for group in comparison.groups:
         if (test := group.test) is None:
@@ -79,7 +84,7 @@ def _tests_sheet(comparison: Comparison) -> Sheet:
         numbers = [_signed(test.difference, 4), _signed(test.effect, 2)]
         pvalues = [_pvalue(test.t_holm), _pvalue(test.wilcoxon_holm)]
         rows.append([group.label, test.baseline, str(len(test.seeds)), *numbers, *pvalues, test.verdict])
-    title = f"Tests of the {heading(comparison.tested, comparison)} against the baseline (p after Holm)"
+    title = f"{heading(comparison.tested, comparison).capitalize()} against the baseline, p after Holm"
     return Sheet(title, [*headings, "verdict"], rows)
 
 
@@ -113,7 +118,8 @@ def to_terminal(comparison: Comparison) -> list[Table]:
 def footnotes(comparison: Comparison) -> list[str]:
     """What must stand below the tables, wherever they go."""
     told = [
-        "Mean ± standard deviation over seeds; in brackets the 95 % bootstrap interval of the mean.",
+        "Mean ± standard deviation over seeds; bootstrap interval of the mean of the final figure. Selected: "
+        "the round with the best validation accuracy.",
         *comparison.notes,
     ]
     return told + [f"Left out: {folder}: {reason}" for folder, reason in comparison.left_out]
@@ -155,6 +161,8 @@ _LATEX = {
     ">": "$>$",
     "±": r"$\pm$",
     "–": "--",
+    "−": "$-$",
+    "Δ": r"$\Delta$",
     "∞": r"$\infty$",
 }
 

@@ -1,0 +1,89 @@
+"""One run of a sweep: find its folder, keep what is complete, go on with what is not."""
+
+import logging
+import os
+from dataclasses import replace
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from fedfrozen_app import commands
+from fedfrozen_app.config import Config, read, resolved
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.logs import prepare_logging
+from fedfrozen_app.report.curves import read_rows
+from fedfrozen_app.runtime import checkpoint
+from fedfrozen_app.sweep import status
+
+log = logging.getLogger(__name__)
+TOKEN = "FEDFROZEN_SWEEP"  # the environment variable that tells a member which sweep asked for it
+
+
+def member(composed: DictConfig) -> float | None:
+    """What Hydra's launchers call, in whichever process: the figure to optimise, None for a failed run."""
+    prepare_logging()  # a launcher's process begins without it
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    settings = HydraConfig.get()
+    overrides = list(settings.overrides.task)
+    log.info("Run %s: %s", settings.job.num, " ".join(overrides))
+    wanted = Path(settings.runtime.output_dir).resolve()
+    return run_member(resolved(composed), overrides, wanted, os.environ.get(TOKEN, ""))
+
+
+def run_member(plain: dict[str, Any], overrides: list[str], wanted: Path, sweep: str) -> float | None:
+    """Run it in `wanted`, or beside it if another run has that folder. Failures stay in its status file."""
+    folder = claim(wanted, status.begun(plain, overrides, sweep))
+    before = status.read(folder)
+    if before is not None and before.state == "complete":
+        status.write(folder, replace(before, sweep=sweep, kept=True))
+        log.info("%s is complete and was kept.", folder)
+        return objective(folder)
+    if before is not None and before.alive and before.pid != os.getpid():
+        # Not recorded: the file is the other process's.
+        log.warning("%s is being run by process %d: left alone.", folder, before.pid)
+        return None
+    try:
+        with status.recorded(folder, plain, overrides, sweep):
+            config = read(plain)
+            start = beginning(config, folder)
+            commands.execute(config, plain, overrides, folder, start)
+    except (UserError, *commands.FAILURES) as error:
+        log.warning("%s failed: %s", folder, error)
+        return None
+    return objective(folder)
+
+
+def claim(wanted: Path, own: status.Status) -> Path:
+    """The folder in which this configuration was begun, or else one that no other run has."""
+    for path in sorted(wanted.parent.glob(f"*/{status.FILE}")):
+        found = status.read(path.parent)
+        if found is not None and found.digest == own.digest:
+            return path.parent
+    numbered = (wanted.parent / str(number) for number in count())
+    # Hydra counts anew in every sweep: a folder may be that of another configuration.
+    for folder in chain([wanted], numbered):
+        if not (folder / "metrics.jsonl").exists() and status.create(folder, own):
+            return folder
+    raise AssertionError("numbers do not end")
+
+
+def beginning(config: Config, folder: Path) -> checkpoint.Checkpoint | None:
+    """Where to go on: the newest checkpoint of an earlier attempt, else what the configuration says."""
+    # What clients keep for themselves is lost with a simulation's processes: those begin anew.
+    if config.runtime.name == "inprocess" and checkpoint.numbers(folder / "checkpoints"):
+        start = checkpoint.newest(folder)
+        log.info("Going on after round %d.", start.round)
+        return start
+    return checkpoint.read(Path(config.start_from)) if config.start_from else None
+
+
+def objective(folder: Path) -> float | None:
+    """The best accuracy on validation rows: the server's, or else the clients' own. Never the test set's."""
+    rows = [row for row in read_rows(folder) if row["round"] > 0]
+    for key in ("val_accuracy", "client_val_after"):
+        if values := [row[key] for row in rows if key in row]:
+            return max(values)
+    return None

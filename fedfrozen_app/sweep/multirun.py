@@ -1,0 +1,116 @@
+"""`fedfrozen -m ...`: a Hydra multirun whose folder is the same when the command is given again.
+
+Hydra's own default is a folder with the time in its name: whoever repeats an interrupted command would begin
+anew. Ours is named after the swept keys and the fixed settings, so that more values of a swept key (more
+seeds) find the runs that are there.
+"""
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from rich.console import Console
+
+from fedfrozen_app.compare.collect import collect
+from fedfrozen_app.compare.command import show, write_all
+from fedfrozen_app.config import quoted, sentence
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.sweep.member import TOKEN, member
+from fedfrozen_app.sweep.status import SweepFailed
+from fedfrozen_app.sweep.table import Member, members, state_of, sweep_table
+
+ROOT = Path("outputs") / "sweeps"
+NAME_LENGTH = 60
+
+
+def multirun(arguments: list[str]) -> None:
+    """Run every combination, then show what became of each and how they compare."""
+    from fedfrozen_app.commands import with_hydra
+
+    words = [word for word in arguments if word not in ("-m", "--multirun")]
+    folder, words = sweep_folder(words)
+    token = new_token()
+    own = [f"hydra.sweep.dir={quote(folder)}", f"+hydra.job.env_set.{TOKEN}={token}"]
+    if not any(word.startswith("hydra.output_subdir=") for word in words):
+        own.append(
+            "hydra.output_subdir=null"
+        )  # a run that has moved on to another number would leave it behind
+    try:
+        with_hydra(member, ["-m", *words, *own])
+    except KeyboardInterrupt:
+        done = sum(one.status.state == "complete" for one in members(folder, token))
+        print(f"Interrupted with {done} runs complete: the same command goes on.", file=sys.stderr)
+        raise
+    finally:
+        # However the launcher ended, what its runs left behind is told.
+        conclude_table(folder, token)
+    conclude(folder, token)
+
+
+def new_token() -> str:
+    return os.urandom(8).hex()
+
+
+def sweep_folder(words: list[str]) -> tuple[Path, list[str]]:
+    """Where this sweep's runs go, and the words without those that say so."""
+    try:
+        parsed = OverridesParser.create().parse_overrides([w for w in words if not w.startswith("-")])
+    except HydraException as error:
+        raise UserError(sentence(error)) from error
+    named = [word for word in parsed if word.key_or_group in ("output_dir", "hydra.sweep.dir")]
+    if len(named) > 1 or any(word.is_sweep_override() for word in named):
+        raise UserError("Give a sweep one folder: either output_dir=DIR or hydra.sweep.dir=DIR, once.")
+    if named:
+        folder = Path(str(named[0].value()))
+        words = [word for word in words if word != named[0].input_line]
+    else:
+        folder = ROOT / sweep_name(parsed)
+    return folder.expanduser().resolve(), words
+
+
+def sweep_name(parsed: Iterable[Override]) -> str:
+    """ "strategy+seed-1f3a9c02": the swept keys, and a digest of them and of the fixed words."""
+    words = [word for word in parsed if not word.key_or_group.startswith("hydra")]
+    swept = [str(word.key_or_group) for word in words if word.is_sweep_override()]
+    fixed = sorted(str(word.input_line) for word in words if not word.is_sweep_override())
+    digest = hashlib.sha256(json.dumps([sorted(swept), fixed]).encode()).hexdigest()[:8]
+    name = re.sub(r"[^\w.+-]", "-", "+".join(swept))[:NAME_LENGTH]
+    return f"{name or 'runs'}-{digest}"
+
+
+def quote(path: Path) -> str:
+    return quoted("", str(path)).removeprefix("=")
+
+
+def conclude_table(folder: Path, token: str) -> None:
+    if found := members(folder, token):
+        Console().print(sweep_table(folder, found))
+
+
+def conclude(folder: Path, token: str) -> None:
+    """Compare what is complete, and fail if anything is not."""
+    found = members(folder, token)
+    complete = [one.folder for one in found if one.status.state == "complete"]
+    if complete:
+        comparison = collect(complete)
+        show(comparison, write_all(comparison, folder))
+    raise_failures(found)
+
+
+def raise_failures(found: list[Member]) -> None:
+    failed = [one for one in found if one.status.state != "complete"]
+    if not failed:
+        return
+    first = failed[0]
+    kind = UserError if first.status.bad_input else SweepFailed
+    raise kind(
+        f"{len(failed)} of {len(found)} runs failed, the first in {first.folder}: "
+        f"{state_of(first.status).rstrip('.')}. The same command repeats only what is not complete."
+    )
