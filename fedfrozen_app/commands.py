@@ -48,6 +48,12 @@ VERBS = {
     "evaluate": "fedfrozen_app.commands:evaluate",
     "export": "fedfrozen_app.commands:export",
     "compare": "fedfrozen_app.compare.command:compare",
+    "search": "fedfrozen_app.sweep.search:search",
+    "plan": "fedfrozen_app.housekeeping.plan:plan",
+    "list": "fedfrozen_app.housekeeping.runs:list_runs",
+    "show": "fedfrozen_app.housekeeping.runs:show_run",
+    "doctor": "fedfrozen_app.housekeeping.doctor:doctor",
+    "completion": "fedfrozen_app.housekeeping.completion:completion",
 }
 
 

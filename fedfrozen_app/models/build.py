@@ -132,31 +132,67 @@ def build_model(
     convolutional network.
     `config` overrides the architecture's own settings.
     """
-    if dtype not in DTYPES:
-        raise UserError(f"the model's dtype is '{dtype}', but must be one of {', '.join(DTYPES)}")
-    model: nn.Module
+    _check_dtype(dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if source == "config":
-            model = _from_config(model_type, config, shape)
-        elif source == "checkpoint":
-            model = _from_checkpoint(_checkpoint_folder(path), config, shape, hub=False)
-        elif source == "hub":
-            if not path:
-                raise UserError("the model comes from the hub but has no name: give its hub name")
-            model = _from_checkpoint(path, config, shape, hub=True)
-        elif source == "linear":
-            model = _plain("linear", LinearClassifier, LinearConfig, config, shape)
-        elif source == "cnn":
-            model = _plain("simple_cnn", SimpleCnn, CnnConfig, config, shape)
-        else:
-            raise UserError(f"the model's source is '{source}', but must be one of {', '.join(SOURCES)}")
+        model = _make(source, path, model_type, config, shape)
         model.eval()
         _try_forward(model, shape)
+    _cast(model, dtype)
+    return model
+
+
+def outline_model(
+    *,
+    source: str,
+    path: str | None,
+    model_type: str | None,
+    config: Mapping[str, Any],
+    shape: InputShape,
+    dtype: str,
+) -> nn.Module:
+    """The model that `build_model` would give, without its weights: on the meta device it takes no memory."""
+    _check_dtype(dtype)
+    with torch.device("meta"):
+        model = _make(source, path, model_type, config, shape, weights=False)
+    _cast(model, dtype)
+    return model
+
+
+def _make(
+    source: str,
+    path: str | None,
+    model_type: str | None,
+    config: Mapping[str, Any],
+    shape: InputShape,
+    *,
+    weights: bool = True,
+) -> nn.Module:
+    """`weights`: whether a checkpoint's are read."""
+    if source == "config":
+        return _from_config(model_type, config, shape)
+    if source == "checkpoint":
+        return _from_checkpoint(_checkpoint_folder(path), config, shape, hub=False, weights=weights)
+    if source == "hub":
+        if not path:
+            raise UserError("the model comes from the hub but has no name: give its hub name")
+        return _from_checkpoint(path, config, shape, hub=True, weights=weights)
+    if source == "linear":
+        return _plain("linear", LinearClassifier, LinearConfig, config, shape)
+    if source == "cnn":
+        return _plain("simple_cnn", SimpleCnn, CnnConfig, config, shape)
+    raise UserError(f"the model's source is '{source}', but must be one of {', '.join(SOURCES)}")
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise UserError(f"the model's dtype is '{dtype}', but must be one of {', '.join(DTYPES)}")
+
+
+def _cast(model: nn.Module, dtype: str) -> None:
     # The parameters alone: buffers such as rotary frequencies keep the precision they need.
     for parameter in model.parameters():
         parameter.data = parameter.data.to(DTYPES[dtype])
-    return model
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
@@ -201,7 +237,9 @@ def _from_config(model_type: str | None, given: Mapping[str, Any], shape: InputS
     return model
 
 
-def _from_checkpoint(path: str, given: Mapping[str, Any], shape: InputShape, *, hub: bool) -> PreTrainedModel:
+def _from_checkpoint(
+    path: str, given: Mapping[str, Any], shape: InputShape, *, hub: bool, weights: bool
+) -> PreTrainedModel:
     options: dict[str, Any] = {"local_files_only": not hub, "trust_remote_code": False}
     with _quiet(progress=hub), _as_load_error(path, hub):
         config = AutoConfig.from_pretrained(path, **options)
@@ -216,6 +254,11 @@ def _from_checkpoint(path: str, given: Mapping[str, Any], shape: InputShape, *, 
     if shape.task == "text" and (config.pad_token_id is None or config.pad_token_id < 0):
         config.pad_token_id = shape.pad_token_id
     _check_fit(config, shape)
+    if not weights:
+        with _quiet(), _as_user_error(f"cannot build '{path}' from its configuration"):
+            model = auto.from_config(config)
+        split_fused(model)
+        return model
     with _quiet(progress=hub), _as_load_error(path, hub):
         model, info = auto.from_pretrained(
             path,

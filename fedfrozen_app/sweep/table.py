@@ -43,7 +43,9 @@ def state_of(known: status.Status) -> str:
     if known.state == "complete":
         return "kept" if known.kept else "complete"
     if known.state == "running":
-        return "running" if known.alive else "its process ended without a word (killed, or out of memory?)"
+        return (
+            "running" if known.alive else "died: its process ended without a word (killed, or out of memory?)"
+        )
     return f"{known.state}: {known.reason}" if known.reason else known.state
 
 

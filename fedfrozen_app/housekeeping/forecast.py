@@ -1,0 +1,149 @@
+"""What a run would train, send and keep, worked out without a weight: the model is on the meta device.
+
+The rounds are walked through with the run's own plans, cohorts and rule for what a client lacks, so that the
+bytes are those of `bytes_up_by_role` and `bytes_down_by_role`, as long as every trained array changes in each
+round and no reply is lost.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fedfrozen_app.config import Config, strategy_settings
+from fedfrozen_app.data.federated import input_shape, load_corpus, share_out
+from fedfrozen_app.exchange.conversation import Conversation
+from fedfrozen_app.exchange.count import bytes_by_role, count_parameters
+from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.models.build import outline_model, parameters_of
+from fedfrozen_app.models.roles import Role, roles_of
+from strategies import STRATEGIES
+from strategies.base import Federation, PlannedFedAvg
+from strategies.cohort import draw_cohort
+
+Bytes = Counter[str]  # by role
+
+
+@dataclass
+class Stage:
+    """Rounds in a row with the same plan. Sums are over the rounds and their clients."""
+
+    name: str
+    plan: Plan
+    trained_params: int
+    # Of one client in one round of the stage:
+    trained: Bytes
+    frozen: Bytes
+    private: Bytes
+    rounds: int = 0
+    client_rounds: int = 0
+    up: Bytes = field(default_factory=Counter)
+    down: Bytes = field(default_factory=Counter)
+
+
+@dataclass
+class Forecast:
+    parameters: dict[str, int]  # by role
+    model: Bytes
+    clients: int
+    stages: list[Stage]
+    everything_up: int  # what FedAvg would send up with the same cohorts
+    up_by_round: list[Bytes]
+    down_by_round: list[Bytes]
+
+    def total(self, way: str) -> int:
+        return sum(sum(getattr(stage, way).values()) for stage in self.stages)
+
+
+def forecast(config: Config) -> Forecast:
+    corpus = load_corpus(config)
+    shares = share_out(corpus, config, config.num_clients)
+    assert shares.partition is not None
+    clients = [str(number) for number in range(len(shares.partition.indices))]
+    settings = config.model
+    model = outline_model(
+        source=settings.source,
+        path=settings.path,
+        model_type=settings.model_type,
+        config=settings.config,
+        shape=input_shape(corpus, config),
+        dtype=settings.dtype,
+    )
+    roles, arrays = roles_of(model), parameters_of(model)
+    # Nothing is sent: the strategy is only asked for its plans.
+    talk = Conversation(cast(Grid, None), roles)
+    federation = Federation(talk, config.participation, config.seed)
+    strategy = STRATEGIES[config.strategy["name"]](federation, strategy_settings(config))
+    strategy.model = arrays
+    return walk(strategy, config.num_rounds, clients, roles)
+
+
+def walk(strategy: PlannedFedAvg, num_rounds: int, clients: list[str], roles: Mapping[str, Role]) -> Forecast:
+    """Go through the rounds as the server and its ledger would."""
+    arrays, seed = strategy.model, strategy.federation.seed
+    whole = bytes_by_role(arrays, roles)
+    parameters: Counter[str] = Counter()
+    for name, tensor in arrays.items():
+        parameters[roles[name].kind] += tensor.numel()
+    stages: list[Stage] = []
+    up_by_round, down_by_round = [], []
+    changed = dict.fromkeys(arrays, 0)  # name: the latest round that gave it a new value
+    seen: dict[str, tuple[int, frozenset[str]]] = {}  # client: its latest round, and the base it then had
+    for number in range(1, num_rounds + 1):
+        plan = strategy.plan(number)
+        if not stages or (stages[-1].name, stages[-1].plan) != (strategy.stage(number), plan):
+            stages.append(_stage(strategy.stage(number), plan, arrays, roles))
+        stage = stages[-1]
+        cohort = draw_cohort(clients, strategy.federation.participation, seed, number)
+        base = frozenset(arrays) - frozenset(plan.private)
+        up = _times(_pick(plan.shared, arrays, roles), len(cohort))
+        down: Bytes = Counter()
+        lacking: dict[tuple[int, frozenset[str]] | None, Bytes] = {}
+        for client in cohort:
+            before = seen.get(client)
+            if before not in lacking:
+                lacking[before] = _pick(_missing(base, before, changed), arrays, roles)
+            down += lacking[before]
+            seen[client] = (number, base)
+        changed |= dict.fromkeys(plan.shared, number)
+        stage.rounds += 1
+        stage.client_rounds += len(cohort)
+        stage.up += up
+        stage.down += down
+        up_by_round.append(up)
+        down_by_round.append(down)
+    everything = sum(whole.values()) * sum(stage.client_rounds for stage in stages)
+    return Forecast(dict(parameters), whole, len(clients), stages, everything, up_by_round, down_by_round)
+
+
+def _missing(
+    base: frozenset[str], before: tuple[int, frozenset[str]] | None, changed: Mapping[str, int]
+) -> Iterable[str]:
+    """What a client lacks that has not been here before, or has in an earlier round."""
+    if before is None:
+        return base
+    number, held = before
+    return [name for name in base if name not in held or changed[name] >= number]
+
+
+def _stage(name: str, plan: Plan, arrays: Mapping[str, Tensor], roles: Mapping[str, Role]) -> Stage:
+    frozen = set(arrays) - set(plan.trained) - set(plan.private)
+    return Stage(
+        name,
+        plan,
+        count_parameters(arrays, plan.trained),
+        trained=_pick(plan.trained, arrays, roles),
+        frozen=_pick(frozen, arrays, roles),
+        private=_pick(plan.private, arrays, roles),
+    )
+
+
+def _pick(names: Iterable[str], arrays: Mapping[str, Tensor], roles: Mapping[str, Role]) -> Bytes:
+    return bytes_by_role({name: arrays[name] for name in names}, roles)
+
+
+def _times(counts: Bytes, factor: int) -> Bytes:
+    return Counter({role: count * factor for role, count in counts.items()})

@@ -1,0 +1,104 @@
+"""`fedfrozen search [--trials N] [--jobs N] [OVERRIDES]`: settings chosen by Optuna, by validation accuracy.
+
+Values to search over are written as Hydra's sweeps are: client.batch_size=8,16,32 chooses,
+'client.lr=interval(1e-4,1e-1)' draws between, 'client.lr=tag(log,interval(1e-4,1e-1))' on a log scale, and
+'num_clients=range(5,20)' takes a whole number.
+
+There is no database: the sampler is seeded and finished runs are kept, so the same command again is told the
+same results, asks the same questions, and goes on where it stopped.
+"""
+
+import argparse
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+from joblib import Parallel, delayed
+from rich.console import Console
+
+from fedfrozen_app.config import compose_config, resolved
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.logs import prepare_logging
+from fedfrozen_app.runtime.checkpoint import replace_file
+from fedfrozen_app.sweep.member import run_member
+from fedfrozen_app.sweep.multirun import new_token, raise_failures, sweep_folder
+from fedfrozen_app.sweep.table import members, sweep_table
+
+Ask = Callable[[Any], str]  # an Optuna trial in, an override out
+
+
+def search(arguments: list[str]) -> None:
+    try:
+        import optuna
+    except ImportError as error:
+        raise UserError('Searching needs Optuna: pip install "fedfrozen[search]".') from error
+    parser = argparse.ArgumentParser(prog="fedfrozen search", description="Search settings with Optuna.")
+    parser.add_argument("--trials", type=int, default=20, help="how many runs; default: 20")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at once; default: 1")
+    parser.add_argument("--seed", type=int, default=0, help="of the sampler, not of the runs; default: 0")
+    given, words = parser.parse_known_args(arguments)
+    folder, words = sweep_folder(words)
+    parsed = OverridesParser.create().parse_overrides(words)
+    asks = [ask for word in parsed if (ask := question(word)) is not None]
+    fixed = [str(word.input_line) for word in parsed if not word.is_sweep_override()]
+    if not asks:
+        raise UserError("There is nothing to search: give values, such as client.batch_size=8,16,32.")
+    resolved(compose_config(fixed))  # a typo ends here, not in every trial
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=given.seed))
+    token = new_token()
+    for first in range(0, given.trials, given.jobs):
+        numbers = range(first, min(first + given.jobs, given.trials))
+        trials = [study.ask() for _ in numbers]
+        lines = [[*fixed, *(ask(trial) for ask in asks)] for trial in trials]
+        # One at a time stays in this process.
+        values = Parallel(n_jobs=given.jobs)(
+            delayed(attempt)(line, folder / str(number), token)
+            for line, number in zip(lines, numbers, strict=True)
+        )
+        for trial, value in zip(trials, values, strict=True):
+            state = optuna.trial.TrialState.COMPLETE if value is not None else optuna.trial.TrialState.FAIL
+            study.tell(trial, value, state)
+    found = members(folder, token)
+    console = Console()
+    console.print(sweep_table(folder, found))
+    done = [trial for trial in study.trials if trial.value is not None]
+    if done:
+        best = study.best_trial
+        line = [*fixed, *(ask(optuna.trial.FixedTrial(best.params)) for ask in asks)]
+        told = {
+            "best_val_accuracy": best.value,
+            "overrides": line,
+            "command": shlex.join(["fedfrozen", *line]),
+        }
+        replace_file(folder / "best.json", json.dumps(told, indent=2))
+        console.print(
+            f"Best validation accuracy {best.value:.4f} by: {told['command']}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    raise_failures(found)
+
+
+def attempt(line: list[str], folder: Path, token: str) -> float | None:
+    prepare_logging()
+    return run_member(resolved(compose_config(line)), line, folder, token)
+
+
+def question(word: Override) -> Ask | None:
+    """How to ask a trial for this key; None for a word that is fixed."""
+    if not word.is_sweep_override():
+        return None
+    key, value = str(word.get_key_element()), word.value()
+    if isinstance(value, IntervalSweep):
+        low, high, log = value.start or 0, value.end or 0, "log" in value.tags
+        return lambda trial: f"{key}={trial.suggest_float(key, low, high, log=log)}"
+    if isinstance(value, RangeSweep | ChoiceSweep):
+        choices = list(word.sweep_string_iterator())
+        return lambda trial: f"{key}={trial.suggest_categorical(key, choices)}"
+    raise UserError(f"{word.input_line} cannot be searched: use a,b,c or interval(low,high).")
