@@ -1,7 +1,6 @@
 """`fedfrozen plan [OVERRIDES]`: what would be trained, sent and kept, by role, before anything runs."""
 
 import json
-from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
@@ -19,7 +18,7 @@ def plan(arguments: list[str]) -> None:
     config = read(resolved(compose_config(words)))
     found = forecast(config)
     if len(words) < len(arguments):
-        print(json.dumps(asdict(found)))
+        print(json.dumps(found, default=vars))  # `vars` of the dataclasses within
         return
     console = Console()
     total = sum(found.parameters.values())

@@ -21,13 +21,13 @@ USUAL = Path("outputs")
 
 
 def list_runs(arguments: list[str]) -> None:
-    """The runs below these folders, oldest first; without any, below outputs/."""
+    """The runs below these folders; without any, below outputs/."""
     folders = [Path(word) for word in arguments] or [USUAL]
     if not arguments and not USUAL.is_dir():
         raise UserError(
             "There is no outputs/ here: give the folder that holds your runs, fedfrozen list DIR."
         )
-    found = sorted(run_folders(folders), key=lambda folder: folder.stat().st_mtime)
+    found = run_folders(folders)
     if not found:
         raise UserError(f"There is no run below {', '.join(map(str, folders))}: give another folder.")
     console = Console()

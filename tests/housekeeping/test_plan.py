@@ -1,0 +1,128 @@
+"""What `plan` foretells is what the run then does, byte by byte; and it needs no weights."""
+
+import json
+
+import pytest
+import torch
+
+from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.housekeeping.forecast import forecast
+from fedfrozen_app.models.build import InputShape, build_model, outline_model
+from fedfrozen_app.models.roles import roles_of
+from tests.conftest import SMALL
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["strategy=fedavg"],
+        ["strategy=local"],
+        [
+            "strategy=fedfrozen",
+            "strategy.warmup_rounds=2",
+            "num_rounds=5",
+            "num_clients=5",
+            "participation=0.5",
+        ],
+        ["strategy=fedfrozen", "strategy.freeze_scope=random", "model.dtype=float64"],
+    ],
+    ids=" ".join,
+)
+def test_the_run_sends_what_the_plan_said(train, words):
+    found = forecast(read(resolved(compose_config([*SMALL, *words]))))
+    rows = train(*words).rows[1:]
+    assert [dict(part) for part in found.up_by_round] == [row["bytes_up_by_role"] for row in rows]
+    assert [dict(part) for part in found.down_by_round] == [row["bytes_down_by_role"] for row in rows]
+    told = [stage.name for stage in found.stages for _ in range(stage.rounds)]
+    assert told == [row["stage"] for row in rows]
+    trained = [stage.trained_params for stage in found.stages for _ in range(stage.rounds)]
+    assert trained == [row["trained_params"] for row in rows]
+
+
+SHAPES = {
+    "image": InputShape("image", ("a", "b"), channels=3, image_size=8),
+    "text": InputShape("text", ("a", "b"), vocab_size=50, max_tokens=12),
+}
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+OTHER = {
+    "distilbert": {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32},
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2},
+    "dinov2": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 4},
+    "vit": {**SIZES, "patch_size": 4},
+    "deit": {**SIZES, "patch_size": 4},
+}
+
+
+@pytest.mark.parametrize(
+    "kind", ["vit", "deit", "dinov2", "bert", "distilbert", "roberta", "electra", "gpt2", "llama"]
+)
+def test_an_outline_is_the_model_without_its_weights(kind):
+    shape = SHAPES["image" if kind in ("vit", "deit", "dinov2") else "text"]
+    settings = {
+        "source": "config",
+        "path": None,
+        "model_type": kind,
+        "config": OTHER.get(kind, SIZES),
+        "shape": shape,
+        "dtype": "bfloat16",
+    }
+    outline, built = outline_model(**settings), build_model(**settings, seed=0)
+    assert all(parameter.is_meta for parameter in outline.parameters())
+
+    def facts(model):
+        return {name: (tuple(p.shape), p.dtype) for name, p in model.named_parameters()}
+
+    assert facts(outline) == facts(built)
+    assert roles_of(outline) == roles_of(built)
+
+
+def test_an_outline_of_a_checkpoint(tmp_path):
+    from transformers import BertConfig, BertForSequenceClassification
+
+    BertForSequenceClassification(
+        BertConfig(vocab_size=60, max_position_embeddings=20, pad_token_id=0, **SIZES)
+    ).save_pretrained(tmp_path)
+    settings = {"source": "checkpoint", "path": str(tmp_path), "model_type": None, "config": {}}
+    outline = outline_model(**settings, shape=SHAPES["text"], dtype="float32")
+    assert outline.get_parameter("bert.embeddings.word_embeddings.weight").shape == (60, 16)
+    assert outline.classifier.weight.is_meta
+
+
+LLAMA_1B = [
+    *("model=bert_tiny", "model.model_type=llama", "~model.config.hidden_dropout_prob"),
+    *("~model.config.attention_probs_dropout_prob", "model.dtype=bfloat16"),
+    *("model.config.hidden_size=2048", "model.config.num_hidden_layers=16"),
+    *("model.config.num_attention_heads=32", "+model.config.num_key_value_heads=8"),
+    *("model.config.intermediate_size=8192", "+model.config.vocab_size=128256"),
+]
+
+
+def test_a_large_model_is_planned_without_its_memory(tmp_path, capsys):
+    data = tmp_path / "texts.csv"
+    data.write_text("text,label\n" + "".join(f"word {n},{n % 2}\n" for n in range(200)))
+    words = ["dataset=text", f"dataset.path={data}", "num_clients=4", "num_rounds=10", *LLAMA_1B]
+    assert command(["plan", "--json", *words]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    # 128256·2048 embedding; 16 layers of 2·2048² + 2·2048·512 attention, 3·2048·8192 mlp; norms and head.
+    assert found["parameters"]["embedding"] == 128256 * 2048
+    assert found["parameters"]["query"] == found["parameters"]["output"] == 16 * 2048**2
+    assert found["parameters"]["key"] == found["parameters"]["value"] == 16 * 2048 * 512
+    assert found["parameters"]["mlp"] == 16 * 3 * 2048 * 8192
+    warmup, frozen = found["stages"]
+    kernel = 2 * 16 * 2048 * (2048 + 512)  # bytes, two a parameter
+    assert sum(warmup["up"].values()) == 4 * 2 * sum(found["model"].values())
+    assert sum(frozen["frozen"].values()) == kernel
+    assert sum(frozen["up"].values()) == 4 * 8 * (sum(found["model"].values()) - kernel)
+    # The last average of the kernel goes down once more, to each of the four.
+    assert frozen["down"]["query"] + frozen["down"]["key"] == 4 * kernel
+
+
+def test_the_plan_reads_as_tables(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
+    assert command(["plan", "num_rounds=10"]) == 0
+    out = capsys.readouterr().out
+    assert "warmup: 2 rounds" in out and "frozen: 8 rounds" in out and "19.6% less" in out
+    assert command(["plan", "model=linear"]) == 2
+    assert command(["plan", "model.dtype=int8"]) == 2
+    assert torch.get_default_device() == torch.device("cpu")
