@@ -21,7 +21,6 @@ class RoundRecord:
     traffic: Traffic = field(default_factory=Traffic)
     failures: list[str] = field(default_factory=list)
     metrics: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
-    accuracies: dict[str, float] = field(default_factory=dict)  # by client, on its held-out rows
     began: float = field(default_factory=time.perf_counter)
     aggregating: float = 0.0  # seconds
 
@@ -35,8 +34,6 @@ class RoundRecord:
         elif isinstance(reply, Reply):
             for key, value in reply.metrics.items():
                 self.metrics.setdefault(key, []).append((value, reply.examples))
-            if "client_val_after" in reply.metrics:
-                self.accuracies[client] = reply.metrics["client_val_after"]
         if isinstance(reply, Reply):
             reply.arrays = {}  # the next reply comes before this one is forgotten
         self.aggregating += time.perf_counter() - folding
@@ -58,8 +55,6 @@ class RoundRecord:
             "clients_failed": len(self.failures),
             "drift": drift,
         }
-        if self.accuracies:
-            row["client_accuracy"] = self.accuracies
         if self.failures:
             row["failures"] = self.failures
         training = time.perf_counter() - self.began - self.aggregating

@@ -98,7 +98,7 @@ def worst_client(rows: Sequence[Row]) -> float | None:
     """The lowest accuracy of a client on its own held-out rows, each as of its latest round."""
     latest: dict[str, float] = {}
     for row in rows:
-        latest |= row.get("client_accuracy") or {}
+        latest |= (row.get("by_client") or {}).get("client_val_after") or {}
     return min(latest.values(), default=None)
 
 

@@ -36,7 +36,7 @@ def save(tmp_path):
                 f"test_{metric}": value,
                 "bytes_up": 100 if number else 0,
                 "bytes_down": 10 if number else 0,
-                "client_accuracy": {str(client): value - client / 100 for client in range(3)},
+                "by_client": {"client_val_after": {str(n): value - n / 100 for n in range(3)}},
             }
             for number, value in enumerate(curve)
         ]
