@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,8 @@ from strategies.aggregate import RunningMean
 
 log = logging.getLogger(__name__)
 Row = dict[str, Any]
+# Kept client by client as well: an average hides the client that a model serves badly.
+PER_CLIENT = ("client_val_before", "client_val_after", "test_accuracy", "test_f1")
 
 
 @dataclass
@@ -20,7 +22,7 @@ class RoundRecord:
     mean: RunningMean
     traffic: Traffic = field(default_factory=Traffic)
     failures: list[str] = field(default_factory=list)
-    metrics: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
+    metrics: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)  # by name, then by client
     began: float = field(default_factory=time.perf_counter)
     aggregating: float = 0.0  # seconds
 
@@ -33,7 +35,7 @@ class RoundRecord:
             log.warning("Round %d: %s", self.number, self.failures[-1])
         elif isinstance(reply, Reply):
             for key, value in reply.metrics.items():
-                self.metrics.setdefault(key, []).append((value, reply.examples))
+                self.metrics.setdefault(key, {})[client] = (value, reply.examples)
         if isinstance(reply, Reply):
             reply.arrays = {}  # the next reply comes before this one is forgotten
         self.aggregating += time.perf_counter() - folding
@@ -44,7 +46,7 @@ class RoundRecord:
         row: Row = {
             "round": self.number,
             "stage": stage,
-            **{key: _mean(pairs) for key, pairs in self.metrics.items()},
+            **{key: _mean(clients.values()) for key, clients in self.metrics.items()},
             "bytes_up": self.traffic.up,
             "bytes_down": self.traffic.down,
             "bytes_up_by_role": dict(self.traffic.up_by_role),
@@ -55,6 +57,12 @@ class RoundRecord:
             "clients_failed": len(self.failures),
             "drift": drift,
         }
+        by_client = {key: self.metrics[key] for key in PER_CLIENT if key in self.metrics}
+        if by_client:
+            row["by_client"] = {
+                key: {client: clients[client][0] for client in cohort if client in clients}
+                for key, clients in by_client.items()
+            }
         if self.failures:
             row["failures"] = self.failures
         training = time.perf_counter() - self.began - self.aggregating
@@ -62,5 +70,6 @@ class RoundRecord:
         return row
 
 
-def _mean(pairs: list[tuple[float, int]]) -> float:
+def _mean(weighted: Iterable[tuple[float, int]]) -> float:
+    pairs = list(weighted)
     return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
