@@ -1,12 +1,18 @@
 """The figures that sum a run up, as `summary.json` keeps them."""
 
+import json
 import platform
+import shlex
 import statistics
 import subprocess
 from collections.abc import Sequence
+from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.runtime import checkpoint
 
 PACKAGES = (
     "fedfrozen",
@@ -32,16 +38,61 @@ def summarise(
     command: str,
     selected_round: int | None,
 ) -> dict[str, Any]:
+    return {"status": status, **_figures(rows, selected_round)} | {
+        "seconds": seconds,
+        "seed": config["seed"],
+        "device": device,
+        "machine": f"{platform.system()} {platform.machine()}, {platform.processor() or 'unknown processor'}",
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "command": command,
+        "config": config,
+    }
+
+
+def read_summary(run_dir: Path, rows: Sequence[Row]) -> dict[str, Any]:
+    """The run's summary.json; while there is none of these rows, what the rows and the checkpoint tell."""
+    path, done = run_dir / "summary.json", rows[-1]["round"] if rows else 0
+    stored: dict[str, Any] = {}
+    if path.is_file():
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise UserError(
+                f"{path} is not JSON: mend it, or remove it to report the rounds alone."
+            ) from error
+        if not isinstance(stored, dict):
+            raise UserError(f"{path} must hold one JSON object: mend it, or remove it.")
+        # A run that goes on, or was started anew in its folder, still has the summary of its past.
+        if stored.get("rounds", done) == done:
+            return stored
+    written = datetime.fromtimestamp((run_dir / "metrics.jsonl").stat().st_mtime)
+    state = checkpoint.newest_state(run_dir)
+    summary = {
+        "status": f"not finished, last written {written:%Y-%m-%d %H:%M:%S}",
+        **_figures(rows, state["hooks"]["best"]["round"] if state else None),
+        "seconds": sum(row.get("seconds", {}).get("total", 0.0) for row in rows),
+    }
+    if state:
+        summary |= {
+            "seed": state["config"]["seed"],
+            "command": shlex.join(["fedfrozen", *state["overrides"]]),
+            "config": state["config"],
+        }
+    return summary
+
+
+def _figures(rows: Sequence[Row], selected_round: int | None) -> dict[str, Any]:
     metric = "f1" if any("test_f1" in row for row in rows) else "accuracy"
     key = f"test_{metric}"
     judged = [row for row in rows if key in row]
-    summary: dict[str, Any] = {"status": status, "rounds": rows[-1]["round"] if rows else 0}
+    summary: dict[str, Any] = {"rounds": rows[-1]["round"] if rows else 0}
     if judged:
         best = max(judged, key=lambda row: row[key])
         last = [row[key] for row in judged if row["round"] > 0][-LAST:]
         summary |= {
             f"final_{key}": judged[-1][key],
-            "final_test_loss": judged[-1]["test_loss"],
+            "final_test_loss": judged[-1].get("test_loss"),
             f"best_{key}": best[key],
             "best_test_round": best["round"],
             "stability": {
@@ -56,14 +107,6 @@ def summarise(
         "total_bytes_up": sum(row.get("bytes_up", 0) for row in rows),
         "total_bytes_down": sum(row.get("bytes_down", 0) for row in rows),
         "clients_failed": sum(row.get("clients_failed", 0) for row in rows),
-        "seconds": seconds,
-        "seed": config["seed"],
-        "device": device,
-        "machine": f"{platform.system()} {platform.machine()}, {platform.processor() or 'unknown processor'}",
-        "versions": versions(),
-        "git_commit": git_commit(),
-        "command": command,
-        "config": config,
     }
 
 

@@ -119,6 +119,12 @@ def newest(run: Path) -> Checkpoint:
     return read(run / "checkpoints" / str(found[-1]))
 
 
+def newest_state(run: Path) -> dict[str, Any] | None:
+    """The newest checkpoint's state.json alone, for those who only look; None without a checkpoint."""
+    found = numbers(run / "checkpoints")
+    return json.loads((run / "checkpoints" / str(found[-1]) / "state.json").read_text()) if found else None
+
+
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.report.browser import chromium, visit  # noqa: F401  (fixtures)
+
 Row = dict[str, Any]
 
 # Bytes of one client's arrays; the kernel (query, key) falls away in frozen rounds.
@@ -32,6 +34,7 @@ def make_row(place: int, warmup: int, clients: int, metric: str = "accuracy") ->
     wobble = math.sin(7.0 * place) * (0.008 if frozen else 0.03)
     score = 0.1 + 0.8 * (1 - math.exp(-place / 4)) + wobble
     up = {role: size * clients for role, size in roles.items()}
+    own = {str(client): 1 / (client + 2) for client in range(clients)}  # the first is served worst
     kernel = {} if frozen else {"kernel": {"rms": 0.9 / place**0.3, "mean_update": 0.4 / place**0.6}}
     return {
         "round": place,
@@ -42,6 +45,10 @@ def make_row(place: int, warmup: int, clients: int, metric: str = "accuracy") ->
         f"val_{metric}": score - 0.012 + math.cos(5.0 * place) * 0.01,
         "client_val_before": score - 0.03,
         "client_val_after": min(score + 0.09, 0.985),
+        "by_client": {
+            "client_val_before": {name: (score - 0.03) * (1 - share) for name, share in own.items()},
+            "client_val_after": {name: min(score + 0.09, 0.985) * (1 - share) for name, share in own.items()},
+        },
         "train_loss": 2.0 * math.exp(-place / 4) + 0.12,
         "lr": 1e-3,
         "bytes_up": sum(up.values()) + RECORD_BYTES * clients,
@@ -64,6 +71,19 @@ def make_row(place: int, warmup: int, clients: int, metric: str = "accuracy") ->
 
 def make_rows(rounds: int = 20, warmup: int = 5, clients: int = 10, metric: str = "accuracy") -> list[Row]:
     return [make_row(place, warmup, clients, metric) for place in range(rounds + 1)]
+
+
+def with_selection(rows: list[Row], layers: int = 12, top: int = 4) -> list[Row]:
+    """Client c chooses `top` neighbouring layers, beginning with c + round, in every frozen round."""
+    for row in rows:
+        if row["stage"] == "frozen":
+            clients = row["by_client"]["client_val_after"]
+            first = {client: int(client) + row["round"] for client in clients}
+            row["selection"] = {
+                client: sorted((begin + step) % layers for step in range(top))
+                for client, begin in first.items()
+            }
+    return rows
 
 
 def make_summary(rows: list[Row], **changes: Any) -> dict[str, Any]:
