@@ -36,6 +36,7 @@ from fedfrozen_app.runtime import checkpoint
 from fedfrozen_app.runtime.inprocess import run_in_process
 from fedfrozen_app.runtime.resident import Resident
 from fedfrozen_app.runtime.simulation import SimulationFailed, app_folder, run_app
+from fedfrozen_app.runtime.track import check_installed
 from fedfrozen_app.server_app import RunFailed
 from fedfrozen_app.sweep.status import SweepFailed, recorded
 
@@ -153,6 +154,7 @@ def execute(
     start: checkpoint.Checkpoint | None,
 ) -> dict[str, Any]:
     """Run in the chosen runtime, and show how it ended."""
+    check_installed(config.track)
     _check_writable(folder)
     try:
         if config.runtime.name == "flower":

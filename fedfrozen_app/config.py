@@ -114,6 +114,14 @@ class EarlyStopConfig:
 
 
 @dataclass
+class TrackConfig:
+    tensorboard: bool = True
+    wandb: bool = False
+    mlflow: bool = False
+    project: str = "fedfrozen"
+
+
+@dataclass
 class Config:
     # A strategy knows its own settings: its class checks these (see strategies/).
     strategy: dict[str, Any] = field(default_factory=dict)
@@ -133,6 +141,7 @@ class Config:
     start_from: str | None = None  # the key is `from`, which Python keeps for itself
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
+    track: TrackConfig = field(default_factory=TrackConfig)
 
 
 def conf_dir() -> Path:

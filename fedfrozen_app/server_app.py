@@ -30,6 +30,7 @@ from fedfrozen_app.report.output import write_outputs
 from fedfrozen_app.runtime import checkpoint
 from fedfrozen_app.runtime.hooks import BestModel, Checkpoints, MetricsFile, ShowProgress
 from fedfrozen_app.runtime.resident import Resident, make_card
+from fedfrozen_app.runtime.track import Tracking
 from strategies import STRATEGIES
 from strategies.base import Federation, PlannedFedAvg
 
@@ -121,6 +122,7 @@ def federate(
         first_round = start.round + 1
 
     progress = Progress(config.num_rounds, start_round=first_round - 1)
+    tracking = Tracking(config.track, plain, folder, first_round)
     saver = Checkpoints(
         folder / "checkpoints",
         plain,
@@ -134,14 +136,14 @@ def federate(
     strategy = STRATEGIES[config.strategy["name"]](
         Federation(talk, config.participation, config.seed),
         settings,
-        hooks=[best, saver, metrics, ShowProgress(progress)],
+        hooks=[best, saver, metrics, ShowProgress(progress), tracking],
         first_round=first_round,
     )
     status = "failed"
     initial = [to_record(model, local=True)]
     del model
     try:
-        with progress:
+        with progress, tracking:
             strategy.start(
                 talk.grid,
                 initial.pop(),  # nobody keeps the first model while later ones are trained
