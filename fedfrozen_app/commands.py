@@ -55,6 +55,8 @@ VERBS = {
     "show": "fedfrozen_app.housekeeping.runs:show_run",
     "doctor": "fedfrozen_app.housekeeping.doctor:doctor",
     "completion": "fedfrozen_app.housekeeping.completion:completion",
+    "report": "fedfrozen_app.report.watch:report",
+    "watch": "fedfrozen_app.report.watch:watch",
 }
 
 

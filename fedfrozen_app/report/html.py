@@ -87,17 +87,17 @@ def pairs(rows: Iterable[tuple[str, str]], kind: str = "pairs") -> str:
     return f'<table class="{kind}">{"".join(lines)}</table>'
 
 
-def table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """Numbers, after a first column of text; a rule where that column changes."""
-    return raw_table(head, [[escape(cell) for cell in line] for line in body])
+def table(head: Sequence[str], body: Sequence[Sequence[str]], *, ruled: bool = False) -> str:
+    """Numbers, after a first column of text; `ruled`: with a rule where that column changes."""
+    return raw_table(head, [[escape(cell) for cell in line] for line in body], ruled=ruled)
 
 
-def raw_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+def raw_table(head: Sequence[str], body: Sequence[Sequence[str]], *, ruled: bool = False) -> str:
     """The same of cells that are HTML already."""
     top = '<tr><th class="text">' + "</th><th>".join(map(escape, head)) + "</th></tr>"
     texts, before = [], ""
     for first, *rest in body:
-        begins = ' class="begins"' if before not in ("", first) and len(body) > 5 else ""
+        begins = ' class="begins"' if ruled and before not in ("", first) else ""
         cells = "".join(f"<td>{cell}</td>" for cell in rest)
         texts.append(f'<tr{begins}><td class="text">{first}</td>{cells}</tr>')
         before = first

@@ -218,7 +218,7 @@ def _round_table(rows: Sequence[Row]) -> str:
         [str(row.get("stage", "")), str(row["round"])] + [column.get(row["round"], "") for column in cells]
         for row in rows
     ]
-    return table(head, body)
+    return table(head, body, ruled=True)
 
 
 def _decimal(value: float) -> str:

@@ -312,12 +312,23 @@ function choose(figure, chart, state, redraw) {
   };
 }
 
-function build(figure, chart) {
-  if (!kept.has(chart.title)) kept.set(chart.title, {hidden: new Set(), view: 0});
+// The same chart from the middle of its x axis on, where curves that began alike can be told apart.
+function secondHalf(chart) {
+  const from = (chart.x.from + chart.x.to) / 2, late = (points) => points.filter((point) => point[0] >= from);
+  const series = chart.series.map((one) =>
+    ({...one, points: late(one.points), band: one.band && late(one.band)}));
+  const marks = chart.x.marks.filter(([place]) => place >= from);
+  return {...chart, x: {...chart.x, from: chart.x.whole ? Math.ceil(from) - 0.6 : from, marks}, series};
+}
+
+function build(figure, whole) {
+  let chart = whole;
+  if (!kept.has(chart.title)) kept.set(chart.title, {hidden: new Set(), view: 0, late: false});
   const state = kept.get(chart.title);
   let view, current = null, label = () => {};
   const redraw = () => {
     hide();
+    chart = state.late ? secondHalf(whole) : whole;
     const width = Math.max(plot.clientWidth, 260);
     const shown = (chart.series ?? []).filter((series) => !state.hidden.has(series.name));
     svg.replaceChildren();
@@ -347,6 +358,16 @@ function build(figure, chart) {
       button.addEventListener("click", () => {
         if (!state.hidden.delete(series.name)) state.hidden.add(series.name);
         button.setAttribute("aria-pressed", !state.hidden.has(series.name));
+        redraw();
+      });
+    }
+    const lines = chart.kind === "line" || chart.kind === "path";
+    if (lines && chart.series.some((one) => one.points.length > 8)) {
+      const looks = {type: "button", class: "zoom", "aria-pressed": state.late};
+      const zoom = add(figure.querySelector("figcaption"), "button", looks, "second half");
+      zoom.addEventListener("click", () => {
+        state.late = !state.late;
+        zoom.setAttribute("aria-pressed", state.late);
         redraw();
       });
     }

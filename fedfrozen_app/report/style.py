@@ -56,6 +56,9 @@ figure img { display: block; max-width: 100%; height: auto; margin: .5rem auto 0
   border: 0; border-radius: .3rem; background: none; color: inherit; font: inherit;
   font-size: .83rem; cursor: pointer; }
 .legend button:hover { background: var(--code); }
+.zoom { float: right; padding: .1rem .5rem; border: 1px solid var(--rule); border-radius: .3rem;
+  background: none; color: var(--soft); font: inherit; font-size: .8rem; font-weight: 400; cursor: pointer; }
+.zoom[aria-pressed=true] { background: var(--soft); color: var(--card); }
 .legend button[aria-pressed=false] { opacity: .45; text-decoration: line-through; }
 .key { flex: none; display: inline-block; width: .8rem; height: .8rem; border-radius: .15rem;
   background: var(--c); }
@@ -133,10 +136,11 @@ pre { margin: 0; padding: .8rem .9rem; white-space: pre-wrap; overflow-wrap: any
   figure, .card, tr { break-inside: avoid; }
   .charts { grid-template-columns: repeat(2, minmax(0, 1fr)); gap: .5rem; }
   .scroll { overflow: visible; }
-  .numbers { font-size: 5.6pt; }
-  .numbers th, .numbers td { padding: .1rem .14rem; }
+  .numbers { font-size: 9pt; }
+  details .numbers { font-size: 5.6pt; }
+  details .numbers th, details .numbers td { padding: .1rem .14rem; }
   .numbers th { white-space: normal; vertical-align: bottom; }
-  .tip, .live { display: none; }
+  .tip, .live, figcaption .zoom { display: none; }
   .view select { appearance: none; padding: 0; border: 0; }
 }
 """

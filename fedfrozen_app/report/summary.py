@@ -66,10 +66,9 @@ def read_summary(run_dir: Path, rows: Sequence[Row]) -> dict[str, Any]:
         # A run that goes on, or was started anew in its folder, still has the summary of its past.
         if stored.get("rounds", done) == done:
             return stored
-    written = datetime.fromtimestamp((run_dir / "metrics.jsonl").stat().st_mtime)
     state = checkpoint.newest_state(run_dir)
     summary = {
-        "status": f"not finished, last written {written:%Y-%m-%d %H:%M:%S}",
+        "status": _standing(run_dir),
         **_figures(rows, state["hooks"]["best"]["round"] if state else None),
         "seconds": sum(row.get("seconds", {}).get("total", 0.0) for row in rows),
     }
@@ -80,6 +79,20 @@ def read_summary(run_dir: Path, rows: Sequence[Row]) -> dict[str, Any]:
             "config": state["config"],
         }
     return summary
+
+
+def _standing(run_dir: Path) -> str:
+    """How a run stands that has left no summary: by its status.json, where it keeps one, or by the clock."""
+    try:
+        status = json.loads((run_dir / "status.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        status = {}
+    if isinstance(status, dict) and status.get("state") in ("failed", "interrupted"):
+        return ": ".join(str(status[key]) for key in ("state", "reason") if status.get(key))
+    if not (run_dir / "metrics.jsonl").is_file():
+        return "not begun"
+    written = datetime.fromtimestamp((run_dir / "metrics.jsonl").stat().st_mtime)
+    return f"not finished, last written {written:%Y-%m-%d %H:%M:%S}"
 
 
 def _figures(rows: Sequence[Row], selected_round: int | None) -> dict[str, Any]:
