@@ -11,13 +11,13 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.report import comparison
 from fedfrozen_app.report.console import rounds_text
 from fedfrozen_app.report.curves import metric_name, number, read_rows, series
-from fedfrozen_app.report.html import box, document, raw_table
+from fedfrozen_app.report.html import document, fold, raw_table
 from fedfrozen_app.report.summary import read_summary
 
 
 def sweep_page(folder: Path, *, link: comparison.Link, version: str = "") -> str:
     runs = run_folders([folder])
-    states = f"<h2>Runs so far</h2>{box(_states(runs, link))}"
+    states = f"<h2>Runs so far</h2>{_states(runs, link)}"
     try:
         found = collect(runs)
     except UserError as error:  # nothing has finished, or the runs cannot be compared: the page says so
@@ -44,4 +44,6 @@ def _states(runs: Sequence[Path], link: comparison.Link) -> str:
         status = escape(str(summary.get("status", "completed")))
         done = rounds_text(rows, {**summary, "status": "completed"})  # the state has its own column
         body.append([name, escape(run.name), status, score, escape(done)])
-    return raw_table(["settings", "run", "state", "test", "rounds"], body)
+    told = raw_table(["settings", "run", "state", "test", "rounds"], body)
+    complete = all(summary.get("status", "completed") == "completed" for *_, summary, _ in facts)
+    return fold(f"How each run stands ({len(body)})", told, unfolded=not complete)
