@@ -9,6 +9,7 @@ from rich.console import Console
 from fedfrozen_app.compare.collect import TESTED, collect
 from fedfrozen_app.compare.model import Comparison
 from fedfrozen_app.compare.tables import footnotes, runs_csv, to_csv, to_latex, to_markdown, to_terminal
+from fedfrozen_app.report.comparison import write_comparison
 from fedfrozen_app.runtime.checkpoint import replace_file
 
 
@@ -45,7 +46,7 @@ def compare(arguments: list[str]) -> None:
 
 
 def write_all(comparison: Comparison, folder: Path) -> list[Path]:
-    """comparison.csv, .md and .tex, and comparison_runs.csv."""
+    """comparison.csv, .md, .tex and .html, and comparison_runs.csv."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
         "comparison.csv": to_csv(comparison),
@@ -55,7 +56,8 @@ def write_all(comparison: Comparison, folder: Path) -> list[Path]:
     }
     for name, text in texts.items():
         replace_file(folder / name, text)
-    return [folder / name for name in texts]
+    page = write_comparison(comparison, folder / "comparison.html")
+    return [*(folder / name for name in texts), page]
 
 
 def show(comparison: Comparison, files: Sequence[Path]) -> None:

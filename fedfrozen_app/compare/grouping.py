@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Where a run was put and which seed it had say nothing about what was tried.
-NOT_SETTINGS = ("seed", "output_dir")
+# Where a run was put, who else was told of it and which seed it had say nothing about what was tried.
+NOT_SETTINGS = ("seed", "output_dir", "track")
 Settings = dict[str, Any]
 
 
@@ -18,7 +18,11 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Settings:
 
 
 def settings_of(summary: Mapping[str, Any]) -> Settings:
-    return {key: value for key, value in flatten(summary["config"]).items() if key not in NOT_SETTINGS}
+    return {key: value for key, value in flatten(summary["config"]).items() if is_setting(key)}
+
+
+def is_setting(key: str) -> bool:
+    return key.partition(".")[0] not in NOT_SETTINGS
 
 
 def key_of(summary: Mapping[str, Any]) -> str:
@@ -32,7 +36,7 @@ def differing_keys(settings: Sequence[Settings]) -> list[str]:
     Where strategies differ, a setting of one of them (strategy.mu) tells nothing more, unless it differs
     among the groups of that strategy; the same holds for every section that has a name.
     """
-    keys = [key for key in dict.fromkeys(key for flat in settings for key in flat) if key not in NOT_SETTINGS]
+    keys = [key for key in dict.fromkeys(key for flat in settings for key in flat) if is_setting(key)]
     differing = []
     for key in keys:
         section = f"{key.split('.')[0]}.name"

@@ -39,9 +39,8 @@ def multirun(arguments: list[str]) -> None:
     token = new_token()
     own = [f"hydra.sweep.dir={quote(folder)}", f"+hydra.job.env_set.{TOKEN}={token}"]
     if not any(word.startswith("hydra.output_subdir=") for word in words):
-        own.append(
-            "hydra.output_subdir=null"
-        )  # a run that has moved on to another number would leave it behind
+        # A run that has moved on to another number would leave it behind.
+        own.append("hydra.output_subdir=null")
     try:
         with_hydra(member, ["-m", *words, *own])
     except KeyboardInterrupt:

@@ -35,6 +35,13 @@ def test_groups_are_everything_but_the_seed(save, tmp_path):
     assert any("no test is meaningful" in note for note in found.notes)
 
 
+def test_who_was_told_of_a_run_is_no_setting(save, tmp_path):
+    for seed, told in enumerate([True, False]):
+        save(str(seed), [0.1, 0.8], seed=seed, track={"tensorboard": True, "wandb": told})
+    (group,) = collect([tmp_path]).groups
+    assert [run.seed for run in group.runs] == [0, 1]
+
+
 def test_a_setting_of_one_strategy_counts_where_it_differs_within():
     found = [config("fedavg"), config("fedprox")]
     settings = [flatten(part) for part in (*found, {**found[1], "strategy": {"name": "fedprox", "mu": 1.0}})]
@@ -144,7 +151,7 @@ def test_the_command_prints_tables_and_writes_files(ten_seeds, capsys, monkeypat
     out = capsys.readouterr().out
     assert "fedprox" in out and "better" in out and "bootstrap interval" in out
     assert {path.name for path in ten_seeds.glob("comparison*")} >= {
-        *("comparison.csv", "comparison_runs.csv", "comparison.md", "comparison.tex")
+        *("comparison.csv", "comparison_runs.csv", "comparison.md", "comparison.tex", "comparison.html")
     }
     (first, second) = csv.DictReader((ten_seeds / "comparison.csv").open())
     assert first["label"] == "fedavg" and second["test_verdict"] == "better"

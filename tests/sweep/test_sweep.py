@@ -86,7 +86,7 @@ def test_a_status_file_tells_how_a_run_ended(tmp_path):
         assert status.read(tmp_path).state == "running" and status.read(tmp_path).alive
     done = status.read(tmp_path)
     assert (done.state, done.overrides) == ("complete", ["seed=1"])
-    assert done.digest == status.digest_of({"seed": 1, "output_dir": "elsewhere"})
+    assert done.digest == status.digest_of({"seed": 1, "output_dir": "elsewhere", "track": {"wandb": True}})
     assert done.digest != status.digest_of({"seed": 2})
     for error, state, reason in (
         (UserError("No such data."), "failed", "No such data."),
