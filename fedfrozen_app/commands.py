@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,7 @@ VERBS = {
     "completion": "fedfrozen_app.housekeeping.completion:completion",
     "report": "fedfrozen_app.report.watch:report",
     "watch": "fedfrozen_app.report.watch:watch",
+    "theory": "fedfrozen_app.theory.command:theory",
 }
 
 
@@ -120,7 +122,7 @@ def resume(arguments: list[str]) -> None:
     start = checkpoint.newest(run)
     overrides = start.overrides + extra
     plain = resolved(compose_config(overrides))
-    config = read(plain)
+    config = replace(read(plain), start_from=None)  # a fork goes on from its own rows, not its origin's
     if start.round >= config.num_rounds:
         raise UserError(
             f"{run} has already finished its {start.round} rounds: add num_rounds=N to go on to round N."

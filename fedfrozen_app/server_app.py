@@ -138,7 +138,10 @@ def federate(
         settings,
         hooks=[best, saver, metrics, ShowProgress(progress), tracking],
         first_round=first_round,
+        history=read_rows(folder),
     )
+    if start is not None:
+        strategy.load_state({name: value.to(resident.device) for name, value in start.strategy.items()})
     status = "failed"
     initial = [to_record(model, local=True)]
     del model

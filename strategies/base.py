@@ -66,12 +66,15 @@ class PlannedFedAvg(FlowerFedAvg):
         settings: Any = None,
         hooks: Sequence[Hook] = (),
         first_round: int = 1,
+        history: Sequence[Row] = (),
     ) -> None:
+        """`history` holds the rows of the rounds before `first_round`, where a run goes on."""
         super().__init__(fraction_train=federation.participation)
         self.federation = federation
         self.settings: Any = settings if settings is not None else self.Settings()
         self.hooks = hooks
         self.first_round = first_round
+        self.history = history
         self.model: dict[str, Tensor] = {}
         self.digests: dict[str, str] = {}
 
@@ -87,6 +90,20 @@ class PlannedFedAvg(FlowerFedAvg):
     def client_settings(self) -> dict[str, Any]:
         """What the client's algorithm needs to know beside the plan."""
         return {}
+
+    def observe(self, row: Row, merged: Mapping[str, Tensor]) -> Row:
+        """What a round teaches, before its merged values enter `self.model`; what to add to its row."""
+        return {}
+
+    def recall(self, row: Row) -> None:
+        """Learn again from the row of a round before this run went on from a checkpoint."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Arrays beside the model that a checkpoint must keep."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Take them back; empty where the checkpoint is another strategy's."""
 
     # The round ---------------------------------------------------------------------------------------
 
@@ -107,6 +124,8 @@ class PlannedFedAvg(FlowerFedAvg):
         talk = self.federation.talk
         talk.grid, talk.timeout = grid, timeout
         result = Result()
+        for earlier in self.history:
+            self.recall(earlier)
         if self.first_round == 1:
             self._close_round({"round": 0, "stage": "initial"}, time.perf_counter(), evaluate_fn)
         for server_round in range(self.first_round, num_rounds + 1):
@@ -135,11 +154,14 @@ class PlannedFedAvg(FlowerFedAvg):
             record.take(client, reply)
         folding = time.perf_counter()
         merged, drift = record.mean.finish()
+        record.aggregating += time.perf_counter() - folding
+        row = record.row(self.stage(server_round), cohort, count_parameters(self.model, plan.trained), drift)
+        folding = time.perf_counter()
+        row |= self.observe(row, merged)
         self.model.update(merged)
         self.digests.update(digests(merged))
-        record.aggregating += time.perf_counter() - folding
-        trained = count_parameters(self.model, plan.trained)
-        return record.row(self.stage(server_round), cohort, trained, drift)
+        row["seconds"]["aggregate"] += time.perf_counter() - folding
+        return row
 
     def _close_round(
         self,

@@ -3,26 +3,33 @@
     rounds 1..T_w      train all of (Φ, W): Φ = (W_Q, W_K) is the attention kernel, W the rest
     rounds T_w+1..T    Φ stays what the last warm-up round averaged; W goes on, and only W travels
 
-T_w = T is FedAvg; T_w = 0 freezes the kernel as it was initialised.
+T_w = T is FedAvg; T_w = 0 freezes the kernel as it was initialised; T_w = auto freezes when the clients'
+common movement of the kernel has faded beside their disagreement (strategies/warmup.py).
 """
 
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
+
+from torch import Tensor
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.models.roles import KERNEL
 from fedfrozen_app.seeds import numpy_generator
 from strategies import base
+from strategies.record import Row
+from strategies.warmup import AUTO, WarmupSettings, Watch
 
+log = logging.getLogger(__name__)
 SCOPES = ("qk", "qk+ln1", "train_value_only", "v", "random")
 ATTENTION = ("query", "key", "value", "output")
 
 
 @dataclass(frozen=True)
-class Settings(base.Settings):
-    warmup_rounds: int | None = None  # None: a fifth of the rounds
+class Settings(WarmupSettings):
     freeze_scope: str = "qk"
 
     def checked(self, num_rounds: int) -> Self:
@@ -30,14 +37,7 @@ class Settings(base.Settings):
             raise UserError(
                 f"strategy.freeze_scope={self.freeze_scope} is unknown: choose one of {', '.join(SCOPES)}."
             )
-        if self.warmup_rounds is None:
-            return replace(self, warmup_rounds=min(max(1, round(0.2 * num_rounds)), num_rounds))
-        if not 0 <= self.warmup_rounds <= num_rounds:
-            raise UserError(
-                f"strategy.warmup_rounds={self.warmup_rounds} must lie between 0 and "
-                f"num_rounds={num_rounds}: lower it, or raise num_rounds."
-            )
-        return self
+        return super().checked(num_rounds)
 
 
 class FedFrozen(base.PlannedFedAvg):
@@ -51,13 +51,36 @@ class FedFrozen(base.PlannedFedAvg):
             raise UserError(
                 "This model has no attention kernel to freeze: choose strategy=fedavg, or a Transformer."
             )
+        self.watch = Watch(self.settings.rule)
 
     def plan(self, server_round: int) -> Plan:
         plan = super().plan(server_round)
         return plan if self.stage(server_round) == "warmup" else plan.freeze(self.frozen)
 
     def stage(self, server_round: int) -> str:
-        return "warmup" if server_round <= self.settings.warmup_rounds else "frozen"
+        last = self.settings.warmup_rounds
+        if last == AUTO:
+            last = self.watch.last_round
+        return "warmup" if last is None or server_round <= last else "frozen"
+
+    def observe(self, row: Row, merged: Mapping[str, Tensor]) -> Row:
+        kernel = [name for name in merged if self._drift_group(name) == "kernel"]
+        if self.settings.warmup_rounds != AUTO or not kernel:
+            return {}
+        figures = self.watch.see(row, {name: merged[name] - self.model[name] for name in kernel})
+        if self.stage(row["round"] + 1) == "frozen":
+            log.info("The kernel's common movement has faded: it is frozen after round %d.", row["round"])
+        return {"warmup": figures}
+
+    def recall(self, row: Row) -> None:
+        if "warmup" in row:
+            self.watch.recall(row["round"], row["warmup"])
+
+    def state(self) -> dict[str, Tensor]:
+        return self.watch.direction
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self.watch.direction = dict(state)
 
     @cached_property
     def frozen(self) -> list[str]:

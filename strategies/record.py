@@ -23,6 +23,7 @@ class RoundRecord:
     traffic: Traffic = field(default_factory=Traffic)
     failures: list[str] = field(default_factory=list)
     metrics: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)  # by name, then by client
+    weights: list[int] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
     aggregating: float = 0.0  # seconds
 
@@ -34,6 +35,7 @@ class RoundRecord:
             self.failures.append(f"Client {client} was set aside: it {refused}.")
             log.warning("Round %d: %s", self.number, self.failures[-1])
         elif isinstance(reply, Reply):
+            self.weights.append(reply.examples)
             for key, value in reply.metrics.items():
                 self.metrics.setdefault(key, {})[client] = (value, reply.examples)
         if isinstance(reply, Reply):
@@ -63,6 +65,8 @@ class RoundRecord:
                 key: {client: clients[client][0] for client in cohort if client in clients}
                 for key, clients in by_client.items()
             }
+        if self.weights:  # how many equal clients these weights amount to: 1 / Σ wᵢ²
+            row["effective_clients"] = sum(self.weights) ** 2 / sum(n**2 for n in self.weights)
         if self.failures:
             row["failures"] = self.failures
         training = time.perf_counter() - self.began - self.aggregating

@@ -97,6 +97,10 @@ def make_charts(rows: Sequence[Row]) -> list[Chart]:
         ),
         _stacked(rows, x, "Time by phase", "s", "seconds", "seconds.total", 1.0),
     ]
+    if any("warmup" in row for row in rows):
+        ratio = of("over the rule's window", "warmup.ratio", "vermillion")
+        title = "Kernel: agreement between rounds / drift between clients"
+        charts.append(lines(title, "", ratio, zero=True))
     if any("epsilon_max" in row for row in rows):
         epsilon = of("largest epsilon of a client", "epsilon_max", "purple")
         charts.append(lines("Privacy spent", "", epsilon, zero=True))

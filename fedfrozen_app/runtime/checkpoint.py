@@ -4,6 +4,7 @@ A checkpoint is a folder `checkpoints/N`, written beside and then renamed, so th
 
     model.safetensors     the full global model after round N
     clients.safetensors   what clients keep for themselves, as CLIENT/NAME (only where they keep something)
+    strategy.safetensors  what the strategy keeps beside the model (only where it keeps something)
     state.json            round, configuration, the round's row, ledger, the hooks' state
 
 No generator has a position to save: every draw is seeded by its purpose and round (see seeds.py).
@@ -36,6 +37,7 @@ class Checkpoint:
     ledger: dict[str, list[str]] = field(default_factory=dict)
     hooks: dict[str, Any] = field(default_factory=dict)
     clients: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    strategy: dict[str, Tensor] = field(default_factory=dict)
 
 
 def write(checkpoint: Checkpoint, folder: Path, keep: int) -> Path:
@@ -52,6 +54,8 @@ def write(checkpoint: Checkpoint, folder: Path, keep: int) -> Path:
     }
     if clients:
         save_tensors(clients, part / "clients.safetensors")
+    if checkpoint.strategy:
+        save_tensors(checkpoint.strategy, part / "strategy.safetensors")
     state = {
         "format": FORMAT,
         "round": checkpoint.round,
@@ -81,6 +85,7 @@ def read(folder: Path) -> Checkpoint:
             for key, tensor in load_file(folder / "clients.safetensors").items():
                 client, _, name = key.partition("/")
                 clients.setdefault(client, {})[name] = tensor
+        kept = folder / "strategy.safetensors"
         return Checkpoint(
             round=int(state["round"]),
             config=state["config"],
@@ -90,6 +95,7 @@ def read(folder: Path) -> Checkpoint:
             ledger=state["ledger"],
             hooks=state["hooks"],
             clients=clients,
+            strategy=load_file(kept) if kept.exists() else {},
         )
     except (
         OSError,

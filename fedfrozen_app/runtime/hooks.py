@@ -85,6 +85,7 @@ class Checkpoints:
             ledger=strategy.federation.talk.ledger.state_dict(),
             hooks={"best": self.best.state_dict()},
             clients=self.client_state(),
+            strategy=strategy.state(),
         )
         checkpoint.write(state, self.folder, self.keep)
         row["seconds"]["checkpoint"] = time.perf_counter() - began

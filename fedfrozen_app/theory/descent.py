@@ -1,0 +1,240 @@
+"""FedAvg on the laboratory's problem, and FedFrozen for every warm-up length at once.
+
+The full-model stage has to be walked step by step, once. The frozen stage does not: under a fixed kernel a
+client's τ gradient steps on its ridge problem are one affine map of the value block,
+
+    W → Gᵢ W + (I − Gᵢ) Wᵢ*        Gᵢ = (I − η(Aᵢ + λI))^τ,  Wᵢ* = (Aᵢ + λI)⁻¹ Bᵢ
+
+so freezing after 0, 1, …, T rounds of one walk costs less than the walk itself.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedfrozen_app.theory.attention import Moments, gradients, moments
+from fedfrozen_app.theory.problem import Problem, Setting, make
+from strategies.warmup import Rule, follow, freeze_after
+
+T = TypeVar("T")
+CLIENTS_AT_ONCE = 24  # of any seed: measured; what they read in a step then fits a core's cache
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Rounds of FedAvg: where the global model was, and what each round's clients did to it."""
+
+    kernel: Tensor  # (seeds, T+1, d, 2r)
+    value: Tensor  # (seeds, T+1, d, o)
+    kernel_drift: Tensor  # (seeds, T) D² = mean ‖uᵢ‖² − ‖ū‖² of the round's clients
+    kernel_common: Tensor  # (seeds, T) ‖ū‖²
+    value_drift: Tensor
+    value_common: Tensor
+
+
+def walk(
+    problem: Problem,
+    *,
+    start: int = 0,
+    until: int | None = None,
+    origin: Walk | None = None,
+    train: str = "all",
+) -> Walk:
+    """FedAvg, all seeds at once; from round `start` of `origin`, where one is given.
+
+    `train` may be "kernel" or "value": then the other block stays as it was.
+    """
+    setting, seeds = problem.setting, len(problem.seeds)
+    kernel = problem.kernel if origin is None else origin.kernel[:, start]
+    value = problem.value if origin is None else origin.value[:, start]
+    kernels, values, figures = [kernel], [value], []
+    for number in range(start, setting.rounds if until is None else until):
+        cohort = problem.cohorts[:, number]  # (seeds, m)
+        rows = (cohort + setting.clients * torch.arange(seeds).unsqueeze(1)).flatten()
+        data = problem.data if len(rows) == len(problem.data.inputs) else problem.data[rows]
+        size = cohort.shape[1]
+        own_kernel, own_value = (part.repeat_interleave(size, dim=0) for part in (kernel, value))
+        for _ in range(setting.local_steps):
+            to_kernel, to_value = gradients(data, own_kernel, own_value)
+            if train != "value":
+                own_kernel = own_kernel - setting.lr * (to_kernel + setting.ridge * own_kernel)
+            if train != "kernel":
+                own_value = own_value - setting.lr * (to_value + setting.ridge * own_value)
+        new_kernel, *of_kernel = _average(kernel, own_kernel)
+        new_value, *of_value = _average(value, own_value)
+        kernel, value = new_kernel, new_value
+        kernels.append(kernel)
+        values.append(value)
+        figures.append(torch.stack([*of_kernel, *of_value]))
+    stacked = torch.stack(figures, dim=2) if figures else torch.zeros(4, seeds, 0, dtype=kernel.dtype)
+    return Walk(torch.stack(kernels, 1), torch.stack(values, 1), *stacked)
+
+
+def follow_walk(walked: Walk, rule: Rule) -> tuple[Tensor, list[int | None]]:
+    """What `warmup_rounds=auto` sees of each seed's walk, (seeds, T) agreements, and where it freezes."""
+    updates = walked.kernel.diff(dim=1)
+    found = []
+    for seed in updates:
+        direction: dict[str, Tensor] = {}
+        found.append([follow(direction, {"kernel": update}) for update in seed])
+    stops = [freeze_after(a, d, rule) for a, d in zip(found, walked.kernel_drift.tolist(), strict=True)]
+    return torch.tensor(found, dtype=updates.dtype), stops
+
+
+def _average(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(seeds, …) and its clients' (seeds · m, …) -> the mean, D² and ‖ū‖² of each seed."""
+    updates = after.unflatten(0, (len(before), -1)) - before.unsqueeze(1)
+    mean = updates.mean(1)
+    common = mean.square().sum((-2, -1))
+    return before + mean, (updates - mean.unsqueeze(1)).square().sum((1, 2, 3)) / updates.shape[1], common
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What a walk looks like from outside, per round from 0 to T: (seeds, T+1) each."""
+
+    objective: Tensor  # F(Φ, W)
+    profile: Tensor  # P(Φ)
+    slope: Tensor  # ‖∇P(Φ)‖
+    value_gap: Tensor  # ‖W − W*(Φ)‖
+
+
+def moments_along(problem: Problem, kernels: Tensor) -> Moments:
+    """Of every client under each of (seeds, k, d, 2r) kernels: the leading axes are (seeds, k, clients)."""
+    seeds, count = kernels.shape[:2]
+    found = []
+    for place in range(count):  # one kernel at a time: the data are read in place
+        found.append(moments(problem.data, kernels[:, place].repeat_interleave(problem.setting.clients, 0)))
+    parts = (
+        torch.stack([getattr(each, name).unflatten(0, (seeds, -1)) for each in found], dim=1)
+        for name in ("square", "cross", "target")
+    )
+    return Moments(*parts)
+
+
+def objective(problem: Problem, walked: Walk) -> Tensor:
+    """F(Φ, W) along a walk: (seeds, rounds + 1)."""
+    pooled = moments_along(problem, walked.kernel).mean(2)
+    return _objective(pooled, walked.kernel, walked.value, problem.setting.ridge)
+
+
+def measure(problem: Problem, walked: Walk) -> Measures:
+    setting = problem.setting
+    pooled = moments_along(problem, walked.kernel).mean(2)  # (seeds, T+1, …)
+    best = pooled.best_value(setting.ridge)
+    slopes = []
+    for place in range(best.shape[1]):
+        own = (part[:, place].repeat_interleave(setting.clients, 0) for part in (walked.kernel, best))
+        to_kernel, _ = gradients(problem.data, *own)
+        mean = to_kernel.unflatten(0, (-1, setting.clients)).mean(1)
+        slopes.append((mean + setting.ridge * walked.kernel[:, place]).square().sum((1, 2)).sqrt())
+    return Measures(
+        objective=_objective(pooled, walked.kernel, walked.value, setting.ridge),
+        profile=_objective(pooled, walked.kernel, best, setting.ridge),
+        slope=torch.stack(slopes, dim=1),
+        value_gap=(walked.value - best).square().sum((-2, -1)).sqrt(),
+    )
+
+
+def _objective(pooled: Moments, kernel: Tensor, value: Tensor, ridge: float) -> Tensor:
+    penalty = kernel.square().sum((-2, -1)) + value.square().sum((-2, -1))
+    return pooled.loss(value) + ridge / 2 * penalty
+
+
+def freeze(problem: Problem, walked: Walk, after: list[int]) -> Tensor:
+    """F after every round, (seeds, len(after), T+1), of runs that freeze the kernel after so many rounds."""
+    setting = problem.setting
+    kernels, value = walked.kernel[:, after], walked.value[:, after].clone()  # (seeds, k, …)
+    each = moments_along(problem, kernels)  # (seeds, k, clients, …)
+    pooled = each.mean(2)
+    eye = torch.eye(setting.width, dtype=value.dtype)
+    shrink = torch.linalg.matrix_power(
+        eye - setting.lr * (each.square + setting.ridge * eye), setting.local_steps
+    )
+    shift = (eye - shrink) @ each.best_value(setting.ridge)
+    curves = objective(problem, walked).unsqueeze(1).repeat(1, len(after), 1)
+    starts = torch.tensor(after)
+    full = setting.cohort == setting.clients
+    mean_shrink, mean_shift = shrink.mean(2), shift.mean(2)
+    for number in range(min(after), setting.rounds):
+        if not full:
+            drawn = problem.cohorts[:, number]  # (seeds, m)
+            seeds = torch.arange(len(drawn)).unsqueeze(1)
+            mean_shrink = shrink[seeds, :, drawn].mean(1)
+            mean_shift = shift[seeds, :, drawn].mean(1)
+        frozen = number >= starts  # (k,)
+        value = torch.where(frozen[:, None, None], mean_shrink @ value + mean_shift, value)
+        now = _objective(pooled, kernels, value, setting.ridge)
+        curves[:, frozen, number + 1] = now[:, frozen]
+    return curves
+
+
+# Many settings ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All seeds of one setting: the walk that never freezes, and F of freezing after each of its rounds."""
+
+    walk: Walk
+    measures: Measures
+    curves: Tensor  # (seeds, warm-up 0..T, round 0..T)
+
+    @property
+    def final(self) -> Tensor:
+        """(seeds, warm-up 0..T)."""
+        return self.curves[..., -1]
+
+
+def explore(settings: Iterable[Setting], seeds: Sequence[int]) -> dict[Setting, Outcome]:
+    """Every setting once, for all seeds."""
+    # The longest first, or the last one would keep a single core busy.
+    order = sorted(set(settings), key=lambda s: -s.local_steps * s.cohort * s.rounds)
+    jobs = [(setting, some) for setting in order for some in split(seeds, setting.cohort)]
+    parts: dict[Setting, list[Outcome]] = {setting: [] for setting in order}
+    for (setting, _), found in zip(jobs, in_threads(_explore_one, jobs), strict=True):
+        parts[setting].append(found)
+    return {setting: _join(found) for setting, found in parts.items()}
+
+
+def split(seeds: Sequence[int], clients: int) -> list[tuple[int, ...]]:
+    """Even groups of seeds whose clients fit together."""
+    groups = min(len(seeds), -(-len(seeds) * clients // CLIENTS_AT_ONCE))
+    ends = [round(number * len(seeds) / groups) for number in range(groups + 1)]
+    return [tuple(seeds[start:end]) for start, end in pairwise(ends)]
+
+
+def in_threads(work: Callable[..., T], jobs: Iterable[tuple]) -> list[T]:
+    """A thread a core; torch leaves Python alone while it computes, and its own threads would only wait."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            return list(pool.map(lambda job: work(*job), jobs))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _explore_one(setting: Setting, seeds: tuple[int, ...]) -> Outcome:
+    problem = make(setting, seeds)
+    walked = walk(problem)
+    return Outcome(walked, measure(problem, walked), freeze(problem, walked, list(range(setting.rounds + 1))))
+
+
+def _join(parts: list[Outcome]) -> Outcome:
+    """Outcomes of some seeds each -> of all of them."""
+
+    def joined(found: list[Any]) -> list[Tensor]:
+        return [torch.cat([getattr(part, name.name) for part in found]) for name in fields(found[0])]
+
+    return Outcome(
+        Walk(*joined([part.walk for part in parts])),
+        Measures(*joined([part.measures for part in parts])),
+        torch.cat([part.curves for part in parts]),
+    )

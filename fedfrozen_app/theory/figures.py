@@ -1,0 +1,193 @@
+"""The figures of the laboratory. Lines are means over the seeds, bands their 95 % confidence."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+from torch import Tensor
+
+from fedfrozen_app.report.curves import BLUE, GREEN, ORANGE, VERMILLION
+from fedfrozen_app.theory.accuracy import AUTO, Scores
+from fedfrozen_app.theory.descent import Outcome, follow_walk
+from fedfrozen_app.theory.problem import Setting
+from fedfrozen_app.theory.studies import (
+    CLIENTS,
+    FEATURE_MAPS,
+    LEVELS,
+    LOCAL_STEPS,
+    PARTICIPATION,
+    SWITCH,
+    band,
+    default_rule,
+)
+from strategies.warmup import Rule, ratio
+
+Outcomes = Mapping[Setting, Outcome]
+COLOURS = (BLUE, GREEN, ORANGE, VERMILLION, "#CC79A7", "#56B4E9")
+
+
+def _figure(columns: int, rows: int = 1, height: float = 3.6) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(4.7 * columns, height * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for ax in axes:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(axis="y", color="0.92")
+        ax.set_axisbelow(True)
+    return figure, axes
+
+
+def _line(ax: Axes, values: Tensor, label: str, colour: str, x: Sequence[float] | None = None) -> Tensor:
+    """Mean and band of (seeds, places); returns the mean."""
+    mean, low, high = band(values)
+    x = list(range(values.shape[1])) if x is None else list(x)
+    ax.plot(x, mean, color=colour, lw=1.7, label=label)
+    ax.fill_between(x, low, high, color=colour, alpha=0.18, lw=0)
+    return mean
+
+
+def _label(ax: Axes, title: str, x: str, y: str = "", *, legend: bool = True) -> None:
+    ax.set_title(title, loc="left", fontsize=11)
+    ax.set_xlabel(x)
+    ax.set_ylabel(y)
+    if legend:
+        ax.legend(frameon=False, fontsize=8.5)
+
+
+def _sweep(ax: Axes, lines: Sequence[tuple[str, Outcome]]) -> None:
+    """Final F against the warm-up, its minimum marked by a dot and what `auto` takes by a star."""
+    for (label, outcome), colour in zip(lines, COLOURS, strict=False):
+        mean = _line(ax, outcome.final, label, colour)
+        best = int(mean.argmin())
+        ax.plot(best, mean[best], "o", color=colour, ms=6)
+    ax.set_xlim(left=0)
+
+
+def profile(outcomes: Outcomes, path: Path) -> None:
+    figure, axes = _figure(2, 2, height=3.0)
+    panels: list[tuple[str, Callable[[Outcome], Tensor]]] = [
+        ("Profile P(Φ): the best F this kernel allows", lambda o: o.measures.profile),
+        ("Its slope ‖∇P(Φ)‖", lambda o: o.measures.slope),
+        ("Kernel drift: clients' spread around their mean", lambda o: o.walk.kernel_drift.sqrt()),
+        ("Distance ‖W − W*(Φ)‖ to the best value block", lambda o: o.measures.value_gap),
+    ]
+    for ax, (title, pick) in zip(axes, panels, strict=True):
+        for level, colour in zip((0.0, 0.5, 1.0, 2.0), COLOURS, strict=False):
+            _line(ax, pick(outcomes[Setting(heterogeneity=level)]), f"heterogeneity {level:g}", colour)
+        _label(ax, title, "round of full training", legend=ax is axes[0])
+    axes[1].set_yscale("log")
+    figure.savefig(path, dpi=100)
+
+
+def local_steps(outcomes: Outcomes, path: Path) -> None:
+    figure, (left, right) = _figure(2)
+    _sweep(left, [(f"{n} local step{'s' * (n > 1)}", outcomes[Setting(local_steps=n)]) for n in LOCAL_STEPS])
+    _label(left, "Heterogeneity 1: final F by warm-up", "warm-up rounds (dot: the best)", "final F")
+    for n, colour in zip(LOCAL_STEPS, COLOURS, strict=False):
+        _line(right, outcomes[Setting(local_steps=n)].measures.profile, f"{n}", colour)
+    _label(right, "The profile on the way, never frozen", "round", "P(Φ)", legend=False)
+    figure.savefig(path, dpi=100)
+
+
+def selection(outcomes: Outcomes, value_frozen: Tensor, path: Path) -> None:
+    figure, (left, right) = _figure(2)
+    outcome = outcomes[Setting()]
+    for warmup, colour in zip((0, 15, SWITCH, Setting.rounds), COLOURS, strict=False):
+        label = "never freeze" if warmup == Setting.rounds else f"freeze after {warmup}"
+        _line(left, outcome.curves[:, warmup], label, colour)
+    _line(left, value_frozen, f"freeze the value after {SWITCH}", COLOURS[4])
+    _label(left, "Heterogeneity 1, 40 local steps", "round", "F")
+    left.set_ylim(top=2.2)
+    for (level, steps), colour in zip(((0.0, 10), (0.0, 40), (1.0, 10), (1.0, 40)), COLOURS, strict=False):
+        setting = Setting(heterogeneity=level, local_steps=steps)
+        _line(right, ratios(outcomes[setting], Rule()), f"heterogeneity {level:g}, {steps} steps", colour)
+    right.axhline(Rule.threshold, color="0.3", ls=":", lw=1.2)
+    right.annotate(
+        "auto freezes below", (2, Rule.threshold), xytext=(0, -11), textcoords="offset points", fontsize=8.5
+    )
+    right.set_yscale("log")
+    right.set_ylim(bottom=5e-4)
+    _label(right, "What auto watches: agreement / drift", "round")
+    figure.savefig(path, dpi=100)
+
+
+def ratios(outcome: Outcome, rule: Rule) -> Tensor:
+    """Agreement over drift in the window, (seeds, T), along the walk that never freezes."""
+    agreement, _ = follow_walk(outcome.walk, rule)
+    rows = [
+        [ratio(a[: n + 1], d[: n + 1], rule.window) for n in range(len(a))]
+        for a, d in zip(agreement.tolist(), outcome.walk.kernel_drift.tolist(), strict=True)
+    ]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def federation(outcomes: Outcomes, path: Path) -> None:
+    figure, (left, right) = _figure(2)
+    _sweep(left, [(f"{n} clients", outcomes[Setting(clients=n)]) for n in CLIENTS])
+    _label(left, "Number of clients", "warm-up rounds (dot: the best)", "final F")
+    shares = [
+        (f"{share:.0%} of 8 a round", outcomes[Setting(participation=share)]) for share in PARTICIPATION
+    ]
+    _sweep(right, shares)
+    _label(right, "Participation", "warm-up rounds (dot: the best)", "final F")
+    figure.savefig(path, dpi=100)
+
+
+def heterogeneity(outcomes: Outcomes, digits: Scores | None, path: Path) -> None:
+    """The same trade-off on the theory and, where they were run, on the digits."""
+    figure, axes = _figure(2 if digits else 1)
+    for level, colour in zip(LEVELS, COLOURS, strict=True):
+        outcome = outcomes[Setting(heterogeneity=level)]
+        share = torch.linspace(0, 100, outcome.final.shape[1]).tolist()
+        mean = _line(axes[0], outcome.final, f"heterogeneity {level:g}", colour, share)
+        best = int(mean.argmin())
+        axes[0].plot(share[best], mean[best], "o", color=colour, ms=6)
+        _, stops = follow_walk(outcome.walk, default_rule(Setting()))
+        chosen = [Setting.rounds if stop is None else stop for stop in stops]
+        auto = outcome.final[range(len(chosen)), chosen].mean()
+        axes[0].plot(
+            100 * sum(chosen) / len(chosen) / Setting.rounds, auto, "*", color=colour, ms=12, mec="white"
+        )
+    _label(axes[0], "Theory, 40 local steps", "warm-up, % of the rounds (dot: best, star: auto)", "final F")
+    if digits:
+        accuracy(axes[1], digits, "Digits, softmax attention")
+    figure.savefig(path, dpi=100)
+
+
+def accuracy(ax: Axes, scores: Scores, title: str) -> None:
+    """Test accuracy against the warm-up, one line a setting; a dashed line of its colour for `auto`."""
+    for (name, by_warmup), colour in zip(scores.items(), COLOURS, strict=False):
+        labels = sorted((label for label in by_warmup if label != AUTO), key=_percent)
+        table = torch.tensor([list(by_warmup[label].values()) for label in labels], dtype=torch.float64).T
+        x = range(len(labels))
+        _line(ax, table, name, colour, x)
+        ax.plot(x, table.mean(0), "o", color=colour, ms=4)
+        if AUTO in by_warmup:
+            mean = sum(by_warmup[AUTO].values()) / len(by_warmup[AUTO])
+            ax.axhline(mean, color=colour, ls="--", lw=1)
+        ax.set_xticks(x, [label.replace(" ", "") for label in labels])
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+    _label(ax, title, "warm-up (dashed: auto)", "test accuracy")
+
+
+def _percent(label: str) -> int:
+    return int(label.split()[0])
+
+
+def fidelity(outcomes: Outcomes, layers: Scores | None, path: Path) -> None:
+    figure, axes = _figure(2 if layers else 1)
+    _sweep(axes[0], [(f"φ = {name}", outcomes[Setting(feature_map=name)]) for name in FEATURE_MAPS])
+    _label(axes[0], "Other feature maps (theory)", "warm-up rounds (dot: the best)", "final F")
+    if layers:
+        accuracy(axes[1], layers, "Softmax attention on digits")
+    figure.savefig(path, dpi=100)
+
+
+def cifar10(scores: Scores, path: Path) -> None:
+    figure, (ax,) = _figure(1)
+    accuracy(ax, scores, "CIFAR-10, ViT of width 192")
+    figure.savefig(path, dpi=100)

@@ -1,0 +1,164 @@
+"""The studies: which settings each of them walks, and the numbers its figures and tables show."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from fedfrozen_app.theory.descent import Outcome, follow_walk, in_threads, objective, split, walk
+from fedfrozen_app.theory.problem import Setting, make
+from strategies.warmup import Rule
+
+LEVELS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)  # heterogeneity
+LOCAL_STEPS = (1, 5, 10, 20, 40)
+CLIENTS = (2, 4, 8, 16)
+PARTICIPATION = (0.25, 0.5, 1.0)
+FEATURE_MAPS = ("identity", "elu+1", "relu")
+ROUNDS = Setting.rounds
+SWITCH = 80  # where the ablation freezes
+
+# The reference: (heterogeneity, local steps) -> final F, mean of three seeds, by a script of its own.
+TABLE_WARMUPS = (0, 5, 15, 40, 80, 150)
+REFERENCE = {
+    (0.0, 10): (1.803, 1.692, 1.214, 0.845, 0.508, 0.128),
+    (0.0, 40): (1.803, 1.094, 0.671, 0.125, 0.114, 0.113),
+    (0.5, 40): (1.847, 1.386, 1.041, 0.678, 0.512, 0.526),
+    (1.0, 10): (1.889, 1.860, 1.757, 1.596, 1.460, 1.208),
+    (1.0, 40): (1.892, 1.713, 1.503, 1.202, 1.168, 1.264),
+    (2.0, 40): (1.800, 1.584, 1.496, 1.482, 1.484, 1.597),
+}
+CLEAR = 0.03  # a difference above this must have the reference's sign
+# Judged with `auto`: the settings of the table, partial participation, other feature maps.
+CHOSEN_ON, JUDGED_ON = 5, 10  # the best fixed warm-up is chosen on seeds 0 to 4 and judged on 5 to 9
+
+
+def table_settings() -> dict[tuple[float, int], Setting]:
+    return {key: Setting(heterogeneity=key[0], local_steps=key[1]) for key in REFERENCE}
+
+
+def all_settings() -> list[Setting]:
+    return [
+        *table_settings().values(),
+        *(Setting(heterogeneity=level) for level in LEVELS),
+        *(Setting(local_steps=steps) for steps in LOCAL_STEPS),
+        *(Setting(clients=count) for count in CLIENTS),
+        *(Setting(participation=share) for share in PARTICIPATION),
+        *(Setting(feature_map=name) for name in FEATURE_MAPS),
+    ]
+
+
+# The table -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TableCheck:
+    rows: dict[tuple[float, int], list[float]]  # mean final F at TABLE_WARMUPS
+    compared: int  # pairs that differ clearly in the reference
+    wrong: list[str]  # those whose sign is not the reference's
+    finite: bool
+
+    @property
+    def passed(self) -> bool:
+        return self.finite and not self.wrong
+
+
+def check_table(outcomes: dict[Setting, Outcome]) -> TableCheck:
+    """Ours beside the reference: every clear difference within a row, paired over the seeds."""
+    rows, wrong, compared, finite = {}, [], 0, True
+    for key, setting in table_settings().items():
+        final = outcomes[setting].final[:, list(TABLE_WARMUPS)]  # (seeds, warm-ups)
+        finite &= bool(torch.isfinite(outcomes[setting].curves).all())
+        rows[key] = final.mean(0).tolist()
+        for one, other in combinations(range(len(TABLE_WARMUPS)), 2):
+            expected = REFERENCE[key][one] - REFERENCE[key][other]
+            if abs(expected) > CLEAR:
+                compared += 1
+                found = (final[:, one] - final[:, other]).mean().item()
+                if found * expected <= 0:
+                    pair = f"{TABLE_WARMUPS[one]} and {TABLE_WARMUPS[other]}"
+                    wrong.append(
+                        f"heterogeneity {key[0]:g}, {key[1]} steps, warm-up {pair}: {found:.3f}, "
+                        f"not {expected:.3f}"
+                    )
+    return TableCheck(rows, compared, wrong, finite)
+
+
+# Freezing the wrong block --------------------------------------------------------------------------------
+
+
+def freeze_value(seeds: Sequence[int], setting: Setting | None = None, after: int = SWITCH) -> Tensor:
+    """F after every round, (seeds, T+1), where the value block is frozen instead of the kernel."""
+    setting = setting or Setting()
+    jobs = [(setting, some, after) for some in split(seeds, setting.cohort)]
+    return torch.cat(in_threads(_freeze_value, jobs))
+
+
+def _freeze_value(setting: Setting, seeds: tuple[int, ...], after: int) -> Tensor:
+    problem = make(setting, seeds)
+    whole = walk(problem, until=after)
+    rest = walk(problem, start=after, origin=whole, train="kernel")
+    return torch.cat([objective(problem, whole), objective(problem, rest)[:, 1:]], dim=1)
+
+
+# Automatic warm-up -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Regret:
+    """How far `auto` stays behind the best fixed warm-up, as a share of the sweep's range."""
+
+    setting: Setting
+    best: int  # chosen on the first seeds
+    chosen: list[int]  # by auto, on all seeds; T: never
+    regret: float  # over the other seeds
+    behind_never: float  # mean F of auto less that of never freezing, same share, same seeds
+
+    @property
+    def passed(self) -> bool:
+        return self.regret <= 0.05
+
+
+def default_rule(setting: Setting) -> Rule:
+    return Rule(minimum=max(1, round(0.1 * setting.rounds)))
+
+
+def judge_auto(outcomes: dict[Setting, Outcome]) -> list[Regret]:
+    found = []
+    for setting, outcome in outcomes.items():
+        _, stops = follow_walk(outcome.walk, default_rule(setting))
+        chosen = [setting.rounds if stop is None else stop for stop in stops]
+        final = outcome.final
+        seen, held = final[:CHOSEN_ON].mean(0), final[CHOSEN_ON:JUDGED_ON]
+        best = int(seen.argmin())
+        auto = torch.stack([final[seed, chosen[seed]] for seed in range(CHOSEN_ON, len(final))])
+        scale = (held.mean(0).max() - held.mean(0).min()).item()
+        found.append(
+            Regret(
+                setting,
+                best,
+                chosen,
+                (auto - held[:, best]).mean().item() / scale,
+                (auto - held[:, -1]).mean().item() / scale,
+            )
+        )
+    return found
+
+
+def describe(setting: Setting) -> str:
+    """What differs from the default, in words."""
+    words = [f"heterogeneity {setting.heterogeneity:g}", f"{setting.local_steps} local steps"]
+    if setting.clients != Setting.clients:
+        words.append(f"{setting.clients} clients")
+    if setting.participation != 1:
+        words.append(f"participation {setting.participation:g}")
+    if setting.feature_map != "identity":
+        words.append(setting.feature_map)
+    return ", ".join(words)
+
+
+def band(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean over the seeds, and a band of its 95 % confidence."""
+    mean, error = values.mean(0), 1.96 * values.std(0) / len(values) ** 0.5
+    return mean, mean - error, mean + error

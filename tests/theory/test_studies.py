@@ -1,0 +1,142 @@
+"""The claims of the theory page, on means over seeds and with a margin."""
+
+import json
+
+import pytest
+import torch
+
+from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.theory.accuracy import judge
+from fedfrozen_app.theory.descent import explore, freeze, objective, split, walk
+from fedfrozen_app.theory.problem import Setting, make
+from fedfrozen_app.theory.studies import (
+    JUDGED_ON,
+    REFERENCE,
+    SWITCH,
+    TABLE_WARMUPS,
+    check_table,
+    judge_auto,
+    table_settings,
+)
+
+MARGIN = 0.03
+
+
+@pytest.fixture(scope="module")
+def apart():
+    """Heterogeneity 1, 40 local steps: the problem, and the walk that never freezes."""
+    problem = make(Setting(), (0, 1, 2))
+    return problem, walk(problem)
+
+
+def test_clients_apart_have_an_interior_optimum(apart):
+    problem, walked = apart
+    early, middle, never = freeze(problem, walked, [5, 60, 150])[..., -1].mean(0)
+    assert middle < never - MARGIN and middle < early - MARGIN
+
+
+def test_freezing_the_value_instead_is_worse(apart):
+    problem, walked = apart
+    kernel = freeze(problem, walked, [SWITCH])[:, 0, -1].mean()
+    value = objective(problem, walk(problem, start=SWITCH, origin=walked, train="kernel"))[:, -1].mean()
+    assert kernel < value - MARGIN
+
+
+def test_clients_alike_never_freeze():
+    problem = make(Setting(heterogeneity=0, local_steps=10), (0, 1, 2))
+    finals = freeze(problem, walk(problem), [0, 5, 15, 40, 80, 120, 150])[..., -1].mean(0)
+    assert (finals[:-1] > finals[-1] + MARGIN).all()
+    assert (finals.diff() < 0).all()
+
+
+def test_seeds_are_the_same_alone_and_together():
+    setting = Setting(rounds=3, local_steps=2, participation=0.5)
+    together = explore([setting], range(5))[setting]
+    alone = explore([setting], [3])[setting]
+    torch.testing.assert_close(together.curves[3:4], alone.curves, rtol=1e-12, atol=0)
+    assert split(range(10), 8) == [(0, 1), (2, 3, 4), (5, 6, 7), (8, 9)]
+    assert split(range(3), 100) == [(0,), (1,), (2,)]
+
+
+def test_the_reference_shows_what_it_is_said_to_show():
+    assert all(len(row) == len(TABLE_WARMUPS) for row in REFERENCE.values())
+    assert min(REFERENCE[0.0, 10]) == REFERENCE[0.0, 10][-1]
+    assert min(REFERENCE[1.0, 40]) == REFERENCE[1.0, 40][4]
+
+
+@pytest.mark.slow
+def test_the_whole_table_and_auto():
+    outcomes = explore(table_settings().values(), range(JUDGED_ON))
+    check = check_table(outcomes)
+    assert check.passed and check.compared > 60, check.wrong
+    for verdict in judge_auto(outcomes):
+        assert verdict.passed, verdict
+
+
+# The command ---------------------------------------------------------------------------------------------
+
+SHORT = ["rounds=6", "local_steps=3", "seeds=2", "sequences=4"]
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_one_run_logs_what_the_page_shows(tmp_path):
+    assert command(["theory", *SHORT, "warmup_rounds=2", f"hydra.run.dir={tmp_path}"]) == 0
+    rows = rows_of(tmp_path)
+    assert [row["round"] for row in rows] == list(range(7))
+    for key in ("objective", "profile", "slope", "kernel_drift", "value_drift", "value_gap"):
+        assert all(isinstance(row[key], float) for row in rows)
+    assert all(row["kernel_drift"] > 0 for row in rows[1:3])
+    assert all(row["kernel_drift"] == 0 and row["value_drift"] > 0 for row in rows[3:])
+    assert len({row["profile"] for row in rows[2:]}) == 1  # the kernel stays
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["final_objective"] == pytest.approx(rows[-1]["objective"])
+    problem = make(Setting(rounds=6, local_steps=3, sequences=4), (0, 1))
+    expected = freeze(problem, walk(problem), [2])[:, 0, -1]
+    assert summary["final_objective_by_seed"] == pytest.approx(expected.tolist(), rel=1e-10)
+
+
+def test_a_multirun(tmp_path):
+    words = ["theory", "-m", *SHORT, "heterogeneity=0,1", "warmup_rounds=auto", f"hydra.sweep.dir={tmp_path}"]
+    assert command(words) == 0
+    finals = [json.loads((tmp_path / n / "summary.json").read_text())["setting"] for n in ("0", "1")]
+    assert [setting["heterogeneity"] for setting in finals] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["study=none"], "study=none is unknown: choose one of run, table, all."),
+        (["feature_map=exp"], "feature_map=exp is unknown"),
+        (["warmup_rounds=200"], "warmup_rounds=200 must be auto, null, or lie between 0 and rounds=150."),
+        (["clients=0"], "clients=0 must be at least 1."),
+        (["cliens=3"], "There is no key 'cliens'"),
+        (["lr=fast"], "lr"),
+        (["study=all", "seeds=3"], "seeds=3 is too few"),
+    ],
+)
+def test_bad_input(words, told, capsys, tmp_path):
+    assert command(["theory", *words, f"hydra.run.dir={tmp_path}"]) == 2
+    assert told in capsys.readouterr().err
+
+
+# Accuracies ----------------------------------------------------------------------------------------------
+
+
+def test_the_verdict_on_accuracies_by_hand():
+    cells = [
+        {"setting": "s", "warmup": label, "seed": seed, "score": score, "freeze_after": 7}
+        for label, first, later in (
+            ("0 %", 0.5, 0.9),
+            ("50 %", 0.8, 0.7),
+            ("100 %", 0.7, 0.72),
+            ("auto", 0.1, 0.69),
+        )
+        for seed, score in [(n, first) for n in range(5)] + [(n, later) for n in range(5, 10)]
+    ]
+    (verdict,) = judge(cells)
+    assert verdict.best == "50 %"  # by seeds 0 to 4, whatever the others say
+    assert verdict.regret == pytest.approx(1.0) and verdict.behind_never == pytest.approx(3.0)
+    assert not verdict.passed and verdict.stops == [7] * 10
