@@ -68,8 +68,8 @@ def make(setting: Setting, seeds: tuple[int, ...]) -> Problem:
         torch.from_numpy(np.stack(arrays)) for arrays in zip(*parts, strict=True)
     )
     # (seeds, clients, n, tokens, d) -> (seeds · clients, d, tokens, n)
-    rows = (part.flatten(0, 1).permute(0, 3, 2, 1).contiguous() for part in (inputs, targets))
-    return Problem(setting, seeds, Data(*rows, setting.feature_map), kernel, value, cohorts)
+    rows, wanted = (part.flatten(0, 1).permute(0, 3, 2, 1).contiguous() for part in (inputs, targets))
+    return Problem(setting, seeds, Data(rows, wanted, setting.feature_map), kernel, value, cohorts)
 
 
 def _draw(setting: Setting, seed: int) -> tuple[np.ndarray, ...]:
