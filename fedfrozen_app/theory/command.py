@@ -110,6 +110,8 @@ def run_one(config: TheoryConfig, folder: Path) -> float:
     problem = make(setting, seeds)
     walked = walk(problem)
     agreement, found = follow_walk(walked, default_rule(setting))
+    # The squared common movement as one round's sums estimate it.
+    signal = walked.kernel_common - walked.kernel_drift / max(setting.cohort - 1, 1)
     stops = found if config.warmup_rounds == "auto" else [config.warmup_rounds] * len(seeds)
     if any(stop is not None and stop < setting.rounds for stop in stops):
         # Seeds may freeze at different rounds: each goes on from its own.
@@ -133,6 +135,8 @@ def run_one(config: TheoryConfig, folder: Path) -> float:
             row |= {name: values[:, number].mean().item() for name, values in columns.items()}
             if number:
                 row["agreement"] = agreement[:, number - 1].mean().item()
+                if setting.cohort > 1:
+                    row["signal"] = signal[:, number - 1].mean().item()
             file.write(json.dumps(row) + "\n")
     final = measures.objective[:, -1]
     summary = {
