@@ -84,9 +84,8 @@ def read(composed: DictConfig) -> TheoryConfig:
     except OmegaConfBaseException as error:
         raise UserError(sentence(error)) from error
     assert isinstance(setting, Setting)
-    config = TheoryConfig(
-        *(plain[key] for key in ("study", "seeds", "output_dir", "results", "warmup_rounds")), setting
-    )
+    own = {key: plain[key] for key in ("study", "seeds", "output_dir", "results", "warmup_rounds")}
+    config = TheoryConfig(**own, setting=setting)
     if config.study not in STUDIES:
         raise UserError(f"study={config.study} is unknown: choose one of {', '.join(STUDIES)}.")
     if not isinstance(config.seeds, int) or config.seeds < 1:
@@ -112,7 +111,10 @@ def run_one(config: TheoryConfig, folder: Path) -> float:
     agreement, found = follow_walk(walked, default_rule(setting))
     # The squared common movement as one round's sums estimate it.
     signal = walked.kernel_common - walked.kernel_drift / max(setting.cohort - 1, 1)
-    stops = found if config.warmup_rounds == "auto" else [config.warmup_rounds] * len(seeds)
+    fixed = config.warmup_rounds
+    stops = (
+        [fixed] * len(seeds) if isinstance(fixed, int) else found if fixed == "auto" else [None] * len(seeds)
+    )
     if any(stop is not None and stop < setting.rounds for stop in stops):
         # Seeds may freeze at different rounds: each goes on from its own.
         parts = []

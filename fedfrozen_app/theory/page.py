@@ -43,7 +43,7 @@ def write_page(
     if "cifar10" in scores:
         figures.cifar10(scores["cifar10"], folder / "cifar10.png")
 
-    check, regrets = check_table(outcomes), judge_auto(dict(outcomes))
+    check, regrets = check_table(outcomes), judge_auto(outcomes)
     ablation = _ablation(outcomes, value_frozen)
     seeds = len(next(iter(outcomes.values())).final)
     numbers = {

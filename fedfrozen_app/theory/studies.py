@@ -1,6 +1,6 @@
 """The studies: which settings each of them walks, and the numbers its figures and tables show."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -64,7 +64,7 @@ class TableCheck:
         return self.finite and not self.wrong
 
 
-def check_table(outcomes: dict[Setting, Outcome]) -> TableCheck:
+def check_table(outcomes: Mapping[Setting, Outcome]) -> TableCheck:
     """Ours beside the reference: every clear difference within a row, paired over the seeds."""
     rows, wrong, compared, finite = {}, [], 0, True
     for key, setting in table_settings().items():
@@ -124,7 +124,7 @@ def default_rule(setting: Setting) -> Rule:
     return Rule(minimum=max(1, round(0.1 * setting.rounds)))
 
 
-def judge_auto(outcomes: dict[Setting, Outcome]) -> list[Regret]:
+def judge_auto(outcomes: Mapping[Setting, Outcome]) -> list[Regret]:
     found = []
     for setting, outcome in outcomes.items():
         _, stops = follow_walk(outcome.walk, default_rule(setting))

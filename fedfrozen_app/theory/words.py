@@ -44,8 +44,8 @@ Where clients are alike the ratio stays above the line as long as there is somet
         "4. More clients, or fewer of them at a time",
         "federation.png",
         """
-The trade-off is there from four clients on; with two it is weak. If only some of them take part in a round, never
-freezing gets worse, because each round follows other clients.
+The trade-off is there from four clients on; with two it is weak. If only some of them take part in a round,
+never freezing gets worse, because each round follows other clients.
 """,
     ),
     (
