@@ -3,7 +3,6 @@
 import importlib
 import json
 import logging
-import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -34,9 +33,10 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.build import export_model
 from fedfrozen_app.report.console import closing_table
 from fedfrozen_app.runtime import checkpoint
+from fedfrozen_app.runtime.deployed import run_deployed
 from fedfrozen_app.runtime.inprocess import run_in_process
 from fedfrozen_app.runtime.resident import Resident
-from fedfrozen_app.runtime.simulation import SimulationFailed, app_folder, run_app
+from fedfrozen_app.runtime.simulation import SimulationFailed, app_folder, run_app, show
 from fedfrozen_app.runtime.track import check_installed
 from fedfrozen_app.server_app import RunFailed
 from fedfrozen_app.sweep.status import SweepFailed, recorded
@@ -59,6 +59,8 @@ VERBS = {
     "report": "fedfrozen_app.report.watch:report",
     "watch": "fedfrozen_app.report.watch:watch",
     "theory": "fedfrozen_app.theory.command:theory",
+    "site": "fedfrozen_app.sites.verbs:site",
+    "provision": "fedfrozen_app.sites.provision:provision",
 }
 
 
@@ -163,6 +165,8 @@ def execute(
     try:
         if config.runtime.name == "flower":
             summary = _run_with_flower(config, plain, overrides, folder, start)
+        elif config.runtime.name == "deployed":
+            summary = run_deployed(config, plain, overrides, folder, start)
         else:
             summary = run_in_process(config, plain, overrides, folder, start)
     except KeyboardInterrupt:
@@ -210,21 +214,9 @@ def _run_with_flower(
         cpus_per_client=config.runtime.cpus_per_client,
         gpus_per_client=config.runtime.gpus_per_client,
         work_dir=work,
-        on_line=_show,
+        on_line=show,
     )
     return json.loads((folder / "summary.json").read_text())
-
-
-# What Flower and Ray say of themselves; the whole log lies in the run's folder.
-_FLOWERS_OWN = re.compile(
-    r"^(INFO|WARNING|DEBUG) :|^Successfully installed |^\((\w+ pid=\d+|raylet)\)"
-    r"|FutureWarning|^  warnings\.warn|^\s*$"
-)
-
-
-def _show(line: str) -> None:
-    if not _FLOWERS_OWN.search(line):
-        print(line, flush=True)
 
 
 def _run_folder(verb: str, arguments: list[str]) -> tuple[Path, list[str]]:

@@ -87,6 +87,15 @@ class PrivacyConfig:
 
 
 @dataclass
+class AggregationConfig:
+    name: str = "mean"
+    trim: float = 0.2
+    malicious: int = 0
+    far_out: float | None = None
+    quorum: float = 0.0
+
+
+@dataclass
 class RuntimeConfig:
     name: str = "inprocess"
     runner: str = "auto"
@@ -98,6 +107,7 @@ class RuntimeConfig:
     round_timeout: float = 3600
     node_timeout: float = 300
     min_nodes: int | None = None
+    server_kit: str | None = None
     cache_dir: str | None = None
     cache_gb: float = 4.0
 
@@ -130,6 +140,7 @@ class Config:
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     num_clients: int | None = None
     num_rounds: int = 40
@@ -137,6 +148,7 @@ class Config:
     eval_every: int = 1
     seed: int = 0
     device: str = "auto"
+    run_id: str | None = None
     output_dir: str | None = None
     start_from: str | None = None  # the key is `from`, which Python keeps for itself
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -215,8 +227,9 @@ _CHOICES = {
     "client.optimizer": ("adamw", "sgd"),
     "client.lr_schedule": ("constant", "linear", "cosine"),
     "client.precision": ("float32", "bf16"),
-    "runtime.name": ("inprocess", "flower"),
+    "runtime.name": ("inprocess", "flower", "deployed"),
     "runtime.runner": ("auto", "sequential", "cohort"),
+    "aggregation.name": ("mean", "trimmed_mean", "median", "krum"),
     "partition.name": ("dirichlet", "iid", "natural", "domain"),
     "privacy.name": ("none",),
 }
@@ -252,6 +265,10 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
     "runtime.round_timeout": (0, False, float("inf")),
     "runtime.node_timeout": (0, False, float("inf")),
     "runtime.min_nodes": (1, True, float("inf")),
+    "aggregation.trim": (0, True, 0.49),
+    "aggregation.malicious": (0, True, float("inf")),
+    "aggregation.quorum": (0, True, 1),
+    "aggregation.far_out": (1, True, float("inf")),
     "runtime.cache_gb": (0, True, float("inf")),
 }
 
@@ -274,9 +291,9 @@ def _check(config: Config) -> None:
         bound = f"at least {low:g}" if inclusive else f"above {low:g}"
         limit = "" if high == float("inf") else f" and at most {high:g}"
         raise UserError(f"{key}={value} is out of range: it must be {bound}{limit}.")
-    if config.runtime.name == "flower" and config.runtime.runner == "cohort":
+    if config.runtime.name != "inprocess" and config.runtime.runner == "cohort":
         raise UserError(
-            "Flower's simulation hands out one client a message, so runtime.runner=cohort cannot work there: "
+            "Flower hands out one client a message, so runtime.runner=cohort cannot work there: "
             "use runtime=inprocess, or runtime.runner=auto."
         )
     strategy_settings(config)
@@ -286,6 +303,7 @@ def _check(config: Config) -> None:
         ("dataset.path", config.dataset.kind != "hub"),
         ("model.path", config.model.source == "checkpoint"),
         ("start_from", True),
+        ("runtime.server_kit", True),
     ):
         path = _value(config, key)
         if path is not None and local and not Path(path).expanduser().exists():
@@ -302,7 +320,9 @@ def absolute_paths(plain: dict[str, Any]) -> dict[str, str]:
         found["model.path"] = plain["model"]["path"]
     for key, value in (
         ("from", plain["from"]),
+        ("output_dir", plain["output_dir"]),
         ("runtime.cache_dir", plain["runtime"]["cache_dir"]),
+        ("runtime.server_kit", plain["runtime"]["server_kit"]),
     ):
         if value is not None:
             found[key] = value

@@ -33,6 +33,7 @@ from fedfrozen_app.runtime.resident import Resident, make_card
 from fedfrozen_app.runtime.track import Tracking
 from strategies import STRATEGIES
 from strategies.base import Federation, PlannedFedAvg
+from strategies.robust import Aggregation
 
 log = logging.getLogger(__name__)
 app = ServerApp()
@@ -47,6 +48,8 @@ def main(grid: Grid, context: Context) -> None:
     """Flower's entry: `flwr run .`, our own simulation, or a deployed federation."""
     prepare_logging()
     overrides = shlex.split(str(context.run_config["overrides"]))
+    # The paths of this machine; a site reads the ones above alone.
+    overrides += shlex.split(str(context.run_config["server-overrides"]))
     plain = resolved(compose_config(overrides))
     config = read(plain)
     named = str(context.run_config["output-dir"])
@@ -134,7 +137,7 @@ def federate(
         client_state,
     )
     strategy = STRATEGIES[config.strategy["name"]](
-        Federation(talk, config.participation, config.seed),
+        Federation(talk, config.participation, config.seed, Aggregation(**vars(config.aggregation))),
         settings,
         hooks=[best, saver, metrics, ShowProgress(progress), tracking],
         first_round=first_round,
@@ -142,6 +145,7 @@ def federate(
     )
     if start is not None:
         strategy.load_state({name: value.to(resident.device) for name, value in start.strategy.items()})
+        strategy.usual_norm = start.row.get("usual_norm")
     status = "failed"
     initial = [to_record(model, local=True)]
     del model

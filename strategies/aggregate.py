@@ -1,6 +1,7 @@
 """The weighted mean of the clients' updates, one reply at a time."""
 
 import math
+import statistics
 from collections.abc import Callable, Mapping
 
 import torch
@@ -11,22 +12,44 @@ from fedfrozen_app.exchange.block import Block, Slice
 CHUNK = 2**16  # elements: a piece, its base and its float64 copy stay in a core's cache together
 
 
+class Gate:
+    """Sets aside updates whose norm is over `far_out` times the usual; knows the norms of those it let in."""
+
+    def __init__(self, far_out: float, usual: float | None) -> None:
+        self._far_out, self._usual = far_out, usual
+        self._norms: list[float] = []
+
+    def problem(self, norm: float) -> str | None:
+        if self._usual and norm > self._far_out * self._usual:
+            return f"lies far out: the norm of its update is {norm / self._usual:.3g} times the usual"
+        self._norms.append(norm)
+        return None
+
+    def usual(self) -> float | None:
+        """The median of this round's; without one, what it was."""
+        return statistics.median(self._norms) if self._norms else self._usual
+
+
 class OpenBlock:
     """A block whose rows are being taken: (clients, width) of updates, and the weight of each row."""
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: Block, gate: Gate | None) -> None:
         self.block = block
+        self._gate = gate
         self.weights = [0.0] * len(block.clients)
         self._updates = block.values.sub_(block.base)
         parts = block.layout.views(self._updates).values()  # (clients, *shape) each
         norms = [torch.linalg.vector_norm(p.flatten(1), dim=1, dtype=torch.float64) for p in parts]
         self._norms = torch.stack(norms, dim=1)  # (clients, names)
         self._sound = torch.isfinite(self._norms).tolist()
+        self._totals = None if gate is None else torch.linalg.vector_norm(self._norms, dim=1).tolist()
 
     def accept(self, number: int, weight: float) -> str | None:
         sound = self._sound[number]
         if not all(sound):
             return f"holds values that are not finite in {self.block.layout.names[sound.index(False)]}"
+        if self._gate and self._totals and (far := self._gate.problem(self._totals[number])):
+            return far
         self.weights[number] = weight
         return None
 
@@ -53,8 +76,11 @@ class RunningMean:
     `group` names the part of the model that a parameter's drift counts for, or None to leave it out.
     """
 
-    def __init__(self, model: Mapping[str, Tensor], group: Callable[[str], str | None]) -> None:
+    def __init__(
+        self, model: Mapping[str, Tensor], group: Callable[[str], str | None], gate: Gate | None = None
+    ) -> None:
         self._model = model
+        self.gate = gate
         self._group = group
         self._sum: dict[str, Tensor] = {}
         self._weight: dict[str, float] = {}
@@ -73,6 +99,10 @@ class RunningMean:
         if norms and not torch.isfinite(torch.stack(list(norms.values()))).all():
             bad = next(name for name, norm in norms.items() if not math.isfinite(norm))
             return f"holds values that are not finite in {bad}"
+        if norms and self.gate:
+            total = float(torch.linalg.vector_norm(torch.stack(list(norms.values()))))
+            if far := self.gate.problem(total):
+                return far
         for name, update in arrays.items():
             square = norms[name].square() * weight
             if name in self._sum:
@@ -90,7 +120,7 @@ class RunningMean:
     def _add_row(self, row: Slice, weight: float) -> str | None:
         if self._block is None or self._block.block is not row.block:
             self._close_block()
-            self._block = OpenBlock(row.block)
+            self._block = OpenBlock(row.block, self.gate)
         return self._block.accept(row.number, weight)
 
     def _close_block(self) -> None:
@@ -105,6 +135,10 @@ class RunningMean:
             else:
                 self._sum[name], self._weight[name], self._square[name] = total, weight, squares[name]
         self._block = None
+
+    def problem(self) -> str | None:
+        """Why what came in cannot be combined; for a mean there is no reason."""
+        return None
 
     def finish(self) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
         """The new values of the names that were sent, and the drift by group. Ends this object's use.

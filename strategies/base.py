@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -16,9 +16,9 @@ from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.exchange.count import count_parameters
 from fedfrozen_app.exchange.plan import Order, Plan
 from fedfrozen_app.models.roles import KERNEL, Role
-from strategies.aggregate import RunningMean
 from strategies.cohort import draw_cohort
 from strategies.record import RoundRecord, Row
+from strategies.robust import Aggregation, make_mean
 
 
 class Hook(Protocol):
@@ -44,6 +44,7 @@ class Federation:
     talk: Conversation
     participation: float = 1.0
     seed: int = 0
+    aggregation: Aggregation = field(default_factory=Aggregation)
 
     @property
     def roles(self) -> Mapping[str, Role]:
@@ -77,6 +78,7 @@ class PlannedFedAvg(FlowerFedAvg):
         self.history = history
         self.model: dict[str, Tensor] = {}
         self.digests: dict[str, str] = {}
+        self.usual_norm: float | None = None  # the last round's median; a checkpoint's row knows it
 
     # What a strategy may say differently ------------------------------------------------------------
 
@@ -137,7 +139,9 @@ class PlannedFedAvg(FlowerFedAvg):
         return result
 
     def _train_round(self, server_round: int, talk: Conversation) -> Row:
-        record = RoundRecord(server_round, RunningMean(self.model, self._drift_group))
+        how = self.federation.aggregation
+        mean = make_mean(how, self.model, self._drift_group, self.usual_norm)
+        record = RoundRecord(server_round, mean, quorum=how.quorum)
         plan = self.plan(server_round)
         private = set(plan.private)
         order = Order(
@@ -153,9 +157,12 @@ class PlannedFedAvg(FlowerFedAvg):
         for client, reply in talk.round(order, members, self.model, record.traffic):
             record.take(client, reply)
         folding = time.perf_counter()
-        merged, drift = record.mean.finish()
+        merged, drift = record.finish(len(cohort))
+        self.usual_norm = mean.gate.usual() if mean.gate else None
         record.aggregating += time.perf_counter() - folding
         row = record.row(self.stage(server_round), cohort, count_parameters(self.model, plan.trained), drift)
+        if self.usual_norm is not None:
+            row["usual_norm"] = self.usual_norm
         folding = time.perf_counter()
         row |= self.observe(row, merged)
         self.model.update(merged)

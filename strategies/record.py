@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from fedfrozen_app.exchange.count import Traffic
 from fedfrozen_app.exchange.messages import Reply
 from strategies.aggregate import RunningMean
@@ -20,12 +22,14 @@ PER_CLIENT = ("client_val_before", "client_val_after", "test_accuracy", "test_f1
 class RoundRecord:
     number: int
     mean: RunningMean
+    quorum: float = 0.0  # share of the cohort
     traffic: Traffic = field(default_factory=Traffic)
     failures: list[str] = field(default_factory=list)
     metrics: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)  # by name, then by client
     weights: list[int] = field(default_factory=list)
     began: float = field(default_factory=time.perf_counter)
     aggregating: float = 0.0  # seconds
+    discarded: str | None = None  # why the round changed nothing, although replies were sound
 
     def take(self, client: str, reply: Reply | str) -> None:
         """Fold a reply in, or note why it was set aside."""
@@ -41,6 +45,18 @@ class RoundRecord:
         if isinstance(reply, Reply):
             reply.arrays = {}  # the next reply comes before this one is forgotten
         self.aggregating += time.perf_counter() - folding
+
+    def finish(self, cohort: int) -> tuple[dict[str, Tensor], Row]:
+        """The new values and the drift; nothing where fewer replies were sound than the round must have."""
+        sound = cohort - len(self.failures)
+        if sound >= self.quorum * cohort:
+            if (problem := self.mean.problem()) is None:
+                return self.mean.finish()
+        else:
+            problem = f"{sound} of {cohort} replies were sound, fewer than its quorum"
+        self.discarded = problem
+        log.warning("Round %d: %s; the model stays as it was.", self.number, problem)
+        return {}, {}
 
     def row(self, stage: str, cohort: Sequence[str], trained_params: int, drift: Row) -> Row:
         if len(self.failures) == len(cohort):
@@ -69,6 +85,8 @@ class RoundRecord:
             row["effective_clients"] = sum(self.weights) ** 2 / sum(n**2 for n in self.weights)
         if self.failures:
             row["failures"] = self.failures
+        if self.discarded:
+            row["discarded"] = self.discarded
         training = time.perf_counter() - self.began - self.aggregating
         row["seconds"] = {"train": training, "aggregate": self.aggregating}
         return row

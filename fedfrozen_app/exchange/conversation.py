@@ -37,6 +37,7 @@ class Conversation:
     timeout: float = 3600.0
     local: bool = False  # arrays travel by reference: server and clients share a process
     hello_timeout: float = 120.0
+    refusals: dict[int, str] = field(default_factory=dict)  # of nodes that did not say who they are
     _known: dict[int, Hello] = field(default_factory=dict)
     _online: list[int] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
@@ -55,7 +56,9 @@ class Conversation:
             if answer is None or answer.has_error():
                 reason = "no answer" if answer is None else answer.error.reason
                 log.warning("Node %s did not say who it is (%s): asking again next round.", node, reason)
+                self.refusals[node] = reason or "no reason given"
                 continue
+            self.refusals.pop(node, None)
             hello = self._known[node] = read_hello(answer)
             # A checkpoint's ledger knows better than a simulated node, which starts with nothing.
             if hello.held or not self.ledger.knows(hello.name):
@@ -76,6 +79,7 @@ class Conversation:
                 raise UserError(
                     f"Only {len(names)} of {count} nodes appeared within {timeout:g} s: start the others, "
                     "or lower runtime.min_nodes, or raise runtime.node_timeout."
+                    + "".join(f" Node {node}: {reason}." for node, reason in self.refusals.items())
                 )
             time.sleep(0.5)
 

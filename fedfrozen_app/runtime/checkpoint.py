@@ -67,10 +67,10 @@ def write(checkpoint: Checkpoint, folder: Path, keep: int) -> Path:
     }
     (part / "state.json").write_text(json.dumps(state))
     for path in part.iterdir():
-        _flush(path)
+        flush(path)
     shutil.rmtree(target, ignore_errors=True)
     part.rename(target)
-    _flush(folder)
+    flush(folder)
     for number in numbers(folder)[:-keep]:
         shutil.rmtree(folder / str(number))
     return target
@@ -139,10 +139,11 @@ def replace_file(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     part = path.with_name(f".{path.name}.part")
     part.write_text(text)
+    flush(part)
     part.replace(path)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Onto the disk, so that a power cut after the rename cannot leave an empty file behind."""
     handle = os.open(path, os.O_RDONLY)
     try:

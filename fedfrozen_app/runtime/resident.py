@@ -206,7 +206,8 @@ def disk_cache(context: Context) -> Cache:
     runtime = config_of(str(context.run_config["overrides"])).runtime
     named = context.node_config.get("cache-dir") if "site" in context.node_config else runtime.cache_dir
     folder = Path(str(named)) if named else get_flwr_home() / "fedfrozen" / "cache"
-    return Cache(folder, limit_bytes=int(runtime.cache_gb * 1e9))
+    room = float(context.node_config.get("cache-gb", runtime.cache_gb))
+    return Cache(folder, limit_bytes=int(room * 1e9))
 
 
 def _simulated() -> bool:

@@ -81,6 +81,7 @@ clientapp = "fedfrozen_app.client_app:app"
 
 [tool.flwr.app.config]
 overrides = ""
+server-overrides = ""
 output-dir = ""
 """
 
@@ -129,6 +130,19 @@ def toml_scalars(values: Mapping[str, Scalar]) -> str:
         return text(value) if isinstance(value, str) else repr(value)
 
     return "".join(f"{text(key)} = {scalar(value)}\n" for key, value in values.items())
+
+
+# What Flower and Ray say of themselves; the whole log lies in the run's folder.
+FLOWERS_OWN = re.compile(
+    r"^(INFO|WARNING|DEBUG) :|^Successfully installed |^\((\w+ pid=\d+|raylet)\)"
+    r"|FutureWarning|^  warnings\.warn|^\s*$"
+)
+
+
+def show(line: str) -> None:
+    """Print a line of a run's log, unless it is Flower's own."""
+    if not FLOWERS_OWN.search(line):
+        print(line, flush=True)
 
 
 def free_port() -> int:
@@ -189,10 +203,13 @@ def no_proxy_for_loopback() -> dict[str, str]:
     return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(hosts))
 
 
-def control_client(address: str) -> closing[ControlHttpClient]:
+def control_client(address: str, authority: Path | None = None) -> closing[ControlHttpClient]:
+    """With TLS where a certificate authority is given."""
     os.environ.update(no_proxy_for_loopback())  # read when the client is made; it takes no option
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it reports every request at INFO
-    return closing(ControlHttpClient(f"http://{address}"))
+    if authority is None:
+        return closing(ControlHttpClient(f"http://{address}"))
+    return closing(ControlHttpClient.from_server_address(address, False, authority.read_bytes(), []))
 
 
 def stop(client: ControlHttpClient, run_id: int) -> None:
@@ -253,6 +270,19 @@ class Children:
                 process_group=0,  # Ctrl-C in the terminal reaches us alone, and we end the group
             )
         self._children.append(Child(name, process, log_path))
+
+    def pid(self, name: str) -> int:
+        return self._named(name).process.pid
+
+    def kill(self, name: str, number: signal.Signals) -> None:
+        """Signal a child's whole group, and wait for its end."""
+        process = self._named(name).process
+        os.killpg(process.pid, number)
+        process.wait()
+
+    def _named(self, name: str) -> Child:
+        """The newest of this name: one may have been started again."""
+        return next(child for child in reversed(self._children) if child.name == name)
 
     def check(self) -> None:
         """Raise if a child has ended before its time."""
@@ -316,40 +346,19 @@ def unwinding_on_hangup() -> Iterator[None]:
 # --- one SuperLink and its runs ----------------------------------------------------------------
 
 
-class SuperLink:
-    """A SuperLink on loopback with the SuperExec that starts its ServerApps, as children."""
+class Connection:
+    """A SuperLink that runs somewhere: runs are handed in to it and followed to their end."""
 
-    def __init__(self, children: Children, home: Path, *, simulation: bool, timeout: float) -> None:
-        """Return once both run and the SuperLink accepts connections."""
-        self.children = children
+    def __init__(self, address: str, home: Path, authority: Path | None = None) -> None:
+        self.address = address
         self.home = home
-        host, port = "127.0.0.1", free_port()  # the only port it binds: every API is on it
-        self.address = f"{host}:{port}"
+        self._authority = authority
+        self.children = Children(home)  # none, unless we started the SuperLink ourselves
         home.mkdir(parents=True, exist_ok=True)
+        how = "insecure = true" if authority is None else f"root-certificates = {json.dumps(str(authority))}"
         (home / "config.toml").write_text(
-            f'[superlink.{CONNECTION}]\naddress = "{self.address}"\ninsecure = true\n', "utf-8"
+            f'[superlink.{CONNECTION}]\naddress = "{address}"\n{how}\n', "utf-8"
         )
-        superlink = ["flower-superlink", "--insecure", "--host", host, "--port", str(port)]
-        superlink += ["--isolation", "process", "--disable-runtime-dependency-installation"]
-        children.start("superlink", superlink + ["--simulation"] * simulation, home)
-        self._wait_until_up(host, port, timeout)
-        # Only now: it would lose seconds to growing pauses between its attempts to connect.
-        superexec = ["flower-superexec", "--insecure", "--runtime-api-address", self.address]
-        children.start("superexec", [*superexec, "--parent-pid", str(os.getpid())], home)
-
-    def _wait_until_up(self, host: str, port: int, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        while True:
-            self.children.check()
-            try:
-                socket.create_connection((host, port), timeout=1).close()
-                return
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise SimulationFailed(
-                        f"The SuperLink did not answer within {timeout:.0f} s.\n{self.children.last_words()}"
-                    ) from None
-            time.sleep(0.05)
 
     def submit(
         self, app_dir: Path, run_config: Mapping[str, Scalar], federation: Mapping[str, Scalar]
@@ -398,7 +407,7 @@ class SuperLink:
 
         def read() -> None:
             try:
-                with control_client(self.address) as client:
+                with control_client(self.address, self._authority) as client:
                     for piece in client.StreamLogs(StreamLogsRequest(run_id=run_id)):
                         chunks.put(piece.log_output)
             except httpx.HTTPError as error:  # the SuperLink is gone; `follow` finds out why
@@ -409,7 +418,7 @@ class SuperLink:
         threading.Thread(target=read, daemon=True).start()
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         lines: list[str] = []
-        with control_client(self.address) as client:
+        with control_client(self.address, self._authority) as client:
             try:
                 for line in self._lines(chunks, deadline):
                     lines.append(line)
@@ -448,6 +457,37 @@ class SuperLink:
             *whole, partial = (partial + chunk).split("\n")
             yield from (ANSI_COLOUR.sub("", line) for line in whole)
         raise TimeoutError
+
+
+class SuperLink(Connection):
+    """A SuperLink on loopback with the SuperExec that starts its ServerApps, as children."""
+
+    def __init__(self, children: Children, home: Path, *, simulation: bool, timeout: float) -> None:
+        """Return once both run and the SuperLink accepts connections."""
+        host, port = "127.0.0.1", free_port()  # the only port it binds: every API is on it
+        super().__init__(f"{host}:{port}", home)
+        self.children = children
+        superlink = ["flower-superlink", "--insecure", "--host", host, "--port", str(port)]
+        superlink += ["--isolation", "process", "--disable-runtime-dependency-installation"]
+        children.start("superlink", superlink + ["--simulation"] * simulation, home)
+        self._wait_until_up(host, port, timeout)
+        # Only now: it would lose seconds to growing pauses between its attempts to connect.
+        superexec = ["flower-superexec", "--insecure", "--runtime-api-address", self.address]
+        children.start("superexec", [*superexec, "--parent-pid", str(os.getpid())], home)
+
+    def _wait_until_up(self, host: str, port: int, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while True:
+            self.children.check()
+            try:
+                socket.create_connection((host, port), timeout=1).close()
+                return
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise SimulationFailed(
+                        f"The SuperLink did not answer within {timeout:.0f} s.\n{self.children.last_words()}"
+                    ) from None
+            time.sleep(0.05)
 
 
 def run_app(

@@ -1,0 +1,73 @@
+"""The site's own record of what was asked, sent and refused: one JSON line each, only ever appended.
+
+Each line holds the SHA-256 of the line before it, so that a line taken out or changed later shows.
+"""
+
+import datetime
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from fedfrozen_app.errors import UserError
+
+FIRST = "0" * 64
+
+
+class AuditLog:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        entries = read_audit(path)
+        self._last = _digest(entries[-1]) if entries else FIRST
+        self._sent = [entry["time"] for entry in entries if entry["event"] == "sent"]
+
+    def write(self, event: str, **details: Any) -> None:
+        """On the disk when this returns: what is sent is on record before it is sent."""
+        entry = {"time": _now().isoformat(), "event": event, **details, "previous": self._last}
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(handle, (json.dumps(entry) + "\n").encode())
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        self._last = _digest(entry)
+        if event == "sent":
+            self._sent.append(entry["time"])
+
+    def sent_today(self) -> int:
+        """Updates sent in the last 24 hours."""
+        since = (_now() - datetime.timedelta(days=1)).isoformat()
+        self._sent = [time for time in self._sent if time >= since]
+        return len(self._sent)
+
+
+def read_audit(path: Path) -> list[dict[str, Any]]:
+    """Every entry, checked; a `UserError` where the chain is broken."""
+    if not path.exists():
+        return []
+    entries: list[dict[str, Any]] = []
+    last = FIRST
+    for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1):
+        try:
+            entry = json.loads(line)
+            sound = entry["previous"] == last and isinstance(entry["time"], str) and "event" in entry
+        except (ValueError, KeyError, TypeError, RecursionError):
+            sound = False
+        if not sound:
+            raise UserError(
+                f"The audit log {path} was changed or cut at line {number}: keep it as it is, move it away, "
+                "and find out why before this site goes on."
+            )
+        entries.append(entry)
+        last = _digest(entry)
+    return entries
+
+
+def _digest(entry: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)

@@ -1,0 +1,218 @@
+"""The resident executor: one process that answers every message of a site, in place of `flower-superexec`.
+
+Flower would start a process for each message and run the code that came with it. This one keeps torch, the
+model and the data loaded, runs the ClientApp of the package installed here, never the bundle's, and asks the
+site's policy before anything runs. Names marked internal are no public API of Flower's.
+"""
+
+import argparse
+import hashlib
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import httpx
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode, SubStatus  # internal
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, SendTaskHeartbeatRequest  # internal
+from flwr.supercore.constant import TaskType  # internal
+from flwr.supercore.fab import Fab  # internal
+from flwr.supercore.heartbeat import HeartbeatSender  # internal
+from flwr.supercore.interceptors import (  # internal
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.retry import make_simple_http_retry_invoker  # internal
+from flwr.supercore.run import RunNotRunningException  # internal
+from flwr.supercore.runtime import RuntimeHttpClient  # internal
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output  # internal
+
+from fedfrozen_app import client_app
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.arrays import digest, to_record, to_tensors
+from fedfrozen_app.exchange.messages import read_reply, read_train, train_reply
+from fedfrozen_app.exchange.plan import Order
+from fedfrozen_app.runtime.resident import Resident, resident_for
+from fedfrozen_app.sites.audit import AuditLog
+from fedfrozen_app.sites.kit import Kit
+from fedfrozen_app.sites.policy import Policy, Run, read_run
+from fedfrozen_app.sites.store import Budget, RunStore
+
+log = logging.getLogger(__name__)
+FAILED = "the site could not carry out the order; its own log says why"
+POLL = 0.25  # seconds between two looks for a message, on this machine alone
+ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+
+
+class Executor:
+    """Answers messages for one site. What it refuses, it refuses before the message's arrays are read."""
+
+    def __init__(self, kit: Kit, app: ClientApp | None = None) -> None:
+        self.kit = kit
+        self.app = app if app is not None else client_app.app
+        self.audit = AuditLog(kit.audit)
+        self.budget = Budget(kit.var / "state" / "budget.json")
+        Policy.read(kit.policy)  # a bad policy is better said at the start
+
+    def answer(self, message: Message, context: Context, bundle: str) -> Message:
+        """The reply; whatever goes wrong here stays here, and the server gets a fixed sentence."""
+        told = {"message": message.metadata.message_type, "flower_run": context.run_id, "bundle": bundle}
+        try:
+            policy = Policy.read(self.kit.policy)
+            run = read_run(str(context.run_config.get("overrides", "")), context.run_id, bundle)
+            refused = run if isinstance(run, str) else policy.problem_of_run(run, self.kit.data_kind)
+            if isinstance(run, str) or refused:
+                return self._refuse(message, str(refused), told)
+            told["run"] = run.id
+            context.node_config = self.kit.node_config()
+            if message.metadata.message_type == MessageType.QUERY:
+                return self._hello(message, context, run, told)
+            if message.metadata.message_type == MessageType.TRAIN:
+                return self._train(message, context, run, policy, told)
+            return self._refuse(message, f"it knows no {message.metadata.message_type} messages", told)
+        except Exception as error:
+            # Its text may hold a path or a value of the site's.
+            log.exception("A message could not be answered.")
+            self.audit.write("failed", **told, error=type(error).__name__)
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, FAILED), reply_to=message)
+
+    def _hello(self, message: Message, context: Context, run: Run, told: dict) -> Message:
+        reply = self.app(message, context)
+        self._store(run).keep_card(str(cast(ConfigRecord, context.state["card"])["json"]))
+        self.audit.write("hello", **told, strategy=run.config.strategy["name"], overrides=run.overrides)
+        return reply
+
+    def _train(self, message: Message, context: Context, run: Run, policy: Policy, told: dict) -> Message:
+        order, _ = read_train(message)
+        told |= {"round": order.round, "order": order.digest}
+        store = self._store(run)
+        if "card" not in context.state:  # the SuperNode was started again and has forgotten
+            card = store.card()
+            if card is None:
+                return self._refuse(message, "it has had no hello of this run", told)
+            context.state["card"] = ConfigRecord({"json": card})
+        resident = resident_for(context)
+        examples = len(resident.rows(self.kit.name).train)
+        if problem := self._problem(order, run, policy, resident, examples):
+            return self._refuse(message, problem, told)
+        reply = store.reply_to(order.round, order.digest)
+        if reply is None:
+            answer = self._carry_out(message, context, order, store)
+            reply = read_reply(answer)
+            if reply.lacks:
+                self.audit.write("lacks", **told, names=len(reply.lacks))
+                return answer
+        if run.epsilon is not None:
+            self.budget.charge(run.id, run.epsilon, run.overrides, order.round, order.digest)
+        self.audit.write(
+            "sent",
+            **told,
+            asked={"trained": len(order.plan.trained), "private": len(order.plan.private)},
+            arrays={name: digest(tensor) for name, tensor in reply.arrays.items()},
+            bytes=sum(tensor.numel() * tensor.element_size() for tensor in reply.arrays.values()),
+            examples=reply.examples,
+            metrics=reply.metrics,
+            epsilon=run.epsilon,
+            epsilon_all_runs=self.budget.spent(),
+        )
+        return train_reply(message, reply, local=False)
+
+    def _problem(
+        self, order: Order, run: Run, policy: Policy, resident: Resident, examples: int
+    ) -> str | None:
+        if problem := policy.problem_of_order(order, run, resident.roles, examples):
+            return problem
+        if self.audit.sent_today() >= policy.rounds_per_day:
+            return f"it has sent {policy.rounds_per_day} updates in 24 hours, and that is all it gives"
+        if run.epsilon is not None:
+            return self.budget.problem(
+                run.id, run.epsilon, run.overrides, policy.max_epsilon
+            ) or self.budget.problem_of_round(run.id, order.round, order.digest)
+        return None
+
+    def _carry_out(self, message: Message, context: Context, order: Order, store: RunStore) -> Message:
+        """Run the ClientApp on what this site's disk says it kept, and keep what comes out."""
+        context.state.pop("private", None)
+        if order.plan.private and (kept := store.private_before(order.round)) is not None:
+            context.state["private"] = to_record(kept, local=False)
+        answer = self.app(message, context)
+        private = context.state.pop("private", None)  # not for the SuperNode, which would hold it in memory
+        reply = read_reply(answer)
+        if not reply.lacks:
+            store.write(order.round, reply, to_tensors(cast(ArrayRecord, private)) if private else {})
+        return answer
+
+    def _store(self, run: Run) -> RunStore:
+        return RunStore(self.kit.var / "state" / run.id, keep=max(run.config.checkpoint.every, 1) + 1)
+
+    def _refuse(self, message: Message, reason: str, told: dict) -> Message:
+        log.warning("Refused: %s.", reason)
+        self.audit.write("refused", **told, reason=reason)
+        text = f"the site {self.kit.name} refused, because {reason}"
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text), reply_to=message)
+
+
+def serve(kit: Kit, executor: Executor, *, forever: Callable[[], bool] = lambda: True) -> None:
+    """Take tasks from the site's SuperNode, one at a time, for as long as the process lives."""
+    secret = (kit.folder / "executor.secret").read_bytes()
+    version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+    guard = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE})
+    with RuntimeHttpClient.from_server_address(
+        kit.address, True, None, [version, guard], retry_invoker=make_simple_http_retry_invoker()
+    ) as desk:
+        log.info("The executor of %s waits for work at %s.", kit.name, kit.address)
+        while forever():
+            task = desk.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+            if task.HasField("task") and task.token:
+                handle(kit, executor, task.token)
+            else:
+                time.sleep(POLL)
+
+
+def handle(kit: Kit, executor: Executor, token: str) -> None:
+    """One task: its message in, our answer out. If the SuperNode goes meanwhile, its next one asks again."""
+    interceptors = (
+        RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
+        RuntimeTokenHttpInterceptor(token),
+    )
+    # Without Flower's retries, which end the process when a task has lapsed: this one stays for the next.
+    with RuntimeHttpClient.from_server_address(kit.address, True, None, interceptors) as client:
+
+        def beat() -> bool:
+            try:
+                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+            except httpx.HTTPError as error:
+                log.debug("no heartbeat: %s", error)
+            return True
+
+        heartbeat = HeartbeatSender(beat)
+        heartbeat.start()
+        try:
+            message, context, _, fab = pull_task_input(client)
+            reply = executor.answer(message, context, bundle_of(fab))
+            push_message(client, reply, context)
+            push_task_output(client, context, SubStatus.COMPLETED, "")
+        except (httpx.HTTPError, RunNotRunningException) as error:
+            log.warning("A message could not be finished (%s): its SuperNode or its run is gone.", error)
+        finally:
+            heartbeat.stop()
+
+
+def bundle_of(fab: Fab) -> str:
+    """Of its content: the digest that travels with it is only the sender's word."""
+    return hashlib.sha256(fab.content).hexdigest()
+
+
+def main(arguments: list[str]) -> None:
+    """`fedfrozen site exec [KIT]`."""
+    parser = argparse.ArgumentParser("fedfrozen site exec", description="The resident executor of a site.")
+    parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
+    kit = Kit.read(parser.parse_args(arguments).kit)
+    try:
+        serve(kit, Executor(kit))
+    except FileNotFoundError as error:
+        raise UserError(f"{error.filename} is missing: this kit is not whole.") from error

@@ -1,0 +1,18 @@
+"""`fedfrozen site exec|check|audit [KIT]`: what a site runs in its kit."""
+
+import importlib
+
+from fedfrozen_app.errors import UserError
+
+WORDS = {
+    "exec": "fedfrozen_app.sites.executor:main",
+    "check": "fedfrozen_app.sites.check:main",
+    "audit": "fedfrozen_app.sites.check:audit",
+}
+
+
+def site(arguments: list[str]) -> None:
+    if not arguments or arguments[0] not in WORDS:
+        raise UserError(f"Say what the site shall do: fedfrozen site {'|'.join(WORDS)} [KIT].")
+    module, _, function = WORDS[arguments[0]].partition(":")
+    getattr(importlib.import_module(module), function)(arguments[1:])

@@ -1,0 +1,94 @@
+"""Robust aggregation, by configuration: what one poisoned update can do to the mean, it cannot do to these.
+
+Trimmed mean and median: Yin et al., "Byzantine-Robust Distributed Learning", arXiv 1803.01498.
+Krum: Blanchard et al., "Machine Learning with Adversaries", arXiv 1703.02757: the score of update i is
+Σ‖uᵢ − uⱼ‖² over its n − f − 2 nearest neighbours j; the n − f updates with the smallest scores are averaged.
+
+Each name is combined over the clients that sent it. All replies of a round are held until its end.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
+from torch import Tensor
+
+from strategies.aggregate import Gate, RunningMean
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """The settings of conf/aggregation/."""
+
+    name: str = "mean"
+    trim: float = 0.2
+    malicious: int = 0
+    far_out: float | None = None
+    quorum: float = 0.0
+
+
+class HeldReplies(RunningMean):
+    """Checks replies as the mean does, but keeps each for itself; a mean over them gives the drift."""
+
+    def __init__(
+        self, how: Aggregation, model: Mapping[str, Tensor], group: Callable, gate: Gate | None
+    ) -> None:
+        super().__init__(model, group, gate)
+        self._how = how
+        self._held: list[tuple[dict[str, Tensor], float]] = []
+
+    def add(self, arrays: Mapping[str, Tensor], weight: float) -> str | None:
+        values = {name: tensor.clone() for name, tensor in arrays.items()}
+        # A mean of its own for the check: here a reply must not enter a sum before all are known.
+        refused = RunningMean(self._model, self._group, self.gate).add(dict(values), weight)
+        if refused is None:
+            self._held.append((dict(arrays), weight))
+        return refused
+
+    def problem(self) -> str | None:
+        needed = self._how.malicious + 3
+        if self._how.name == "krum" and 0 < len(self._held) < needed:
+            return f"{len(self._held)} sound replies came, and Krum needs {needed}"
+        return None
+
+    def finish(self) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
+        chosen = self._held
+        if self._how.name == "krum" and chosen:
+            chosen = [chosen[number] for number in closest(self._held, self._how.malicious)]
+        # The mean over a copy: it turns what it is given into updates in place.
+        mean = RunningMean(self._model, self._group)
+        for arrays, weight in chosen:
+            mean.add({name: tensor.clone() for name, tensor in arrays.items()}, weight)
+        merged, drift = mean.finish()
+        if self._how.name != "krum":
+            merged = {name: self._combine(name) for name in merged}
+        self._held = []
+        return merged, drift
+
+    def _combine(self, name: str) -> Tensor:
+        values = [arrays[name] for arrays, _ in self._held if name in arrays]
+        stacked = np.stack([value.double().cpu().numpy() for value in values])  # (clients, *shape)
+        found = (
+            np.median(stacked, axis=0) if self._how.name == "median" else trim_mean(stacked, self._how.trim)
+        )
+        return torch.from_numpy(np.asarray(found)).to(values[0])
+
+
+def closest(held: list[tuple[dict[str, Tensor], float]], malicious: int) -> list[int]:
+    """The numbers of the n − f replies with the smallest Krum scores, over the names that all sent."""
+    names = [name for name in held[0][0] if all(name in arrays for arrays, _ in held)]
+    rows = torch.stack([torch.cat([arrays[n].double().flatten() for n in names]) for arrays, _ in held])
+    squares = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()  # (n, n)
+    near = squares.sort(dim=1).values[:, 1 : len(held) - malicious - 1]  # without itself: n − f − 2 of them
+    order = near.sum(dim=1).argsort(stable=True)
+    return sorted(order[: len(held) - malicious].tolist())
+
+
+def make_mean(
+    how: Aggregation, model: Mapping[str, Tensor], group: Callable[[str], str | None], usual: float | None
+) -> RunningMean:
+    """What this round's replies go into."""
+    gate = None if how.far_out is None else Gate(how.far_out, usual)
+    return RunningMean(model, group, gate) if how.name == "mean" else HeldReplies(how, model, group, gate)

@@ -1,0 +1,155 @@
+"""A real federation from provisioned kits on loopback: TLS, node keys, executors, each site its own data."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import yaml
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from fedfrozen_app.runtime.simulation import Children, flower_environment, free_port
+from fedfrozen_app.sites.provision import read_federation, write_kits
+
+SITES = ("north", "south", "west")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Deployment:
+    folder: Path
+    children: Children
+    port: int  # what the sites reach
+    internal: int
+    started: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def kits(self) -> Path:
+        return self.folder / "kits"
+
+    def start(self, party: str, script: str) -> int:
+        """Start a kit's own script; its pid. The log is PARTY-SCRIPT.log."""
+        kit = self.kits / party
+        name = f"{party}-{script}"
+        self.children.start(name, ["sh", str(kit / f"{script}.sh")], kit / "flwr")
+        self.started[name] = self.children.pid(name)
+        return self.started[name]
+
+    def start_site(self, site: str) -> None:
+        self.start(site, "supernode")
+        self.start(site, "executor")
+
+    def kill(self, name: str) -> None:
+        """SIGKILL a process and all that it started."""
+        self.children.kill(name, signal.SIGKILL)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text("utf-8", errors="replace")
+
+    def wait_for_line(self, name: str, text: str, timeout: float = 60) -> None:
+        deadline = time.monotonic() + timeout
+        while text not in self.log(name):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no '{text}' in {name}:\n{self.log(name)[-3000:]}")
+            time.sleep(0.1)
+
+    def server(self, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run one of the server kit's scripts to its end."""
+        kit = self.kits / "server"
+        return subprocess.run(
+            ["sh", str(kit / f"{script}.sh"), *words],
+            env=flower_environment(kit / "flwr"),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def change(self, site: str, file: str, **values: object) -> None:
+        path = self.kits / site / file
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | values))
+
+
+@contextmanager
+def our_command(folder: Path) -> Iterator[None]:
+    """`fedfrozen` is this checkout's, whatever is installed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "fedfrozen"
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m fedfrozen_app "$@"\n')
+    script.chmod(0o755)
+    before = os.environ["PATH"]
+    os.environ["PATH"] = f"{folder}{os.pathsep}{before}"
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before
+
+
+def wait_for_port(port: int, children: Children | None = None, timeout: float = 60) -> None:
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
+
+
+@contextmanager
+def federation(
+    folder: Path, sites: Sequence[str] = SITES, *, proxy: str | None = None
+) -> Iterator[Deployment]:
+    """Provision, bring the server up and register the sites; start those with `start_site`.
+
+    With `proxy`, the path of an nginx, the sites go through it; without, straight to the SuperLink.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    public, internal = free_port(), free_port()
+    entries = [{"name": name, "port": free_port()} for name in sites]
+    plan = {"server": {"address": "127.0.0.1", "port": public, "internal_port": internal}, "sites": entries}
+    (folder / "federation.yaml").write_text(yaml.safe_dump(plan))
+    write_kits(read_federation(folder / "federation.yaml"), folder / "kits")
+    with our_command(folder / "bin"), Children(folder) as children:
+        deployment = Deployment(folder, children, public if proxy else internal, internal)
+        if not proxy:
+            for name in sites:
+                for file in ("supernode.sh", "site.yaml"):
+                    path = folder / "kits" / name / file
+                    path.write_text(path.read_text().replace(f"127.0.0.1:{public}", f"127.0.0.1:{internal}"))
+        deployment.start("server", "superlink")
+        wait_for_port(internal)
+        deployment.start("server", "superexec")
+        if proxy:
+            (folder / "kits" / "server" / "logs").mkdir(exist_ok=True)
+            kit = str(folder / "kits" / "server")
+            children.start("proxy", [proxy, "-p", kit, "-c", "nginx.conf"], folder / "proxy_home")
+            wait_for_port(public)
+        done = deployment.server("register")
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield deployment
+
+
+def write_data(folder: Path, kits: Path, sites: Sequence[str], rows: int = 450) -> None:
+    """Digits as pictures: each site has its own folder, with mostly its own classes; the server tests."""
+    pixels, labels = load_digits(return_X_y=True)
+    for number in range(rows + 150):
+        if number >= rows:
+            target = folder / "server" / "test" / str(labels[number])
+        else:
+            home = labels[number] % len(sites) if number % 4 else number % len(sites)
+            target = kits / sites[home] / "data" / str(labels[number])
+        target.mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray((pixels[number].reshape(8, 8) * 15).astype(np.uint8))
+        image.save(target / f"{number}.png")
+    # The server reads its class order and normalisation from a few rows of its own.
+    shutil.copytree(folder / "server" / "test", folder / "server" / "train")

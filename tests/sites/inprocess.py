@@ -1,0 +1,109 @@
+"""Sites in this process: real kits, executors, policies and bytes; only Flower's processes are left out."""
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from fedfrozen_app import client_app
+from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.data.federated import load_corpus, server_only
+from fedfrozen_app.exchange.conversation import Conversation
+from fedfrozen_app.runtime import checkpoint
+from fedfrozen_app.runtime import resident as residents
+from fedfrozen_app.runtime.deployed import split_overrides
+from fedfrozen_app.runtime.grid import InProcessGrid
+from fedfrozen_app.runtime.resident import Resident, make_card
+from fedfrozen_app.server_app import federate, gather
+from fedfrozen_app.sites import provision
+from fedfrozen_app.sites.executor import Executor
+from fedfrozen_app.sites.kit import Kit
+from tests.conftest import SMALL, Run
+from tests.sites.federation import write_data
+
+BUNDLE = "b" * 64
+TINY = [word for word in SMALL if not word.startswith(("num_clients", "dataset", "partition"))]
+
+
+@dataclass
+class Sites:
+    """Three kits with data, and a server's folder beside them."""
+
+    folder: Path
+    names: Sequence[str] = ("north", "south", "west")
+    executors: dict[str, Executor] = field(default_factory=dict)
+
+    def prepare(self) -> None:
+        plan = {"server": {"address": "127.0.0.1", "port": 8443}, "sites": list(self.names)}
+        path = self.folder / "federation.yaml"
+        path.write_text(yaml.safe_dump(plan))
+        provision.write_kits(provision.read_federation(path), self.folder / "kits")
+        write_data(self.folder / "data", self.folder / "kits", self.names, rows=240)
+        for name in self.names:
+            self.change(
+                name, "policy.yaml", min_examples=10, bundles=[BUNDLE], strategies=["fedfrozen", "local"]
+            )
+
+    def kit(self, name: str) -> Kit:
+        return Kit.read(self.folder / "kits" / name)
+
+    def change(self, name: str, file: str, **values: object) -> None:
+        path = self.folder / "kits" / name / file
+        path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | values))
+
+    def restart(self) -> None:
+        """New processes: only the disks remember."""
+        self.executors = {name: Executor(self.kit(name)) for name in self.names}
+
+    def words(self, *overrides: str) -> list[str]:
+        data = [f"dataset.path={self.folder}/data/server", "runtime.node_timeout=1"]
+        return [*TINY, "dataset=images", *data, "runtime.min_nodes=3", "run_id=test", *overrides]
+
+    def train(
+        self,
+        *overrides: str,
+        folder: str = "run",
+        resume: bool = False,
+        make_grid: Callable[..., Grid] | None = None,
+        bundle: str = BUNDLE,
+    ) -> Run:
+        """One run over the sites, each time as if Flower had started it anew."""
+        words = self.words(*overrides)
+        plain = resolved(compose_config(words))
+        config = read(plain)
+        self.restart()
+        told, _ = split_overrides(plain, words)
+        grid = (make_grid or SiteGrid)(self.executors, told, bundle)
+        corpus = load_corpus(config)
+        talk = Conversation(grid, {}, card=make_card(corpus), hello_timeout=config.runtime.node_timeout)
+        gather(talk, config)
+        resident = Resident(config, corpus, shares=server_only(corpus, config))
+        talk.roles = resident.roles
+        target = self.folder / folder
+        start = checkpoint.newest(target) if resume else None
+        federate(config, plain, words, talk, resident, target, start=start)
+        return Run(target)
+
+
+class SiteGrid(InProcessGrid):
+    """Messages go to the sites' executors, as bytes."""
+
+    def __init__(self, executors: dict[str, Executor], told: list[str], bundle: str = BUNDLE) -> None:
+        super().__init__(client_app.app, len(executors), {"overrides": shlex.join(told)})
+        self.executors = list(executors.values())
+        self.bundle = bundle
+        self._loaded: dict[int, tuple] = {}
+        for context in self.contexts.values():
+            context.node_config.clear()
+
+    def _answer(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        residents._here = self._loaded.get(node)  # each site is a process with a model of its own
+        reply = self.executors[node - 1].answer(message, self.contexts[node], self.bundle)
+        if residents._here is not None:
+            self._loaded[node] = residents._here
+        return reply

@@ -1,0 +1,348 @@
+"""A site keeps the last word: what its executor answers, refuses, remembers and writes down."""
+
+import json
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+from fedfrozen_app import client_app
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.conversation import Conversation
+from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.sites import executor as executors
+from fedfrozen_app.sites.audit import AuditLog, read_audit
+from fedfrozen_app.sites.executor import FAILED
+from fedfrozen_app.sites.policy import read_run
+from fedfrozen_app.sites.store import Budget
+from tests.conftest import same_bits
+from tests.sites.inprocess import BUNDLE, SiteGrid, Sites
+
+NO_KERNEL = ["embedding", "value", "output", "mlp", "norm", "head"]
+ROUNDS = ("num_rounds=3", "strategy.warmup_rounds=2")
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sites")
+    Sites(folder).prepare()
+    return folder
+
+
+@pytest.fixture
+def sites(prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedfrozen_app.report.output.write_curves", lambda *args, **kwargs: None)
+    shutil.copytree(prepared, tmp_path / "sites")
+    return Sites(tmp_path / "sites")
+
+
+def events(sites, name="north"):
+    return read_audit(sites.kit(name).audit)
+
+
+def test_a_run_over_three_sites_and_its_record(sites):
+    run = sites.train(*ROUNDS)
+    assert [row.get("clients") for row in run.rows[1:]] == [["north", "south", "west"]] * 3
+    assert all(row["clients_failed"] == 0 for row in run.rows[1:])
+    log = events(sites)
+    assert [entry["event"] for entry in log] == ["hello", "sent", "sent", "sent"]
+    uploaded = [len(entry["arrays"]) for entry in log[1:]]
+    assert uploaded[0] == uploaded[1] > uploaded[2]  # the kernel stays home after the switch
+    bytes_up = sum(e["bytes"] for name in sites.names for e in events(sites, name)[1:2])
+    assert bytes_up == sum(run.rows[1]["bytes_up_by_role"].values())
+    assert log[1]["run"] == "test" and log[1]["bundle"] == BUNDLE and log[1]["epsilon"] is None
+    assert "path" not in log[0]["overrides"].replace("dataset.path=null", "").replace("cache", "")
+
+
+@pytest.mark.parametrize(
+    ("policy", "overrides", "sentence"),
+    [
+        ({"strategies": ["fedavg"]}, (), "the strategy fedfrozen is not one of those"),
+        ({"bundles": ["0" * 64]}, (), "the bundle bbbbbbbbbbbb is not one of those"),
+        ({"privacy_required": True}, (), "private runs only"),
+        ({}, ("dataset=digits",), "of the kind images, not digits"),
+        ({}, ("model.source=hub", "model.path=some/model"), "it downloads nothing"),
+    ],
+)
+def test_a_run_that_the_policy_forbids_gets_no_hello(sites, policy, overrides, sentence):
+    for name in sites.names:
+        sites.change(name, "policy.yaml", **policy)
+    with pytest.raises(UserError, match=sentence):
+        sites_told(sites, *overrides)
+    assert {entry["event"] for entry in events(sites)} == {"refused"}
+    assert sentence in events(sites)[-1]["reason"]
+
+
+def sites_told(sites, *overrides):
+    """Ask the sites for a hello, with settings that the server's own machine need not be able to read."""
+    sites.restart()
+    words = [word for word in sites.words() if not word.startswith("dataset.path")]
+    grid = SiteGrid(sites.executors, [*words, *overrides])
+    Conversation(grid, {}, card={"classes": [], "mean": [0], "std": [1]}, hello_timeout=1).wait_for(3, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("dataset.path=/etc", "names a path (dataset.path)"),
+        ("from=/etc", "names a path (from)"),
+        ("runtime.cache_dir=/etc", "names a path (runtime.cache_dir)"),
+        ("model.source=checkpoint model.path=/etc", "names a path (model.path)"),
+        ("seed=${oc.env:HOME}", "outside itself"),
+        ("experiment=../../../etc/passwd", "outside itself"),
+        ("hydra.searchpath=[file:///etc]", "how configurations are read"),
+        ("+hydra.x=1", "how configurations are read"),
+        ("num_rounds=none", "cannot be read"),
+        ("'unclosed", "cannot be read"),
+        ("run_id=../x", "outside itself"),
+        ("run_id=A/B", "run_id is none"),
+    ],
+)
+def test_the_server_can_name_no_path_and_no_secret(word, sentence):
+    found = read_run(f"dataset=images {word}", 7, BUNDLE)
+    assert isinstance(found, str) and sentence in found
+    assert "/etc" not in found
+
+
+@pytest.mark.parametrize(
+    ("policy", "overrides", "sentence"),
+    [
+        ({"upload_roles": ["value", "output", "mlp", "norm", "head"]}, (), "asks for embedding parameters"),
+        (
+            {"upload_roles": ["embedding", "value", "output", "mlp", "norm", "head"]},
+            (),
+            "asks for key parameters",
+        ),
+        ({"min_examples": 1000}, (), "fewer than 1000 examples"),
+        ({"min_examples": 50}, ("client.local_steps=1",), "fewer than 50 examples"),
+        ({"rounds_per_day": 0}, (), "sent 0 updates in 24 hours"),
+    ],
+)
+def test_an_order_that_one_site_forbids_goes_on_without_it(sites, policy, overrides, sentence):
+    sites.change("south", "policy.yaml", **policy)
+    run = sites.train("num_rounds=1", "strategy.warmup_rounds=1", *overrides)
+    assert run.rows[1]["clients_ok"] == 2
+    (failure,) = run.rows[1]["failures"]
+    assert "the site south refused, because" in failure and sentence in failure
+    assert [entry["event"] for entry in events(sites, "south")] == ["hello", "refused"]
+
+
+def test_after_the_switch_a_site_that_keeps_its_kernel_takes_part(sites):
+    sites.change("south", "policy.yaml", upload_roles=NO_KERNEL)
+    run = sites.train("num_rounds=2", "strategy.warmup_rounds=1")
+    assert [row["clients_ok"] for row in run.rows[1:]] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda order: replace(order, algorithm="fedprox"), "the algorithm fedprox"),
+        (lambda order: replace(order, round=9), "round 9 of 1"),
+        (lambda order: replace(order, plan=Plan.full([*order.plan.trained, "spy"])), "names spy"),
+    ],
+)
+def test_an_order_of_another_kind_is_refused(sites, change, sentence):
+    class Changed(SiteGrid):
+        def _answer(self, message):
+            if message.metadata.message_type == MessageType.TRAIN:
+                order, _ = client_app.read_train(message)
+                message.content["order"] = ConfigRecord({"json": change(order).json})
+            return super()._answer(message)
+
+    with pytest.raises(RuntimeError, match=sentence):
+        sites.train("num_rounds=1", "strategy.warmup_rounds=1", folder="changed", make_grid=Changed)
+    assert sentence in events(sites)[-1]["reason"]
+
+
+def test_other_messages_are_refused(sites):
+    sites.restart()
+    grid = SiteGrid(sites.executors, [w for w in sites.words() if not w.startswith("dataset.path")])
+    message = Message(RecordDict(), dst_node_id=1, message_type=MessageType.EVALUATE)
+    reply = grid._answer(message)
+    assert "knows no evaluate messages" in reply.error.reason
+
+
+def test_an_exception_on_a_site_stays_there(sites, monkeypatch):
+    def fail(*args):
+        raise RuntimeError("patient 4711 in /data/patients.csv")
+
+    monkeypatch.setattr(client_app, "train_client", fail)
+    with pytest.raises(RuntimeError, match=FAILED):
+        sites.train("num_rounds=1", "strategy.warmup_rounds=1")
+    run = (sites.folder / "run" / "metrics.jsonl").read_text()
+    assert "4711" not in run and "patients" not in run
+    assert events(sites)[-1]["event"] == "failed" and events(sites)[-1]["error"] == "RuntimeError"
+
+
+def test_a_policy_that_cannot_be_read_allows_nothing(sites):
+    path = sites.folder / "kits" / "north" / "policy.yaml"
+    good = path.read_text()
+    sites.restart()
+
+    class Break(SiteGrid):
+        def _answer(self, message):
+            path.write_text("strategies: [" if message.metadata.message_type == MessageType.TRAIN else good)
+            return super()._answer(message)
+
+    run = sites.train("num_rounds=1", "strategy.warmup_rounds=1", make_grid=Break)
+    assert run.rows[1]["clients_ok"] == 2 and FAILED in run.rows[1]["failures"][0]
+
+
+# What a site remembers --------------------------------------------------------------------------------------
+
+
+def test_asked_twice_a_site_sends_the_same_reply_and_works_once(sites, monkeypatch):
+    trained = []
+    real = client_app.train_client
+    monkeypatch.setattr(client_app, "train_client", lambda *a: trained.append(a[1]) or real(*a))
+
+    class Twice(SiteGrid):
+        def _answer(self, message):
+            first, second = (super(Twice, self)._answer(message) for _ in range(2))
+            if message.metadata.message_type == MessageType.TRAIN:
+                assert dict(first.content["arrays"]) == dict(second.content["arrays"])
+            return second
+
+    once = sites.train(*ROUNDS, "run_id=once", folder="once")
+    trained.clear()
+    twice = sites.train(*ROUNDS, "run_id=twice", folder="twice", make_grid=Twice)
+    assert trained == ["north", "south", "west"] * 3
+    assert same_bits(once.model, twice.model)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "every"),
+    [
+        ("local", 1),
+        pytest.param("local", 2, marks=pytest.mark.slow),
+        pytest.param("fedfrozen", 1, marks=pytest.mark.slow),
+        ("fedfrozen", 2),
+    ],
+)
+def test_private_state_survives_restarts_and_no_round_counts_twice(sites, strategy, every):
+    """The server dies after round 3 and before its checkpoint; executors and SuperNodes start again."""
+    words = (f"strategy={strategy}", "num_rounds=4", f"checkpoint.every={every}")
+    whole = sites.train(*words, "run_id=whole", folder="whole")
+
+    class Dies(SiteGrid):
+        def push_messages(self, messages):
+            messages = list(messages)
+            if messages and messages[0].metadata.group_id == "4":
+                raise KeyboardInterrupt
+            return super().push_messages(messages)
+
+    with pytest.raises(KeyboardInterrupt):
+        sites.train(*words, "run_id=broken", folder="broken", make_grid=Dies)
+    if every == 1:  # as if the last checkpoint had not been written: round 3 is asked for again
+        shutil.rmtree(sites.folder / "broken" / "checkpoints" / "3")
+    broken = sites.train(*words, "run_id=broken", folder="broken", resume=True)
+    assert same_bits(whole.model, broken.model)
+    assert [row["round"] for row in broken.rows] == [0, 1, 2, 3, 4]
+    for name in sites.names:
+        kept = [sites.kit(name).var / "state" / run / "4" for run in ("whole", "broken")]
+        for file in ("private.safetensors", "reply.safetensors"):
+            both = [folder / file for folder in kept]
+            assert both[0].exists() == both[1].exists()
+            assert not both[0].exists() or both[0].read_bytes() == both[1].read_bytes()
+
+
+def test_a_supernode_that_forgot_the_hello_is_no_harm(sites):
+    class Forgets(SiteGrid):
+        def _answer(self, message):
+            self.contexts[message.metadata.dst_node_id].state = RecordDict()
+            return super()._answer(message)
+
+    assert all(row["clients_failed"] == 0 for row in sites.train(*ROUNDS, make_grid=Forgets).rows[1:])
+
+
+# Epsilon ----------------------------------------------------------------------------------------------------
+
+
+def private(monkeypatch, epsilon):
+    """Runs promise this epsilon."""
+    real = read_run
+
+    def promise(*args):
+        run = real(*args)
+        privacy = SimpleNamespace(name="dp_sgd", epsilon=epsilon, delta=1e-6)
+        return replace(run, config=replace(run.config, privacy=privacy))
+
+    monkeypatch.setattr(executors, "read_run", promise)
+
+
+def test_epsilon_is_spent_over_all_runs_and_then_refused(sites, monkeypatch):
+    private(monkeypatch, 3.0)
+    for number in range(2):
+        sites.train("num_rounds=1", "strategy.warmup_rounds=1", f"run_id=run{number}", folder=f"run{number}")
+    with pytest.raises(RuntimeError, match="asks for epsilon 3, and 2 is left"):
+        sites.train("num_rounds=1", "strategy.warmup_rounds=1", "run_id=run2", folder="run2")
+    log = events(sites)
+    assert [entry["epsilon_all_runs"] for entry in log if entry["event"] == "sent"] == [3.0, 6.0]
+    assert log[-1]["event"] == "refused" and "epsilon" in log[-1]["reason"]
+
+
+def test_a_private_run_s_name_is_no_way_around_the_budget(sites, monkeypatch):
+    private(monkeypatch, 3.0)
+    sites.train("num_rounds=1", "strategy.warmup_rounds=1")
+    with pytest.raises(RuntimeError, match="began with other settings"):
+        sites.train("num_rounds=1", "strategy.warmup_rounds=1", "seed=1", folder="again")
+
+    # The same settings, but another base: the round was answered, and its noise is not drawn again.
+    class Moved(SiteGrid):
+        def _answer(self, message):
+            if message.metadata.message_type == MessageType.TRAIN:
+                order, _ = client_app.read_train(message)
+                base = dict(order.base)
+                base[next(iter(base))] = "0" * 64
+                message.content["order"] = ConfigRecord({"json": replace(order, base=base).json})
+            return super()._answer(message)
+
+    with pytest.raises(RuntimeError, match="was answered already"):
+        sites.train("num_rounds=1", "strategy.warmup_rounds=1", folder="moved", make_grid=Moved)
+
+
+def test_more_epsilon_than_ever_given_gets_no_hello(sites, monkeypatch):
+    private(monkeypatch, 9.0)
+    with pytest.raises(UserError, match="asks for epsilon 9, and it gives 8 over all runs"):
+        sites_told(sites)
+
+
+def test_a_damaged_budget_ends_all_work(tmp_path):
+    budget = Budget(tmp_path / "budget.json")
+    budget.charge("one", 2.0, "a", 1, "order")
+    budget.path.write_text(budget.path.read_text()[:-5])
+    with pytest.raises(UserError, match="is damaged"):
+        budget.problem("two", 1.0, "a", 8.0)
+
+
+# The audit log ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("harm", ["changed", "removed", "cut"])
+def test_an_audit_log_that_was_tampered_with_shows(tmp_path, harm):
+    log = AuditLog(tmp_path / "audit.jsonl")
+    for number in range(4):
+        log.write("sent", round=number)
+    AuditLog(log.path).write("refused", reason="again, by a new process")
+    assert [entry["event"] for entry in read_audit(log.path)] == ["sent"] * 4 + ["refused"]
+    lines = log.path.read_text().splitlines(keepends=True)
+    if harm == "changed":
+        lines[1] = lines[1].replace('"round": 1', '"round": 7')
+    elif harm == "removed":
+        del lines[2]
+    else:
+        lines[-1] = lines[-1][:30]
+    log.path.write_text("".join(lines))
+    with pytest.raises(UserError, match="was changed or cut"):
+        read_audit(log.path)
+
+
+def test_the_log_is_json_lines_with_a_mode_of_its_own(tmp_path):
+    log = AuditLog(tmp_path / "audit.jsonl")
+    log.write("sent", arrays={"a": "b"})
+    assert json.loads(log.path.read_text())["arrays"] == {"a": "b"}
+    assert log.path.stat().st_mode & 0o077 == 0
+    assert log.sent_today() == 1 and torch.get_num_threads() == 1

@@ -1,0 +1,178 @@
+"""Kits: what is in them, who can read it, and that the installed Flower takes every flag they use."""
+
+import argparse
+import re
+import stat
+import subprocess
+
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flwr.common.args import try_obtain_server_certificates  # noqa: F401  the module must import
+from flwr.supercore.cli.flower_superexec import _parse_args as superexec_parser
+from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink as superlink_parser
+from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as supernode_parser
+
+from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.sites.kit import Kit
+from fedfrozen_app.sites.policy import Policy
+from fedfrozen_app.sites.provision import read_federation
+
+PLAN = {
+    "server": {"address": "fed.example.org", "port": 8443, "names": ["10.1.2.3"]},
+    "sites": ["north", "south"],
+}
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("federation")
+    (folder / "federation.yaml").write_text(yaml.safe_dump(PLAN))
+    assert command(["provision", str(folder / "federation.yaml"), "-o", str(folder / "kits")]) == 0
+    return folder / "kits"
+
+
+def test_a_folder_for_each_party(kits):
+    assert sorted(path.name for path in kits.iterdir()) == ["authority", "north", "server", "south"]
+    for name in ("README.md", "start.sh", "docker-compose.yaml"):
+        assert all((kits / party / name).exists() for party in ("server", "north", "south"))
+    assert "register.sh" in (kits / "server" / "README.md").read_text()
+    assert (kits / "north" / "README.md").read_text().count("\n1. ") == 1
+
+
+def test_secrets_are_their_owner_s_alone_and_in_one_place(kits):
+    secret = {"ca.key", "server.key", "node.key", "executor.secret", "superexec.secret"}
+    found = [path for path in kits.rglob("*") if path.is_file()]
+    for path in found:
+        assert (stat.S_IMODE(path.stat().st_mode) == 0o600) == (path.name in secret), path
+    private = {path: path.read_bytes() for path in found if path.name in secret}
+    for path, content in private.items():
+        assert [other for other in found if other.read_bytes() == content] == [path]
+    assert len([path for path in found if b"PRIVATE KEY" in path.read_bytes()]) == 4
+
+
+def test_keys_are_what_flower_takes(kits):
+    key = load_ssh_private_key((kits / "north" / "node.key").read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey) and key.curve.name == "secp384r1"
+    public = load_ssh_public_key((kits / "server" / "sites" / "north.pub").read_bytes())
+    assert public.public_numbers() == key.public_key().public_numbers()
+    other = load_ssh_public_key((kits / "server" / "sites" / "south.pub").read_bytes())
+    assert other.public_numbers() != public.public_numbers()
+
+
+def test_the_certificate_names_the_server_and_hangs_on_the_authority(kits):
+    certificate = x509.load_pem_x509_certificate((kits / "server" / "server.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fed.example.org", "localhost"]
+    assert [str(ip) for ip in names.get_values_for_type(x509.IPAddress)] == ["10.1.2.3", "127.0.0.1"]
+    verify = ["openssl", "verify", "-x509_strict", "-CAfile", kits / "north" / "ca.crt"]
+    done = subprocess.run(
+        [*verify, kits / "server" / "server.crt"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+PARSERS = {
+    "flower-superlink": superlink_parser,
+    "flower-supernode": supernode_parser,
+    "flower-superexec": superexec_parser,
+}
+
+
+@pytest.mark.parametrize(
+    ("party", "script"),
+    [("server", "superlink"), ("server", "superexec"), ("north", "supernode")],
+)
+def test_flower_takes_every_flag(kits, party, script):
+    text = (kits / party / f"{script}.sh").read_text().replace("\\\n", " ")
+    (line,) = re.findall(r"^exec (flower-.*)$", text, re.MULTILINE)
+    name, *words = line.split()
+    parser = PARSERS[name]()
+    assert isinstance(parser, argparse.ArgumentParser)
+    parsed = parser.parse_args(words)
+    helped = parser.format_help()
+    for flag in (word for word in words if word.startswith("--")):
+        about = helped[helped.rindex(f"  {flag}") :].split("\n  --")[0]
+        assert "eprecated" not in about, flag
+    if name != "flower-superexec":
+        assert parsed.isolation == "process" and parsed.insecure in (None, False)
+
+
+def test_scripts_are_shell_and_units_come_back(kits):
+    for path in kits.rglob("*.sh"):
+        assert subprocess.run(["sh", "-n", path], check=False).returncode == 0, path
+    for path in kits.rglob("*.service"):
+        text = path.read_text()
+        assert "Restart=always" in text and "RestartSec=15" in text and "StartLimitIntervalSec=0" in text
+    for path in kits.rglob("docker-compose.yaml"):
+        assert all(
+            service["restart"] == "always"
+            for service in yaml.safe_load(path.read_text())["services"].values()
+        )
+    nginx = (kits / "server" / "nginx.conf").read_text()
+    assert re.findall(r"location (\S+)", nginx) == ["/", "/v1/fleet/"]
+
+
+def test_a_kit_reads_back(kits):
+    kit = Kit.read(kits / "north")
+    assert (kit.name, kit.superlink, kit.data_kind) == ("north", "fed.example.org:8443", "images")
+    policy = Policy.read(kit.policy)
+    assert len(policy.bundles[0]) == 64 and policy.min_examples == 50
+
+
+def test_again_adds_a_site_and_keeps_the_rest(kits, tmp_path):
+    plan = tmp_path / "federation.yaml"
+    plan.write_text(yaml.safe_dump(PLAN | {"sites": ["north", "south", "west"]}))
+    (kits / "north" / "policy.yaml").write_text((kits / "north" / "policy.yaml").read_text() + "# mine\n")
+    before = {
+        path: path.read_bytes() for path in kits.rglob("*") if path.is_file() and path.parent.name != "server"
+    }
+    certificate = (kits / "server" / "server.crt").read_bytes()
+    assert command(["provision", str(plan), "-o", str(kits)]) == 0
+    assert all(path.read_bytes() == content for path, content in before.items())
+    assert (kits / "west" / "node.key").exists() and (kits / "server" / "sites" / "west.pub").exists()
+    assert (kits / "server" / "server.crt").read_bytes() == certificate
+
+    assert command(["provision", str(plan), "-o", str(kits), "--renew", "server"]) == 0
+    assert (kits / "server" / "server.crt").read_bytes() != certificate
+    key = (kits / "north" / "node.key").read_bytes()
+    assert command(["provision", str(plan), "-o", str(kits), "--renew", "north"]) == 0
+    assert (kits / "north" / "node.key").read_bytes() != key
+    assert (kits / "north" / "policy.yaml").read_text().endswith("# mine\n")
+    assert command(["provision", str(plan), "-o", str(kits), "--renew", "nobody"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"server": None}, "where the server is"),
+        ({"server": {"address": "x"}}, "where the server is"),
+        ({"server": {"address": "x", "port": "y"}}, "server.port must be a number"),
+        ({"server": {"address": "x; rm -rf /", "port": 1}}, "no host name"),
+        ({"server": {"address": "x", "port": 8000}}, "need one each"),
+        ({"server": {"address": "x", "port": 1, "hosts": []}}, "unknown key hosts"),
+        ({"sites": []}, "must name the sites"),
+        ({"sites": ["server"]}, "cannot be used"),
+        ({"sites": ["../north"]}, "cannot be used"),
+        ({"sites": ["north", "north"]}, "named twice"),
+        ({"sites": [{"name": "north", "key": 1}]}, "unknown key key"),
+        ({"valid_days": 0}, "valid_days=0"),
+        ({"more": 1}, "unknown key more"),
+    ],
+)
+def test_a_bad_file_ends_with_a_sentence(tmp_path, change, sentence):
+    path = tmp_path / "federation.yaml"
+    path.write_text(yaml.safe_dump(PLAN | change))
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        read_federation(path)
+
+
+def test_no_file_and_no_yaml(tmp_path):
+    with pytest.raises(UserError, match="cannot be read"):
+        read_federation(tmp_path / "none.yaml")
+    (tmp_path / "bad.yaml").write_text("server: [")
+    with pytest.raises(UserError, match="not valid YAML"):
+        read_federation(tmp_path / "bad.yaml")
