@@ -1,0 +1,365 @@
+"""Kits brought to life: a SuperLink and SuperNodes with TLS and node keys on loopback, by their own scripts.
+
+One thin slice runs by default; the rest takes minutes: `pytest -m slow tests/sites/test_deployed.py`.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+import yaml
+
+from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.runtime.simulation import flower_environment
+from fedfrozen_app.sites.audit import read_audit
+from fedfrozen_app.sites.kit import Kit
+from fedfrozen_app.sites.provision import bundle_digest
+from tests.conftest import Run
+from tests.runtime.test_runtimes import is_key_bias
+from tests.sites.federation import ROOT, SITES, Deployment, federation, write_data
+from tests.sites.inprocess import TINY, Sites
+
+NGINX = shutil.which("nginx")
+pytestmark = pytest.mark.timeout(900)  # a dozen processes that each import much: slow where a machine is busy
+
+
+def words(deployment: Deployment, folder, *more: str) -> list[str]:
+    """The command line of a run, on the server's machine."""
+    return [
+        *TINY,
+        "runtime=deployed",
+        f"runtime.server_kit={deployment.kits}/server",
+        "runtime.round_timeout=120",
+        "dataset=images",
+        f"dataset.path={deployment.folder}/data/server",
+        f"output_dir={folder}",
+        f"hydra.run.dir={folder}",
+        "client.local_epochs=2",
+        *more,
+    ]
+
+
+def join(deployment: Deployment, sites) -> None:
+    write_data(deployment.folder / "data", deployment.kits, sites, rows=240)
+    for site in sites:
+        deployment.change(site, "policy.yaml", min_examples=10)
+        deployment.start_site(site)
+    for site in sites:
+        deployment.wait_for_line(f"{site}-supernode", "SuperNode ID", timeout=120)
+
+
+def the_same_in_process(deployment: Deployment, sites, folder, *more: str) -> Run:
+    """The run's twin over copies of the same kits, in this process."""
+    copy = Sites(folder, names=sites)
+    for part in ("kits", "data"):
+        ignore = shutil.ignore_patterns("var", "flwr")
+        shutil.copytree(deployment.folder / part, folder / part, ignore=ignore)
+    digest = bundle_digest(folder)
+    least = [word for word in copy.words() if not word.startswith("runtime.min_nodes")]
+    copy.words = lambda *extra: [*least, "client.local_epochs=2", *more, *extra]  # type: ignore[method-assign]
+    return copy.train(bundle=digest)
+
+
+def same_result(one: Run, other: Run, tolerance: float = 1e-6) -> None:
+    for name, value in one.model.items():
+        if not is_key_bias(name):
+            torch.testing.assert_close(value, other.model[name], rtol=0, atol=tolerance)
+    for row, twin in zip(one.rows, other.rows, strict=True):
+        for key in ("round", "stage", "clients", "clients_failed", "bytes_up_by_role", "bytes_down_by_role"):
+            assert row.get(key) == twin.get(key), (key, row["round"])
+
+
+def test_two_sites_across_the_switch_equal_one_process(tmp_path):
+    """The thin slice: TLS, node keys, executors, policy, each site its own folder, one process for a run."""
+    sites, rounds = SITES[:2], ("num_rounds=2", "strategy.warmup_rounds=1", "runtime.min_nodes=2")
+    with federation(tmp_path / "fed", sites) as deployment:
+        join(deployment, sites)
+        assert command(words(deployment, tmp_path / "run", *rounds)) == 0
+        for site in sites:
+            log = read_audit(Kit.read(deployment.kits / site).audit)
+            assert [entry["event"] for entry in log] == ["hello", "sent", "sent"]
+            assert deployment.log(f"{site}-executor").count("keeps its model and data loaded") == 1
+    (tmp_path / "twin").mkdir()
+    twin = the_same_in_process(deployment, sites, tmp_path / "twin", *rounds)
+    same_result(Run(tmp_path / "run"), twin)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+def test_three_sites_through_the_proxy_and_who_is_turned_away(tmp_path):
+    rounds = ("num_rounds=4", "strategy.warmup_rounds=2", "runtime.min_nodes=3")
+    with federation(tmp_path / "fed", proxy=NGINX) as deployment:
+        join(deployment, SITES)
+        assert command(words(deployment, tmp_path / "run", *rounds)) == 0
+        north = deployment.kits / "north"
+        assert command(["site", "check", str(north)]) == 0
+        pids = {site: deployment.started[f"{site}-executor"] for site in SITES}
+        assert all(Path(f"/proc/{pid}").exists() for pid in pids.values())
+
+        # A site's key, used by somebody else while its owner is online.
+        thief = tmp_path / "fed" / "kits" / "thief"
+        shutil.copytree(north, thief, ignore=shutil.ignore_patterns("var", "flwr"))
+        assert "Failed to" in supernode(thief)
+        # An unregistered key.
+        other = tmp_path / "fed" / "kits" / "unknown"
+        plan = tmp_path / "plan.yaml"
+        plan.write_text(
+            yaml.safe_dump(
+                {
+                    "server": {"address": "127.0.0.1", "port": deployment.port},
+                    "sites": ["unknown", "stranger"],
+                }
+            )
+        )
+        assert command(["provision", str(plan), "-o", str(tmp_path / "others")]) == 0
+        shutil.copytree(tmp_path / "others" / "unknown", other)
+        shutil.copy(north / "ca.crt", other / "ca.crt")
+        assert "Failed to" in supernode(other)
+        assert command(["site", "check", str(other)]) == 2
+        # The certificate of another authority: this site must not talk to that server.
+        stranger = tmp_path / "others" / "stranger"
+        assert "certificate" in supernode(stranger).lower()
+        # A plain-text client.
+        plain = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{deployment.port}"]
+        assert "Failed to" in attempt(plain, north / "flwr")
+        assert httpx.get(f"http://127.0.0.1:{deployment.port}/v1/fleet/").status_code == 400
+
+        # A site that tries to start a run through the proxy, with the federation's own certificate.
+        home = tmp_path / "thief_home"
+        home.mkdir()
+        (home / "config.toml").write_text(
+            f'[superlink.federation]\naddress = "127.0.0.1:{deployment.port}"\n'
+            f"root-certificates = {json.dumps(str(north / 'ca.crt'))}\n"
+        )
+        done = subprocess.run(
+            ["flwr", "run", str(ROOT), "federation", "--format", "json"],
+            env=flower_environment(home),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert '"success": true' not in done.stdout
+        for path in (
+            "/v1/control/start-run",
+            "/v1/fleet/../control/start-run",
+            "/v1/fleet/..%2fcontrol/start-run",
+        ):
+            answer = httpx.post(f"https://127.0.0.1:{deployment.port}{path}", verify=str(north / "ca.crt"))
+            assert answer.status_code in (400, 404), path
+        assert len(runs(deployment)) == 1
+
+        # Revoked: its SuperNode is turned away from then on.
+        assert deployment.server("revoke", "west").returncode == 0
+        deployment.kill("west-supernode")
+        assert "Failed to" in supernode(deployment.kits / "west")
+    (tmp_path / "twin").mkdir()
+    twin = the_same_in_process(deployment, SITES, tmp_path / "twin", *rounds)
+    same_result(Run(tmp_path / "run"), twin)
+
+
+def runs(deployment: Deployment) -> list:
+    done = subprocess.run(
+        ["flwr", "list", "federation", "--format", "json"],
+        env=flower_environment(deployment.kits / "server" / "flwr"),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)["runs"]
+
+
+def supernode(kit) -> str:
+    """What a SuperNode of this kit says before it ends by itself."""
+    port = str(Kit.read(kit).port + 1)
+    script = re.sub(r"--port \d+", f"--port {port}", (kit / "supernode.sh").read_text())
+    (kit / "supernode.sh").write_text(
+        script.replace("exec flower-supernode", "exec flower-supernode --max-retries 0")
+    )
+    return attempt(["sh", str(kit / "supernode.sh")], kit / "flwr")
+
+
+def attempt(command_line, home) -> str:
+    home.mkdir(parents=True, exist_ok=True)
+    try:
+        done = subprocess.run(
+            command_line,
+            env=flower_environment(home),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=90,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(f"it stayed connected: {error.output}") from error
+    assert done.returncode != 0
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_bundle_without_the_policy_check_changes_nothing(tmp_path, monkeypatch):
+    """The server sends code that shares everything and checks nothing; the site runs its own package."""
+    sites = SITES[:2]
+    app = tmp_path / "app"
+    for part in ("fedfrozen_app", "strategies", "clients", "conf", "pyproject.toml"):
+        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+        copy(ROOT / part, app / part)
+    target = app / "fedfrozen_app" / "client_app.py"
+    target.write_text(target.read_text() + '\nraise SystemExit("the bundle\'s code ran")\n')
+    policy = app / "fedfrozen_app" / "sites" / "policy.py"
+    policy.write_text(re.sub(r"return f?\"[^\n]*", "return None", policy.read_text()))
+    monkeypatch.setattr("fedfrozen_app.runtime.deployed.app_folder", lambda work: app)
+    rounds = ("num_rounds=1", "strategy.warmup_rounds=1", "runtime.min_nodes=2", "runtime.node_timeout=30")
+    with federation(tmp_path / "fed", sites) as deployment:
+        join(deployment, sites)
+        assert command(words(deployment, tmp_path / "refused", *rounds)) == 1
+        for site in sites:
+            log = read_audit(Kit.read(deployment.kits / site).audit)
+            assert {entry["event"] for entry in log} == {"refused"} and "the bundle" in log[0]["reason"]
+            # Let every bundle in: the policy still holds, because the bundle's code does not run.
+            deployment.change(site, "policy.yaml", bundles="any", upload_roles=["head"])
+        assert command(words(deployment, tmp_path / "forbidden", *rounds)) == 1
+        for site in sites:
+            deployment.change(site, "policy.yaml", upload_roles=yaml.safe_load(ROLES))
+        assert command(words(deployment, tmp_path / "run", *rounds)) == 0
+    log = read_audit(Kit.read(deployment.kits / "north").audit)
+    assert any("which may not leave it" in entry.get("reason", "") for entry in log)
+    assert log[-1]["event"] == "sent"
+
+
+ROLES = "[embedding, query, key, value, output, mlp, norm, head]"
+
+
+# Killed ---------------------------------------------------------------------------------------------------
+
+
+def run_in_thread(line: list[str]) -> tuple[threading.Thread, list[int]]:
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(subprocess.run(line, check=False).returncode))
+    thread.start()
+    return thread, codes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["configure", "wait", "aggregate", "write"])
+def test_a_server_killed_in_any_phase_of_a_round_goes_on(tmp_path, phase, monkeypatch):
+    """The ServerApp kills itself with SIGKILL in the second of three rounds, once."""
+    sites = SITES[:2]
+    rounds = ("num_rounds=3", "strategy.warmup_rounds=1", "runtime.min_nodes=2")
+    mark = tmp_path / "killed"
+    monkeypatch.setenv("FEDFROZEN_TEST_KILL", f"{phase}:2:{mark}")
+    app = app_with_kills(tmp_path / "app")
+    monkeypatch.setattr("fedfrozen_app.runtime.deployed.app_folder", lambda work: app)
+    with federation(tmp_path / "fed", sites) as deployment:
+        join(deployment, sites)
+        for site in sites:
+            deployment.change(site, "policy.yaml", bundles="any")
+        assert command(words(deployment, tmp_path / "run", *rounds)) == 1
+        assert mark.exists()
+        assert command(["resume", str(tmp_path / "run")]) == 0
+    run = Run(tmp_path / "run")
+    assert [row["round"] for row in run.rows] == [0, 1, 2, 3]
+    (tmp_path / "twin").mkdir()
+    same_model(run, the_same_in_process(deployment, sites, tmp_path / "twin", *rounds))
+
+
+def same_model(one: Run, other: Run) -> None:
+    for name, value in one.model.items():
+        if not is_key_bias(name):
+            torch.testing.assert_close(value, other.model[name], rtol=0, atol=1e-6)
+
+
+KILLS = '''
+
+import os as _os
+import signal as _signal
+from pathlib import Path as _Path
+
+
+def _die(phase, server_round):
+    """For a test: SIGKILL in this phase of this round, once."""
+    wanted, number, mark = _os.environ.get("FEDFROZEN_TEST_KILL", "::").split(":", 2)
+    if wanted == phase and int(number) == server_round and not _Path(mark).exists():
+        _Path(mark).touch()
+        _os.kill(_os.getpid(), _signal.SIGKILL)
+'''
+
+
+def app_with_kills(app):
+    """A copy of the app whose server side dies where it is told to."""
+    for part in ("fedfrozen_app", "strategies", "clients", "conf", "pyproject.toml"):
+        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+        copy(ROOT / part, app / part)
+    base = app / "strategies" / "base.py"
+    text = base.read_text() + KILLS
+    places = {
+        "        nodes = talk.greet()\n": '        _die("configure", server_round)\n',
+        "            record.take(client, reply)\n": '            _die("wait", server_round)\n',
+        "        folding = time.perf_counter()\n": '        _die("aggregate", server_round)\n',
+    }
+    for line, kill in places.items():
+        assert text.count(line) == 1
+        text = text.replace(line, kill + line)
+    base.write_text(text)
+    saver = app / "fedfrozen_app" / "runtime" / "checkpoint.py"
+    text = saver.read_text() + KILLS
+    line = "    part.rename(target)\n"
+    assert text.count(line) == 1
+    saver.write_text(text.replace(line, f'    _die("write", checkpoint.round)\n{line}'))
+    return app
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["training", "upload"])
+def test_a_site_killed_in_training_or_upload_comes_back(tmp_path, phase):
+    """SuperNode and executor get SIGKILL in the second round, and are started again as their units would."""
+    sites = SITES[:2]
+    rounds = ("num_rounds=3", "strategy.warmup_rounds=1", "runtime.min_nodes=2")
+    with federation(tmp_path / "fed", sites) as deployment:
+        join(deployment, sites)
+        line = ["fedfrozen", *words(deployment, tmp_path / "run", *rounds, "runtime.round_timeout=150")]
+        thread, codes = run_in_thread(line)
+        north = Kit.read(deployment.kits / "north")
+        wait_until(lambda: sent(north, 1) and receiving(deployment, "north", 2), 150)
+        if phase == "upload":
+            wait_until(lambda: sent(north, 2), 60)
+        deployment.kill("north-supernode")
+        deployment.kill("north-executor")
+        deadline = time.monotonic() + 120
+        while True:  # refused until the old activation has lapsed
+            deployment.start("north", "supernode")
+            try:
+                deployment.wait_for_line("north-supernode", "SuperNode ID", timeout=20)
+                break
+            except AssertionError:
+                assert time.monotonic() < deadline
+        deployment.start("north", "executor")
+        thread.join(300)
+        assert codes == [0]
+    run = Run(tmp_path / "run")
+    assert [row["round"] for row in run.rows] == [0, 1, 2, 3]
+    # The round in which it died went on without it, or with the reply it had already sent.
+    assert run.rows[3]["clients_ok"] == 2 and run.rows[2]["clients_ok"] >= 1
+    log = [entry for entry in read_audit(north.audit) if entry["event"] == "sent"]
+    assert [entry["round"] for entry in log][-1] == 3
+
+
+def sent(kit: Kit, server_round: int) -> bool:
+    return any(e["event"] == "sent" and e["round"] == server_round for e in read_audit(kit.audit))
+
+
+def receiving(deployment: Deployment, site: str, server_round: int) -> bool:
+    return f"ROUND {server_round}]" in deployment.log(f"{site}-supernode")
+
+
+def wait_until(condition, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
