@@ -6,7 +6,8 @@
 import logging
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.utils import get_flwr_home
+from safetensors import SafetensorError
 from torch import Tensor
 
 from fedfrozen_app.config import Config, compose_config, read, resolved, strategy_settings
@@ -91,6 +93,28 @@ def gather(talk: Conversation, config: Config) -> int | None:
     return count
 
 
+@contextmanager
+def clear_end(folder: Path) -> Iterator[None]:
+    """A full or unwritable disk ends the run with a sentence; checkpoints are whole or absent."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise RunFailed(
+            f"{folder} could not be written ({error}): make room there, then go on with: "
+            f"fedfrozen resume {shlex.quote(str(folder))}"
+        ) from error
+
+
+def announce(strategy: PlannedFedAvg, model: dict[str, Tensor], timeout: float) -> None:
+    """What a round will send and how long that takes, before a site is asked for anything."""
+    down = sum(value.numel() * value.element_size() for value in model.values()) / 1e6
+    log.info(
+        "A round sends at most %.1f MB to each site and takes at most %.1f MB back: %.0f s at 10 Mbit/s, "
+        "%.0f s at 100, times the sites that share a line, and their training. It closes after %g s.",
+        *(down, down, 2 * down * 0.8, 2 * down * 0.08, timeout),
+    )
+
+
 def federate(
     config: Config,
     plain: dict[str, Any],
@@ -147,10 +171,12 @@ def federate(
         strategy.load_state({name: value.to(resident.device) for name, value in start.strategy.items()})
         strategy.usual_norm = start.row.get("usual_norm")
     status = "failed"
+    if not talk.local:
+        announce(strategy, model, config.runtime.round_timeout)
     initial = [to_record(model, local=True)]
     del model
     try:
-        with progress, tracking:
+        with clear_end(folder), progress, tracking:
             strategy.start(
                 talk.grid,
                 initial.pop(),  # nobody keeps the first model while later ones are trained
@@ -168,17 +194,18 @@ def federate(
         trained = [row for row in rows if row["round"] > 0]
         if trained and not any(row["clients_ok"] for row in trained):
             status = "failed"
-        summary = write_outputs(
-            folder,
-            strategy.model,
-            rows,
-            config=plain,
-            status=status,
-            seconds=time.perf_counter() - began,
-            device=str(resident.device),
-            command=shlex.join(["fedfrozen", *overrides]),
-            selected_round=best.round,
-        )
+        with clear_end(folder):
+            summary = write_outputs(
+                folder,
+                strategy.model,
+                rows,
+                config=plain,
+                status=status,
+                seconds=time.perf_counter() - began,
+                device=str(resident.device),
+                command=shlex.join(["fedfrozen", *overrides]),
+                selected_round=best.round,
+            )
     if status == "failed":
         raise RunFailed(f"No client gave a sound reply in any round: {trained[-1]['failures'][0]}")
     return summary

@@ -45,6 +45,7 @@ Scalar = str | int | float | bool
 
 CONNECTION = "own"  # the SuperLink's name in the config.toml that we write for `flwr run`
 TAIL_LINES = 40
+RECONNECTS = 120  # a second each, without a word in between
 ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -406,14 +407,22 @@ class Connection:
         chunks: queue.Queue[str | None] = queue.Queue()
 
         def read() -> None:
-            try:
-                with control_client(self.address, self._authority) as client:
-                    for piece in client.StreamLogs(StreamLogsRequest(run_id=run_id)):
-                        chunks.put(piece.log_output)
-            except httpx.HTTPError as error:  # the SuperLink is gone; `follow` finds out why
-                log.debug("the log stream of run %s broke: %s", run_id, error)
-            finally:
-                chunks.put(None)
+            """The stream breaks on a busy machine and when the SuperLink starts again: ask on after its last."""
+            seen, tries = 0.0, RECONNECTS
+            while tries:
+                tries -= 1
+                try:
+                    with control_client(self.address, self._authority) as client:
+                        request = StreamLogsRequest(run_id=run_id, after_timestamp=seen)
+                        for piece in client.StreamLogs(request):
+                            chunks.put(piece.log_output)
+                            seen, tries = piece.latest_timestamp, RECONNECTS
+                        if client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict[run_id].status.sub_status:
+                            break
+                except httpx.HTTPError as error:  # if it is gone for good, `follow` finds out why
+                    log.debug("the log stream of run %s broke: %s", run_id, error)
+                time.sleep(1)
+            chunks.put(None)
 
         threading.Thread(target=read, daemon=True).start()
         deadline = math.inf if timeout is None else time.monotonic() + timeout

@@ -42,7 +42,6 @@ arrays = st.builds(
 sound = st.lists(st.floats(width=32, allow_nan=True), min_size=6, max_size=6).map(
     lambda values: Array("float32", (2, 3), "raw", torch.tensor(values).numpy().tobytes())
 )
-keys = st.sampled_from(["order", "lacks", "x"])
 texts = st.one_of(
     st.text(max_size=40),
     st.recursive(

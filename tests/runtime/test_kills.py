@@ -6,6 +6,7 @@ import pytest
 
 from fedfrozen_app import client_app
 from fedfrozen_app.runtime import checkpoint
+from fedfrozen_app.server_app import RunFailed
 from strategies.base import PlannedFedAvg
 from tests.conftest import same_bits
 
@@ -73,6 +74,24 @@ def run_with_kills(train, reaper, words, whole, seed, points):
 
 def run_folder(train, folder):
     return train.__closure__[[*train.__code__.co_freevars].index("tmp_path")].cell_contents / folder
+
+
+def test_a_full_disk_ends_with_a_sentence_and_goes_on_when_there_is_room(train, monkeypatch):
+    whole = train(*WORDS, folder="whole")
+    real = checkpoint.save_tensors
+
+    def full(tensors, path):
+        if "2.part" in str(path):
+            raise OSError(28, "No space left on device")
+        return real(tensors, path)
+
+    monkeypatch.setattr(checkpoint, "save_tensors", full)
+    with pytest.raises(RunFailed, match=r"No space left on device.*: make room there.*fedfrozen resume"):
+        train(*WORDS, folder="full")
+    folder = run_folder(train, "full")
+    assert checkpoint.numbers(folder / "checkpoints") == [1]
+    monkeypatch.setattr(checkpoint, "save_tensors", real)
+    assert same_bits(whole.model, train(*WORDS, folder="full", resume=True).model)
 
 
 @pytest.mark.parametrize(

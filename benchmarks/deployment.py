@@ -1,0 +1,199 @@
+"""Real SuperNodes on loopback, with TLS and node keys from provisioned kits: seconds and bytes a round.
+
+`executor`: the resident executor against Flower's process for each message, on the same federation, in turns.
+`link`: over a link of so many Mbit/s, shared by the sites: full broadcast (FedAvg, everything both ways)
+against plan and ledger (FedFrozen, after its switch).
+"""
+
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.common import arguments, ratio, show, spread, write_result  # noqa: E402
+from fedfrozen_app.__main__ import run as command  # noqa: E402
+from fedfrozen_app.runtime.simulation import free_port  # noqa: E402
+from tests.sites.federation import Deployment, federation, write_data  # noqa: E402
+
+SITES = ("north", "south", "west")
+MODEL = [f"model.config.{key}" for key in ("intermediate_size=256", "num_hidden_layers=4")]
+WORK = ["client.local_steps=2", "runtime.threads=1", "runtime.node_timeout=180", "runtime.min_nodes=3"]
+
+
+def train(deployment: Deployment, name: str, *words: str) -> list[dict]:
+    """One run; the rows of its rounds."""
+    folder = deployment.folder / name
+    where = [f"runtime.server_kit={deployment.kits}/server", f"dataset.path={deployment.folder}/data/server"]
+    out = [f"output_dir={folder}", f"hydra.run.dir={folder}"]
+    if command(["runtime=deployed", "dataset=images", *MODEL, *WORK, *where, *out, *words]):
+        raise SystemExit(f"The run {name} failed: see {deployment.folder}.")
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()][1:]
+
+
+def prepare(deployment: Deployment) -> None:
+    write_data(deployment.folder / "data", deployment.kits, SITES)
+    for site in SITES:
+        deployment.change(site, "policy.yaml", min_examples=10)
+
+
+@contextmanager
+def sites_up(deployment: Deployment, *, resident: bool) -> Iterator[None]:
+    """The sites with their executors, or as Flower itself would run them."""
+    for site in SITES:
+        script = deployment.kits / site / "supernode.sh"
+        text = script.read_text()
+        if not resident:
+            flags = "--isolation process --host", "--superexec-auth-secret-file executor.secret"
+            data = f"{deployment.kits}/{site}/data"
+            own = f'--node-config \'site="{site}" data-path="{data}"\''
+            changed = text.replace(flags[0], "--host").replace(flags[1], own)
+            (script.parent / "plain.sh").write_text(changed)
+        deployment.start(site, "supernode" if resident else "plain")
+        if resident:
+            deployment.start(site, "executor")
+    try:
+        yield
+    finally:
+        for site in SITES:
+            deployment.kill(f"{site}-{'supernode' if resident else 'plain'}")
+            if resident:
+                deployment.kill(f"{site}-executor")
+        time.sleep(65)  # until the old activations have lapsed
+
+
+def measure_executor(repeats: int, rounds: int) -> dict:
+    """Seconds a round after the first, in which processes start and data are read."""
+    found: dict[str, list[float]] = {"resident": [], "process a message": []}
+    with tempfile.TemporaryDirectory() as place, federation(Path(place) / "fed", SITES) as deployment:
+        prepare(deployment)
+        for number in range(repeats):
+            for name in found:
+                with sites_up(deployment, resident=name == "resident"):
+                    rows = train(
+                        deployment,
+                        f"{name.split()[0]}{number}",
+                        f"num_rounds={rounds}",
+                        f"run_id=run{number}",
+                    )
+                found[name].append(statistics.mean(row["seconds"]["total"] for row in rows[1:]))
+    return found
+
+
+class Throttle:
+    """A TCP relay that lets so many bytes a second through each way, over all connections together."""
+
+    def __init__(self, port: int, target: int, mbit: float) -> None:
+        self.port, self.target = port, target
+        self.rate = mbit * 1e6 / 8
+        self.bytes = 0
+
+    def __enter__(self) -> "Throttle":
+        threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """The daemon thread ends with the process."""
+
+    async def _serve(self) -> None:
+        self._free = {"up": 0.0, "down": 0.0}
+        server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
+        async with server:
+            await server.serve_forever()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
+        await asyncio.gather(
+            self._pass(reader, far_writer, "up"),
+            self._pass(far_reader, writer, "down"),
+            return_exceptions=True,
+        )
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
+        try:
+            while piece := await reader.read(8192):
+                self.bytes += len(piece)
+                now = time.monotonic()
+                self._free[way] = max(self._free[way], now) + len(piece) / self.rate
+                await asyncio.sleep(max(0.0, self._free[way] - now))
+                writer.write(piece)
+                await writer.drain()
+        finally:
+            writer.close()
+
+
+def measure_link(mbit: float, rounds: int) -> dict:
+    """By strategy: seconds, counted bytes and bytes on the wire of a round, all sites together."""
+    found = {}
+    with tempfile.TemporaryDirectory() as place, federation(Path(place) / "fed", SITES) as deployment:
+        prepare(deployment)
+        port = free_port()
+        for site in SITES:
+            for file in ("supernode.sh", "site.yaml"):
+                path = deployment.kits / site / file
+                path.write_text(path.read_text().replace(f":{deployment.internal}", f":{port}"))
+        with Throttle(port, deployment.internal, mbit) as link:
+            for site in SITES:
+                deployment.start_site(site)
+            for name, words in {
+                "full broadcast": ("strategy=fedavg",),
+                "plan + ledger": ("strategy=fedfrozen", "strategy.warmup_rounds=1"),
+            }.items():
+                before = link.bytes
+                rows = train(
+                    deployment, name.split()[0], *words, f"num_rounds={rounds}", f"run_id={name[:4]}"
+                )
+                late = rows[2:]  # after the switch, and after the round that brings the last kernel
+                found[name] = {
+                    "seconds": [row["seconds"]["total"] for row in late],
+                    "bytes_up": late[-1]["bytes_up"],
+                    "bytes_down": late[-1]["bytes_down"],
+                    "wire_bytes_per_round": (link.bytes - before) // rounds,
+                }
+    return found
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "", repeats=3)
+    parser.add_argument("what", choices=("executor", "link"), help="which of the two")
+    parser.add_argument("--rounds", type=int, default=5, help="of each run (default 5, at least 4)")
+    parser.add_argument("--mbit", type=float, default=10, help="of the link (default 10)")
+    options = parser.parse_args()
+    if options.what == "executor":
+        found = measure_executor(options.repeats, options.rounds)
+        factor = ratio(found["process a message"], found["resident"])
+        figures = {"seconds_per_round": {k: spread(v) for k, v in found.items()}, "ratio": factor}
+        checks = {"a resident round takes at most a third": factor.median >= 3}
+        rows = [[name, f"{spread(values):.1f}"] for name, values in found.items()]
+        rows.append(["process / resident", f"{factor:.1f}"])
+        columns = ["sites", "seconds a round"]
+    else:
+        link = measure_link(options.mbit, options.rounds)
+        figures = {"mbit": options.mbit, "strategies": link}
+        full, plan = link["full broadcast"], link["plan + ledger"]
+        checks = {"plan and ledger send fewer bytes both ways": plan["bytes_up"] < full["bytes_up"]}
+        columns = ["what travels", "seconds a round", "bytes up", "bytes down", "on the wire, both ways"]
+        rows = [
+            [
+                name,
+                f"{spread(value['seconds']):.1f}",
+                f"{value['bytes_up']:,}",
+                f"{value['bytes_down']:,}",
+                f"{value['wire_bytes_per_round']:,}",
+            ]
+            for name, value in link.items()
+        ]
+    path = write_result(f"deployment_{options.what}", figures)
+    show(f"Deployment: {options.what}", columns, rows, checks, path)
+
+
+if __name__ == "__main__":
+    main()
