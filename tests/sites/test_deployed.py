@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.runtime.simulation import flower_environment
+from fedfrozen_app.runtime.simulation import flower_environment, free_port
 from fedfrozen_app.sites.audit import read_audit
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.provision import bundle_digest
@@ -128,6 +128,7 @@ def test_three_sites_through_the_proxy_and_who_is_turned_away(tmp_path):
         assert "certificate" in supernode(stranger).lower()
         # A plain-text client.
         plain = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{deployment.port}"]
+        plain += ["--isolation", "process", "--port", str(free_port()), "--max-retries", "0"]
         assert "Failed to" in attempt(plain, north / "flwr")
         assert httpx.get(f"http://127.0.0.1:{deployment.port}/v1/fleet/").status_code == 400
 
