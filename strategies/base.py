@@ -139,10 +139,10 @@ class PlannedFedAvg(FlowerFedAvg):
         return result
 
     def _train_round(self, server_round: int, talk: Conversation) -> Row:
+        plan = self.plan(server_round)
         how = self.federation.aggregation
         mean = make_mean(how, self.model, self._drift_group, self.usual_norm)
         record = RoundRecord(server_round, mean, quorum=how.quorum)
-        plan = self.plan(server_round)
         private = set(plan.private)
         order = Order(
             round=server_round,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Array, Message
+from flwr.app import Array, Message, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from fedfrozen_app.exchange.messages import (
     hello_message,
     read_hello,
     read_reply,
+    train_content,
     train_message,
 )
 from fedfrozen_app.exchange.plan import Order
@@ -41,7 +42,9 @@ class Conversation:
     _known: dict[int, Hello] = field(default_factory=dict)
     _online: list[int] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
-    _made: dict[str, Array] = field(default_factory=dict)  # of this round, shared by its messages
+    # Of this round, shared by its messages:
+    _made: dict[str, Array] = field(default_factory=dict)
+    _contents: dict[tuple[str, ...], RecordDict] = field(default_factory=dict)
 
     def greet(self) -> dict[str, int]:
         """Client names and the node ids they have now; nodes not seen before are asked who they are."""
@@ -100,7 +103,7 @@ class Conversation:
         reply is in memory, whatever the cohort's size.
         """
         deadline = time.monotonic() + self.timeout
-        self._made = {}
+        self._made, self._contents = {}, {}
         messages = []
         for client, node in cohort:
             names = self.ledger.missing(client, order.base)
@@ -112,7 +115,7 @@ class Conversation:
         for message_id in ready:
             client, node = sent[message_id]
             yield client, self._answer(client, node, message_id, order, model, traffic, deadline)
-        self._made = {}
+        self._made, self._contents = {}, {}
 
     def _answer(
         self,
@@ -152,7 +155,10 @@ class Conversation:
     ) -> Message:
         arrays = {name: model[name] for name in names}
         traffic.sent(arrays, order.json, self.roles)
-        return train_message(node, order, arrays, ttl=self.timeout, local=self.local, made=self._made)
+        # Clients that lack the same are sent the same: nobody changes a message's content.
+        if (key := tuple(names)) not in self._contents:
+            self._contents[key] = train_content(order, arrays, local=self.local, made=self._made)
+        return train_message(node, order, self._contents[key], ttl=self.timeout)
 
     def _receive(self, message_id: str, deadline: float, traffic: Traffic) -> Reply | str:
         message = self._pull(message_id, deadline)

@@ -54,18 +54,17 @@ def read_hello(message: Message) -> Hello:
     return Hello(**json.loads(str(message.content["hello"]["json"])))
 
 
-def train_message(
-    node: int,
-    order: Order,
-    arrays: Mapping[str, Tensor],
-    *,
-    ttl: float,
-    local: bool,
-    made: dict[str, Array] | None = None,
-) -> Message:
+def train_content(
+    order: Order, arrays: Mapping[str, Tensor], *, local: bool, made: dict[str, Array]
+) -> RecordDict:
+    """What an order's message holds; `made` keeps arrays by name for the round's other messages."""
     content = RecordDict()
     content["arrays"] = to_record(arrays, local=local, made=made)
     content["order"] = ConfigRecord({"json": order.json})
+    return content
+
+
+def train_message(node: int, order: Order, content: RecordDict, *, ttl: float) -> Message:
     return Message(
         content,
         dst_node_id=node,

@@ -60,4 +60,4 @@ class Recorder:
         with torch.no_grad():
             for name, value in layout.views(rows[0]).items():
                 resident.parameters[name].copy_(value)
-        return losses[0] / len(schedule.index)
+        return losses[0]

@@ -186,8 +186,7 @@ class CohortRunner:
             values=result[: len(clients)],
             examples=[len(resident.rows(client).train) for client in clients],
         )
-        own = schedule.steps[: len(clients)]
-        block.metrics["train_loss"] = losses[: len(clients)] / own.to(losses)
+        block.metrics["train_loss"] = losses[: len(clients)]
         if before is not None:
             block.metrics["client_val_before"] = before
             block.metrics["client_val_after"] = self._judge_rows(block)
@@ -247,7 +246,6 @@ class Step:
         self.on_gpu = resident.device.type == "cuda"
         self.flat = torch.zeros(size, layout.width, dtype=resident.task.dtype, device=resident.device)
         self.flat.requires_grad_(True)
-        self.flat.grad = torch.zeros_like(self.flat)
         self.losses = torch.zeros(size, dtype=torch.float64, device=resident.device)
         self._loss = self._make_loss(order)
         # (clients, classes); all ones where classes are not weighed: the mean over a batch stays the same.
@@ -280,7 +278,7 @@ class Step:
                         value.zero_()
 
     def train(self, schedule: Schedule) -> tuple[Tensor, Tensor]:
-        """Each client's row after its own last step, and the sum of its losses."""
+        """Each client's row after its own last step, and the mean of its losses."""
         ends = schedule.steps.tolist()
         result = torch.empty_like(self.flat, requires_grad=False)
         for number, (index, mask) in enumerate(zip(schedule.index, schedule.mask, strict=True), start=1):
@@ -288,7 +286,12 @@ class Step:
             done = [client for client, end in enumerate(ends) if end == number]
             if done:  # sorted by steps: neighbours finish together
                 result[done[0] : done[-1] + 1] = self.flat.detach()[done[0] : done[-1] + 1]
-        return result, self.losses.clone()
+        return result, self.losses / self._counts(ends)
+
+    def _counts(self, ends: list[int]) -> Tensor:
+        """On the device, sent without waiting for it; a client without a step counts as having one."""
+        counts = torch.tensor([max(end, 1) for end in ends], dtype=torch.float64)
+        return counts.pin_memory().to(self.losses.device, non_blocking=True) if self.on_gpu else counts
 
     def run(self, index: Tensor, mask: Tensor) -> None:
         """One step on rows `index`, (clients, batch), of which `mask` says which are real."""
@@ -305,12 +308,12 @@ class Step:
         if self._gradient is None:
             self._gradient = self._make_gradient(index, mask)
         loss, gradient = self._gradient(self.flat.detach(), *self._fixed(), index, mask)
-        assert self.flat.grad is not None
-        self.flat.grad.copy_(gradient)
+        # A captured step writes the same memory at every replay, which stays alive here.
+        self.flat.grad = gradient
         clip = self.resident.config.client.clip
         if clip is not None:  # as torch.nn.utils.clip_grad_norm_ does, for each client on its own
-            norm = torch.linalg.vector_norm(self.flat.grad, dim=1, keepdim=True)
-            self.flat.grad.mul_((clip / (norm + 1e-6)).clamp(max=1.0))
+            norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+            gradient.mul_((clip / (norm + 1e-6)).clamp(max=1.0))
         self.optimizer.step()
         self.losses += loss.double() * (mask.sum(dim=1) > 0)
 

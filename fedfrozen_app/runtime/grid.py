@@ -7,8 +7,9 @@ plugs in. This one runs a client when its reply is asked for, so that one reply 
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
-from flwr.app import Context, Error, Message, MessageType, RecordDict
+from flwr.app import Context, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -146,12 +147,17 @@ class CohortGrid(InProcessGrid):
         if not members:
             return
         for block in self._runner.train(list(members), order, base):
+            replies = []  # made while the device still works; only their figures wait for it
             for number, client in enumerate(block.clients):
-                metrics = {name: values[number] for name, values in block.figures.items()}
-                reply = Reply(order.digest, block.examples[number], block.slice(number), metrics)
+                reply = Reply(order.digest, block.examples[number], block.slice(number))
                 message = members[client]
                 self._waiting.pop(message.metadata.message_id)
-                yield train_reply(message, reply, local=True)
+                replies.append(train_reply(message, reply, local=True))
+            for number, message in enumerate(replies):
+                figures = cast(MetricRecord, message.content["metrics"])
+                for name, values in block.figures.items():
+                    figures[name] = values[number]
+                yield message
 
     def _client(self, message: Message) -> str:
         return str(self.contexts[message.metadata.dst_node_id].node_config["partition-id"])
