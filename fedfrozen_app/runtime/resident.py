@@ -6,6 +6,7 @@ rebuilt or read again between rounds.
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -31,6 +32,7 @@ from fedfrozen_app.data.federated import (
 from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.cache import Cache
+from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.models.build import build_model, parameters_of
 from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.models.task import Inputs, Task
@@ -180,6 +182,7 @@ def config_of(overrides: str) -> Config:
 
 
 def _build_for(context: Context) -> Resident:
+    prepare_logging()  # a worker's or a site's process begins without it
     config = config_of(str(context.run_config["overrides"]))
     node = context.node_config
     path = node.get("data-path")
@@ -197,7 +200,7 @@ def _build_for(context: Context) -> Resident:
     else:
         shares = share_out(corpus, config, int(node["num-partitions"]))
     resident = Resident(config, corpus, cache=disk_cache(context), shares=shares, card=card)
-    log.info("This worker trains on %s and keeps its model and data loaded.", resident.device)
+    log.info("Worker %d trains on %s and keeps its model and data loaded.", os.getpid(), resident.device)
     return resident
 
 

@@ -141,7 +141,8 @@ FLOWERS_OWN = re.compile(
 
 
 def show(line: str) -> None:
-    """Print a line of a run's log, unless it is Flower's own."""
+    """Print a line of a run's log, unless it is Flower's own; a worker's name is cut off."""
+    line = re.sub(r"^\(\w+ pid=\d+\) (?=Worker \d+ trains on )", "", line)
     if not FLOWERS_OWN.search(line):
         print(line, flush=True)
 
@@ -189,6 +190,7 @@ def flower_environment(home: Path) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; Flower's default is 1
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",  # every worker says which device it uses, in almost the same words
         # Nobody looks at Ray's metrics, and the workers that it starts in advance are never used,
         # because they lack the environment that Flower asks for: seconds of CPU at every start.
         "RAY_enable_metrics_collection": "0",

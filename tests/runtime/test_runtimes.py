@@ -1,5 +1,6 @@
 """One app, three runtimes, one result: in process, Flower's simulation, real SuperNodes."""
 
+import re
 import shlex
 
 import torch
@@ -42,6 +43,9 @@ def test_flower_simulation_equals_one_process(train, tmp_path):
     same_result(one, Run(folder))
     assert Run(folder).summary["status"] == "completed"
     assert (folder / "report.html").exists() and (folder / "curves.png").exists()
+    # Two workers answered three clients in two rounds, and each loaded the model and the data once.
+    workers = re.findall(r"Worker (\d+) trains on cpu and keeps", (folder / "flower" / "run.log").read_text())
+    assert len(workers) == len(set(workers)) == 2
 
 
 def test_deployed_supernodes_equal_one_process(train, tmp_path):
