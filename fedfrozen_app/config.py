@@ -6,11 +6,13 @@ Hydra composes `conf/`; `read` turns the result into the dataclasses below or ra
 import difflib
 import re
 import shlex
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
@@ -18,7 +20,11 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedfrozen_app.errors import UserError
-from strategies import STRATEGIES
+
+if (
+    TYPE_CHECKING
+):  # torch and the strategies take seconds to import, and whoever only lists runs needs neither
+    import torch
 
 DEFAULT_CLIENTS = 10
 
@@ -176,6 +182,17 @@ def compose_config(overrides: str | list[str]) -> DictConfig:
         raise UserError(sentence(error)) from error
 
 
+def with_hydra(
+    job: Callable[[DictConfig], float | None], arguments: list[str], *, name: str = "config", verb: str = ""
+) -> None:
+    """Let Hydra read the command line and call `job`; what it cannot compose is a `UserError`."""
+    sys.argv = [f"fedfrozen {verb}".rstrip(), *arguments]
+    try:
+        hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")(job)()
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(sentence(error)) from error
+
+
 def resolved(composed: DictConfig) -> dict[str, Any]:
     """The nested plain dictionary that summaries and checkpoints keep."""
     try:
@@ -201,6 +218,8 @@ def read(plain: dict[str, Any]) -> Config:
 
 def strategy_settings(config: Config) -> Any:
     """The settings dataclass of the chosen strategy, checked by itself."""
+    from strategies import STRATEGIES
+
     settings = dict(config.strategy)
     name = settings.pop("name", None)
     if name not in STRATEGIES:
@@ -214,7 +233,9 @@ def strategy_settings(config: Config) -> Any:
     return typed.checked(config.num_rounds)  # type: ignore[union-attr]
 
 
-def device_of(name: str) -> torch.device:
+def device_of(name: str) -> "torch.device":
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():
@@ -366,6 +387,8 @@ def sentence(error: Exception) -> str:
 
 
 def _unknown_key(error: Exception) -> str:
+    from strategies import STRATEGIES
+
     found = re.search(r"Could not override '([^']+)'|Key '([^']+)' (?:is )?not in", str(error))
     if not found:
         return ""

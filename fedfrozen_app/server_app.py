@@ -22,7 +22,7 @@ from fedfrozen_app.config import Config, compose_config, read, resolved, strateg
 from fedfrozen_app.data.federated import load_corpus, server_only, share_out
 from fedfrozen_app.data.partition import label_counts
 from fedfrozen_app.data.picture import label_picture
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.logs import prepare_logging
@@ -39,10 +39,6 @@ from strategies.robust import Aggregation
 
 log = logging.getLogger(__name__)
 app = ServerApp()
-
-
-class RunFailed(RuntimeError):
-    """The run came to its end without having trained anything."""
 
 
 @app.main()

@@ -16,13 +16,14 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from fedfrozen_app.errors import UserError
+
+if TYPE_CHECKING:  # torch takes seconds to import, and whoever only looks at runs does not need it
+    from torch import Tensor
 
 FORMAT = 1
 
@@ -32,12 +33,12 @@ class Checkpoint:
     round: int
     config: dict[str, Any]
     overrides: list[str]  # what composes that configuration again
-    model: dict[str, Tensor]
+    model: "dict[str, Tensor]"
     row: dict[str, Any]
     ledger: dict[str, list[str]] = field(default_factory=dict)
     hooks: dict[str, Any] = field(default_factory=dict)
-    clients: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    strategy: dict[str, Tensor] = field(default_factory=dict)
+    clients: "dict[str, dict[str, Tensor]]" = field(default_factory=dict)
+    strategy: "dict[str, Tensor]" = field(default_factory=dict)
 
 
 def write(checkpoint: Checkpoint, folder: Path, keep: int) -> Path:
@@ -77,6 +78,8 @@ def write(checkpoint: Checkpoint, folder: Path, keep: int) -> Path:
 
 
 def read(folder: Path) -> Checkpoint:
+    from safetensors.torch import load_file
+
     try:
         state = json.loads((folder / "state.json").read_text())
         model = load_file(folder / "model.safetensors")
@@ -131,7 +134,9 @@ def newest_state(run: Path) -> dict[str, Any] | None:
     return json.loads((run / "checkpoints" / str(found[-1]) / "state.json").read_text()) if found else None
 
 
-def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+def save_tensors(tensors: "Mapping[str, Tensor]", path: Path) -> None:
+    from safetensors.torch import save_file
+
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
 
 

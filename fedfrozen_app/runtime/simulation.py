@@ -37,7 +37,7 @@ from flwr.proto.control_pb2 import ListRunsRequest, StopRunRequest, StreamLogsRe
 from flwr.supercore.control import ControlHttpClient
 
 import fedfrozen_app
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.errors import RunFailed, UserError
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ RECONNECTS = 120  # a second each, without a word in between
 ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class SimulationFailed(RuntimeError):
+class SimulationFailed(RunFailed):
     """The run did not complete; the text says how it ended, and then its last log lines."""
 
 

@@ -10,13 +10,13 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from fedfrozen_app import commands
 from fedfrozen_app.config import Config, read, resolved
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.report.curves import read_rows
 from fedfrozen_app.runtime import checkpoint
 from fedfrozen_app.sweep import status
+from fedfrozen_app.training import execute
 
 log = logging.getLogger(__name__)
 TOKEN = "FEDFROZEN_SWEEP"  # the environment variable that tells a member which sweep asked for it
@@ -47,10 +47,9 @@ def run_member(plain: dict[str, Any], overrides: list[str], wanted: Path, sweep:
         return None
     try:
         with status.recorded(folder, plain, overrides, sweep):
-            config = read(plain)
-            start = beginning(config, folder)
-            commands.execute(config, plain, overrides, folder, start)
-    except (UserError, *commands.FAILURES) as error:
+            config, start = beginning(read(plain), folder)
+            execute(config, plain, overrides, folder, start)
+    except (UserError, RunFailed) as error:
         log.warning("%s failed: %s", folder, error)
         return None
     return objective(folder)
@@ -70,14 +69,14 @@ def claim(wanted: Path, own: status.Status) -> Path:
     raise AssertionError("numbers do not end")
 
 
-def beginning(config: Config, folder: Path) -> checkpoint.Checkpoint | None:
+def beginning(config: Config, folder: Path) -> tuple[Config, checkpoint.Checkpoint | None]:
     """Where to go on: the newest checkpoint of an earlier attempt, else what the configuration says."""
     # What clients keep for themselves is lost with a simulation's processes: those begin anew.
     if config.runtime.name == "inprocess" and checkpoint.numbers(folder / "checkpoints"):
         start = checkpoint.newest(folder)
         log.info("Going on after round %d.", start.round)
-        return start
-    return checkpoint.read(Path(config.start_from)) if config.start_from else None
+        return replace(config, start_from=None), start  # a fork goes on from its own rows, not its origin's
+    return config, checkpoint.read(Path(config.start_from)) if config.start_from else None
 
 
 def objective(folder: Path) -> float | None:

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from fedfrozen_app.compare.collect import collect
 from fedfrozen_app.compare.command import show, write_all
-from fedfrozen_app.config import quoted, sentence
+from fedfrozen_app.config import quoted, sentence, with_hydra
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.sweep.member import TOKEN, member
 from fedfrozen_app.sweep.status import SweepFailed
@@ -32,8 +32,6 @@ NAME_LENGTH = 60
 
 def multirun(arguments: list[str]) -> None:
     """Run every combination, then show what became of each and how they compare."""
-    from fedfrozen_app.commands import with_hydra
-
     words = [word for word in arguments if word not in ("-m", "--multirun")]
     folder, words = sweep_folder(words)
     token = new_token()

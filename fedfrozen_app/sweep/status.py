@@ -14,13 +14,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.runtime.checkpoint import replace_file
 
 FILE = "status.json"
 
 
-class SweepFailed(RuntimeError):
+class SweepFailed(RunFailed):
     """Some runs of a sweep are not complete."""
 
 

@@ -8,16 +8,14 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.table import Table
 
-from fedfrozen_app.config import conf_dir, sentence
+from fedfrozen_app.config import sentence, with_hydra
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.report.summary import git_commit, versions
 from fedfrozen_app.theory.descent import Walk, explore, follow_walk, measure, walk
@@ -52,7 +50,6 @@ def theory(arguments: list[str]) -> None:
     """The verb; a Hydra multirun with -m."""
     failed: list[UserError] = []
 
-    @hydra.main(config_path=str(conf_dir()), config_name="theory", version_base="1.3")
     def job(composed: DictConfig) -> float | None:
         try:
             config = read(composed)
@@ -63,11 +60,7 @@ def theory(arguments: list[str]) -> None:
             failed.append(error)
             return None
 
-    sys.argv = ["fedfrozen theory", *arguments]
-    try:
-        job()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(sentence(error)) from error
+    with_hydra(job, arguments, name="theory", verb="theory")
     if failed:
         raise failed[0]
 

@@ -7,8 +7,8 @@ import torch
 from flwr.app import Array, ConfigRecord, Message, RecordDict
 
 from fedfrozen_app import client_app
+from fedfrozen_app.errors import RunFailed
 from fedfrozen_app.exchange.cache import Cache
-from fedfrozen_app.server_app import RunFailed
 from tests.conftest import same_bits
 
 

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from fedfrozen_app import client_app
+from fedfrozen_app.errors import RunFailed
 from fedfrozen_app.runtime import checkpoint
-from fedfrozen_app.server_app import RunFailed
 from strategies.base import PlannedFedAvg
 from tests.conftest import same_bits
 
