@@ -21,9 +21,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedfrozen_app.errors import UserError
 
-if (
-    TYPE_CHECKING
-):  # torch and the strategies take seconds to import, and whoever only lists runs needs neither
+# torch and the strategies take seconds to import, and whoever only lists runs needs neither.
+if TYPE_CHECKING:
     import torch
 
 DEFAULT_CLIENTS = 10

@@ -60,6 +60,7 @@ class PlannedFedAvg(FlowerFedAvg):
 
     Settings = Settings
     algorithm = "fedavg"  # the file in clients/ that says how a client trains
+    undecided = ""  # a sentence for `fedfrozen plan`, where plans depend on what training finds out
 
     def __init__(
         self,

@@ -52,6 +52,10 @@ class FedFrozen(base.PlannedFedAvg):
                 "This model has no attention kernel to freeze: choose strategy=fedavg, or a Transformer."
             )
         self.watch = Watch(self.settings.rule)
+        if self.settings.warmup_rounds == AUTO:
+            self.undecided = (
+                "When auto freezes is found out in training: these are the bytes if it never does."
+            )
 
     def plan(self, server_round: int) -> Plan:
         plan = super().plan(server_round)

@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Where a run was put, who else was told of it and which seed it had say nothing about what was tried.
-NOT_SETTINGS = ("seed", "output_dir", "track")
+# Its seed and name, where it was put and who else was told of it say nothing about what a run tried.
+NOT_SETTINGS = ("seed", "run_id", "output_dir", "track")
 Settings = dict[str, Any]
 
 

@@ -53,6 +53,7 @@ class Forecast:
     everything_up: int  # what FedAvg would send up with the same cohorts
     up_by_round: list[Bytes]
     down_by_round: list[Bytes]
+    undecided: str  # what the run will find out for itself
 
     def total(self, way: str) -> int:
         return sum(sum(getattr(stage, way).values()) for stage in self.stages)
@@ -116,7 +117,16 @@ def walk(strategy: PlannedFedAvg, num_rounds: int, clients: list[str], roles: Ma
         up_by_round.append(up)
         down_by_round.append(down)
     everything = sum(whole.values()) * sum(stage.client_rounds for stage in stages)
-    return Forecast(dict(parameters), whole, len(clients), stages, everything, up_by_round, down_by_round)
+    return Forecast(
+        dict(parameters),
+        whole,
+        len(clients),
+        stages,
+        everything,
+        up_by_round,
+        down_by_round,
+        strategy.undecided,
+    )
 
 
 def _missing(

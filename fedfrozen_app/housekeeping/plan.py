@@ -31,6 +31,8 @@ def plan(arguments: list[str]) -> None:
     for stage in found.stages:
         console.print(stage_table(stage, found))
     console.print(totals_table(found))
+    if found.undecided:
+        console.print(found.undecided, highlight=False, soft_wrap=True)
     console.print(
         "Arrays alone: orders, digests and replies add some kB a message. Down: what a client lacks, as if "
         "every trained array changed in every round.",

@@ -29,6 +29,7 @@ body {
 h1 { margin: 0; font-size: 1.7rem; line-height: 1.2; overflow-wrap: anywhere; }
 h2 { margin: 2.2rem 0 .7rem; font-size: 1.2rem; }
 p { margin: .4rem 0; }
+p.text { max-width: 46rem; margin-bottom: .8rem; }
 .soft { color: var(--soft); }
 .warn { color: var(--warn); font-weight: 600; }
 .good { color: var(--good); font-weight: 600; }

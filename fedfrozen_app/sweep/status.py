@@ -53,8 +53,8 @@ class Status:
 
 
 def digest_of(plain: Mapping[str, Any]) -> str:
-    """The same for the same resolved configuration, wherever its results go and whoever is told of them."""
-    settings = {key: value for key, value in plain.items() if key not in ("output_dir", "track")}
+    """The same for the same resolved configuration, whatever the run is called, wherever its results go."""
+    settings = {key: value for key, value in plain.items() if key not in ("run_id", "output_dir", "track")}
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
 

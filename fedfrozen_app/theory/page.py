@@ -9,19 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
-from fedfrozen_app.report.style import CSS
+from fedfrozen_app.report.html import box, command, document, save, table
 from fedfrozen_app.theory import figures, words
 from fedfrozen_app.theory.accuracy import judge, read_result, scores_of
 from fedfrozen_app.theory.descent import Outcome
 from fedfrozen_app.theory.problem import Setting
 from fedfrozen_app.theory.studies import SWITCH, TABLE_WARMUPS, check_table, describe, judge_auto
-
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-EXTRA = """
-main { max-width: 60rem; } figure { margin: 1rem 0; } p.text { max-width: 46rem; }
-table.numbers { border-collapse: collapse; } table.numbers td, table.numbers th { padding: .2rem .7rem;
-  text-align: right; border-bottom: 1px solid var(--rule); } table.numbers .text { text-align: left; }
-"""
 
 
 def write_page(
@@ -65,11 +58,11 @@ def write_page(
     }
     (folder / "theory.json").write_text(json.dumps(numbers, indent=2))
 
-    table = _table(
+    final = table(
         ["heterogeneity, local steps", *(f"{warmup}" for warmup in TABLE_WARMUPS)],
         [[f"{h:g}, {t}", *(f"{value:.3f}" for value in row)] for (h, t), row in check.rows.items()],
     )
-    auto = _table(
+    auto = table(
         ["setting", "best fixed", "auto (median)", "regret", "against never freezing"],
         [
             [
@@ -92,13 +85,15 @@ def write_page(
     sections = [*words.SECTIONS, *([words.CIFAR10] if "cifar10" in scores else [])]
     blocks = [_text(words.INTRODUCTION.format(**fill))]
     blocks += [_section(folder, title, picture, text.format(**fill)) for title, picture, text in sections]
-    blocks.append(f"<h2>Final F by warm-up</h2><div class='box scroll'>{table}</div>")
-    blocks.append(f"<h2>Does auto find it?</h2>{_text(words.REGRET)}<div class='box scroll'>{auto}</div>")
+    blocks.append(f"<h2>Final F by warm-up</h2>{box(final)}")
+    blocks.append(f"<h2>Does auto find it?</h2>{_text(words.REGRET)}{box(auto)}")
     for study, result in found.items():
         if result:
             blocks.append(_accuracy_table(study, result))
     path = folder / "theory.html"
-    path.write_text(_page("The theory laboratory", blocks, about), encoding="utf-8")
+    blocks.append(f"<h2>To repeat it</h2>{command(str(about['command']))}")
+    title = "The theory laboratory"
+    save(document(title, f"<h1>{title}</h1>", "\n".join(blocks), []), path)
     return path
 
 
@@ -119,8 +114,7 @@ def _accuracy_table(study: str, result: dict[str, Any]) -> str:
     for setting, by_warmup in scores.items():
         cells = (100 * sum(seeds.values()) / len(seeds) for seeds in (by_warmup[label] for label in labels))
         rows.append([setting, *(f"{value:.1f}" for value in cells)])
-    text = f"<h2>Test accuracy by warm-up: {escape(study)}</h2><div class='box scroll'>"
-    text += _table(["setting", *labels], rows) + "</div>"
+    text = f"<h2>Test accuracy by warm-up: {escape(study)}</h2>{box(table(['setting', *labels], rows))}"
     verdicts = judge(result["cells"])
     if verdicts:
         body = [
@@ -134,7 +128,7 @@ def _accuracy_table(study: str, result: dict[str, Any]) -> str:
             "behind FedAvg, points",
             "auto froze after",
         ]
-        text += f"<div class='box scroll'>{_table(head, body)}</div>"
+        text += box(table(head, body))
     return text
 
 
@@ -150,36 +144,3 @@ def _section(folder: Path, title: str, picture: str, paragraph: str) -> str:
     data = base64.b64encode((folder / picture).read_bytes()).decode()
     image = f'<img alt="{escape(title)}" src="data:image/png;base64,{data}">'
     return f"<h2>{escape(title)}</h2>{_text(paragraph)}<figure>{image}</figure>"
-
-
-def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    top = '<tr><th class="text">' + "</th><th>".join(map(escape, head)) + "</th></tr>"
-    lines = "".join(
-        f'<tr><td class="text">{escape(first)}</td>'
-        + "".join(f"<td>{escape(c)}</td>" for c in rest)
-        + "</tr>"
-        for first, *rest in body
-    )
-    return f'<table class="numbers"><thead>{top}</thead><tbody>{lines}</tbody></table>'
-
-
-def _page(title: str, blocks: Sequence[str], about: dict[str, Any]) -> str:
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)}</title>
-<style>{CSS}{EXTRA}</style>
-</head>
-<body>
-<h1>{escape(title)}</h1>
-<main>
-{"".join(blocks)}
-<h2>To repeat it</h2>
-<pre>{escape(str(about["command"]))}</pre>
-</main>
-</body>
-</html>
-"""

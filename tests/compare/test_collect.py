@@ -37,7 +37,7 @@ def test_groups_are_everything_but_the_seed(save, tmp_path):
 
 def test_who_was_told_of_a_run_is_no_setting(save, tmp_path):
     for seed, told in enumerate([True, False]):
-        save(str(seed), [0.1, 0.8], seed=seed, track={"tensorboard": True, "wandb": told})
+        save(str(seed), [0.1, 0.8], seed=seed, run_id=f"r{seed}", track={"wandb": told})
     (group,) = collect([tmp_path]).groups
     assert [run.seed for run in group.runs] == [0, 1]
 

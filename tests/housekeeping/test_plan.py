@@ -123,6 +123,10 @@ def test_the_plan_reads_as_tables(capsys, monkeypatch):
     assert command(["plan", "num_rounds=10"]) == 0
     out = capsys.readouterr().out
     assert "warmup: 2 rounds" in out and "frozen: 8 rounds" in out and "19.6% less" in out
+    assert "if it never does" not in out
+    assert command(["plan", "num_rounds=10", "strategy.warmup_rounds=auto"]) == 0
+    out = capsys.readouterr().out
+    assert "warmup: 10 rounds" in out and "if it never does" in out
     assert command(["plan", "model=linear"]) == 2
     assert command(["plan", "model.dtype=int8"]) == 2
     assert torch.get_default_device() == torch.device("cpu")
