@@ -10,13 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from clients import ALGORITHMS
 from fedfrozen_app import config
 from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.commands import VERBS
 from fedfrozen_app.config import Config, compose_config, conf_dir, read, resolved
+from fedfrozen_app.theory import command as theory
 from strategies import STRATEGIES
 from strategies.fedfrozen import SCOPES
 from tests.conftest import same_bits
@@ -26,39 +30,77 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 README, CONFIGURATION, ADDING = (
     (ROOT / name).read_text() for name in ("README.md", "docs/configuration.md", "docs/adding-a-strategy.md")
 )
-VERBS = ("resume", "evaluate", "export")
 
 
-def blocks(page, language=""):
-    """The fenced blocks in one language; commands have none."""
+def blocks(page, *languages):
+    """The fenced blocks in these languages."""
     fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    return [text for found, text in fenced if found == language]
+    return [text for found, text in fenced if found in languages]
 
 
 def lines(page):
-    return [line for block in blocks(page) for line in block.splitlines()]
+    return [line for block in blocks(page, "", "bash") for line in block.splitlines()]
 
 
-COMMANDS = [shlex.split(line)[1:] for line in lines(README) if line.startswith("fedfrozen ")]
+def commands(page):
+    return [shlex.split(line, comments=True)[1:] for line in lines(page) if line.startswith("fedfrozen ")]
+
+
+# The commands of docs/adding-a-strategy.md need the files that the page tells to write: see the end.
+COMMANDS = [
+    pytest.param(words, id=f"{page.name}: {' '.join(words)}")
+    for page in PAGES
+    if page.name != "adding-a-strategy.md"
+    for words in commands(page.read_text())
+]
 FLOWER_RUNS = [line for line in lines(README) if line.startswith("flwr run ")]
 
 
 # Commands -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_a_command_of_the_readme_composes(words, tmp_path, capsys):
-    if words[0] in VERBS:
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_is_understood(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    verb = words[0] if words[0] in VERBS else ""
+    if verb in ("plan", "doctor"):
+        assert command(words) == 0
+    elif verb == "theory":
+        assert all(theory.read(composed).study in theory.STUDIES for composed in laboratory(words[1:]))
+    elif verb in ("", "search"):
+        for overrides in expanded([word for word in words if "=" in word and "interval" not in word]):
+            read(resolved(compose_config([with_real_path(word, tmp_path) for word in overrides])))
+    else:
         assert command(words) == 2  # RUN stands for a folder: that it is not there is all that is wrong
-        assert "There is no run folder RUN" in capsys.readouterr().err
-        return
+        assert re.search("There is no |cannot be read|is no site's kit", capsys.readouterr().err)
+
+
+def laboratory(words):
+    """The configurations that these words of `fedfrozen theory` compose to."""
     for overrides in expanded([word for word in words if word != "-m"]):
-        read(resolved(compose_config([with_real_path(word, tmp_path) for word in overrides])))
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(conf_dir()), version_base=None):
+            yield compose("theory", overrides=overrides)
 
 
 def test_the_two_first_commands():
     assert lines(README)[:2] == ["pip install -e . && fedfrozen", 'pip install -e ".[dev]" && pytest']
-    assert len(COMMANDS) > 20 and len(FLOWER_RUNS) == 2  # the search above still finds them
+    assert len(commands(README)) > 30 and len(FLOWER_RUNS) == 2  # the search above still finds them
+    assert {words[0] for page in PAGES for words in commands(page.read_text())} >= VERBS.keys() - {
+        "completion"
+    }
+
+
+def test_from_nothing_to_a_comparison_in_five_commands():
+    first = blocks(README, "bash")[0].splitlines()
+    assert len(first) == 5
+    assert first[0].startswith("pip install") and first[1] == "fedfrozen"
+    assert [line.split()[1] for line in first[2:]] == ["-m", "compare", "watch"]
+    folders = {
+        shlex.split(first[2])[-1].removeprefix("output_dir="),
+        *(line.split()[2] for line in first[3:]),
+    }
+    assert len(folders) == 1
 
 
 @pytest.mark.parametrize("line", FLOWER_RUNS)
@@ -234,7 +276,6 @@ def test_the_new_client_algorithm_pulls(follow, train):
 
 def test_the_commands_of_that_page_compose(follow):
     follow("l1prox")
-    found = [shlex.split(line)[1:] for line in lines(ADDING) if line.startswith("fedfrozen ")]
-    assert len(found) == 2
-    for words in found:
+    assert len(commands(ADDING)) == 2
+    for words in commands(ADDING):
         read(resolved(compose_config(words)))

@@ -1,19 +1,12 @@
 """The claims of the theory page, on means over seeds and with a margin."""
 
 import json
-import shlex
-from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.config import compose_config, conf_dir, resolved
-from fedfrozen_app.config import read as read_run
 from fedfrozen_app.theory.accuracy import judge
-from fedfrozen_app.theory.command import STUDIES, read
 from fedfrozen_app.theory.descent import explore, freeze, objective, split, walk
 from fedfrozen_app.theory.problem import Setting, make
 from fedfrozen_app.theory.studies import (
@@ -25,7 +18,6 @@ from fedfrozen_app.theory.studies import (
     judge_auto,
     table_settings,
 )
-from tests.app.test_docs import expanded
 
 MARGIN = 0.03
 
@@ -128,21 +120,6 @@ def test_a_multirun(tmp_path):
 def test_bad_input(words, told, capsys, tmp_path):
     assert command(["theory", *words, f"hydra.run.dir={tmp_path}"]) == 2
     assert told in capsys.readouterr().err
-
-
-PAGE = (Path(__file__).parents[2] / "docs" / "theory.md").read_text()
-
-
-@pytest.mark.parametrize("line", [line for line in PAGE.splitlines() if line.startswith("fedfrozen ")])
-def test_a_command_of_the_page_composes(line):
-    words = shlex.split(line)[1:]
-    if words[0] != "theory":
-        assert read_run(resolved(compose_config(words))).strategy["warmup_rounds"] == "auto"
-        return
-    for overrides in expanded([word for word in words[1:] if word != "-m"] or ["seeds=10"]):
-        GlobalHydra.instance().clear()
-        with initialize_config_dir(str(conf_dir()), version_base=None):
-            assert read(compose("theory", overrides=overrides)).study in STUDIES
 
 
 # Accuracies ----------------------------------------------------------------------------------------------
