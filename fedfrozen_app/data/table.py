@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# Labels of tokens that are not judged: special tokens and padding, and a word's pieces after its first.
+IGNORED, CONTINUED = -100, -101
+
 
 @dataclass(frozen=True)
 class Table:

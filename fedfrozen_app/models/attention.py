@@ -5,7 +5,7 @@ axis moves into the batch axis and the fused kernel sees nothing unusual.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -69,15 +69,20 @@ AttentionMaskInterface.register(FOLDED, sdpa_mask)
 
 
 @contextmanager
-def folded(model: nn.Module) -> Iterator[None]:
-    """The model's attention folds the clients of a vmap within this block."""
+def attention_by(model: nn.Module, implementation: str) -> Iterator[None]:
+    """The model computes its attention with this implementation within this block."""
     config: Any = getattr(model, "config", None)
     usual = getattr(config, "_attn_implementation", None)
     if usual is None:  # no Transformer
         yield
         return
-    config._attn_implementation = FOLDED
+    config._attn_implementation = implementation
     try:
         yield
     finally:
         config._attn_implementation = usual
+
+
+def folded(model: nn.Module) -> AbstractContextManager[None]:
+    """The model's attention folds the clients of a vmap within this block."""
+    return attention_by(model, FOLDED)

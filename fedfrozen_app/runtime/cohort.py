@@ -24,6 +24,7 @@ from clients import ALGORITHMS
 from fedfrozen_app.exchange.block import Block, Layout
 from fedfrozen_app.exchange.plan import Order, Plan
 from fedfrozen_app.models.attention import folded
+from fedfrozen_app.models.profile import is_causal
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
 from fedfrozen_app.runtime.sequential import batches, learning_rate, make_optimizer, seeded
 from fedfrozen_app.seeds import seed_for
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 WARMUP_STEPS = 3  # before a capture: lazy initialisations must not be recorded
-CAUSAL = ("gpt2", "llama")  # architectures whose tokens see only what came before
 OVERHEAD = 2.0  # what launching a step costs, in clients' steps: measured with the ViT of model=vit_cifar
 SPARE = 0.85  # share of the free device memory that blocks may fill
 
@@ -352,7 +352,7 @@ class Step:
     def _make_gradient(self, index: Tensor, mask: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
         names, keys = list(self.resident.parameters), list(self.resident.train_table.inputs)
         trained = set(self.layout.names)
-        causal = getattr(self.resident.model.config, "model_type", "") in CAUSAL
+        causal = is_causal(self.resident.model)
 
         def gradient(flat: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
             held = dict(zip(names, given, strict=False))
