@@ -1,0 +1,6 @@
+"""Reading data sets: a module for each kind of source, and one path from their rows to tensors."""
+
+from fedfrozen_app.data.sources.load import load
+from fedfrozen_app.data.sources.rows import DatasetSpec
+
+__all__ = ["DatasetSpec", "load"]

@@ -1,0 +1,179 @@
+"""Folders of pictures, and pictures as tensors."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Rows, existing, first_line
+from fedfrozen_app.errors import UserError
+
+logger = logging.getLogger(__name__)
+IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+
+
+def read_images(spec: DatasetSpec) -> Found:
+    """An image folder: [split/][domain/]class/file."""
+    root = existing(spec)
+    if not root.is_dir():
+        raise UserError(f"dataset.path={spec.path} is a file: an image data set is a folder.")
+    if not (root / spec.train_split).is_dir():
+        if (root / spec.test_split).is_dir():
+            raise UserError(
+                f"{root} has a folder {spec.test_split!r} but no {spec.train_split!r}: "
+                "set dataset.train_split to the name of the train folder."
+            )
+        return Found("image", _image_tree(root), None)
+    train, test = _image_tree(root / spec.train_split), None
+    if (root / spec.test_split).is_dir():
+        test = _image_tree(root / spec.test_split)
+    return Found("image", train, test)
+
+
+def _image_tree(root: Path) -> Rows:
+    """Images under class/ or domain/class/, whichever the folder turns out to have."""
+    tops = _subfolders(root)
+    classes = [(None, folder) for folder in tops if _image_files(folder)]
+    domains = [(top, folder) for top in tops for folder in _class_folders(top)]
+    if classes and domains:
+        raise UserError(
+            f"{root} mixes two layouts: {classes[0][1].name} holds images, {domains[0][0].name} "
+            "holds folders of images; use either class/image or domain/class/image throughout."
+        )
+    if not classes and not domains:
+        raise UserError(
+            f"No images found in {root}: expected class/image, domain/class/image, or these below "
+            "a train and a test folder (dataset.train_split, dataset.test_split)."
+        )
+    layout = "domain/class" if domains else "class"
+    logger.info("%s: image folder with layout %s/image", root, layout)
+
+    rows = Rows([], [], {"domain": []} if domains else {}, [])
+    for domain, folder in domains or classes:
+        files = _image_files(folder)
+        rows.content += files
+        rows.labels += [folder.name] * len(files)
+        rows.origins += [str(file) for file in files]
+        if domain is not None:
+            rows.columns["domain"] += [domain.name] * len(files)
+    return rows
+
+
+def _class_folders(domain: Path) -> list[Path]:
+    folders = _subfolders(domain)
+    # Office-31 has one more folder on the way: amazon/images/backpack/frame_0001.jpg.
+    if [folder.name for folder in folders] == ["images"] and not _image_files(folders[0]):
+        folders = _subfolders(folders[0])
+    return [folder for folder in folders if _image_files(folder)]
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    # Hidden folders and macOS' __MACOSX hold no data.
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and entry.name[0] not in "._")
+
+
+def _image_files(folder: Path) -> list[Path]:
+    return sorted(
+        entry
+        for entry in folder.iterdir()
+        if entry.suffix.lower() in IMAGE_SUFFIXES and not entry.name.startswith(".")
+    )
+
+
+def decode_images(
+    train: Rows, test: Rows, spec: DatasetSpec
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    if spec.image_size is not None:
+        size = (spec.image_size, spec.image_size)
+    else:
+        size = _open(train.content[0], train.origins[0]).size
+    pixels, grey = _decode(train, size, spec)
+    test_pixels, test_grey = _decode(test, size, spec)
+    if spec.channels is None and grey and test_grey:
+        pixels, test_pixels = pixels[:, :1].copy(), test_pixels[:, :1].copy()
+    return (
+        {"pixel_values": torch.from_numpy(pixels)},
+        {"pixel_values": torch.from_numpy(test_pixels)},
+    )
+
+
+def _decode(rows: Rows, size: tuple[int, int], spec: DatasetSpec) -> tuple[np.ndarray, bool]:
+    """All images as one array (n, c, h, w), and whether every one of them was grey."""
+    count, (width, height) = len(rows.content), size
+    channels = spec.channels or 3
+    pixels = np.empty((count, channels, height, width), dtype=np.uint8)
+    grey = np.empty(count, dtype=bool)
+
+    def work(chunk: np.ndarray) -> None:
+        for row in chunk:
+            image = _open(rows.content[row], rows.origins[row])
+            grey[row] = image.mode == "L"
+            wanted = "L" if channels == 1 else "RGB"
+            if image.mode != wanted:
+                image = image.convert(wanted)
+            if image.size != size:
+                if spec.image_size is None:
+                    raise UserError(
+                        f"{rows.origins[row]} is {image.width}x{image.height} pixels where others "
+                        f"are {width}x{height}: set dataset.image_size to bring all to one size."
+                    )
+                image = image.resize(size, Image.Resampling.BICUBIC)
+            array = np.asarray(image)  # (h, w) or (h, w, 3)
+            pixels[row] = array if channels == 1 else array.transpose(2, 0, 1)
+
+    # Threads help because Pillow decodes outside the interpreter lock; chunks, because one task an
+    # image would cost more than a small image itself.
+    workers = os.cpu_count() or 1
+    chunks = np.array_split(np.arange(count), max(1, min(4 * workers, count)))
+    with ThreadPoolExecutor(workers) as pool:
+        for _ in pool.map(work, chunks):
+            pass
+    return pixels, bool(grey.all())
+
+
+def _open(item: Any, origin: str) -> Image.Image:
+    """An image, loaded, with 8 bits a channel."""
+    if isinstance(item, np.ndarray):
+        return Image.fromarray(item)
+    try:
+        image = Image.open(io.BytesIO(item) if isinstance(item, bytes) else item)
+        image.load()
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UserError(f"Cannot read the image {origin} ({first_line(error)}).") from error
+    if image.mode.startswith("I"):
+        # Pillow would clip 16-bit pixels, as radiographs have, to white.
+        return Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
+    if image.mode == "F":
+        raise UserError(f"The image {origin} has floating-point pixels: save it with 8 or 16 bits.")
+    return image.convert("L") if image.mode in ("1", "LA") else image
+
+
+def pixel_statistics(pixels: torch.Tensor, spec: DatasetSpec) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel of pixels in 0..1, given or measured."""
+    channels = pixels.shape[1]
+    for option, given in (("mean", spec.mean), ("std", spec.std)):
+        if given is not None and len(given) != channels:
+            raise UserError(
+                f"dataset.{option} has {len(given)} values but the images have {channels} channels."
+            )
+    if spec.std is not None and min(spec.std) <= 0:
+        raise UserError(f"dataset.std={list(spec.std)} must be above 0 in every channel.")
+    levels = torch.arange(256, dtype=torch.float64) / 255
+    means, stds = [], []
+    for channel in range(channels):
+        # Counting the 256 values is exact and needs no float copy of the pixels.
+        shares = torch.bincount(pixels[:, channel].flatten(), minlength=256).double()
+        shares /= shares.sum()
+        mean = (shares * levels).sum()
+        std = (shares * (levels - mean) ** 2).sum().sqrt()
+        means.append(mean.item())
+        stds.append(std.item() if std > 0 else 1.0)  # a blank channel: nothing to scale
+    return tuple(spec.mean or means), tuple(spec.std or stds)

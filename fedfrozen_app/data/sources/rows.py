@@ -1,0 +1,86 @@
+"""What a data set is before it becomes tensors: plain rows, and where they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedfrozen_app.errors import UserError
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """Where the data are and how to read them."""
+
+    name: str = "digits"
+    kind: str = "digits"  # digits, images, parquet, text or hub
+    path: str | None = None  # folder or file; for hub "owner/name" or "owner/name:config"
+    train_split: str = "train"  # folder, file, split-column or hub name of the train rows
+    test_split: str = "test"
+    image_column: str | None = None  # columns: None means look for the obvious one
+    label_column: str | None = None
+    text_column: str | None = None
+    image_size: int | None = None  # side in pixels; None keeps the images' own common size
+    channels: int | None = None  # 1 or 3; None: 1 where every image is grey, else 3
+    max_tokens: int = 128
+    test_fraction: float = 0.2  # held out per class where the data bring no test split
+    split_seed: int = 0  # not the run's seed: all runs share one test set
+    limit: int | None = None  # at most so many rows of train and of test, for quick tries
+    keep_classes: tuple[str, ...] | None = None  # drop the rows of all other classes
+    mean: tuple[float, ...] | None = None  # per channel in 0..1; None: from the train pixels
+    std: tuple[float, ...] | None = None
+
+
+@dataclass
+class Rows:
+    """Rows as found: content not yet decoded, labels still names."""
+
+    content: list[Any]  # an image as bytes, path or array; a text as str; None where missing
+    labels: list[str | None]
+    columns: dict[str, list[Any]]
+    origins: list[str]  # where each row came from, for error sentences
+
+    def take(self, index: Iterable[int]) -> Rows:
+        rows = list(index)
+        return Rows(
+            [self.content[row] for row in rows],
+            [self.labels[row] for row in rows],
+            {name: [values[row] for row in rows] for name, values in self.columns.items()},
+            [self.origins[row] for row in rows],
+        )
+
+    def where(self, keep: Sequence[bool]) -> Rows:
+        return self.take(row for row, kept in enumerate(keep) if kept)
+
+
+@dataclass
+class Found:
+    """What a reader hands over."""
+
+    task: str
+    train: Rows
+    test: Rows | None  # None: the data bring no test split
+    class_names: tuple[str, ...] | None = None  # in the order that the data themselves give
+
+
+@dataclass
+class Frame:
+    """A table file, or a split from the hub, as plain lists."""
+
+    cells: dict[str, list[Any]]
+    origins: list[str]
+    images: set[str] = field(default_factory=set)  # the columns that hold images
+    class_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def existing(spec: DatasetSpec) -> Path:
+    path = Path(str(spec.path)).expanduser()
+    if not path.exists():
+        raise UserError(f"dataset.path={spec.path} does not exist (looked at {path.absolute()}).")
+    return path
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
