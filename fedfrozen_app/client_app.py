@@ -1,12 +1,16 @@
 """The ClientApp: says who it is, and trains when it is told to."""
 
+from dataclasses import replace
+
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.messages import Hello, Reply, hello_reply, read_train, train_reply
+from fedfrozen_app.exchange.prune import prune
 from fedfrozen_app.runtime.captured import steps_for
+from fedfrozen_app.runtime.choose import choose
 from fedfrozen_app.runtime.resident import Resident, disk_cache, resident_for
 from fedfrozen_app.runtime.sequential import train_client
 
@@ -34,16 +38,22 @@ def train(message: Message, context: Context) -> Message:
     if lacks:
         return train_reply(message, Reply(order.digest, lacks=lacks), local=local)
     start = base | private_arrays(context, resident, order.plan.private)
-    result = train_client(resident, client_name(context), order, start, steps_for(resident))
+    client = client_name(context)
+    choice = choose(resident, client, order, start)
+    result = train_client(resident, client, replace(order, plan=choice.plan), start, steps_for(resident))
     kept = {name: result.trained.get(name, start[name]) for name in order.plan.private}
     if kept:
         context.state["private"] = to_record(kept, local=local)
-    reply = Reply(
-        order=order.digest,
-        examples=result.examples,
-        arrays={name: result.trained[name] for name in order.plan.shared},
-        metrics=result.metrics,
-    )
+    metrics = result.metrics
+    if choice.scores is not None:
+        # By head for this client alone; the layers' means go with the reply.
+        context.state["scores"] = to_record({"heads": choice.scores.cpu()}, local=local)
+        means = choice.scores.mean(dim=1).tolist()
+        metrics = metrics | {f"layer_score_{layer}": score for layer, score in enumerate(means)}
+    arrays = {name: result.trained[name] for name in choice.plan.shared}
+    if order.keep < 1:
+        arrays = prune(arrays, start, order.keep, resident.roles)
+    reply = Reply(order=order.digest, examples=result.examples, arrays=arrays, metrics=metrics)
     return train_reply(message, reply, local=local)
 
 

@@ -5,10 +5,12 @@ from strategies.fedavg import FedAvg
 from strategies.fedfrozen import FedFrozen
 from strategies.fedprox import FedProx
 from strategies.local import Local
+from strategies.safl import SAFL
 
 STRATEGIES: dict[str, type[PlannedFedAvg]] = {
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "fedfrozen": FedFrozen,
     "local": Local,
+    "safl": SAFL,
 }

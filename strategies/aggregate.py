@@ -71,16 +71,24 @@ class RunningMean:
 
     It holds one sum whatever the number of replies, and turns each reply into its update in place: with the
     model and the reply at hand that is three models in memory. Names that only some clients send are averaged
-    over those that sent them; a name that nobody sent keeps its value.
+    over those that sent them; a name that nobody sent keeps its value. With `zero_fill` the mean is over all
+    clients of the round: one that did not send a name counts as an update of zero.
 
     `group` names the part of the model that a parameter's drift counts for, or None to leave it out.
     """
 
     def __init__(
-        self, model: Mapping[str, Tensor], group: Callable[[str], str | None], gate: Gate | None = None
+        self,
+        model: Mapping[str, Tensor],
+        group: Callable[[str], str | None],
+        gate: Gate | None = None,
+        *,
+        zero_fill: bool = False,
     ) -> None:
         self._model = model
         self.gate = gate
+        self._zero_fill = zero_fill
+        self._all = 0.0  # the weight of every reply taken, whatever it held
         self._group = group
         self._sum: dict[str, Tensor] = {}
         self._weight: dict[str, float] = {}
@@ -103,6 +111,7 @@ class RunningMean:
             total = float(torch.linalg.vector_norm(torch.stack(list(norms.values()))))
             if far := self.gate.problem(total):
                 return far
+        self._all += weight
         for name, update in arrays.items():
             square = norms[name].square() * weight
             if name in self._sum:
@@ -127,6 +136,7 @@ class RunningMean:
         if self._block is None or not (weight := sum(self._block.weights)):
             return
         sums, squares = self._block.fold()
+        self._all += weight
         for name, total in sums.items():
             if name in self._sum:
                 self._sum[name].add_(total)
@@ -151,6 +161,8 @@ class RunningMean:
         merged: dict[str, Tensor] = {}
         norms: list[Tensor] = []
         for name, total in self._sum.items():
+            if self._zero_fill:
+                self._weight[name] = self._all
             norms.append(_add_mean(total, self._weight[name], self._model[name], self._scratch))
             merged[name] = total
         # One look at the device for all names.

@@ -14,7 +14,8 @@ from torch import Tensor
 from fedfrozen_app.exchange.arrays import digests, to_record, to_tensors
 from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.exchange.count import count_parameters
-from fedfrozen_app.exchange.plan import Order, Plan
+from fedfrozen_app.exchange.plan import Order, Plan, Selection
+from fedfrozen_app.exchange.prune import upload_sizes
 from fedfrozen_app.models.roles import KERNEL, Role
 from strategies.cohort import draw_cohort
 from strategies.record import RoundRecord, Row
@@ -61,6 +62,8 @@ class PlannedFedAvg(FlowerFedAvg):
     Settings = Settings
     algorithm = "fedavg"  # the file in clients/ that says how a client trains
     undecided = ""  # a sentence for `fedfrozen plan`, where plans depend on what training finds out
+    keep = 1.0  # share of a layer's updates that clients send
+    zero_fill = False  # whether a client that did not send a name counts as one that did not change it
 
     def __init__(
         self,
@@ -108,6 +111,22 @@ class PlannedFedAvg(FlowerFedAvg):
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take them back; empty where the checkpoint is another strategy's."""
 
+    def selection(self, server_round: int) -> Selection | None:
+        """How each client takes its own layers of the plan; None: all train the whole plan."""
+        return None
+
+    def client_plan(self, server_round: int) -> Plan:
+        """What one client trains and sends; where clients choose, a plan of the size that all have."""
+        return self.plan(server_round)
+
+    def heard(self, client: str, names: Sequence[str]) -> None:
+        """A client's reply was taken, and these are the names it sent."""
+
+    def upload_bytes(self, server_round: int) -> dict[str, int]:
+        """By role, the bytes of the arrays that one client sends; the model may be on the meta device."""
+        names = self.client_plan(server_round).shared
+        return upload_sizes(names, self.model, self.keep, self.federation.roles)
+
     # The round ---------------------------------------------------------------------------------------
 
     def start(
@@ -142,7 +161,7 @@ class PlannedFedAvg(FlowerFedAvg):
     def _train_round(self, server_round: int, talk: Conversation) -> Row:
         plan = self.plan(server_round)
         how = self.federation.aggregation
-        mean = make_mean(how, self.model, self._drift_group, self.usual_norm)
+        mean = make_mean(how, self.model, self._drift_group, self.usual_norm, zero_fill=self.zero_fill)
         record = RoundRecord(server_round, mean, quorum=how.quorum)
         private = set(plan.private)
         order = Order(
@@ -151,17 +170,22 @@ class PlannedFedAvg(FlowerFedAvg):
             base={name: value for name, value in self.digests.items() if name not in private},
             algorithm=self.algorithm,
             settings=self.client_settings(),
+            selection=self.selection(server_round),
+            keep=self.keep,
         )
         nodes = talk.greet()
         cohort = draw_cohort(nodes, self.federation.participation, self.federation.seed, server_round)
         members = [(client, nodes[client]) for client in cohort]
         for client, reply in talk.round(order, members, self.model, record.traffic):
-            record.take(client, reply)
+            names = () if isinstance(reply, str) else tuple(reply.arrays)
+            if record.take(client, reply):
+                self.heard(client, names)
         folding = time.perf_counter()
         merged, drift = record.finish(len(cohort))
         self.usual_norm = mean.gate.usual() if mean.gate else None
         record.aggregating += time.perf_counter() - folding
-        row = record.row(self.stage(server_round), cohort, count_parameters(self.model, plan.trained), drift)
+        trained = count_parameters(self.model, self.client_plan(server_round).trained)
+        row = record.row(self.stage(server_round), cohort, trained, drift)
         if self.usual_norm is not None:
             row["usual_norm"] = self.usual_norm
         folding = time.perf_counter()

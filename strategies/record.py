@@ -31,8 +31,8 @@ class RoundRecord:
     aggregating: float = 0.0  # seconds
     discarded: str | None = None  # why the round changed nothing, although replies were sound
 
-    def take(self, client: str, reply: Reply | str) -> None:
-        """Fold a reply in, or note why it was set aside."""
+    def take(self, client: str, reply: Reply | str) -> bool:
+        """Fold a reply in, or note why it was set aside; whether it was taken."""
         folding = time.perf_counter()
         refused = reply if isinstance(reply, str) else self.mean.add(reply.arrays, float(reply.examples))
         if refused is not None:
@@ -45,6 +45,7 @@ class RoundRecord:
         if isinstance(reply, Reply):
             reply.arrays = {}  # the next reply comes before this one is forgotten
         self.aggregating += time.perf_counter() - folding
+        return refused is None
 
     def finish(self, cohort: int) -> tuple[dict[str, Tensor], Row]:
         """The new values and the drift; nothing where fewer replies were sound than the round must have."""

@@ -87,8 +87,15 @@ def closest(held: list[tuple[dict[str, Tensor], float]], malicious: int) -> list
 
 
 def make_mean(
-    how: Aggregation, model: Mapping[str, Tensor], group: Callable[[str], str | None], usual: float | None
+    how: Aggregation,
+    model: Mapping[str, Tensor],
+    group: Callable[[str], str | None],
+    usual: float | None,
+    *,
+    zero_fill: bool = False,
 ) -> RunningMean:
-    """What this round's replies go into."""
+    """What this round's replies go into; `zero_fill` is the mean's alone."""
     gate = None if how.far_out is None else Gate(how.far_out, usual)
-    return RunningMean(model, group, gate) if how.name == "mean" else HeldReplies(how, model, group, gate)
+    if how.name == "mean":
+        return RunningMean(model, group, gate, zero_fill=zero_fill)
+    return HeldReplies(how, model, group, gate)

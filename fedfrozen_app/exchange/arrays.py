@@ -15,7 +15,9 @@ from torch import Tensor
 
 RAW = "raw"
 PIECE = 2**20  # bytes that one thread hashes at a time
-DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16)}
+DTYPES = {
+    str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16, torch.uint8)
+}
 
 
 def raw_bytes(tensor: Tensor) -> bytes:

@@ -6,10 +6,13 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.block import Slice
 from fedfrozen_app.exchange.messages import Reply
-from fedfrozen_app.exchange.plan import Order
+from fedfrozen_app.exchange.plan import Order, layers_of
+from fedfrozen_app.models.roles import Role
 
 
-def problem_of(reply: Reply, order: Order, model: Mapping[str, Tensor]) -> str | None:
+def problem_of(
+    reply: Reply, order: Order, model: Mapping[str, Tensor], roles: Mapping[str, Role]
+) -> str | None:
     """Why the reply must be set aside, as the rest of a sentence; None when it is sound.
 
     Finiteness is checked where the values are read anyway (`RunningMean.add`).
@@ -19,10 +22,16 @@ def problem_of(reply: Reply, order: Order, model: Mapping[str, Tensor]) -> str |
     if isinstance(reply.arrays, Slice):
         # Rows of a block have the model's shapes by construction; whether these are the plan's names is all.
         return None if tuple(reply.arrays) == order.plan.shared else "holds other names than the plan shares"
-    if missing := [name for name in order.plan.shared if name not in reply.arrays]:
-        return f"lacks {_some(missing)}, which the plan shares"
     if extra := sorted(set(reply.arrays) - set(order.plan.shared)):
         return f"holds {_some(extra)}, which the plan does not share"
+    plan = order.plan
+    if order.selection is not None:
+        chosen = layers_of(reply.arrays, roles)
+        if len(chosen) != order.selection.top_k:
+            return f"chose {len(chosen)} layers where {order.selection.top_k} were asked for"
+        plan = plan.keep_layers(chosen, roles)  # whole layers, and what belongs to none
+    if missing := [name for name in plan.shared if name not in reply.arrays]:
+        return f"lacks {_some(missing)}, which the plan shares"
     for name, tensor in reply.arrays.items():
         expected = model[name]
         if tensor.shape != expected.shape:

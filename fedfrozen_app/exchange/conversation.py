@@ -24,6 +24,7 @@ from fedfrozen_app.exchange.messages import (
     train_message,
 )
 from fedfrozen_app.exchange.plan import Order
+from fedfrozen_app.exchange.prune import restore
 from fedfrozen_app.models.roles import Role
 
 log = logging.getLogger(__name__)
@@ -140,7 +141,12 @@ class Conversation:
             return reply
         if reply.lacks:
             return f"still lacks {len(reply.lacks)} arrays after all were sent"
-        if problem := problem_of(reply, order, model):
+        if order.keep < 1:
+            try:
+                reply.arrays = restore(reply.arrays, model, order.keep, self.roles)
+            except ValueError as error:
+                return str(error)
+        if problem := problem_of(reply, order, model, self.roles):
             return problem
         self.ledger.confirm(client, order.base.values())
         return reply

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fedfrozen_app.exchange.block import Slice
+from fedfrozen_app.exchange.prune import MASK
 from fedfrozen_app.models.roles import Role
 
 
@@ -34,6 +35,7 @@ class Traffic:
 
 
 def bytes_by_role(arrays: Mapping[str, Tensor], roles: Mapping[str, Role]) -> Counter[str]:
+    """The mask of a pruned upload has a line of its own."""
     total: Counter[str] = Counter()
     if isinstance(arrays, Slice):  # from the layout: no view is made of each of its arrays
         size, layout = arrays.block.values.element_size(), arrays.block.layout
@@ -41,7 +43,8 @@ def bytes_by_role(arrays: Mapping[str, Tensor], roles: Mapping[str, Role]) -> Co
     else:
         sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in arrays.items()}
     for name, size in sizes.items():
-        total[roles[name].kind if name in roles else "unknown"] += size
+        kind = roles[name].kind if name in roles else MASK if name == MASK else "unknown"
+        total[kind] += size
     return total
 
 

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
+
+from fedfrozen_app.models.roles import Role
 
 
 @dataclass(frozen=True)
@@ -46,31 +48,58 @@ class Plan:
         inside = set(kept)
         return replace(self, shared=tuple(name for name in self.shared if name not in inside), private=kept)
 
+    def keep_layers(self, layers: Iterable[int], roles: Mapping[str, Role]) -> "Plan":
+        """The same plan with all other layers frozen; what belongs to no layer stays as it is."""
+        kept = {None, *layers}
+        return self.freeze(name for name in self.trained if roles[name].layer not in kept)
+
+
+def layers_of(names: Iterable[str], roles: Mapping[str, Role]) -> list[int]:
+    """The numbers of the layers that these names belong to, in ascending order."""
+    return sorted({layer for name in names if (layer := roles[name].layer) is not None})
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How each client chooses for itself which layers of the plan it trains and sends."""
+
+    rule: str  # of models/select.py
+    top_k: int
+    tokens: str | Sequence[int] | None = None  # the token set of models/profile.py; None: by model and task
+    examples: int = 256  # profiled at most
+
 
 @dataclass(frozen=True)
 class Order:
-    """What a client is told in a round: the plan, its base by digest, and how to train."""
+    """What a client is told in a round: the plan, its base by digest, and how to train.
+
+    With a selection, the plan is what may be trained and sent, and each client takes part of it.
+    """
 
     round: int
     plan: Plan
     base: Mapping[str, str]  # name -> digest of every array the client must hold
     algorithm: str = "fedavg"
     settings: Mapping[str, Any] = field(default_factory=dict)
+    selection: Selection | None = None
+    keep: float = 1.0  # share of a layer's updates that is sent, the largest ones
 
     @cached_property
     def json(self) -> str:
-        return json.dumps(
-            {
-                "round": self.round,
-                "trained": self.plan.trained,
-                "shared": self.plan.shared,
-                "private": self.plan.private,
-                "base": dict(self.base),
-                "algorithm": self.algorithm,
-                "settings": dict(self.settings),
-            },
-            separators=(",", ":"),
-        )
+        told = {
+            "round": self.round,
+            "trained": self.plan.trained,
+            "shared": self.plan.shared,
+            "private": self.plan.private,
+            "base": dict(self.base),
+            "algorithm": self.algorithm,
+            "settings": dict(self.settings),
+        }
+        if self.selection is not None:
+            told["selection"] = asdict(self.selection)
+        if self.keep < 1:
+            told["keep"] = self.keep
+        return json.dumps(told, separators=(",", ":"))
 
     @cached_property
     def digest(self) -> str:
@@ -82,4 +111,13 @@ class Order:
 def read_order(text: str) -> Order:
     data = json.loads(text)
     plan = Plan(tuple(data["trained"]), tuple(data["shared"]), tuple(data["private"]))
-    return Order(data["round"], plan, data["base"], data["algorithm"], data["settings"])
+    selection = Selection(**data["selection"]) if "selection" in data else None
+    return Order(
+        data["round"],
+        plan,
+        data["base"],
+        data["algorithm"],
+        data["settings"],
+        selection,
+        data.get("keep", 1.0),
+    )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedfrozen_app.errors import UserError
 
-RULES = ("attention", "random", "fixed", "all")
+RULES = ("attention", "random", "fixed", "all", "none")
 
 
 def select_layers(
@@ -25,10 +25,10 @@ def select_layers(
     """K layer numbers in ascending order.
 
     attention: the K largest scores. random: K drawn from `generator`. fixed: the layers named, or the last K.
-    all: every layer, whatever K.
+    all and none: every layer and no layer, whatever K.
     """
-    if rule == "all":
-        return tuple(range(num_layers))
+    if rule in ("all", "none"):
+        return tuple(range(num_layers)) if rule == "all" else ()
     if not 1 <= k <= num_layers:
         raise UserError(f"strategy.top_k={k} must lie between 1 and the model's {num_layers} layers.")
     if rule == "attention":

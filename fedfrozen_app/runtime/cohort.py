@@ -38,10 +38,14 @@ OVERHEAD = 2.0  # what launching a step costs, in clients' steps: measured with 
 SPARE = 0.85  # share of the free device memory that blocks may fill
 
 
-def cannot_serve(plan: Plan) -> str | None:
-    """Why this plan needs the sequential runner; None when the cohort runner can serve it."""
-    if plan.private:
+def cannot_serve(order: Order) -> str | None:
+    """Why this order needs the sequential runner; None when the cohort runner can serve it."""
+    if order.plan.private:
         return "clients keep private parameters"
+    if order.selection is not None:
+        return "each of them chooses its own layers"
+    if order.keep < 1:
+        return "each of them sends its own largest updates"
     return None
 
 

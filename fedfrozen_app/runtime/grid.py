@@ -116,6 +116,8 @@ class CohortGrid(InProcessGrid):
         """The order in which replies come: by blocks. It depends on the data and the seed alone."""
         found = {self._client(self._waiting[i]): i for i in message_ids}
         order, _ = read_train(self._waiting[message_ids[0]])
+        if cannot_serve(order):
+            return list(message_ids)
         return [found[client] for client in self._runner.order_of(list(found), order)]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -136,7 +138,7 @@ class CohortGrid(InProcessGrid):
         base: dict[str, Tensor] = {}
         for message in messages:
             order, sent = read_train(message)
-            if reason := cannot_serve(order.plan):
+            if reason := cannot_serve(order):
                 if reason not in self._told:
                     self._told.add(reason)
                     log.info("Clients train one by one, because %s.", reason)

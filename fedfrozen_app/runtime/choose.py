@@ -1,0 +1,62 @@
+"""A client's own part of the round's plan: profile the layers on its data, and take the best."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedfrozen_app.exchange.plan import Order, Plan, layers_of
+from fedfrozen_app.models.profile import Tokens, default_tokens, head_scores
+from fedfrozen_app.models.select import select_layers
+from fedfrozen_app.models.task import Batch
+from fedfrozen_app.seeds import torch_generator
+
+if TYPE_CHECKING:
+    from fedfrozen_app.runtime.resident import Resident
+
+SHARE, LEAST = 0.1, 8  # a tenth of a client's rows is profiled, and no fewer than eight where it has them
+
+
+@dataclass(frozen=True)
+class Choice:
+    plan: Plan
+    scores: Tensor | None = None  # (layers, heads), mean over the profiled examples
+
+
+def choose(resident: "Resident", client: str, order: Order, start: dict[str, Tensor]) -> Choice:
+    """The plan itself where the order leaves no choice. `start` holds every parameter."""
+    if order.selection is None:
+        return Choice(order.plan)
+    layers = layers_of(order.plan.trained, resident.roles)
+    scores = profile(resident, client, order, start) if order.selection.rule == "attention" else None
+    chosen = select_layers(
+        order.selection.rule,
+        order.selection.top_k,
+        len(layers),
+        scores=None if scores is None else scores.sum(dim=1),
+        generator=torch_generator(resident.config.seed, "layers", client, order.round),
+    )
+    plan = order.plan.keep_layers([layers[number] for number in chosen], resident.roles)
+    return Choice(plan, scores)
+
+
+def profile(resident: "Resident", client: str, order: Order, start: dict[str, Tensor]) -> Tensor:
+    """(layers, heads): mean attention scores of the round's model on a subset of the client's rows."""
+    assert order.selection is not None
+    resident.load(start, order.base)
+    rows = resident.rows(client).train
+    count = min(order.selection.examples, max(round(SHARE * len(rows)), LEAST), len(rows))
+    generator = torch_generator(resident.config.seed, "profile", client, order.round)
+    index = rows[torch.randperm(len(rows), generator=generator)[:count]].to(resident.device)
+    return head_scores(resident.model, profile_batch(resident, index), token_set(resident, order)).mean(dim=0)
+
+
+def profile_batch(resident: "Resident", index: Tensor) -> Batch:
+    inputs, labels = resident.take(index)
+    return Batch(resident.task.prepare(inputs), labels)
+
+
+def token_set(resident: "Resident", order: Order) -> Tokens:
+    assert order.selection is not None
+    return order.selection.tokens or default_tokens(resident.model, resident.corpus.task)

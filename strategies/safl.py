@@ -1,0 +1,121 @@
+"""SAFL: Li and Zhang, Selective Attention Federated Learning, arXiv 2504.11793.
+
+In every round each client i scores the layers on its own data by formula (1) and takes its own top K:
+
+    A_l = Σ_h Σ_i Σ_j α^l_{h,i,j} · I(t_j ∈ T)        L_i = the K layers with the largest A_l
+
+It trains and sends these layers, the head and the final norm; embeddings are frozen. The server averages each
+layer over the clients that sent it; one that nobody sent keeps its value. K = L is FedAvg with frozen
+embeddings. Baselines with the same K: random layers, fixed layers, and the head alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+from torch import Tensor
+
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.plan import Plan, Selection, layers_of
+from fedfrozen_app.models.profile import check_tokens
+from fedfrozen_app.models.roles import Role
+from fedfrozen_app.models.select import RULES, select_layers
+from strategies import base
+from strategies.record import Row
+
+OWN = ("attention", "random")  # the rules by which clients differ
+
+
+@dataclass(frozen=True)
+class Settings(base.Settings):
+    select: str = "attention"
+    top_k: int | None = None  # None: a third of the layers
+    layers: list[int] | None = None
+    tokens: Any = None  # a name or a list of token ids; None: by model and task
+    profile_examples: int = 256
+    keep: float = 1.0
+    zero_fill: bool = False
+
+    def checked(self, num_rounds: int) -> Self:
+        if self.select not in RULES:
+            raise UserError(f"strategy.select={self.select} is unknown: choose one of {', '.join(RULES)}.")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(
+                f"strategy.top_k={self.top_k} must be at least 1; strategy.select=none trains the head alone."
+            )
+        if self.layers is not None and self.select != "fixed":
+            raise UserError("strategy.layers names fixed layers: add strategy.select=fixed, or leave it out.")
+        if self.tokens is not None:
+            check_tokens(self.tokens, causal=False)
+        if self.profile_examples < 1:
+            raise UserError(f"strategy.profile_examples={self.profile_examples} must be at least 1.")
+        if not 0 < self.keep <= 1:
+            raise UserError(f"strategy.keep={self.keep:g} is out of range: it must be above 0 and at most 1.")
+        return self
+
+
+class SAFL(base.PlannedFedAvg):
+    """Every client trains and sends the layers that its own attention points at."""
+
+    Settings = Settings
+
+    def __init__(self, federation: base.Federation, *args: Any, **kwargs: Any) -> None:
+        super().__init__(federation, *args, **kwargs)
+        self.keep, self.zero_fill = self.settings.keep, self.settings.zero_fill
+        self._chosen: dict[str, list[int]] = {}
+        if not self.layers:
+            raise UserError(
+                "This model has no layers to choose from: choose strategy=fedavg, or a Transformer."
+            )
+        if federation.aggregation.name != "mean" and (self.settings.select in OWN or self.zero_fill):
+            raise UserError(
+                f"aggregation={federation.aggregation.name} compares updates of the same layers, and here a "
+                "layer may come from one client alone: choose aggregation=mean, or strategy.select=fixed "
+                "without strategy.zero_fill."
+            )
+        self.common = self._common()  # here, so that an impossible K is said before the first round
+
+    @cached_property
+    def layers(self) -> list[int]:
+        return layers_of(self.federation.roles, self.federation.roles)
+
+    @property
+    def top_k(self) -> int:
+        return self.settings.top_k or max(1, round(len(self.layers) / 3))
+
+    def _common(self) -> list[int]:
+        """The layers of every client under a fixed rule; otherwise the last K, which stand for any K."""
+        rule = "fixed" if self.settings.select in OWN else self.settings.select
+        chosen = select_layers(rule, self.top_k, len(self.layers), fixed=self.settings.layers)
+        return [self.layers[number] for number in chosen]
+
+    def plan(self, server_round: int) -> Plan:
+        roles = self.federation.roles
+        plan = super().plan(server_round).freeze(name for name, role in roles.items() if embeds(role))
+        return plan if self.settings.select in OWN else plan.keep_layers(self.common, roles)
+
+    def selection(self, server_round: int) -> Selection | None:
+        if self.settings.select not in OWN:
+            return None
+        return Selection(
+            self.settings.select, self.top_k, self.settings.tokens, self.settings.profile_examples
+        )
+
+    def client_plan(self, server_round: int) -> Plan:
+        return self.plan(server_round).keep_layers(self.common, self.federation.roles)
+
+    def heard(self, client: str, names: Any) -> None:
+        self._chosen[client] = layers_of(names, self.federation.roles)
+
+    def observe(self, row: Row, merged: Mapping[str, Tensor]) -> Row:
+        """Who chose what, and the layers' mean scores as one list in place of a figure for each."""
+        scores = [row.pop(f"layer_score_{n}") for n, _ in enumerate(self.layers) if f"layer_score_{n}" in row]
+        chosen = {client: self._chosen[client] for client in row["clients"] if client in self._chosen}
+        self._chosen = {}
+        return {"selection": chosen} | ({"layer_scores": scores} if scores else {})
+
+
+def embeds(role: Role) -> bool:
+    """Embeddings, and the norm that closes them: outside the layers, read by the first one's attention."""
+    return role.kind == "embedding" or (role.kind == "norm" and role.layer is None and role.feeds_attention)
