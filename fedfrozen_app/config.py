@@ -42,12 +42,15 @@ class ModelConfig:
 class DatasetConfig:
     name: str = MISSING
     kind: str = MISSING
+    task: str | None = None
     path: str | None = None
     train_split: str = "train"
     test_split: str = "test"
     image_column: str | None = None
     text_column: str | None = None
     label_column: str | None = None
+    unit_column: str | None = None
+    top_labels: int | None = None
     image_size: int | None = None
     channels: int | None = None
     max_tokens: int = 128
@@ -272,6 +275,7 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
     "dataset.client_validation": (0, True, 0.9),
     "dataset.max_tokens": (1, True, float("inf")),
     "dataset.limit": (1, True, float("inf")),
+    "dataset.top_labels": (2, True, float("inf")),
     "partition.alpha": (0, False, float("inf")),
     "partition.min_size": (1, True, float("inf")),
     "partition.clients_per_domain": (1, True, float("inf")),

@@ -230,7 +230,7 @@ def draw_labels(resident: Resident, folder: Path) -> None:
     if parts is None:
         return
     log.info(parts.note)
-    labels, classes = resident.corpus.train.labels.numpy(), resident.corpus.classes
+    labels, classes = resident.corpus.strata, resident.corpus.stratum_names
     counts = label_counts(labels, parts, len(classes))
     label_picture(counts, classes, parts.names, folder / "labels.png")
 

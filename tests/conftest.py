@@ -62,10 +62,11 @@ class Run:
 def train(tmp_path, monkeypatch):
     """Train in process with overrides on top of the small settings; `folder` names the run.
 
-    Without the two pictures, which take longer to draw than such a run to train; runs through the command
+    Without the pictures, which take longer to draw than such a run to train; runs through the command
     draw them.
     """
     monkeypatch.setattr(output, "write_curves", lambda *args, **kwargs: None)
+    monkeypatch.setattr(output, "write_selection", lambda *args: None)
     monkeypatch.setattr(server_app, "draw_labels", lambda *args: None)
 
     def train(*overrides: str, folder: str = "run", resume: bool = False, small: bool = True) -> Run:

@@ -17,6 +17,7 @@ from fedfrozen_app.data.partition import (
     split_validation,
 )
 from fedfrozen_app.data.sources import DatasetSpec, load
+from fedfrozen_app.data.sources.synthetic import word_tokenizer
 from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.build import InputShape
@@ -52,14 +53,15 @@ def load_corpus(config: Config, path: str | None = None, classes: tuple[str, ...
 
 def share_out(corpus: Corpus, config: Config, num_clients: int | None) -> Shares:
     """Set the server's validation rows apart and split the rest over the clients."""
-    labels = corpus.train.labels.numpy()
     rest, validation = _set_apart(corpus, config)
     spec = PartitionSpec(**vars(config.partition))
     if num_clients is None and spec.name in ("iid", "dirichlet"):
         num_clients = DEFAULT_CLIENTS
-    columns = {name: values[rest] for name, values in corpus.columns.items()}
-    parts = partition(labels[rest], columns, spec, num_clients, config.seed)
-    indices = tuple(rest[index] for index in parts.indices)
+    # Dealt are units: a row each, or all rows of a patient or a document.
+    units, first = np.unique(corpus.units[rest], return_index=True)
+    columns = {name: values[rest[first]] for name, values in corpus.columns.items()}
+    parts = partition(corpus.strata[rest[first]], columns, spec, num_clients, config.seed)
+    indices = tuple(rest[np.isin(corpus.units[rest], units[index])] for index in parts.indices)
     return Shares(validation, Partition(indices, parts.note, parts.names))
 
 
@@ -71,22 +73,31 @@ def server_only(corpus: Corpus, config: Config) -> Shares:
 def _set_apart(corpus: Corpus, config: Config) -> tuple[np.ndarray, np.ndarray]:
     """(rest, validation), by the dataset's own seed: every run chooses its best round by the same rows."""
     key = (config.dataset.split_seed,)
-    labels = corpus.train.labels.numpy()
-    return split_validation(np.arange(len(labels)), labels, config.dataset.validation, key)
+    return _split_units(np.arange(len(corpus.train)), corpus, config.dataset.validation, key)
+
+
+def _split_units(
+    rows: np.ndarray, corpus: Corpus, fraction: float, key: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(train, validation) rows; a unit's rows stay on one side."""
+    strata = np.zeros(corpus.units.max() + 1, dtype=np.int64)  # of each unit
+    strata[corpus.units] = corpus.strata
+    _, held = split_validation(np.unique(corpus.units[rows]), strata, fraction, key)
+    chosen = np.isin(corpus.units[rows], held)
+    return rows[~chosen], rows[chosen]
 
 
 def client_rows(rows: np.ndarray, corpus: Corpus, config: Config, client: str) -> ClientRows:
     """One client's rows, less those it holds out for its own validation."""
     key = (seed_for(config.seed, "client validation", client),)
-    labels = corpus.train.labels.numpy()
-    train, held = split_validation(rows, labels, config.dataset.client_validation, key)
+    train, held = _split_units(rows, corpus, config.dataset.client_validation, key)
     return ClientRows(torch.from_numpy(train), torch.from_numpy(held))
 
 
 def input_shape(corpus: Corpus, config: Config) -> InputShape:
-    if corpus.task == "text":
+    if corpus.task != "image":
         return InputShape(
-            task="text",
+            task=corpus.task,
             classes=corpus.classes,
             vocab_size=corpus.vocab_size,
             max_tokens=config.dataset.max_tokens,
@@ -111,6 +122,8 @@ def _spec(dataset: DatasetConfig, path: str | None) -> DatasetSpec:
 def _tokenizer(config: Config) -> PreTrainedTokenizerBase | None:
     """The checkpoint's own; None (bytes) for a model that brings none, or for pictures."""
     source, path = config.model.source, str(config.model.path)
+    if config.dataset.kind == "synthetic" and source == "config":
+        return word_tokenizer()
     if config.dataset.kind in ("digits", "images") or source not in ("checkpoint", "hub"):
         return None
     # Asked for one that is not there, transformers makes up an empty tokenizer for some architectures.

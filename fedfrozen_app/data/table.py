@@ -21,7 +21,8 @@ class Table:
     """Labelled rows.
 
     Images: ``{"pixel_values": uint8 (n, c, h, w)}``. Text: ``{"input_ids": int64 (n, t),
-    "attention_mask": int64 (n, t)}``. Labels are int64 ``(n,)``.
+    "attention_mask": int64 (n, t)}``. Labels are int64: a class ``(n,)``, several as 0 and 1
+    ``(n, classes)``, or one for each token ``(n, t)``.
     """
 
     inputs: dict[str, Tensor]
@@ -45,7 +46,7 @@ class Corpus:
     """A data set with everything that training, partitioning and reports need to know about it."""
 
     name: str
-    task: str  # "image" or "text"
+    task: str  # "image", "text", "multilabel" or "tokens"
     classes: tuple[str, ...]
     train: Table
     test: Table
@@ -54,3 +55,6 @@ class Corpus:
     std: tuple[float, ...]
     vocab_size: int  # 0 for images
     pad_token_id: int
+    strata: np.ndarray  # (n,) per train row: the number of its label mix, which partitions go by
+    stratum_names: tuple[str, ...]
+    units: np.ndarray  # (n,) per train row: rows with one number (a patient, a document) are never parted

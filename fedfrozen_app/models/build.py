@@ -21,9 +21,11 @@ from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -42,6 +44,8 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 _AUTO = {
     "image": (AutoModelForImageClassification, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING),
     "text": (AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
+    "multilabel": (AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
+    "tokens": (AutoModelForTokenClassification, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING),
 }
 # Roles are tabled for it, but it compares images with texts: it has no layer of class scores.
 _NO_CLASSIFIER = ("clip", "linear", "simple_cnn")
@@ -64,7 +68,7 @@ _EXTRA_KEYS = ("num_labels", "attn_implementation")
 class InputShape:
     """What the data look like to a model."""
 
-    task: str  # "image" | "text"
+    task: str  # "image" | "text" | "multilabel" | "tokens"
     classes: tuple[str, ...]
     channels: int = 0
     image_size: int = 0
@@ -251,7 +255,7 @@ def _from_checkpoint(
     config.update({k: v for k, v in given.items() if k not in attention})
     if config.architectures is None:
         config.architectures = []
-    if shape.task == "text" and (config.pad_token_id is None or config.pad_token_id < 0):
+    if shape.task != "image" and (config.pad_token_id is None or config.pad_token_id < 0):
         config.pad_token_id = shape.pad_token_id
     _check_fit(config, shape)
     if not weights:

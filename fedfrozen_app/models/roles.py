@@ -140,7 +140,7 @@ _GPT2 = (  # after split_fused
     Row(_H + r"ln_2", "norm"),
     Row(_H + r"mlp\.(c_fc|c_proj)", "mlp"),
     Row(r"ln_f", "norm"),
-    Row(r"score", "head"),
+    Row(r"score|classifier", "head"),
 )
 
 _LLAMA = (

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedfrozen_app.data.table import Table
+from fedfrozen_app.data.table import IGNORED, Table
+from fedfrozen_app.models.metrics import measure
 
 Parameters = Mapping[str, Tensor]
 Inputs = dict[str, Tensor]
@@ -18,13 +19,13 @@ Inputs = dict[str, Tensor]
 @dataclass(frozen=True)
 class Batch:
     inputs: Inputs
-    labels: Tensor  # (batch,)
+    labels: Tensor  # (batch,), several labels as 0 and 1 (batch, classes), or tags (batch, tokens)
     class_weights: Tensor | None = None  # (classes,)
     mask: Tensor | None = None  # (batch,) 1 for an example, 0 for padding; None: all are examples
 
 
 class Task:
-    """Classification with one model. `call` says how parameters meet the model.
+    """Classification of rows or of tokens with one model. `call` says how parameters meet the model.
 
     By default the parameters are the model's own, already loaded: nothing is swapped in a step.
     """
@@ -36,9 +37,13 @@ class Task:
         mean: tuple[float, ...] = (),
         std: tuple[float, ...] = (),
         precision: str = "float32",
+        kind: str = "image",
+        classes: tuple[str, ...] = (),
         call: Callable[[Parameters, Inputs], Tensor] | None = None,
     ) -> None:
-        self.model = model
+        self.model, self.kind, self.classes = model, kind, classes
+        # The figure that rounds are compared by; a row may have others beside it.
+        self.headline = "f1" if kind in ("multilabel", "tokens") else "accuracy"
         first = next(model.parameters())
         self.device, self.dtype = first.device, first.dtype
         self.bf16 = precision == "bf16"
@@ -59,14 +64,28 @@ class Task:
         with self._autocast():
             logits = self.call(parameters, self.prepare(batch.inputs))
         logits = logits.to(self.dtype)
-        if batch.mask is None:
+        if batch.mask is None and batch.labels.ndim == 1:
             return functional.cross_entropy(logits, batch.labels, weight=batch.class_weights)
+        each = self.losses(logits, batch.labels)
+        if batch.mask is None:
+            return each.mean()
         # The same mean over the real examples; a batch of padding alone gives 0 and no gradient.
         weight = batch.mask
-        if batch.class_weights is not None:
+        if batch.class_weights is not None and batch.labels.ndim == 1:
             weight = weight * batch.class_weights[batch.labels]
-        each = functional.cross_entropy(logits, batch.labels, reduction="none")
         return (each * weight).sum() / weight.sum().clamp(min=torch.finfo(self.dtype).tiny)
+
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """(examples,): each example's own loss, whatever stands beside it in the batch."""
+        if self.kind == "multilabel":
+            every = functional.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none")
+            return every.mean(dim=1)
+        if self.kind == "tokens":
+            judged = labels >= 0  # (examples, tokens)
+            target = labels.clamp(min=IGNORED)
+            every = functional.cross_entropy(logits.transpose(1, 2), target, reduction="none")
+            return every.sum(dim=1) / judged.sum(dim=1).clamp(min=1)
+        return functional.cross_entropy(logits, labels, reduction="none")
 
     def with_call(self, call: Callable[[Parameters, Inputs], Tensor]) -> "Task":
         """The same task with another way for parameters to meet the model."""
@@ -74,14 +93,19 @@ class Task:
         twin.call = call
         return twin
 
-    @torch.inference_mode()
     def evaluate(self, table: Table, batch_size: int = 512) -> dict[str, float]:
-        """Mean loss and accuracy of the model as it is loaded now."""
+        """Mean loss and figures of the model as it is loaded now."""
+        loss, predicted = self.predict(table, batch_size)
+        return {"loss": loss, **measure(self.kind, predicted, table.labels, self.classes)}
+
+    @torch.inference_mode()
+    def predict(self, table: Table, batch_size: int = 512) -> tuple[float, Tensor]:
+        """Mean loss, and what the model says: shaped like the labels, on the model's device."""
         was_training = self.model.training
         self.model.eval()
         # Sums stay on the device: one look at the end instead of one a batch.
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
-        right = torch.zeros((), dtype=torch.int64, device=self.device)
+        said: list[Tensor] = []
         for start in range(0, len(table), batch_size):
             part = slice(start, start + batch_size)
             labels = table.labels[part].to(self.device)
@@ -89,10 +113,10 @@ class Task:
             with self._autocast():
                 logits = self.model(**self.prepare(inputs)).logits
             logits = logits.to(self.dtype)
-            loss += functional.cross_entropy(logits, labels, reduction="sum").double()
-            right += (logits.argmax(dim=-1) == labels).sum()
+            loss += self.losses(logits, labels).double().sum()
+            said.append(logits > 0 if self.kind == "multilabel" else logits.argmax(dim=-1))
         self.model.train(was_training)
-        return {"loss": float(loss) / len(table), "accuracy": int(right) / len(table)}
+        return float(loss) / len(table), torch.cat(said)
 
     def _autocast(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.bf16 else nullcontext()

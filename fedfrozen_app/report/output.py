@@ -10,6 +10,7 @@ from torch import Tensor
 from fedfrozen_app.report.console import headline
 from fedfrozen_app.report.curves import write_curves
 from fedfrozen_app.report.page import write_report
+from fedfrozen_app.report.selection import write_selection
 from fedfrozen_app.report.summary import summarise
 from fedfrozen_app.runtime.checkpoint import replace_file, save_tensors
 
@@ -25,5 +26,7 @@ def write_outputs(
     summary = summarise(rows, **facts)
     replace_file(folder / "summary.json", json.dumps(summary, indent=2))
     write_curves(rows, folder / "curves.png", title=headline(summary))
+    if any(row.get("selection") for row in rows):
+        write_selection(rows, folder / "selection.png")
     write_report(folder)
     return summary

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.report.selection import selection_changes
 from fedfrozen_app.runtime import checkpoint
 
 PACKAGES = (
@@ -116,6 +117,8 @@ def _figures(rows: Sequence[Row], selected_round: int | None) -> dict[str, Any]:
     chosen = next((row for row in judged if row["round"] == selected_round), None)
     if chosen is not None:
         summary |= {"selected_round": selected_round, f"selected_{key}": chosen[key]}
+    if (changes := selection_changes(rows)) is not None:
+        summary["selection_changes"] = changes
     return summary | {
         "total_bytes_up": sum(row.get("bytes_up", 0) for row in rows),
         "total_bytes_down": sum(row.get("bytes_down", 0) for row in rows),

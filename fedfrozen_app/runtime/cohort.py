@@ -211,7 +211,7 @@ class CohortRunner:
         rows = [self.resident.rows(client).validation for client in clients]
         if not all(len(part) for part in rows):
             return None
-        shares = [self.resident.evaluate_rows(part)["accuracy"] for part in rows]
+        shares = [self.resident.evaluate_rows(part)[self.resident.task.headline] for part in rows]
         return torch.tensor(shares, dtype=torch.float64)
 
     def _judge_rows(self, block: Block) -> Tensor:
@@ -220,7 +220,7 @@ class CohortRunner:
         start = block.layout.views(block.base)
         for number, client in enumerate(block.clients):
             resident.load(block.slice(number), {})
-            shares.append(resident.evaluate_rows(resident.rows(client).validation)["accuracy"])
+            shares.append(resident.evaluate_rows(resident.rows(client).validation)[resident.task.headline])
         resident.load(start, {})  # the next block starts from here
         return torch.tensor(shares, dtype=torch.float64)
 

@@ -34,7 +34,7 @@ class BestModel:
     waited: int = 0
 
     def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
-        score = row.get("val_accuracy")
+        score = row.get("val_f1", row.get("val_accuracy"))
         if score is None or row["round"] == 0:
             return False, {}
         if score > self.best:

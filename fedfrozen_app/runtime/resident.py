@@ -29,6 +29,7 @@ from fedfrozen_app.data.federated import (
     load_corpus,
     share_out,
 )
+from fedfrozen_app.data.sources.load import BUILT_IN
 from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.cache import Cache
@@ -68,6 +69,8 @@ class Resident:
             mean=tuple(self.card["mean"]),
             std=tuple(self.card["std"]),
             precision=config.client.precision,
+            kind=corpus.task,
+            classes=corpus.classes,
         )
         self.train_table = corpus.train.to(self.device)
         self._test = corpus.test.to(self.device)
@@ -123,6 +126,8 @@ class Resident:
 
     def class_weights(self, index: Tensor) -> Tensor:
         """n / (classes · count), and 0 for a class this client has never seen: (classes,)."""
+        if self.train_table.labels.ndim > 1:
+            raise UserError("client.class_weights=true needs one label for each row: set it to false here.")
         labels = self.train_table.labels[index.to(self.device)]
         counts = torch.bincount(labels, minlength=len(self.corpus.classes))
         weights = len(index) / (len(self.corpus.classes) * counts)
@@ -188,7 +193,7 @@ def _build_for(context: Context) -> Resident:
     path = node.get("data-path")
     if "model-path" in node:
         config = replace(config, model=replace(config.model, path=str(node["model-path"])))
-    if path is None and config.dataset.kind != "digits" and not _simulated():
+    if path is None and config.dataset.kind not in BUILT_IN and not _simulated():
         raise UserError(
             "This node names no data of its own: start its SuperNode with "
             "--node-config 'data-path=\"/folder/of/this/site\"'."

@@ -51,13 +51,13 @@ def train_client(
     resident.load(start, order.base)
     metrics: dict[str, float] = {}
     if len(rows.validation):
-        metrics["client_val_before"] = resident.evaluate_rows(rows.validation)["accuracy"]
+        metrics["client_val_before"] = resident.evaluate_rows(rows.validation)[resident.task.headline]
 
     resident.touched(order.plan.trained)
     # Looked at here, once: no wait for the device between the steps.
     metrics["train_loss"] = float((steps or eager_steps)(resident, client, order, start))
     if len(rows.validation):
-        metrics["client_val_after"] = resident.evaluate_rows(rows.validation)["accuracy"]
+        metrics["client_val_after"] = resident.evaluate_rows(rows.validation)[resident.task.headline]
     if order.plan.private and resident.judges(order.round):
         # A personal model exists only here, so the client judges it where it can.
         metrics |= {f"test_{key}": value for key, value in resident.evaluate_test().items()}

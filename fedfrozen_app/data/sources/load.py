@@ -9,30 +9,59 @@ all sites have agreed on.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import PreTrainedTokenizerBase
 
+from fedfrozen_app.data.sources.brat import read_brat
+from fedfrozen_app.data.sources.conll import read_conll
 from fedfrozen_app.data.sources.digits import read_digits
+from fedfrozen_app.data.sources.i2b2 import read_i2b2
 from fedfrozen_app.data.sources.images import decode_images, pixel_statistics, read_images
+from fedfrozen_app.data.sources.labels import (
+    class_order,
+    clean,
+    keep_classes,
+    most_frequent,
+    number,
+    strata,
+    stratum_numbers,
+    unit_numbers,
+)
+from fedfrozen_app.data.sources.mimic import read_mimic
 from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Rows
+from fedfrozen_app.data.sources.synthetic import read_synthetic
 from fedfrozen_app.data.sources.tables import read_hub, read_parquet, read_text
-from fedfrozen_app.data.sources.text import tokenise
+from fedfrozen_app.data.sources.text import tag_words, tokenise
 from fedfrozen_app.data.table import Corpus, Table
 from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-_READERS: dict[str, Callable[[DatasetSpec], Found]] = {
+READERS: dict[str, Callable[[DatasetSpec], Found]] = {
     "digits": read_digits,
     "images": read_images,
     "parquet": read_parquet,
     "text": read_text,
     "hub": read_hub,
+    "conll": read_conll,
+    "brat": read_brat,
+    "i2b2": read_i2b2,
+    "mimic": read_mimic,
+    "synthetic": read_synthetic,
+}
+BUILT_IN = ("digits", "synthetic")  # need no file
+# What a kind of data can be read as, where it is not classification; the first is the default.
+TASKS = {
+    "text": ("classification", "multilabel"),
+    "conll": ("entities",),
+    "brat": ("entities",),
+    "i2b2": ("entities",),
+    "mimic": ("multilabel",),
+    "synthetic": ("classification", "multilabel", "entities"),
 }
 
 
@@ -48,25 +77,39 @@ def load(
     tokenizer that has no padding token is given its end token for it.
     """
     _check(spec)
-    found = _READERS[spec.kind](spec)
-    train = _clean(found.train, spec, spec.train_split)
-    test = None if found.test is None else _clean(found.test, spec, spec.test_split)
-    names = _class_order(spec, train, found.class_names, classes)
+    found = READERS[spec.kind](spec)
+    task, unit = found.task, _unit_of(found, spec)
+    train = clean(found.train, spec, spec.train_split, task)
+    test = None if found.test is None else clean(found.test, spec, spec.test_split, task)
+    if spec.top_labels is not None and task == "multilabel":
+        frequent = classes or most_frequent(train, spec.top_labels)
+        train = keep_classes(train, frequent, spec.train_split, task)
+        test = None if test is None else keep_classes(test, frequent, spec.test_split, task)
+        found = replace(found, class_names=frequent)
+    names = class_order(spec, train, task, found.class_names, classes)
     if test is None:
-        train, test = _hold_out(train, spec)
-    train_labels, test_labels = _number(train, names, classes), _number(test, names, classes)
+        train, test = _hold_out(train, spec, task, unit)
     if spec.limit is not None:
-        train, train_labels = _limited(train, train_labels, spec)
-        test, test_labels = _limited(test, test_labels, spec)
+        train, test = _limited(train, spec), _limited(test, spec)
+    train_labels, test_labels = (number(rows, task, names, classes) for rows in (train, test))
+    units = unit_numbers(train, unit)
+    mixes, mix_names = stratum_numbers(strata(train, task, units), names, task)
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     vocab_size = pad_token_id = 0
-    if found.task == "image":
+    if task == "image":
         train_inputs, test_inputs = decode_images(train, test, spec)
         mean, std = pixel_statistics(train_inputs["pixel_values"], spec)
     else:
-        train_inputs, test_inputs, vocab_size, pad_token_id = tokenise(train, test, spec, tokenizer)
+        if task == "tokens":
+            both = tag_words(train, test, train_labels + test_labels, spec, tokenizer)
+            assert both.labels is not None
+            train_labels, test_labels = both.labels.tensor_split([len(train.content)])
+        else:
+            both = tokenise(train, test, spec, tokenizer)
+        train_inputs, test_inputs = both.parts(len(train.content))
+        vocab_size, pad_token_id = both.vocab_size, both.pad_token_id
     logger.info(
         "%s: %d train and %d test rows, %d classes, %s",
         *(spec.name, len(train_labels), len(test_labels), len(names)),
@@ -74,7 +117,7 @@ def load(
     )
     return Corpus(
         name=spec.name,
-        task=found.task,
+        task=task,
         classes=names,
         train=Table(train_inputs, train_labels),
         test=Table(test_inputs, test_labels),
@@ -83,13 +126,25 @@ def load(
         std=std,
         vocab_size=vocab_size,
         pad_token_id=pad_token_id,
+        strata=mixes,
+        stratum_names=mix_names,
+        units=units,
     )
 
 
+def _unit_of(found: Found, spec: DatasetSpec) -> str | None:
+    if spec.unit_column is None:
+        return found.unit
+    if spec.unit_column not in found.train.columns:
+        have = ", ".join(sorted(found.train.columns)) or "none"
+        raise UserError(f"dataset.unit_column={spec.unit_column!r} is not a column: the data have {have}.")
+    return spec.unit_column
+
+
 def _check(spec: DatasetSpec) -> None:
-    if spec.kind not in _READERS:
-        raise UserError(f"dataset.kind={spec.kind!r} is unknown: choose one of {', '.join(_READERS)}.")
-    if spec.kind != "digits" and not spec.path:
+    if spec.kind not in READERS:
+        raise UserError(f"dataset.kind={spec.kind!r} is unknown: choose one of {', '.join(READERS)}.")
+    if spec.kind not in BUILT_IN and not spec.path:
         raise UserError(f"dataset.path is missing: a data set of kind {spec.kind} needs one.")
     if spec.channels not in (None, 1, 3):
         raise UserError(f"dataset.channels={spec.channels} must be 1, 3 or null.")
@@ -101,6 +156,9 @@ def _check(spec: DatasetSpec) -> None:
         raise UserError(f"dataset.test_fraction={spec.test_fraction} must be at least 0 and below 1.")
     if spec.limit is not None and spec.limit < 1:
         raise UserError(f"dataset.limit={spec.limit} must be at least 1 or null.")
+    if spec.task is not None and spec.task not in TASKS.get(spec.kind, ("classification",)):
+        fit = " or ".join(TASKS.get(spec.kind, ("classification",)))
+        raise UserError(f"dataset.task={spec.task} does not fit data of kind {spec.kind}: use {fit}.")
 
 
 def _column(values: list[Any]) -> np.ndarray:
@@ -111,93 +169,25 @@ def _column(values: list[Any]) -> np.ndarray:
     return np.array(["" if value is None else str(value) for value in values], dtype=object)
 
 
-def _clean(rows: Rows, spec: DatasetSpec, split: str) -> Rows:
-    """Only rows with content and a label, and of the classes asked for."""
-    whole = [
-        content is not None and label is not None
-        for content, label in zip(rows.content, rows.labels, strict=True)
-    ]
-    if not any(whole):
-        raise UserError(
-            f"None of the {len(whole)} rows of {split!r} has both content and a label: check "
-            "dataset.label_column, or set the split's name to one with labels."
-        )
-    if not all(whole):
-        dropped = len(whole) - sum(whole)
-        logger.warning("%s: dropped %d of %d rows without content or label", split, dropped, len(whole))
-        rows = rows.where(whole)
-    if spec.keep_classes is not None:
-        kept = [label in spec.keep_classes for label in rows.labels]
-        logger.info("%s: kept %d of %d rows by dataset.keep_classes", split, sum(kept), len(kept))
-        rows = rows.where(kept)
-        if not rows.content:
-            raise UserError(f"No row of {split!r} is of a class in dataset.keep_classes.")
-    return rows
-
-
-def _class_order(
-    spec: DatasetSpec,
-    train: Rows,
-    class_names: tuple[str, ...] | None,
-    agreed: tuple[str, ...] | None,
-) -> tuple[str, ...]:
-    present = {label for label in train.labels if label is not None}
-    if agreed is not None:
-        names = tuple(agreed)
-    elif spec.keep_classes is not None:
-        names = tuple(spec.keep_classes)
-        absent = [name for name in names if name not in present]
-        if absent:
-            raise UserError(f"dataset.keep_classes names {absent[0]!r}, which no train row has.")
-    elif class_names is not None:
-        names = class_names
-    else:
-        # Numbers in order of size: "10" comes after "9".
-        numeric = all(re.fullmatch(r"-?\d+", label) for label in present)
-        names = tuple(sorted(present, key=int) if numeric else sorted(present))
-    if len(names) < 2:
-        raise UserError(
-            f"The train rows have {len(names)} class ({', '.join(names)}): at least 2 are needed; "
-            "check dataset.path and dataset.label_column."
-        )
-    if len(set(names)) != len(names):
-        raise UserError(f"The class names are not distinct: {', '.join(names)}.")
-    return names
-
-
-def _number(rows: Rows, names: tuple[str, ...], agreed: tuple[str, ...] | None) -> torch.Tensor:
-    number = {name: position for position, name in enumerate(names)}
-    for label, origin in zip(rows.labels, rows.origins, strict=True):
-        if label not in number:
-            among = "the agreed classes" if agreed is not None else "the classes of the train rows"
-            raise UserError(
-                f"Label {label!r} of {origin} is not among {among} ({shown(names)}): "
-                "correct it or leave the row out."
-            )
-    return torch.tensor([number[str(label)] for label in rows.labels], dtype=torch.int64)
-
-
-def shown(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-
-
-def _hold_out(rows: Rows, spec: DatasetSpec) -> tuple[Rows, Rows]:
-    """(train, test), the test rows drawn class by class.
+def _hold_out(rows: Rows, spec: DatasetSpec, task: str, unit: str | None) -> tuple[Rows, Rows]:
+    """(train, test), the test rows drawn class by class, and with a unit all rows of it on one side.
 
     scikit-learn's stratified split refuses a class with one row; here such a row trains.
     """
     rng = np.random.default_rng(spec.split_seed)
-    labels = np.array(rows.labels, dtype=object)
+    units = unit_numbers(rows, unit)
+    _, first = np.unique(units, return_index=True)
+    labels = np.array(strata(rows, task, units), dtype=object)[first]  # of each unit
     in_test = np.zeros(len(labels), dtype=bool)
-    for label in sorted({str(label) for label in rows.labels}):
+    for label in sorted(set(labels)):
         members = rng.permutation(np.flatnonzero(labels == label))
         if spec.test_fraction > 0 and len(members) > 1:
             share = max(1, round(spec.test_fraction * len(members)))
             in_test[members[: min(share, len(members) - 1)]] = True
-    return rows.take(np.flatnonzero(~in_test)), rows.take(np.flatnonzero(in_test))
+    tested = in_test[units]
+    return rows.take(np.flatnonzero(~tested)), rows.take(np.flatnonzero(tested))
 
 
-def _limited(rows: Rows, labels: torch.Tensor, spec: DatasetSpec) -> tuple[Rows, torch.Tensor]:
-    order = np.random.default_rng(spec.split_seed).permutation(len(labels))
-    index = np.sort(order[: spec.limit])
-    return rows.take(index), labels[index]
+def _limited(rows: Rows, spec: DatasetSpec) -> Rows:
+    order = np.random.default_rng(spec.split_seed).permutation(len(rows.content))
+    return rows.take(np.sort(order[: spec.limit]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +16,16 @@ class DatasetSpec:
     """Where the data are and how to read them."""
 
     name: str = "digits"
-    kind: str = "digits"  # digits, images, parquet, text or hub
+    kind: str = "digits"  # one of load.READERS
+    task: str | None = None  # classification, multilabel or entities; None: what the kind of data suggests
     path: str | None = None  # folder or file; for hub "owner/name" or "owner/name:config"
     train_split: str = "train"  # folder, file, split-column or hub name of the train rows
     test_split: str = "test"
     image_column: str | None = None  # columns: None means look for the obvious one
     label_column: str | None = None
     text_column: str | None = None
+    unit_column: str | None = None  # rows with one value (a patient) are never parted; None: the reader knows
+    top_labels: int | None = None  # multilabel: only the most frequent ones
     image_size: int | None = None  # side in pixels; None keeps the images' own common size
     channels: int | None = None  # 1 or 3; None: 1 where every image is grey, else 3
     max_tokens: int = 128
@@ -35,10 +39,14 @@ class DatasetSpec:
 
 @dataclass
 class Rows:
-    """Rows as found: content not yet decoded, labels still names."""
+    """Rows as found: content not yet decoded, labels still names.
 
-    content: list[Any]  # an image as bytes, path or array; a text as str; None where missing
-    labels: list[str | None]
+    A row's label is a class name; for a multi-label task the list of its labels, the primary one first; for
+    entities a BIO tag for each word.
+    """
+
+    content: list[Any]  # an image as bytes, path or array; a text as str, or as words; None where missing
+    labels: list[Any]
     columns: dict[str, list[Any]]
     origins: list[str]  # where each row came from, for error sentences
 
@@ -59,10 +67,11 @@ class Rows:
 class Found:
     """What a reader hands over."""
 
-    task: str
+    task: str  # image, text, multilabel or tokens
     train: Rows
     test: Rows | None  # None: the data bring no test split
     class_names: tuple[str, ...] | None = None  # in the order that the data themselves give
+    unit: str | None = None  # the column whose values must not be parted over splits and clients
 
 
 @dataclass
@@ -80,6 +89,12 @@ def existing(spec: DatasetSpec) -> Path:
     if not path.exists():
         raise UserError(f"dataset.path={spec.path} does not exist (looked at {path.absolute()}).")
     return path
+
+
+def word_in_name(word: str, file: Path, root: Path) -> bool:
+    """Whether a file's name, or a folder on the way to it, has this word: ptt-train.conll, test/12.ann."""
+    parts = (*file.relative_to(root).parts[:-1], file.name.split(".")[0]) if file != root else (file.stem,)
+    return any(word == part or word in re.split(r"[-_ ]", part) for part in parts)
 
 
 def first_line(error: BaseException) -> str:

@@ -235,6 +235,7 @@ def _by_split_column(spec: DatasetSpec, frame: Frame) -> tuple[Frame, Frame | No
 def _from_frames(spec: DatasetSpec, train: Frame, test: Frame | None) -> Found:
     content, is_image = _content_column(spec, train)
     guesses = ("label", "labels", "class")
+    several = spec.task == "multilabel"
     label = _pick(train, spec.label_column, "dataset.label_column", guesses)
     absent = [] if test is None else [name for name in (content, label) if name not in test.cells]
     if absent:
@@ -249,8 +250,9 @@ def _from_frames(spec: DatasetSpec, train: Frame, test: Frame | None) -> Found:
             for name, values in frame.cells.items()
             if name not in (content, label) and name not in frame.images and _is_scalar(values)
         }
+        read = _labels if several else _label
         labels = [
-            _label(value, label, origin)
+            read(value, label, origin)
             for value, origin in zip(frame.cells[label], frame.origins, strict=True)
         ]
         found = frame.cells[content]
@@ -259,7 +261,7 @@ def _from_frames(spec: DatasetSpec, train: Frame, test: Frame | None) -> Found:
         return Rows(found, labels, others, frame.origins)
 
     test_rows = None if test is None else rows(test)
-    task = "image" if is_image else "text"
+    task = "image" if is_image else "multilabel" if several else "text"
     return Found(task, rows(train), test_rows, train.class_names.get(label))
 
 
@@ -291,9 +293,16 @@ def _label(value: Any, column: str, origin: str) -> str | None:
     if isinstance(value, list | dict):
         raise UserError(
             f"Column {column!r} holds more than one value in {origin}: "
-            "set dataset.label_column to a column with one label a row."
+            "set dataset.label_column to a column with one label a row, or dataset.task=multilabel."
         )
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _labels(value: Any, column: str, origin: str) -> list[str]:
+    """Several labels: a list, or names with ; between them. The first is the primary one."""
+    items = value if isinstance(value, list) else [] if value is None else str(value).split(";")
+    found = (_label(item.strip() if isinstance(item, str) else item, column, origin) for item in items)
+    return list(dict.fromkeys(label for label in found if label is not None))
 
 
 def _is_scalar(values: list[Any]) -> bool:

@@ -1,0 +1,78 @@
+"""brat's standoff format: NAME.txt, and NAME.ann with the spans of its entities by character.
+
+T1<TAB>Medication 104 113<TAB>ibuprofen        spans in pieces (10 14;20 25) are left out, and counted
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+from fedfrozen_app.data.sources.entities import Sentences, found_in_files, tag_spans
+from fedfrozen_app.data.sources.rows import DatasetSpec, Found
+from fedfrozen_app.errors import UserError
+
+logger = logging.getLogger(__name__)
+ENTITY = re.compile(r"T\d+\t(\S+) ([\d ;]+)\t.*")
+SENTENCE_END = re.compile(r"\n+|(?<=[.!?])\s+(?=[A-Z])")
+WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def read_brat(spec: DatasetSpec) -> Found:
+    return found_in_files(spec, "*.ann", "a brat data set has one beside each .txt.", _read)
+
+
+def _read(files: list[Path], root: Path) -> Sentences:
+    found, lost = Sentences(), 0
+    for file in files:
+        text_file = file.with_suffix(".txt")
+        if not text_file.is_file():
+            raise UserError(f"{file} has no text beside it: {text_file.name} is missing.")
+        text = text_file.read_text(encoding="utf-8")
+        spans, pieces = _spans(file, len(text))
+        lost += pieces
+        start = 0
+        for end, following in [*((m.start(), m.end()) for m in SENTENCE_END.finditer(text)), (len(text), 0)]:
+            lost += _add_sentence(found, text, start, end, spans, file)
+            start = following
+    if lost:
+        logger.info("%d entities in pieces, overlapping others or across sentences were left out.", lost)
+    return found
+
+
+def _add_sentence(
+    found: Sentences, text: str, start: int, end: int, spans: list[tuple[int, int, str]], file: Path
+) -> int:
+    words = list(WORD.finditer(text, start, end))
+    inside = []
+    cut = 0
+    for first, last, kind in spans:
+        touched = [n for n, word in enumerate(words) if word.start() < last and word.end() > first]
+        if touched and last <= end:
+            inside.append((touched[0], touched[-1], kind))
+        cut += start <= first < end < last
+    tags, dropped = tag_spans(len(words), inside)
+    found.add([word.group() for word in words], tags, file.stem, f"character {start} of {file.stem}.txt")
+    return cut + dropped
+
+
+def _spans(file: Path, length: int) -> tuple[list[tuple[int, int, str]], int]:
+    """(first, end, type) by character, and how many entities are in several pieces."""
+    spans, pieces = [], 0
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.startswith("T"):
+            continue  # relations, events and notes
+        match = ENTITY.fullmatch(line)
+        if match is None:
+            raise UserError(
+                f"Line {number} of {file} is no entity of brat's (T1, type and span, text): {line!r}."
+            )
+        if ";" in match[2]:
+            pieces += 1
+            continue
+        first, end = (int(value) for value in match[2].split())
+        if not 0 <= first < end <= length:
+            raise UserError(f"Line {number} of {file} names characters its text does not have: {line!r}.")
+        spans.append((first, end, match[1]))
+    return spans, pieces

@@ -1,0 +1,70 @@
+"""The i2b2/VA 2010 layout: NAME.txt with a sentence a line, NAME.con with its concepts.
+
+    c="chest pain" 12:3 12:4||t="problem"        lines from 1, words from 0, both ends included
+
+Texts and concepts may lie in folders of their own (txt/, concept/); the folder above them names the
+institution (beth/, partners/), which `partition=natural partition.column=source` divides by.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+from fedfrozen_app.data.sources.entities import Sentences, found_in_files, tag_spans
+from fedfrozen_app.data.sources.rows import DatasetSpec, Found, existing
+from fedfrozen_app.errors import UserError
+
+logger = logging.getLogger(__name__)
+CONCEPT = re.compile(r'c="(.*)" (\d+):(\d+) (\d+):(\d+)\|\|t="([^"]+)"')
+HOLDERS = ("txt", "concept", "concepts", "con")
+Spans = dict[int, list[tuple[int, int, str]]]  # by line, from 1
+
+
+def read_i2b2(spec: DatasetSpec) -> Found:
+    concepts = {file.stem: file for file in existing(spec).rglob("*.con")}
+    if not concepts:
+        raise UserError(f"No *.con file found in {spec.path}: an i2b2 data set has one beside each text.")
+
+    def read(files: list[Path], root: Path) -> Sentences:
+        found, lost = Sentences(), 0
+        for file in files:
+            if file.stem not in concepts:
+                continue  # the corpus also has texts without annotations
+            lines = file.read_text(encoding="utf-8").splitlines()
+            spans = _spans(concepts[file.stem], lines)
+            for number, line in enumerate(lines, start=1):
+                words = line.split()
+                tags, dropped = tag_spans(len(words), spans.get(number, ()))
+                lost += dropped
+                found.add(words, tags, file.stem, f"line {number} of {file.name}", _institution(file, root))
+        if lost:
+            logger.info("%d concepts overlap longer ones and were left out.", lost)
+        return found
+
+    return found_in_files(spec, "*.txt", "an i2b2 data set has texts.", read)
+
+
+def _spans(file: Path, lines: list[str]) -> Spans:
+    found: Spans = {}
+    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if not text.strip():
+            continue
+        match = CONCEPT.fullmatch(text.strip())
+        if match is None:
+            raise UserError(f'Line {number} of {file} is no concept (c="..." 1:0 1:2||t="..."): {text!r}.')
+        line, first, end_line, last = (int(value) for value in match.group(2, 3, 4, 5))
+        words = lines[line - 1].split() if 1 <= line <= len(lines) else []
+        told = " ".join(match[1].lower().split())
+        if line != end_line or " ".join(words[first : last + 1]).lower() != told:
+            raise UserError(
+                f"Line {number} of {file} names words that its text does not have there: {text!r}."
+            )
+        found.setdefault(line, []).append((first, last, match[6]))
+    return found
+
+
+def _institution(file: Path, root: Path) -> str:
+    folders = [part for part in file.relative_to(root).parts[:-1] if part.lower() not in HOLDERS]
+    return folders[-1] if folders else ""

@@ -1,0 +1,177 @@
+"""From label names to numbers, for one label a row, several labels a row, and a tag a word."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedfrozen_app.data.sources.rows import DatasetSpec, Rows
+from fedfrozen_app.errors import UserError
+
+logger = logging.getLogger(__name__)
+OUTSIDE = "O"
+NO_ENTITY = "none"
+
+
+def clean(rows: Rows, spec: DatasetSpec, split: str, task: str) -> Rows:
+    """Only rows with content and a label, and of the classes asked for."""
+    whole = [
+        content is not None and label not in (None, [])
+        for content, label in zip(rows.content, rows.labels, strict=True)
+    ]
+    if not any(whole):
+        raise UserError(
+            f"None of the {len(whole)} rows of {split!r} has both content and a label: check "
+            "dataset.label_column, or set the split's name to one with labels."
+        )
+    if not all(whole):
+        dropped = len(whole) - sum(whole)
+        logger.warning("%s: dropped %d of %d rows without content or label", split, dropped, len(whole))
+        rows = rows.where(whole)
+    return rows if spec.keep_classes is None else keep_classes(rows, spec.keep_classes, split, task)
+
+
+def keep_classes(rows: Rows, kept: tuple[str, ...], split: str, task: str) -> Rows:
+    """Only these classes: other labels go, and with them the rows that have none left."""
+    if task == "tokens":
+        tags = [[tag if tag[2:] in kept else OUTSIDE for tag in row] for row in rows.labels]
+        return Rows(rows.content, tags, rows.columns, rows.origins)
+    if task == "multilabel":
+        rows = Rows(
+            rows.content,
+            [[label for label in row if label in kept] for row in rows.labels],
+            rows.columns,
+            rows.origins,
+        )
+        inside = [bool(row) for row in rows.labels]
+    else:
+        inside = [label in kept for label in rows.labels]
+    logger.info("%s: kept %d of %d rows by their classes", split, sum(inside), len(inside))
+    rows = rows.where(inside)
+    if not rows.content:
+        raise UserError(f"No row of {split!r} is of a class in dataset.keep_classes.")
+    return rows
+
+
+def most_frequent(rows: Rows, count: int) -> tuple[str, ...]:
+    """The labels of a multi-label task that most rows have, most frequent first; equals by name."""
+    found = Counter(label for row in rows.labels for label in set(row))
+    return tuple(sorted(found, key=lambda label: (-found[label], label))[:count])
+
+
+def class_order(
+    spec: DatasetSpec,
+    train: Rows,
+    task: str,
+    class_names: tuple[str, ...] | None,
+    agreed: tuple[str, ...] | None,
+) -> tuple[str, ...]:
+    present = _present(train, task)
+    if agreed is not None:
+        names = tuple(agreed)
+    elif spec.keep_classes is not None:
+        absent = [name for name in spec.keep_classes if name not in present]
+        if absent:
+            raise UserError(f"dataset.keep_classes names {absent[0]!r}, which no train row has.")
+        names = _tags(spec.keep_classes) if task == "tokens" else tuple(spec.keep_classes)
+    elif class_names is not None:
+        names = class_names
+    elif task == "tokens":
+        names = _tags(sorted(present))
+    else:
+        # Numbers in order of size: "10" comes after "9".
+        numeric = all(re.fullmatch(r"-?\d+", label) for label in present)
+        names = tuple(sorted(present, key=int) if numeric else sorted(present))
+    if len(names) < 2:
+        raise UserError(
+            f"The train rows have {len(names)} class ({', '.join(names)}): at least 2 are needed; "
+            "check dataset.path and dataset.label_column."
+        )
+    if len(set(names)) != len(names):
+        raise UserError(f"The class names are not distinct: {', '.join(names)}.")
+    return names
+
+
+def _present(rows: Rows, task: str) -> set[str]:
+    if task == "tokens":
+        return {tag[2:] for row in rows.labels for tag in row if tag != OUTSIDE}
+    if task == "multilabel":
+        return {label for row in rows.labels for label in row}
+    return {label for label in rows.labels if label is not None}
+
+
+def _tags(types: Iterable[str]) -> tuple[str, ...]:
+    """O, then B and I of every type: O is number 0."""
+    return (OUTSIDE, *(f"{place}-{kind}" for kind in types for place in "BI"))
+
+
+def number(rows: Rows, task: str, names: tuple[str, ...], agreed: tuple[str, ...] | None) -> Any:
+    """Labels as int64 (n,), several as 0 and 1 of int64 (n, classes), tags as a list of numbers a row."""
+    place = {name: position for position, name in enumerate(names)}
+    for found, origin in zip(rows.labels, rows.origins, strict=True):
+        for label in [found] if isinstance(found, str) else found:
+            if label not in place:
+                among = "the agreed classes" if agreed is not None else "the classes of the train rows"
+                raise UserError(
+                    f"Label {label!r} of {origin} is not among {among} ({_shown(names)}): "
+                    "correct it or leave the row out."
+                )
+    if task == "tokens":
+        return [[place[tag] for tag in row] for row in rows.labels]
+    if task == "multilabel":
+        table = torch.zeros(len(rows.labels), len(names), dtype=torch.int64)
+        for row, found in enumerate(rows.labels):
+            table[row, [place[label] for label in found]] = 1
+        return table
+    return torch.tensor([place[str(label)] for label in rows.labels], dtype=torch.int64)
+
+
+def _shown(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+
+
+# What rows are dealt out by -----------------------------------------------------------------------------
+
+
+def unit_numbers(rows: Rows, unit: str | None) -> np.ndarray:
+    """(n,): which rows belong together; every row to itself where there is no unit."""
+    if unit is None:
+        return np.arange(len(rows.content))
+    values = [str(value) for value in rows.columns[unit]]
+    place = {value: position for position, value in enumerate(dict.fromkeys(values))}
+    return np.array([place[value] for value in values], dtype=np.int64)
+
+
+def strata(rows: Rows, task: str, units: np.ndarray) -> list[str]:
+    """One name for each row's label mix, the same for all rows of a unit: what most of its rows have.
+
+    Of several labels the primary one counts; of tags the entity type that occurs most.
+    """
+    if task == "tokens":
+        each = [Counter(tag[2:] for tag in row if tag.startswith("B-")) for row in rows.labels]
+    else:
+        firsts = [str(row[0] if task == "multilabel" else row) for row in rows.labels]
+        if len(np.unique(units)) == len(units):  # every row to itself: nothing to count
+            return firsts
+        each = [Counter([first]) for first in firsts]
+    totals: dict[int, Counter[str]] = {}
+    for unit, counts in zip(units.tolist(), each, strict=True):
+        totals.setdefault(unit, Counter()).update(counts)
+    top = {unit: min(c, key=lambda name: (-c[name], name), default=NO_ENTITY) for unit, c in totals.items()}
+    return [top[unit] for unit in units.tolist()]
+
+
+def stratum_numbers(
+    found: list[str], names: tuple[str, ...], task: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """(n,) of numbers, and their names: the classes, or for entities their types and none."""
+    if task == "tokens":
+        names = (*dict.fromkeys(name[2:] for name in names if name != OUTSIDE), NO_ENTITY)
+    place = {name: position for position, name in enumerate(names)}
+    return np.array([place[name] for name in found], dtype=np.int64), names

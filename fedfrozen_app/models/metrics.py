@@ -1,0 +1,45 @@
+"""How good predictions are, by task: accuracy, micro and macro F1, strict entity F1."""
+
+from torch import Tensor
+
+
+def measure(kind: str, predicted: Tensor, labels: Tensor, classes: tuple[str, ...]) -> dict[str, float]:
+    """Figures by name; both tensors have the labels' shape.
+
+    image: accuracy. text: accuracy and macro F1. multilabel: f1 (micro) and macro F1. tokens: f1 of whole
+    entities, which count only with the right type and both ends (seqeval, strict).
+    """
+    labels = labels.to(predicted.device)
+    if kind == "multilabel":
+        return {"f1": _f1(predicted, labels, "micro"), "f1_macro": _f1(predicted, labels, "macro")}
+    if kind == "tokens":
+        return {"f1": entity_f1(predicted, labels, classes)}
+    figures = {"accuracy": int((predicted == labels).sum()) / len(labels)}
+    return figures if kind == "image" else figures | {"f1_macro": _f1(predicted, labels, "macro")}
+
+
+def _f1(predicted: Tensor, labels: Tensor, average: str) -> float:
+    from sklearn.metrics import f1_score  # lazy: takes a second, and pictures do without
+
+    truth, guess = labels.cpu().numpy(), predicted.cpu().numpy()
+    return float(f1_score(truth, guess, average=average, zero_division=0))
+
+
+def entity_f1(predicted: Tensor, labels: Tensor, classes: tuple[str, ...]) -> float:
+    from seqeval.metrics import f1_score
+    from seqeval.scheme import IOB2
+
+    truth, guess = tag_sequences(predicted, labels, classes)
+    return float(f1_score(truth, guess, mode="strict", scheme=IOB2, zero_division=0))
+
+
+def tag_sequences(
+    predicted: Tensor, labels: Tensor, classes: tuple[str, ...]
+) -> tuple[list[list[str]], list[list[str]]]:
+    """(truth, prediction) as tag names, a list a row: one tag a word, where the word begins."""
+    judged = (labels >= 0).cpu()
+    truth, guess = [], []
+    for own, real, said in zip(judged, labels.cpu(), predicted.cpu(), strict=True):
+        truth.append([classes[number] for number in real[own].tolist()])
+        guess.append([classes[number] for number in said[own].tolist()])
+    return truth, guess

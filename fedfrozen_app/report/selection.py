@@ -1,0 +1,68 @@
+"""Who chose which layers, round by round: a heat map, and how much the choices change."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Row = dict[str, Any]
+MAX_CLIENTS = 12  # more are shown as their sum alone
+
+
+def selection_changes(rows: Sequence[Row]) -> float | None:
+    """How many of a client's layers it did not have in its last round before, mean over clients and rounds.
+
+    0: everybody keeps their layers; K: everybody changes all of them. None where nothing can be compared.
+    """
+    last: dict[str, set[int]] = {}
+    changed: list[int] = []
+    for row in rows:
+        for client, layers in row.get("selection", {}).items():
+            if client in last:
+                changed.append(len(set(layers) - last[client]))
+            last[client] = set(layers)
+    return sum(changed) / len(changed) if changed else None
+
+
+def selection_table(rows: Sequence[Row], clients: Sequence[str]) -> np.ndarray:
+    """(clients, layers, rounds): 1 where the client chose the layer, NaN where it was not there."""
+    chosen = [row["selection"] for row in rows]
+    layers = 1 + max((layer for row in chosen for own in row.values() for layer in own), default=0)
+    layers = max(layers, max((len(row.get("layer_scores", ())) for row in rows), default=0))
+    table = np.full((len(clients), layers, len(rows)), np.nan)
+    for column, row in enumerate(chosen):
+        for number, client in enumerate(clients):
+            if client in row:
+                table[number, :, column] = 0
+                table[number, row[client], column] = 1
+    return table
+
+
+def write_selection(rows: Sequence[Row], path: Path) -> None:
+    """A PNG with the share of clients that chose each layer, and below it each client on its own."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # lazy: slow to import, and needed at the end
+    from matplotlib.figure import Figure
+
+    rows = [row for row in rows if row.get("selection")]
+    clients = sorted({client for row in rows for client in row["selection"]}, key=lambda c: (len(c), c))
+    table = selection_table(rows, clients)
+    panels: list[tuple[str, np.ndarray]] = [("all clients", np.nanmean(table, axis=0))]
+    if len(clients) <= MAX_CLIENTS:
+        panels += [(f"client {client}", own) for client, own in zip(clients, table, strict=True)]
+    _, layers, rounds = table.shape
+    height = 0.35 + 0.11 * layers
+    figure = Figure(figsize=(min(12, 3 + 0.12 * rounds), 0.8 + height * len(panels)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for place, (title, image) in enumerate(panels):
+        axes = figure.add_subplot(len(panels), 1, place + 1)
+        extent = (rows[0]["round"] - 0.5, rows[-1]["round"] + 0.5, -0.5, layers - 0.5)
+        axes.imshow(
+            image, cmap="Blues", vmin=0, vmax=1, aspect="auto", origin="lower", extent=extent
+        ).cmap.set_bad("0.85")
+        axes.set_ylabel(title, rotation=0, ha="right", va="center", fontsize=8)
+        axes.set_yticks([0, layers - 1] if layers > 1 else [0])
+        axes.tick_params(labelsize=7, labelbottom=place == len(panels) - 1)
+    axes.set_xlabel("round", fontsize=8)
+    figure.suptitle("Layers that clients chose (grey: not in the round)", fontsize=9)
+    figure.savefig(path, dpi=120)

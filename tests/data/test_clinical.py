@@ -1,0 +1,301 @@
+"""Readers of clinical text, on files written here in each format, down to tensors and shares."""
+
+import gzip
+import logging
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.data.federated import client_rows, load_corpus, share_out
+from fedfrozen_app.data.sources import DatasetSpec, load
+from fedfrozen_app.data.sources.entities import iob2, tag_spans
+from fedfrozen_app.data.sources.synthetic import word_tokenizer
+from fedfrozen_app.data.table import CONTINUED, IGNORED
+from fedfrozen_app.errors import UserError
+
+
+def spec(kind, path, **options):
+    return DatasetSpec(name="x", kind=kind, path=str(path), **options)
+
+
+def words_of(corpus, row, table="train"):
+    """(word, tag) of a row that was read as bytes: what the tensors still say."""
+    part = getattr(corpus, table)
+    ids, labels = part.inputs["input_ids"][row].tolist(), part.labels[row].tolist()
+    found, current = [], None
+    for token, label in zip(ids, labels, strict=True):
+        if label >= 0:
+            current = [bytes([token - 3]), corpus.classes[label]]
+            found.append(current)
+        elif label == CONTINUED:
+            current[0] += bytes([token - 3])
+    return [(word.decode(), tag) for word, tag in found]
+
+
+# CoNLL ----------------------------------------------------------------------------------------------------
+
+CONLL = """-DOCSTART- 17\tO
+
+Chest\tB-problem
+pain\tI-problem
+.\tO
+
+An\tO
+ECG\tB-test
+-DOCSTART- 18\tO
+
+Aspirin\tI-treatment
+"""
+
+
+def test_conll(tmp_path, caplog):
+    (tmp_path / "x-train.conll").write_text(CONLL)
+    (tmp_path / "x-test.conll").write_text("No\tO\nfever\tB-problem\n")
+    (tmp_path / "x-dev.conll").write_text("ignored\tO\n")
+    with caplog.at_level(logging.INFO):
+        corpus = load(spec("conll", tmp_path))
+    assert "neither train nor test: x-dev.conll" in caplog.text
+    assert corpus.task == "tokens" and corpus.classes == (
+        *("O", "B-problem", "I-problem", "B-test", "I-test", "B-treatment", "I-treatment"),
+    )
+    assert words_of(corpus, 0) == [("Chest", "B-problem"), ("pain", "I-problem"), (".", "O")]
+    assert words_of(corpus, 2) == [("Aspirin", "B-treatment")]  # an entity begins with B
+    assert words_of(corpus, 0, "test") == [("No", "O"), ("fever", "B-problem")]
+    assert corpus.columns["document"].tolist() == ["17", "17", "18"]
+    assert corpus.units.tolist() == [0, 0, 1]
+    # Document 17 has a problem and a test: the first by name; document 18 a treatment.
+    assert [corpus.stratum_names[number] for number in corpus.strata] == ["problem", "problem", "treatment"]
+
+
+def test_a_conll_line_without_a_tag_is_named(tmp_path):
+    (tmp_path / "train.conll").write_text("fine\tO\nbroken\n")
+    with pytest.raises(UserError, match=r"Line 2 of .*train.conll is no word with a BIO tag"):
+        load(spec("conll", tmp_path))
+
+
+def test_tags_by_word_with_a_real_subword_tokenizer(tmp_path):
+    tokenizer = word_tokenizer()
+    (tmp_path / "train.conll").write_text("chest\tB-problem\npain\tI-problem\n\nnew\tO\n")
+    corpus = load(spec("conll", tmp_path, test_fraction=0.5), tokenizer)
+    row = torch.cat([corpus.train.labels, corpus.test.labels]).tolist()
+    assert [IGNORED, 1, 2, IGNORED] in row  # [CLS] chest pain [SEP]
+
+
+def test_words_beyond_the_cut_are_counted(tmp_path, caplog):
+    (tmp_path / "train.conll").write_text("a\tO\nlong\tB-problem\nfever\tI-problem\n\nb\tB-test\n")
+    corpus = load(spec("conll", tmp_path, max_tokens=4, test_fraction=0.0))
+    assert (
+        "1 words of entities lie beyond dataset.max_tokens=4" in caplog.text
+    )  # "a", space, "l" and the end; "fever" is lost
+    assert corpus.train.inputs["input_ids"].shape == (2, 4)
+
+
+# i2b2 2010 ------------------------------------------------------------------------------------------------
+
+
+def i2b2(root, institution, name, text, concepts):
+    for folder, suffix, content in (("txt", "txt", text), ("concept", "con", concepts)):
+        path = root / institution / folder
+        path.mkdir(parents=True, exist_ok=True)
+        (path / f"{name}.{suffix}").write_text(content)
+
+
+def test_i2b2(tmp_path, caplog):
+    text = "Admission Date :\nHe had chest pain and an ECG .\n"
+    concepts = (
+        'c="chest pain" 2:2 2:3||t="problem"\nc="an ecg" 2:5 2:6||t="test"\nc="pain" 2:3 2:3||t="problem"\n'
+    )
+    i2b2(tmp_path, "beth", "record-1", text, concepts)
+    i2b2(tmp_path, "partners", "0042", "Started aspirin .\n", 'c="aspirin" 1:1 1:1||t="treatment"\n')
+    with caplog.at_level(logging.INFO):
+        corpus = load(spec("i2b2", tmp_path, test_fraction=0.0))
+    assert "1 concepts overlap longer ones" in caplog.text
+    rows = {words[0][0]: words for words in (words_of(corpus, row) for row in range(3))}
+    assert rows["He"] == [
+        *(("He", "O"), ("had", "O"), ("chest", "B-problem"), ("pain", "I-problem"), ("and", "O")),
+        *(("an", "B-test"), ("ECG", "I-test"), (".", "O")),
+    ]
+    assert sorted(set(corpus.columns["source"])) == ["beth", "partners"]
+    assert sorted(set(corpus.columns["document"])) == ["0042", "record-1"]
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        ('c="chest" 1:0 1:0||t="problem"', "names words that its text does not have"),
+        ('c="started" 9:0 9:0||t="problem"', "names words that its text does not have"),
+        ("started 1:0", "is no concept"),
+    ],
+)
+def test_a_concept_that_does_not_fit_is_named(tmp_path, line, match):
+    i2b2(tmp_path, "beth", "a", "Started aspirin .\n", line + "\n")
+    with pytest.raises(UserError, match=match):
+        load(spec("i2b2", tmp_path))
+
+
+# brat -----------------------------------------------------------------------------------------------------
+
+
+def test_brat(tmp_path, caplog):
+    text = "Severe chest pain. Given aspirin 81 mg.\nNo rash"
+    annotations = (
+        "T1\tproblem 7 17\tchest pain\n"
+        "T2\ttreatment 25 32\taspirin\n"
+        "T3\tproblem 0 6;12 16\tSevere pain\n"
+        "R1\ttreats Arg1:T2 Arg2:T1\n"
+    )
+    (tmp_path / "case.txt").write_text(text)
+    (tmp_path / "case.ann").write_text(annotations)
+    with caplog.at_level(logging.INFO):
+        corpus = load(spec("brat", tmp_path, test_fraction=0.0))
+    assert "1 entities in pieces" in caplog.text
+    assert words_of(corpus, 0) == [
+        *(("Severe", "O"), ("chest", "B-problem"), ("pain", "I-problem"), (".", "O")),
+    ]
+    assert words_of(corpus, 1)[:2] == [("Given", "O"), ("aspirin", "B-treatment")]
+    assert words_of(corpus, 2) == [("No", "O"), ("rash", "O")]
+    (tmp_path / "case.ann").write_text("T1\tproblem 7 999\tx\n")
+    with pytest.raises(UserError, match="names characters its text does not have"):
+        load(spec("brat", tmp_path))
+
+
+# MIMIC-III ------------------------------------------------------------------------------------------------
+
+
+def mimic(folder, notes, codes, zipped=False):
+    head = '"ROW_ID","SUBJECT_ID","HADM_ID","CHARTDATE","CATEGORY","DESCRIPTION","ISERROR","TEXT"\n'
+    lines = [f'{n},{s},{h},2101-01-01,"{c}","Report","{e}","{t}"' for n, (s, h, c, e, t) in enumerate(notes)]
+    diagnoses = ['"ROW_ID","SUBJECT_ID","HADM_ID","SEQ_NUM","ICD9_CODE"']
+    diagnoses += [f'{n},{s},{h},{q},"{c}"' for n, (s, h, q, c) in enumerate(codes)]
+    for name, text in (("NOTEEVENTS", head + "\n".join(lines)), ("DIAGNOSES_ICD", "\n".join(diagnoses))):
+        if zipped:
+            (folder / f"{name}.csv.gz").write_bytes(gzip.compress(text.encode()))
+        else:
+            (folder / f"{name}.csv").write_text(text)
+
+
+DISCHARGE = "Discharge summary"
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_mimic(tmp_path, zipped):
+    notes = [
+        (1, 100, DISCHARGE, "", "first\nnote"),
+        (1, 100, DISCHARGE, "", "addendum"),
+        (1, 101, DISCHARGE, "", "second stay"),
+        (2, 200, "Radiology", "", "not read"),
+        (2, 200, DISCHARGE, "1", "an error"),
+        (2, 201, DISCHARGE, "", "third"),
+        (3, "", DISCHARGE, "", "no admission"),
+    ]
+    codes = [
+        *((1, 100, 2, "4019"), (1, 100, 1, "42731"), (1, 100, 3, "4019")),
+        *((1, 101, 1, "42731"), (2, 201, 1, "V5867"), (2, 201, 2, "4019"), (2, 201, 3, "")),
+    ]
+    mimic(tmp_path, notes, codes, zipped)
+    corpus = load(spec("mimic", tmp_path, test_fraction=0.0, top_labels=2))
+    assert corpus.task == "multilabel" and corpus.classes == ("4019", "42731")  # by frequency, then name
+    texts = [bytes(int(i) - 3 for i in row if i > 2).decode() for row in corpus.train.inputs["input_ids"]]
+    assert texts == ["first\nnote\naddendum", "second stay", "third"]
+    assert corpus.train.labels.tolist() == [[1, 1], [0, 1], [1, 0]]
+    assert [corpus.classes[number] for number in corpus.strata] == ["42731", "42731", "4019"]  # by patient
+    assert corpus.columns["patient"].tolist() == ["1", "1", "2"] and corpus.units.tolist() == [0, 0, 1]
+
+
+def test_mimic_keeps_patients_apart(tmp_path):
+    rng = np.random.default_rng(0)
+    notes, codes = [], []
+    for admission in range(200):
+        patient = int(rng.integers(60))
+        notes.append((patient, admission, DISCHARGE, "", f"text {admission} of patient {patient}"))
+        codes += [(patient, admission, seq, f"c{rng.integers(4)}") for seq in (1, 2)]
+    mimic(tmp_path, notes, codes)
+    words = [
+        "dataset=mimic",
+        f"dataset.path={tmp_path}",
+        "model=bert_tiny",
+        "num_clients=4",
+        "partition.min_size=3",
+    ]
+    config = read(resolved(compose_config([*words, "partition.alpha=0.5", "dataset.client_validation=0.2"])))
+    corpus = load_corpus(config)
+
+    def patients(table):
+        texts = [bytes(int(i) - 3 for i in row if i > 2).decode() for row in table.inputs["input_ids"]]
+        return {text.split()[-1] for text in texts}
+
+    shares = share_out(corpus, config, 4)
+    parts = [shares.validation, *shares.partition.indices]
+    for rows, client in zip(parts[1:], "0123", strict=True):
+        own = client_rows(rows, corpus, config, client)
+        assert len(own.validation) and not patients(corpus.train.take(own.train)) & patients(
+            corpus.train.take(own.validation)
+        )
+    groups = [patients(corpus.test), *(patients(corpus.train.take(rows)) for rows in parts)]
+    assert sum(map(len, groups)) == len(set.union(*groups))
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(corpus.train)))
+    with pytest.raises(UserError, match=r"has no DIAGNOSES_ICD.csv"):
+        (tmp_path / "DIAGNOSES_ICD.csv").unlink()
+        load_corpus(config)
+
+
+# Several labels in tables ---------------------------------------------------------------------------------
+
+
+def test_several_labels_a_row(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label,who\nfever,b;a,1\ncough,a,1\nrash,,2\npain,c; b,3\n")
+    corpus = load(spec("text", tmp_path / "a.csv", task="multilabel", test_fraction=0.0, unit_column="who"))
+    assert corpus.classes == ("a", "b", "c")
+    assert corpus.train.labels.tolist() == [[1, 1, 0], [1, 0, 0], [0, 1, 1]]
+    assert corpus.units.tolist() == [0, 0, 1]
+    lines = '{"text": "fever", "labels": ["x", "y"]}\n{"text": "cough", "labels": ["y"]}\n'
+    (tmp_path / "b.jsonl").write_text(lines)
+    assert load(spec("text", tmp_path / "b.jsonl", task="multilabel", test_fraction=0.0)).classes == (
+        "x",
+        "y",
+    )
+    with pytest.raises(UserError, match=r"or dataset\.task=multilabel"):
+        load(spec("text", tmp_path / "b.jsonl"))
+    with pytest.raises(UserError, match="does not fit data of kind text"):
+        load(spec("text", tmp_path / "b.jsonl", task="entities"))
+    with pytest.raises(UserError, match="unit_column='ward' is not a column"):
+        load(spec("text", tmp_path / "a.csv", unit_column="ward"))
+
+
+# Synthetic ------------------------------------------------------------------------------------------------
+
+
+def test_synthetic_notes_in_three_readings():
+    tokenizer = word_tokenizer()
+    one, several, tagged = (
+        load(DatasetSpec(kind="synthetic", task=task), tokenizer)
+        for task in ("classification", "multilabel", "entities")
+    )
+    assert len(one.classes) == 6 and tokenizer.unk_token_id not in one.train.inputs["input_ids"]
+    assert torch.equal(
+        one.train.inputs["input_ids"],
+        load(DatasetSpec(kind="synthetic"), tokenizer).train.inputs["input_ids"],
+    )
+    # The presenting problem's specialty is one of the patient's.
+    assert several.train.labels.sum(dim=1).max() == 2
+    assert (
+        several.train.labels[torch.arange(len(several.train)), torch.from_numpy(several.strata)]
+        .float()
+        .mean()
+        > 0.8
+    )
+    assert {name[2:] for name in tagged.classes[1:]} == {"problem", "test", "treatment"}
+    assert len(np.unique(one.columns["hospital"])) == 8
+
+
+def test_iob2_and_spans():
+    assert iob2(["I-a", "I-a", "O", "I-b", "I-a"]) == ["B-a", "I-a", "O", "B-b", "B-a"]
+    assert tag_spans(4, [(0, 0, "x"), (0, 2, "y")]) == (["B-y", "I-y", "I-y", "O"], 1)
+
+
+def test_auto_tokenizer_is_a_fast_one(tmp_path):
+    word_tokenizer().save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).is_fast

@@ -1,0 +1,28 @@
+"""The selection's stability by hand, and its picture."""
+
+import numpy as np
+import pytest
+
+from fedfrozen_app.report.selection import selection_changes, selection_table, write_selection
+
+ROWS = [
+    {"round": 0},
+    {"round": 1, "selection": {"0": [0, 1], "1": [2, 3]}},
+    {"round": 2, "selection": {"0": [0, 2]}, "layer_scores": [0.1] * 5},
+    {"round": 3, "selection": {"0": [0, 2], "1": [0, 1]}},
+]
+
+
+def test_changes_by_hand():
+    # Client 0: 1 of 2 is new in round 2, none in round 3; client 1: both are new in round 3.
+    assert selection_changes(ROWS) == pytest.approx((1 + 0 + 2) / 3)
+    assert selection_changes(ROWS[:2]) is None and selection_changes([]) is None
+
+
+def test_the_table_and_the_picture(tmp_path):
+    table = selection_table(ROWS[1:], ["0", "1"])
+    assert table.shape == (2, 5, 3)
+    assert table[0, :, 1].tolist() == [1, 0, 1, 0, 0]
+    assert np.isnan(table[1, :, 1]).all()  # not in round 2
+    write_selection(ROWS, tmp_path / "selection.png")
+    assert (tmp_path / "selection.png").read_bytes()[:4] == b"\x89PNG"
