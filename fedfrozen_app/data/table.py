@@ -58,3 +58,4 @@ class Corpus:
     strata: np.ndarray  # (n,) per train row: the number of its label mix, which partitions go by
     stratum_names: tuple[str, ...]
     units: np.ndarray  # (n,) per train row: rows with one number (a patient, a document) are never parted
+    test_units: np.ndarray  # the same for the test rows, which intervals are drawn over

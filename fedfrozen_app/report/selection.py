@@ -57,9 +57,8 @@ def write_selection(rows: Sequence[Row], path: Path) -> None:
     for place, (title, image) in enumerate(panels):
         axes = figure.add_subplot(len(panels), 1, place + 1)
         extent = (rows[0]["round"] - 0.5, rows[-1]["round"] + 0.5, -0.5, layers - 0.5)
-        axes.imshow(
-            image, cmap="Blues", vmin=0, vmax=1, aspect="auto", origin="lower", extent=extent
-        ).cmap.set_bad("0.85")
+        axes.set_facecolor("0.85")  # shows where there is no value
+        axes.imshow(image, cmap="Blues", vmin=0, vmax=1, aspect="auto", origin="lower", extent=extent)
         axes.set_ylabel(title, rotation=0, ha="right", va="center", fontsize=8)
         axes.set_yticks([0, layers - 1] if layers > 1 else [0])
         axes.tick_params(labelsize=7, labelbottom=place == len(panels) - 1)

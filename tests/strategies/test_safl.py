@@ -22,6 +22,7 @@ DIGITS = [
     "model=vit_tiny",
     f"model.config.num_hidden_layers={LAYERS}",
     "client.lr=0.01",
+    "partition.alpha=0.3",
 ]
 
 

@@ -129,6 +129,7 @@ def load(
         strata=mixes,
         stratum_names=mix_names,
         units=units,
+        test_units=unit_numbers(test, unit),
     )
 
 
