@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import safl  # noqa: E402 - benchmarks/ is a folder of scripts, not a package
+import safl
 
 
 def counts(said, true, classes=2):

@@ -26,7 +26,7 @@ class Given(torch.nn.Module):
 
 def loss_of(kind, logits, labels, mask=None):
     task = Task(Given(logits), kind=kind)
-    return float(task.loss({}, Batch({}, torch.tensor(labels), None, mask)))
+    return task.loss({}, Batch({}, torch.tensor(labels), None, mask)).item()
 
 
 def test_several_labels_are_judged_one_by_one():
