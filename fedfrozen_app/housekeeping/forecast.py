@@ -2,7 +2,8 @@
 
 The rounds are walked through with the run's own plans, cohorts and rule for what a client lacks, so that the
 bytes are those of `bytes_up_by_role` and `bytes_down_by_role`, as long as every trained array changes in each
-round and no reply is lost.
+round and no reply is lost. Where clients choose their own layers, the bytes down are the most there can be:
+those of a run in which somebody chooses each layer in every round.
 """
 
 from collections import Counter
@@ -23,13 +24,14 @@ from fedfrozen_app.models.roles import Role, roles_of
 from strategies import STRATEGIES
 from strategies.base import Federation, PlannedFedAvg
 from strategies.cohort import draw_cohort
+from strategies.robust import Aggregation
 
 Bytes = Counter[str]  # by role
 
 
 @dataclass
 class Stage:
-    """Rounds in a row with the same plan. Sums are over the rounds and their clients."""
+    """Rounds in a row with the same plan for each client. Sums are over the rounds and their clients."""
 
     name: str
     plan: Plan
@@ -76,7 +78,8 @@ def forecast(config: Config) -> Forecast:
     roles, arrays = roles_of(model), parameters_of(model)
     # Nothing is sent: the strategy is only asked for its plans.
     talk = Conversation(cast(Grid, None), roles)
-    federation = Federation(talk, config.participation, config.seed)
+    how = Aggregation(**vars(config.aggregation))
+    federation = Federation(talk, config.participation, config.seed, how)
     strategy = STRATEGIES[config.strategy["name"]](federation, strategy_settings(config))
     strategy.model = arrays
     return walk(strategy, config.num_rounds, clients, roles)
@@ -94,13 +97,13 @@ def walk(strategy: PlannedFedAvg, num_rounds: int, clients: list[str], roles: Ma
     changed = dict.fromkeys(arrays, 0)  # name: the latest round that gave it a new value
     seen: dict[str, tuple[int, frozenset[str]]] = {}  # client: its latest round, and the base it then had
     for number in range(1, num_rounds + 1):
-        plan = strategy.plan(number)
-        if not stages or (stages[-1].name, stages[-1].plan) != (strategy.stage(number), plan):
-            stages.append(_stage(strategy.stage(number), plan, arrays, roles))
+        plan, own = strategy.plan(number), strategy.client_plan(number)
+        if not stages or (stages[-1].name, stages[-1].plan) != (strategy.stage(number), own):
+            stages.append(_stage(strategy.stage(number), own, arrays, roles))
         stage = stages[-1]
         cohort = draw_cohort(clients, strategy.federation.participation, seed, number)
         base = frozenset(arrays) - frozenset(plan.private)
-        up = _times(_pick(plan.shared, arrays, roles), len(cohort))
+        up = _times(Counter(strategy.upload_bytes(number)), len(cohort))
         down: Bytes = Counter()
         lacking: dict[tuple[int, frozenset[str]] | None, Bytes] = {}
         for client in cohort:

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.exchange.prune import MASK
 from fedfrozen_app.housekeeping.forecast import Bytes, Forecast, Stage, forecast
 from fedfrozen_app.models.roles import KINDS
 from fedfrozen_app.report.console import human_bytes
@@ -35,7 +36,7 @@ def plan(arguments: list[str]) -> None:
         console.print(found.undecided, highlight=False, soft_wrap=True)
     console.print(
         "Arrays alone: orders, digests and replies add some kB a message. Down: what a client lacks, as if "
-        "every trained array changed in every round.",
+        "every array that may be trained changed in every round.",
         highlight=False,
         soft_wrap=True,
     )
@@ -58,6 +59,8 @@ def stage_table(stage: Stage, found: Forecast) -> Table:
     ]
     for role in (role for role in KINDS if role in found.parameters):
         table.add_row(role, f"{found.parameters[role]:,}", *(_cell(column[role]) for column in columns))
+    if stage.up[MASK]:
+        table.add_row(MASK, "–", "–", _cell(_share(stage.up, stage)[MASK]), "–", "–", "–")
     sums = (_cell(sum(column.values())) for column in columns)
     table.add_section()
     table.add_row("all", f"{sum(found.parameters.values()):,}", *sums)

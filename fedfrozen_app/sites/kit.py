@@ -8,7 +8,7 @@ import yaml
 
 from fedfrozen_app.errors import UserError
 
-KINDS = ("digits", "images", "parquet", "text", "hub")
+KINDS = ("digits", "images", "parquet", "text", "conll", "brat", "i2b2", "mimic", "hub")
 KEYS = ("name", "superlink", "port", "data", "model_path", "folder", "cache_gb")
 
 

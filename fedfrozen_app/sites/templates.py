@@ -272,7 +272,8 @@ SITE_YAML = """\
 name: @name
 superlink: @superlink
 port: @port            # on 127.0.0.1: where SuperNode and executor meet
-data: @data   # kind: digits | images | parquet | text; path: relative to this folder
+# kind: digits | images | parquet | text | conll | brat | i2b2 | mimic; path: relative to this folder
+data: @data
 model_path: null       # folder of a pretrained model, where runs start from one (model=checkpoint)
 folder: var            # cache, state and audit.jsonl; needs room for some copies of the model
 cache_gb: 4            # of arrays kept between rounds
@@ -280,7 +281,7 @@ cache_gb: 4            # of arrays kept between rounds
 
 POLICY_YAML = """\
 # What this site allows, whatever the server asks. Changes count from the next message on.
-strategies: [fedavg, fedprox, fedfrozen]   # names that a run may use
+strategies: [fedavg, fedprox, fedfrozen, safl]   # names that a run may use
 # SHA-256 of the app bundles that a run may have; any: each one. The bundle's own code is never run here.
 bundles: [@bundle]
 upload_roles: [embedding, query, key, value, output, mlp, norm, head]   # what may leave, by role

@@ -26,6 +26,7 @@ from tests.conftest import SMALL
             "participation=0.5",
         ],
         ["strategy=fedfrozen", "strategy.freeze_scope=random", "model.dtype=float64"],
+        ["strategy=safl", "strategy.select=fixed", "strategy.top_k=1", "model.config.num_hidden_layers=3"],
     ],
     ids=" ".join,
 )
@@ -38,6 +39,17 @@ def test_the_run_sends_what_the_plan_said(train, words):
     assert told == [row["stage"] for row in rows]
     trained = [stage.trained_params for stage in found.stages for _ in range(stage.rounds)]
     assert trained == [row["trained_params"] for row in rows]
+
+
+def test_clients_that_choose_send_up_what_the_plan_said_and_get_no_more(train):
+    words = ["strategy=safl", "strategy.top_k=1", "strategy.keep=0.5", "model.config.num_hidden_layers=3"]
+    found = forecast(read(resolved(compose_config([*SMALL, *words]))))
+    rows = train(*words).rows[1:]
+    assert [dict(part) for part in found.up_by_round] == [row["bytes_up_by_role"] for row in rows]
+    assert found.stages[0].trained_params == rows[0]["trained_params"]
+    assert found.stages[0].up["mask"] == sum(row["bytes_up_by_role"]["mask"] for row in rows) > 0
+    for told, row in zip(found.down_by_round, rows, strict=True):
+        assert all(told[role] >= count for role, count in row["bytes_down_by_role"].items())
 
 
 SHAPES = {

@@ -1,8 +1,10 @@
 """SAFL's rounds: each client its own layers, merged by name, counted to the byte."""
 
+import pytest
 import torch
 import transformers
 
+from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.check import problem_of
 from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.exchange.messages import Reply
@@ -11,6 +13,7 @@ from fedfrozen_app.models.roles import Role, roles_of
 from strategies import STRATEGIES
 from strategies.aggregate import RunningMean
 from strategies.base import Federation, PlannedFedAvg
+from strategies.robust import Aggregation
 from strategies.safl import SAFL, Settings, embeds
 from tests.conftest import same_bits
 from tests.runtime.test_wire import run_wired
@@ -39,6 +42,15 @@ def strategy(model, roles, **settings):
     made = SAFL(Federation(Conversation(None, roles)), Settings(**settings))  # type: ignore[arg-type]
     made.model = model
     return made
+
+
+def test_robust_aggregation_needs_the_same_layers_from_all():
+    _, roles = a_model()
+    median = Federation(Conversation(None, roles), aggregation=Aggregation("median"))  # type: ignore[arg-type]
+    for settings in (Settings(), Settings(select="fixed", zero_fill=True)):
+        with pytest.raises(UserError, match="aggregation=median compares"):
+            SAFL(median, settings)
+    SAFL(median, Settings(select="fixed"))
 
 
 # By hand --------------------------------------------------------------------------------------------------
