@@ -1,14 +1,19 @@
 """The ClientApp: says who it is, and trains when it is told to."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
+from flwr.supercore.utils import get_flwr_home
 from torch import Tensor
 
+from fedfrozen_app.config import Config
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.messages import Hello, Reply, hello_reply, read_train, train_reply
+from fedfrozen_app.exchange.plan import Order
 from fedfrozen_app.exchange.prune import prune
+from fedfrozen_app.privacy.client import Declined, PrivateClient
 from fedfrozen_app.runtime.captured import steps_for
 from fedfrozen_app.runtime.choose import choose
 from fedfrozen_app.runtime.resident import Resident, disk_cache, resident_for
@@ -34,27 +39,66 @@ def train(message: Message, context: Context) -> Message:
     order, sent = read_train(message)
     local = in_process(context)
     resident = resident_for(context)
+    if reason := refusal(context, resident.config):
+        return train_reply(message, Reply(order.digest, declined=reason), local=local)
     base, lacks = resident.cache.complete(order.base, sent, verify=not local)
     if lacks:
         return train_reply(message, Reply(order.digest, lacks=lacks), local=local)
     start = base | private_arrays(context, resident, order.plan.private)
     client = client_name(context)
-    choice = choose(resident, client, order, start)
-    result = train_client(resident, client, replace(order, plan=choice.plan), start, steps_for(resident))
+    scores: Tensor | None = None
+    if resident.config.privacy.name == "none":
+        choice = choose(resident, client, order, start)
+        own, scores = replace(order, plan=choice.plan), choice.scores
+        result = train_client(resident, client, own, start, steps_for(resident))
+    else:
+        answer = private_client(context, resident, order).take_part(start)
+        if isinstance(answer, Declined):
+            return train_reply(message, Reply(order.digest, declined=answer.reason), local=local)
+        result = answer
     kept = {name: result.trained.get(name, start[name]) for name in order.plan.private}
     if kept:
         context.state["private"] = to_record(kept, local=local)
     metrics = result.metrics
-    if choice.scores is not None:
+    if scores is not None:
         # By head for this client alone; the layers' means go with the reply.
-        context.state["scores"] = to_record({"heads": choice.scores.cpu()}, local=local)
-        means = choice.scores.mean(dim=1).tolist()
+        context.state["scores"] = to_record({"heads": scores.cpu()}, local=local)
+        means = scores.mean(dim=1).tolist()
         metrics = metrics | {f"layer_score_{layer}": score for layer, score in enumerate(means)}
-    arrays = {name: result.trained[name] for name in choice.plan.shared}
+    shared = set(order.plan.shared)
+    arrays = {name: value for name, value in result.trained.items() if name in shared}
     if order.keep < 1:
         arrays = prune(arrays, start, order.keep, resident.roles)
     reply = Reply(order=order.digest, examples=result.examples, arrays=arrays, metrics=metrics)
     return train_reply(message, reply, local=local)
+
+
+def private_client(context: Context, resident: Resident, order: Order) -> PrivateClient:
+    """A site keeps its privacy record, and says how many examples it has, by its own settings alone."""
+    node = context.node_config
+    if "site" in node:
+        folder = Path(str(node.get("privacy-dir") or get_flwr_home() / "fedfrozen" / "privacy"))
+    else:
+        named = str(context.run_config.get("output-dir", ""))
+        folder = Path(named) if named else get_flwr_home() / "fedfrozen" / f"run-{context.run_id}"
+        folder /= "privacy"
+    return PrivateClient(
+        resident,
+        client_name(context),
+        order,
+        folder,
+        declared=int(node["declared-examples"]) if "declared-examples" in node else None,
+        limit=float(node["max-epsilon"]) if "max-epsilon" in node else None,
+    )
+
+
+def refusal(context: Context, config: Config) -> str:
+    """Why this site will not take part at all, as the rest of a sentence; empty when it will."""
+    if "max-epsilon" not in context.node_config:
+        return ""
+    if config.privacy.name == "none" or config.privacy.seeded_noise:
+        return "declines: it takes part with differential privacy and noise of its own only (max-epsilon)"
+    return ""
 
 
 def client_name(context: Context) -> str:

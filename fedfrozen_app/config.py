@@ -92,6 +92,19 @@ class ClientConfig:
 @dataclass
 class PrivacyConfig:
     name: str = "none"
+    epsilon: float = 8.0
+    delta: float | None = None
+    max_grad_norm: float = 1.0
+    unit: str = "example"
+    unit_column: str | None = None
+    examples: int | None = None
+    accountant: str = "prv"
+    selection: str = "noisy"
+    selection_share: float = 0.1
+    selection_every: int = 5
+    selection_rate: float = 0.25
+    physical_batch: int = 64
+    seeded_noise: bool = False
 
 
 @dataclass
@@ -254,7 +267,10 @@ _CHOICES = {
     "runtime.runner": ("auto", "sequential", "cohort"),
     "aggregation.name": ("mean", "trimmed_mean", "median", "krum"),
     "partition.name": ("dirichlet", "iid", "natural", "domain"),
-    "privacy.name": ("none",),
+    "privacy.name": ("none", "dp_sgd"),
+    "privacy.unit": ("example", "document", "patient"),
+    "privacy.accountant": ("prv", "rdp"),
+    "privacy.selection": ("noisy", "public", "unaccounted"),
 }
 # key: (smallest allowed, whether that value itself is allowed, largest allowed)
 _RANGES: dict[str, tuple[float, bool, float]] = {
@@ -282,6 +298,14 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
     "checkpoint.every": (0, True, float("inf")),
     "checkpoint.keep": (1, True, float("inf")),
     "early_stop.patience": (1, True, float("inf")),
+    "privacy.epsilon": (0, False, float("inf")),
+    "privacy.delta": (0, False, 0.5),
+    "privacy.max_grad_norm": (0, False, float("inf")),
+    "privacy.examples": (1, True, float("inf")),
+    "privacy.selection_share": (0, False, 0.9),
+    "privacy.selection_every": (1, True, float("inf")),
+    "privacy.selection_rate": (0, False, 1),
+    "privacy.physical_batch": (1, True, float("inf")),
     "runtime.max_block": (1, True, float("inf")),
     "runtime.threads": (1, True, float("inf")),
     "runtime.cpus_per_client": (1, True, float("inf")),
@@ -320,6 +344,8 @@ def _check(config: Config) -> None:
             "Flower hands out one client a message, so runtime.runner=cohort cannot work there: "
             "use runtime=inprocess, or runtime.runner=auto."
         )
+    if config.privacy.name != "none":
+        _check_private(config)
     strategy_settings(config)
     device_of(config.device)
     # A missing folder is better said now than after the model has been built.
@@ -333,6 +359,19 @@ def _check(config: Config) -> None:
         if path is not None and local and not Path(path).expanduser().exists():
             name = "from" if key == "start_from" else key
             raise UserError(f"{name}={path} does not exist: give the path of a folder or file that does.")
+
+
+def _check_private(config: Config) -> None:
+    if config.client.class_weights:
+        raise UserError(
+            "client.class_weights=true tells a client's label counts, which privacy=dp_sgd does not cover: "
+            "set client.class_weights=false."
+        )
+    if config.model.dtype == "bfloat16":
+        raise UserError(
+            "model.dtype=bfloat16 cannot measure a gradient's norm well enough to clip it for "
+            "privacy=dp_sgd: use model.dtype=float32 (client.precision=bf16 still computes in bfloat16)."
+        )
 
 
 def absolute_paths(plain: dict[str, Any]) -> dict[str, str]:

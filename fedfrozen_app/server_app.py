@@ -26,11 +26,13 @@ from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.logs import prepare_logging
+from fedfrozen_app.privacy.budget import carry_budgets
+from fedfrozen_app.privacy.notes import check_start, model_metadata, opening_lines
 from fedfrozen_app.report.console import Progress
 from fedfrozen_app.report.curves import read_rows
 from fedfrozen_app.report.output import write_outputs
 from fedfrozen_app.runtime import checkpoint
-from fedfrozen_app.runtime.hooks import BestModel, Checkpoints, MetricsFile, ShowProgress
+from fedfrozen_app.runtime.hooks import BestModel, Checkpoints, MetricsFile, PrivacySpent, ShowProgress
 from fedfrozen_app.runtime.resident import Resident, make_card
 from fedfrozen_app.runtime.track import Tracking
 from strategies import STRATEGIES
@@ -127,9 +129,11 @@ def federate(
     folder.mkdir(parents=True, exist_ok=True)
     settings = strategy_settings(config)
     plain = plain | {"strategy": {"name": config.strategy["name"], **asdict(settings)}}
+    for line in opening_lines(config.privacy):
+        log.warning(line)
     draw_labels(resident, folder)
 
-    best = BestModel(folder, config.early_stop.patience)
+    best = BestModel(folder, config.early_stop.patience, metadata=model_metadata(config.privacy))
     metrics = MetricsFile(folder / "metrics.jsonl")
     model = {name: value.detach().clone() for name, value in resident.parameters.items()}
     first_round = 1
@@ -137,6 +141,9 @@ def federate(
         metrics.path.write_text("")
     else:
         check_fits(start.model, model)
+        check_start(config.privacy, plain["dataset"], start.config)
+        if config.start_from:
+            carry_budgets(Path(config.start_from).parents[1] / "privacy", folder / "privacy")
         model = {name: start.model[name].to(resident.device) for name in model}
         talk.ledger.load_state_dict(start.ledger)
         best.load_state_dict(start.hooks["best"])
@@ -156,10 +163,15 @@ def federate(
         best,
         client_state,
     )
+    how = Aggregation(**vars(config.aggregation))
+    private = config.privacy.name != "none"
+    spent = [PrivacySpent(config.privacy.seeded_noise)] if private else []
+    for hook in spent:
+        hook.look_back(read_rows(folder))
     strategy = STRATEGIES[config.strategy["name"]](
-        Federation(talk, config.participation, config.seed, Aggregation(**vars(config.aggregation))),
+        Federation(talk, config.participation, config.seed, how, private),
         settings,
-        hooks=[best, saver, metrics, ShowProgress(progress), tracking],
+        hooks=[best, *spent, saver, metrics, ShowProgress(progress), tracking],
         first_round=first_round,
         history=read_rows(folder),
     )
@@ -195,6 +207,7 @@ def federate(
                 folder,
                 strategy.model,
                 rows,
+                metadata=best.metadata,
                 config=plain,
                 status=status,
                 seconds=time.perf_counter() - began,

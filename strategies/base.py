@@ -17,7 +17,7 @@ from fedfrozen_app.exchange.count import count_parameters
 from fedfrozen_app.exchange.plan import Order, Plan, Selection
 from fedfrozen_app.exchange.prune import upload_sizes
 from fedfrozen_app.models.roles import KERNEL, Role
-from strategies.cohort import draw_cohort
+from strategies.cohort import draw_cohort, participations
 from strategies.record import RoundRecord, Row
 from strategies.robust import Aggregation, make_mean
 
@@ -46,6 +46,7 @@ class Federation:
     participation: float = 1.0
     seed: int = 0
     aggregation: Aggregation = field(default_factory=Aggregation)
+    private: bool = False  # clients add noise, and must know how often they will be drawn
 
     @property
     def roles(self) -> Mapping[str, Role]:
@@ -80,6 +81,7 @@ class PlannedFedAvg(FlowerFedAvg):
         self.hooks = hooks
         self.first_round = first_round
         self.history = history
+        self.num_rounds = 0
         self.model: dict[str, Tensor] = {}
         self.digests: dict[str, str] = {}
         self.usual_norm: float | None = None  # the last round's median; a checkpoint's row knows it
@@ -145,6 +147,7 @@ class PlannedFedAvg(FlowerFedAvg):
         self.digests = digests(self.model)
         talk = self.federation.talk
         talk.grid, talk.timeout = grid, timeout
+        self.num_rounds = num_rounds
         result = Result()
         for earlier in self.history:
             self.recall(earlier)
@@ -164,6 +167,8 @@ class PlannedFedAvg(FlowerFedAvg):
         mean = make_mean(how, self.model, self._drift_group, self.usual_norm, zero_fill=self.zero_fill)
         record = RoundRecord(server_round, mean, quorum=how.quorum)
         private = set(plan.private)
+        nodes = talk.greet()
+        drawing = (self.federation.participation, self.federation.seed)
         order = Order(
             round=server_round,
             plan=plan,
@@ -172,9 +177,11 @@ class PlannedFedAvg(FlowerFedAvg):
             settings=self.client_settings(),
             selection=self.selection(server_round),
             keep=self.keep,
+            participations=(
+                participations(tuple(nodes), *drawing, self.num_rounds) if self.federation.private else {}
+            ),
         )
-        nodes = talk.greet()
-        cohort = draw_cohort(nodes, self.federation.participation, self.federation.seed, server_round)
+        cohort = draw_cohort(nodes, *drawing, server_round)
         members = [(client, nodes[client]) for client in cohort]
         for client, reply in talk.round(order, members, self.model, record.traffic):
             names = () if isinstance(reply, str) else tuple(reply.arrays)

@@ -3,6 +3,7 @@
 Flower's own sampling draws over node ids, which are random anew in every run.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -16,6 +17,15 @@ def draw_cohort(names: Iterable[str], participation: float, seed: int, server_ro
         return list(population)
     chosen = numpy_generator(seed, "cohort", server_round).choice(len(population), size=size, replace=False)
     return [population[index] for index in sorted(chosen)]
+
+
+@lru_cache(maxsize=4)
+def participations(names: tuple[str, ...], participation: float, seed: int, rounds: int) -> dict[str, int]:
+    """In how many of the rounds 1 to `rounds` each client will be drawn."""
+    drawn = Counter(
+        name for number in range(1, rounds + 1) for name in draw_cohort(names, participation, seed, number)
+    )
+    return {name: drawn[name] for name in names}
 
 
 @lru_cache(maxsize=4)  # mostly the same names every round, and there may be thousands

@@ -27,6 +27,7 @@ class RoundRecord:
     failures: list[str] = field(default_factory=list)
     metrics: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)  # by name, then by client
     weights: list[int] = field(default_factory=list)
+    spent: dict[str, tuple[float, float]] = field(default_factory=dict)  # client: (ε, δ), with privacy on
     began: float = field(default_factory=time.perf_counter)
     aggregating: float = 0.0  # seconds
     discarded: str | None = None  # why the round changed nothing, although replies were sound
@@ -40,6 +41,8 @@ class RoundRecord:
             log.warning("Round %d: %s", self.number, self.failures[-1])
         elif isinstance(reply, Reply):
             self.weights.append(reply.examples)
+            if "epsilon" in reply.metrics:
+                self.spent[client] = reply.metrics.pop("epsilon"), reply.metrics.pop("delta")
             for key, value in reply.metrics.items():
                 self.metrics.setdefault(key, {})[client] = (value, reply.examples)
         if isinstance(reply, Reply):
@@ -84,6 +87,9 @@ class RoundRecord:
             }
         if self.weights:  # how many equal clients these weights amount to: 1 / Σ wᵢ²
             row["effective_clients"] = sum(self.weights) ** 2 / sum(n**2 for n in self.weights)
+        if self.spent:
+            row["epsilon"] = {client: epsilon for client, (epsilon, _) in self.spent.items()}
+            row["delta"] = max(delta for _, delta in self.spent.values())
         if self.failures:
             row["failures"] = self.failures
         if self.discarded:

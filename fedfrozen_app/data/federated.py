@@ -88,9 +88,13 @@ def _split_units(
 
 
 def client_rows(rows: np.ndarray, corpus: Corpus, config: Config, client: str) -> ClientRows:
-    """One client's rows, less those it holds out for its own validation."""
+    """One client's rows, less those it holds out for its own validation.
+
+    With privacy on it holds none out: whether a row is trained on would depend on the other rows' labels.
+    """
+    share = config.dataset.client_validation if config.privacy.name == "none" else 0.0
     key = (seed_for(config.seed, "client validation", client),)
-    train, held = _split_units(rows, corpus, config.dataset.client_validation, key)
+    train, held = _split_units(rows, corpus, share, key)
     return ClientRows(torch.from_numpy(train), torch.from_numpy(held))
 
 

@@ -139,6 +139,8 @@ class Conversation:
             reply = self._receive(again, deadline, traffic)
         if isinstance(reply, str):
             return reply
+        if reply.declined:
+            return reply.declined
         if reply.lacks:
             return f"still lacks {len(reply.lacks)} arrays after all were sent"
         if order.keep < 1:

@@ -29,13 +29,14 @@ class Hello:
 
 @dataclass
 class Reply:
-    """A client's answer to an order. With `lacks`, nothing was trained: it needs those arrays first."""
+    """A client's answer to an order. With `lacks` or `declined`, nothing was trained."""
 
     order: str
     examples: int = 0
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     lacks: list[str] = field(default_factory=list)
+    declined: str = ""  # why the client will not take part, as the rest of a sentence
     text: str = ""  # the record as it travelled, for counting
 
 
@@ -92,7 +93,10 @@ def train_reply(message: Message, reply: Reply, *, local: bool) -> Message:
     content = RecordDict()
     arrays = reply.arrays
     content["arrays"] = SliceRecord(arrays) if isinstance(arrays, Slice) else to_record(arrays, local=local)
-    text = json.dumps({"order": reply.order, "lacks": reply.lacks}, separators=(",", ":"))
+    record: dict[str, Any] = {"order": reply.order, "lacks": reply.lacks}
+    if reply.declined:
+        record["declined"] = reply.declined
+    text = json.dumps(record, separators=(",", ":"))
     content["reply"] = ConfigRecord({"json": text})
     # Flower's own name for the weight, so that its tools understand our replies.
     content["metrics"] = MetricRecord({"num-examples": reply.examples, **reply.metrics})
@@ -115,6 +119,7 @@ def read_reply(message: Message) -> Reply:
             examples=int(metrics.pop("num-examples")),
             metrics=metrics,
             lacks=[str(name) for name in data["lacks"]],
+            declined=str(data.get("declined", "")),
             text=text,
         )
     except (KeyError, TypeError, json.JSONDecodeError) as error:

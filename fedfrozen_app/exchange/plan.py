@@ -83,10 +83,11 @@ class Order:
     settings: Mapping[str, Any] = field(default_factory=dict)
     selection: Selection | None = None
     keep: float = 1.0  # share of a layer's updates that is sent, the largest ones
+    participations: Mapping[str, int] = field(default_factory=dict)  # client: its rounds in the whole run
 
     @cached_property
     def json(self) -> str:
-        told = {
+        told: dict[str, Any] = {
             "round": self.round,
             "trained": self.plan.trained,
             "shared": self.plan.shared,
@@ -99,6 +100,8 @@ class Order:
             told["selection"] = asdict(self.selection)
         if self.keep < 1:
             told["keep"] = self.keep
+        if self.participations:  # only a private client asks how often it will be drawn
+            told["participations"] = dict(self.participations)
         return json.dumps(told, separators=(",", ":"))
 
     @cached_property
@@ -120,4 +123,5 @@ def read_order(text: str) -> Order:
         data["settings"],
         selection,
         data.get("keep", 1.0),
+        data.get("participations", {}),
     )

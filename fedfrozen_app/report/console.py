@@ -83,7 +83,9 @@ def _figures(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tuple[str
         yield "Client replies failed or set aside", f"{failed:,}"
     epsilons = [number(row["epsilon_max"]) for row in rows if "epsilon_max" in row]
     if epsilons:
-        yield "Largest epsilon of a client", f"{epsilons[-1]:.3f}"
+        unit = f" per {summary['privacy_unit']}" if "privacy_unit" in summary else ""
+        warning = " (NOT private: the noise was seeded)" if summary.get("private") is False else ""
+        yield "Largest epsilon of a client", f"{epsilons[-1]:.3f}{unit}{warning}"
 
 
 def rounds_text(rows: Sequence[Row], summary: dict[str, Any]) -> str:

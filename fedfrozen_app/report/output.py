@@ -16,12 +16,16 @@ from fedfrozen_app.runtime.checkpoint import replace_file, save_tensors
 
 
 def write_outputs(
-    folder: Path, model: Mapping[str, Tensor], rows: Sequence[dict[str, Any]], **facts: Any
+    folder: Path,
+    model: Mapping[str, Tensor],
+    rows: Sequence[dict[str, Any]],
+    metadata: dict[str, str] | None = None,
+    **facts: Any,
 ) -> dict[str, Any]:
     """`model.safetensors`, `summary.json`, `curves.png` and `report.html`; returns the summary."""
     if model:  # a run that failed before its first round has none
         part = folder / ".model.part"
-        save_tensors(model, part)
+        save_tensors(model, part, metadata)
         part.replace(folder / "model.safetensors")
     summary = summarise(rows, **facts)
     replace_file(folder / "summary.json", json.dumps(summary, indent=2))

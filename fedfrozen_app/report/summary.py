@@ -39,7 +39,7 @@ def summarise(
     command: str,
     selected_round: int | None,
 ) -> dict[str, Any]:
-    return {"status": status, **_figures(rows, selected_round)} | {
+    return {"status": status, **_figures(rows, selected_round, config)} | {
         "seconds": seconds,
         "seed": config["seed"],
         "device": device,
@@ -70,7 +70,7 @@ def read_summary(run_dir: Path, rows: Sequence[Row]) -> dict[str, Any]:
     state = checkpoint.newest_state(run_dir)
     summary = {
         "status": _standing(run_dir),
-        **_figures(rows, state["hooks"]["best"]["round"] if state else None),
+        **_figures(rows, state["hooks"]["best"]["round"] if state else None, state and state["config"]),
         "seconds": sum(row.get("seconds", {}).get("total", 0.0) for row in rows),
     }
     if state:
@@ -96,7 +96,9 @@ def _standing(run_dir: Path) -> str:
     return f"not finished, last written {written:%Y-%m-%d %H:%M:%S}"
 
 
-def _figures(rows: Sequence[Row], selected_round: int | None) -> dict[str, Any]:
+def _figures(
+    rows: Sequence[Row], selected_round: int | None, config: dict[str, Any] | None
+) -> dict[str, Any]:
     metric = "f1" if any("test_f1" in row for row in rows) else "accuracy"
     key = f"test_{metric}"
     judged = [row for row in rows if key in row]
@@ -119,6 +121,13 @@ def _figures(rows: Sequence[Row], selected_round: int | None) -> dict[str, Any]:
         summary |= {"selected_round": selected_round, f"selected_{key}": chosen[key]}
     if (changes := selection_changes(rows)) is not None:
         summary["selection_changes"] = changes
+    spent = {client: value for row in rows for client, value in row.get("epsilon", {}).items()}
+    if spent:
+        delta = max(row["delta"] for row in rows if "delta" in row)
+        summary |= {"epsilon": spent, "delta": delta}  # what each client has spent
+    if spent and config:
+        privacy = config["privacy"]
+        summary |= {"privacy_unit": privacy["unit"], "private": not privacy["seeded_noise"]}
     return summary | {
         "total_bytes_up": sum(row.get("bytes_up", 0) for row in rows),
         "total_bytes_down": sum(row.get("bytes_down", 0) for row in rows),

@@ -39,6 +39,7 @@ class Checkpoint:
     hooks: dict[str, Any] = field(default_factory=dict)
     clients: "dict[str, dict[str, Tensor]]" = field(default_factory=dict)
     strategy: "dict[str, Tensor]" = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)  # for the model's header; not read back
 
 
 def write(checkpoint: Checkpoint, folder: Path, keep: int) -> Path:
@@ -47,7 +48,7 @@ def write(checkpoint: Checkpoint, folder: Path, keep: int) -> Path:
     part = folder / f".{checkpoint.round}.part"
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    save_tensors(checkpoint.model, part / "model.safetensors")
+    save_tensors(checkpoint.model, part / "model.safetensors", checkpoint.metadata)
     clients = {
         f"{client}/{name}": tensor
         for client, arrays in checkpoint.clients.items()
@@ -134,10 +135,12 @@ def newest_state(run: Path) -> dict[str, Any] | None:
     return json.loads((run / "checkpoints" / str(found[-1]) / "state.json").read_text()) if found else None
 
 
-def save_tensors(tensors: "Mapping[str, Tensor]", path: Path) -> None:
+def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, metadata: dict[str, str] | None = None) -> None:
+    """`metadata` goes into the file's header."""
     from safetensors.torch import save_file
 
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    arrays = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(arrays, path, metadata=metadata)
 
 
 def replace_file(path: Path, text: str) -> None:

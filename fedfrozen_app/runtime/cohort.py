@@ -24,6 +24,7 @@ from clients import ALGORITHMS
 from fedfrozen_app.exchange.block import Block, Layout
 from fedfrozen_app.exchange.plan import Order, Plan
 from fedfrozen_app.models.attention import folded
+from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.profile import is_causal
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
 from fedfrozen_app.runtime.sequential import batches, learning_rate, make_optimizer, seeded
@@ -223,19 +224,6 @@ class CohortRunner:
             shares.append(resident.evaluate_rows(resident.rows(client).validation)[resident.task.headline])
         resident.load(start, {})  # the next block starts from here
         return torch.tensor(shares, dtype=torch.float64)
-
-
-def with_ready_mask(inputs: Inputs, causal: bool) -> Inputs:
-    """The padding mask as attention reads it, (batch, tokens) -> (batch, 1, tokens, tokens).
-
-    transformers would look at the mask's values to see whether it can do without; under vmap it cannot look.
-    """
-    if "attention_mask" not in inputs:
-        return inputs
-    keys = inputs["attention_mask"].bool()[:, None, None, :]
-    tokens = keys.shape[-1]
-    seen = torch.ones(tokens, tokens, dtype=torch.bool, device=keys.device)
-    return inputs | {"attention_mask": keys & (seen.tril() if causal else seen)}
 
 
 class Step:

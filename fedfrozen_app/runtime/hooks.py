@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class BestModel:
     best: float = -math.inf
     round: int | None = None
     waited: int = 0
+    metadata: dict[str, str] = field(default_factory=dict)
 
     def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
         score = row.get("val_f1", row.get("val_accuracy"))
@@ -40,7 +41,7 @@ class BestModel:
         if score > self.best:
             self.best, self.round, self.waited = score, row["round"], 0
             part = self.folder / ".best.part"
-            checkpoint.save_tensors(strategy.model, part)
+            checkpoint.save_tensors(strategy.model, part, self.metadata)
             part.replace(self.folder / "best.safetensors")
             return False, {}
         self.waited += 1
@@ -86,10 +87,30 @@ class Checkpoints:
             hooks={"best": self.best.state_dict()},
             clients=self.client_state(),
             strategy=strategy.state(),
+            metadata=self.best.metadata,
         )
         checkpoint.write(state, self.folder, self.keep)
         row["seconds"]["checkpoint"] = time.perf_counter() - began
         return False, {}
+
+
+@dataclass
+class PrivacySpent:
+    """Adds the largest ε among all clients so far, not only those of the round."""
+
+    seeded: bool
+    spent: dict[str, float] = field(default_factory=dict)
+
+    def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
+        self.look_back([row])
+        more: Row = {"epsilon_max": max(self.spent.values(), default=0.0)}
+        if self.seeded:
+            more["private"] = False
+        return False, more
+
+    def look_back(self, rows: list[Row]) -> None:
+        for row in rows:
+            self.spent.update(row.get("epsilon", {}))
 
 
 @dataclass

@@ -38,7 +38,8 @@ def run_in_process(
     plain = plain | {"num_clients": len(shares.partition.indices)}
     resident = Resident(config, corpus, shares=shares)
     # The key only has to differ between runs of one process.
-    grid = make_grid(resident, plain["num_clients"], f"in process: {folder}")
+    settings = {"overrides": f"in process: {folder}", "output-dir": str(folder)}
+    grid = make_grid(resident, plain["num_clients"], settings)
     install(run_key(next(iter(grid.contexts.values()))), resident)
     if start is not None:
         restore(grid, resident, start)
@@ -54,16 +55,18 @@ def run_in_process(
     return federate(config, plain, overrides, talk, resident, folder, start=start, client_state=client_state)
 
 
-def make_grid(resident: Resident, num_clients: int, key: str) -> InProcessGrid:
+def make_grid(resident: Resident, num_clients: int, settings: dict[str, str]) -> InProcessGrid:
     """With the runner that was asked for; `auto` stacks the cohort where a client's step is mostly overhead:
     on a GPU, and on a CPU with a very small model."""
     runner, on_gpu = resident.config.runtime.runner, resident.device.type == "cuda"
     small = sum(value.numel() for value in resident.parameters.values()) < SMALL_MODEL
-    if runner == "cohort" or (runner == "auto" and (on_gpu or small)):
+    together = runner == "cohort" or (runner == "auto" and (on_gpu or small))
+    if together and resident.config.privacy.name == "none":
         log.info("Clients train together on %s (the cohort runner).", resident.device)
-        return CohortGrid(client_app.app, num_clients, {"overrides": key}, CohortRunner(resident))
-    log.info("Clients train one after another on %s (the sequential runner).", resident.device)
-    return InProcessGrid(client_app.app, num_clients, {"overrides": key})
+        return CohortGrid(client_app.app, num_clients, settings, CohortRunner(resident))
+    reason = ", because privacy=dp_sgd clips every example alone" if together else ""
+    log.info("Clients train one after another on %s (the sequential runner)%s.", resident.device, reason)
+    return InProcessGrid(client_app.app, num_clients, settings)
 
 
 def restore(grid: InProcessGrid, resident: Resident, start: Checkpoint) -> None:

@@ -1,0 +1,121 @@
+"""How much privacy a list of noisy steps costs, and how much noise a budget needs.
+
+Opacus' accountants do the mathematics. Every step here is a Poisson-subsampled Gaussian mechanism, whether it
+releases a gradient or the scores that choose layers, so one list of (noise, rate, count) holds them all.
+"""
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from opacus.accountants import PRVAccountant, RDPAccountant
+from opacus.accountants.analysis.prv import Domain
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from fedfrozen_app.errors import UserError
+
+PRECISION = 200  # the PRV accountant's figure is at most the budget / PRECISION above the true one
+WHOLE_ORDERS = [*range(2, 64), 96, 128, 256, 512]
+LEAST_NOISE = 0.05
+STRIDE = 0.2  # in log σ, when looking for a bracket
+
+
+class Steps(NamedTuple):
+    """`times` releases of a sum over a Poisson sample, each example's part clipped to norm C."""
+
+    noise: float  # noise multiplier σ: the Gaussian noise on the sum has standard deviation σ·C
+    rate: float  # q, the chance of an example to be in the sample
+    times: int
+
+
+def merged(steps: Iterable[Steps]) -> tuple[Steps, ...]:
+    """Equal mechanisms counted together: composition does not ask for their order."""
+    counts: dict[tuple[float, float], int] = {}
+    for noise, rate, times in steps:
+        counts[noise, rate] = counts.get((noise, rate), 0) + times
+    return tuple(Steps(noise, rate, times) for (noise, rate), times in counts.items() if times)
+
+
+def epsilon_of(steps: Iterable[Steps], delta: float, kind: str, budget: float) -> float:
+    """ε of all these steps together at δ; `kind` is prv or rdp, `budget` the ε that matters."""
+    return _epsilon(merged(steps), delta, kind, budget)
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(steps: tuple[Steps, ...], delta: float, kind: str, budget: float) -> float:
+    if not steps:
+        return 0.0
+    if any(step.noise <= 0 for step in steps):
+        return math.inf
+    accountant = PrvAccountant() if kind == "prv" else RDPAccountant()
+    accountant.history = [tuple(step) for step in steps]
+    exact = {"eps_error": budget / PRECISION} if kind == "prv" else {}
+    with np.errstate(divide="ignore"):  # at rate 1 it takes the logarithm of 0, and means minus infinity
+        return float(accountant.get_epsilon(delta=delta, **exact))
+
+
+class PrvAccountant(PRVAccountant):
+    """Opacus' accountant, with the width of its grid from whole Rényi orders alone.
+
+    Any order bounds the width. Whole ones are short sums; the series of the others converges slowly at large
+    rates, and would take nearly all of the time.
+    """
+
+    def _get_domain(
+        self, prvs: Any, num_self_compositions: list[int], eps_error: float, delta_error: float
+    ) -> Domain:
+        total = sum(num_self_compositions)
+        width = eps_error
+        single = [(noise, rate, 1) for noise, rate, _ in self.history]
+        parts = [(self.history, delta_error / 4), *(([one], delta_error / (8 * total)) for one in single)]
+        for history, tail in parts:
+            bound = RDPAccountant()
+            bound.history = history
+            width = max(width, bound.get_epsilon(tail, alphas=WHOLE_ORDERS))
+        mesh = eps_error / math.sqrt(total * math.log(12 / delta_error) / 2)
+        return Domain.create_aligned(-width - 3, width + 3, mesh)
+
+
+@lru_cache(maxsize=4096)
+def solve_noise(
+    rate: float, times: int, *, epsilon: float, delta: float, kind: str, beside: tuple[Steps, ...] = ()
+) -> float:
+    """The least noise multiplier with which `times` steps, and those `beside` them, stay within ε."""
+
+    def excess(log_noise: float) -> float:
+        steps = (Steps(math.exp(log_noise), rate, times), *beside)
+        return math.log(epsilon_of(steps, delta, kind, epsilon) / epsilon)
+
+    if beside and epsilon_of(beside, delta, kind, epsilon) >= epsilon:
+        raise UserError(
+            f"No noise keeps the training steps within privacy.epsilon={epsilon:g}: what is spent beside "
+            "them is more than that. Raise privacy.epsilon, or lower privacy.selection_share."
+        )
+    low = high = _guess(rate, times, epsilon, delta)
+    while excess(high) > 0:
+        low, high = high, high + STRIDE
+    while low > math.log(LEAST_NOISE) and excess(low) < 0:
+        low, high = low - STRIDE, low
+    near = brentq(excess, low, high, xtol=2e-4) if excess(low) > 0 else low
+    # Rounded up: what was solved for must hold, not nearly hold.
+    while excess(near) > 0:
+        near += 2e-4
+    return math.exp(near)
+
+
+def _guess(rate: float, times: int, epsilon: float, delta: float) -> float:
+    """log σ by the central limit theorem of Gaussian differential privacy, a few percent off: where to look.
+
+    μ = q √(T (exp(1/σ²) − 1)) is the whole run's, and δ = Φ(−ε/μ + μ/2) − exp(ε) Φ(−ε/μ − μ/2).
+    """
+
+    def excess(log_mu: float) -> float:
+        mu = math.exp(log_mu)
+        log_second = epsilon + norm.logcdf(-epsilon / mu - mu / 2)
+        return norm.cdf(-epsilon / mu + mu / 2) - math.exp(log_second) - delta
+
+    mu = math.exp(brentq(excess, math.log(1e-4), math.log(100.0)))
+    return -0.5 * math.log(math.log1p(mu**2 / (rate**2 * times)))

@@ -1,0 +1,115 @@
+"""A client's privacy budget: what it has spent, on its own disk, written before anything leaves.
+
+    CLIENT.json          the steps paid for, the noise solved for this client, and the layers last chosen
+    CLIENT.safetensors   the newest reply: asked the same again, the client sends it again, at no cost
+    CLIENT.jsonl         its losses, which stay here
+
+A step is paid for before it is taken: a client that dies half way has paid, and pays again when it is asked
+again.
+"""
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.privacy.accountant import Steps
+
+log = logging.getLogger(__name__)
+FORMAT = 1
+
+
+@dataclass
+class Budget:
+    """`declared` is the number of examples (or documents, patients) that this client tells the world."""
+
+    client: str
+    unit: str
+    delta: float
+    declared: int
+    noise: float  # noise multiplier of a training step
+    selection_noise: float | None = None  # and of a choice of layers; None where it is not noised
+    rounds: int = 0  # in which this client has taken part
+    steps: list[Steps] = field(default_factory=list)  # paid for
+    layers: list[int] | None = None  # chosen last
+    last_order: str | None = None  # the digest of the order that was last paid for
+    seeded: bool = False  # some noise came from a known seed: nothing here is private
+
+
+class BudgetFile:
+    def __init__(self, folder: Path, client: str) -> None:
+        self._path = folder / f"{client}.json"
+        self._reply = folder / f"{client}.safetensors"
+        self._log = folder / f"{client}.jsonl"
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def read(self) -> Budget | None:
+        """What was written last; None before the first round. A damaged file is never a fresh start."""
+        try:
+            data = json.loads(self._path.read_text())
+            steps = [Steps(float(noise), float(rate), int(times)) for noise, rate, times in data.pop("steps")]
+            if data.pop("format") != FORMAT:
+                raise ValueError("its format is another version's")
+            return Budget(steps=steps, **data)
+        except FileNotFoundError:
+            return None
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"The privacy record {self._path} cannot be read ({error}), so what was spent is unknown: "
+                "put it back from a copy, or remove it if the data may be spent from again."
+            ) from error
+
+    def write(self, budget: Budget) -> None:
+        """Onto the disk, whole or not at all."""
+        part = self._path.with_suffix(".part")
+        with part.open("w") as file:
+            json.dump({"format": FORMAT, **asdict(budget)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def keep_reply(self, order: str, arrays: Mapping[str, Tensor]) -> None:
+        part = self._reply.with_suffix(".part2")
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in arrays.items()}
+        save_file(tensors, part, metadata={"order": order})
+        part.replace(self._reply)
+
+    def kept_reply(self, order: str) -> dict[str, Tensor] | None:
+        """The reply to this very order, if it was the last one given."""
+        budget = self.read()
+        if budget is None or budget.last_order != order or not self._reply.exists():
+            return None
+        try:
+            with safe_open(self._reply, "pt") as file:
+                if (file.metadata() or {}).get("order") != order:
+                    return None
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError) as error:
+            log.warning("The reply %s cannot be read (%s): the round is paid for again.", self._reply, error)
+            return None
+
+    def note(self, figures: Mapping[str, Any]) -> None:
+        with self._log.open("a") as file:
+            file.write(json.dumps(dict(figures)) + "\n")
+
+
+def carry_budgets(source: Path, target: Path) -> None:
+    """A run that starts from another's model starts with what the other has spent on the same clients."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.glob("*.json"):
+        if not (target / path.name).exists():
+            shutil.copy2(path, target / path.name)

@@ -1,0 +1,139 @@
+"""DP-SGD: Abadi et al., Deep Learning with Differential Privacy, 2016.
+
+    g̃ = (1/B) (Σ_{i ∈ Poisson sample} g_i · min(1, C/‖g_i‖) + N(0, σ²C²))        B: the expected sample size
+
+The norm runs over all trained names together. Gradients of single examples come from the clients' own pure
+loss under `vmap`, which serves every supported architecture, position embeddings and all. Opacus' optimiser
+clips, sums and scales them. It is built anew for every client and round, because what is trained changes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from opacus.optimizers import DPOptimizer
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.optim import Optimizer
+
+from fedfrozen_app.data.table import Table
+from fedfrozen_app.models.attention import attention_by
+from fedfrozen_app.models.masks import with_ready_mask
+from fedfrozen_app.models.profile import is_causal
+from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
+from fedfrozen_app.privacy.noise import Noise
+
+Loss = Callable[[Parameters, Batch, Task], Tensor]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one round's private steps are taken."""
+
+    rate: float  # q, the chance of a unit to be in a step's sample
+    steps: int
+    noise: float  # σ
+    max_grad_norm: float  # C
+    batch: float  # B, what the noisy sum is divided by
+    physical_batch: int  # examples whose gradients are in memory at once
+
+
+class NoisyOptimizer(DPOptimizer):
+    """Opacus' optimiser, with noise from our own source (see noise.py)."""
+
+    def __init__(self, optimizer: Optimizer, recipe: Recipe, source: Noise) -> None:
+        super().__init__(
+            optimizer,
+            noise_multiplier=recipe.noise,
+            max_grad_norm=recipe.max_grad_norm,
+            expected_batch_size=recipe.batch,  # type: ignore[arg-type]
+        )
+        self.source = source
+
+    def add_noise(self) -> None:
+        std = self.noise_multiplier * self.max_grad_norm if self.noise_multiplier else 0.0
+        for parameter in self.params:
+            parameter.grad = parameter.summed_grad + self.source.normal(parameter.summed_grad, std)
+
+
+class ExampleGradients:
+    """The gradient of every single example of a batch, for the names that are trained."""
+
+    def __init__(self, model: nn.Module, task: Task, trained: Sequence[str], loss: Loss) -> None:
+        self._model, self._loss = model, loss
+        self._causal = is_causal(model)
+        self._held = dict(model.named_parameters())
+        self._trained = list(trained)
+        self._task = task.with_call(self._call)
+
+    def _call(self, parameters: Parameters, inputs: Inputs) -> Tensor:
+        given = with_ready_mask(inputs, self._causal)
+        if "attention_mask" in given:  # plain attention adds its mask to the scores
+            hidden = torch.finfo(self._task.dtype).min
+            seen = given["attention_mask"]
+            given["attention_mask"] = torch.zeros_like(seen, dtype=self._task.dtype).masked_fill(
+                ~seen, hidden
+            )
+        return functional_call(self._model, dict(parameters), args=(), kwargs=given).logits
+
+    def __call__(self, inputs: Inputs, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Losses (examples,), and for each name (examples, *shape)."""
+        if not len(labels):  # a Poisson sample may be empty
+            empty = {name: self._held[name].new_zeros(0, *self._held[name].shape) for name in self._trained}
+            return torch.zeros(0, device=labels.device), empty
+        own = {name: self._held[name].detach() for name in self._trained}
+        frozen = {name: value.detach() for name, value in self._held.items() if name not in own}
+
+        def one(parameters: Parameters, inputs: Inputs, label: Tensor) -> Tensor:
+            batch = Batch({key: value.unsqueeze(0) for key, value in inputs.items()}, label.unsqueeze(0))
+            return self._loss({**parameters, **frozen}, batch, self._task)
+
+        # The plain attention of matrix products: fused kernels have no rule for a gradient within a vmap.
+        with attention_by(self._model, "eager"):
+            each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="different")
+            slopes, losses = each(own, inputs, labels)
+        return losses, slopes
+
+
+def draw_rows(units: Sequence[np.ndarray], sample: np.ndarray, source: Noise) -> Tensor:
+    """One row of every unit in the sample."""
+    rows = [units[unit] for unit in sample]
+    drawn = [int(own[source.one_of(len(own)) if len(own) > 1 else 0]) for own in rows]
+    return torch.tensor(drawn, dtype=torch.int64)
+
+
+def train_steps(
+    gradients: ExampleGradients,
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: Optimizer,
+    table: Table,
+    units: Sequence[np.ndarray],
+    recipe: Recipe,
+    source: Noise,
+) -> float | None:
+    """Take the recipe's steps on `parameters`; the mean loss, which must not leave the site.
+
+    `units` holds the rows of each example, document or patient. A unit in the sample gives one of its rows,
+    so that clipping that row's gradient bounds what the whole unit can do.
+    """
+    private = NoisyOptimizer(optimizer, recipe, source)
+    losses: list[Tensor] = []
+    for _ in range(recipe.steps):
+        sample = source.poisson(len(units), recipe.rate)
+        index = draw_rows(units, sample, source).to(table.labels.device)
+        chunks = index.split(recipe.physical_batch) if len(index) else (index,)
+        for number, chunk in enumerate(chunks, start=1):
+            part = table.take(chunk)
+            loss, slopes = gradients(part.inputs, part.labels)
+            losses.append(loss)
+            for name, parameter in parameters.items():
+                parameter.grad_sample = slopes[name]  # type: ignore[attr-defined]
+            del slopes
+            private.signal_skip_step(number < len(chunks))
+            private.step()
+            private.zero_grad(set_to_none=True)
+    for parameter in parameters.values():
+        parameter.grad = parameter.grad_sample = parameter.summed_grad = None  # type: ignore[attr-defined]
+    seen = torch.cat(losses)
+    return float(seen.double().mean()) if len(seen) else None

@@ -1,0 +1,44 @@
+"""Where noise and samples come from: the operating system, unless a simulation asks for its seed.
+
+A torch generator on a CPU takes 32 bits of its seed, few enough to try them all, so noise on a CPU comes from
+numpy, which takes 128 bits from the operating system; on a GPU torch's own generator takes 63.
+"""
+
+import secrets
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedfrozen_app.seeds import numpy_generator, seed_for
+
+
+class Noise:
+    """One client's randomness in one round. With a seed it is no secret: for simulation."""
+
+    def __init__(self, device: torch.device, seed: tuple[int, str, int] | None = None) -> None:
+        """`seed`: the run's seed, the client, the round; None: the operating system."""
+        self._numpy = (
+            np.random.default_rng() if seed is None else numpy_generator(seed[0], "privacy", *seed[1:])
+        )
+        self._torch: torch.Generator | None = None
+        if device.type == "cuda":
+            bits = secrets.randbits(63) if seed is None else seed_for(seed[0], "privacy noise", *seed[1:])
+            self._torch = torch.Generator(device).manual_seed(bits)
+
+    def poisson(self, size: int, rate: float) -> np.ndarray:
+        """The positions of a sample in which each of `size` is present on its own with chance `rate`."""
+        return np.flatnonzero(self._numpy.random(size) < rate)
+
+    def one_of(self, size: int) -> int:
+        return int(self._numpy.integers(size))
+
+    def normal(self, like: Tensor, std: float) -> Tensor:
+        """Gaussian noise of the shape and type of `like`."""
+        if std == 0:
+            return torch.zeros_like(like)
+        if self._torch is not None:
+            return torch.normal(
+                0.0, std, like.shape, generator=self._torch, device=like.device, dtype=like.dtype
+            )
+        return torch.from_numpy(self._numpy.standard_normal(tuple(like.shape)) * std).to(like)

@@ -1,0 +1,91 @@
+"""What was spent is what an independent accountant says, and the noise solved for keeps the budget."""
+
+import math
+
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from opacus.accountants import RDPAccountant as OpacusRdp
+
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.privacy.accountant import Steps, epsilon_of, merged, solve_noise
+
+DELTA = 1e-5
+
+
+def independent(steps, accountant):
+    """Google's dp-accounting, told every step in the order in which it was taken."""
+    for noise, rate, count in steps:
+        event = PoissonSampledDpEvent(rate, GaussianDpEvent(noise))
+        accountant.compose(SelfComposedDpEvent(event, count))
+    return accountant.get_epsilon(DELTA)
+
+
+def twenty_rounds(noise, selection_noise, every=3):
+    """A choice of layers every few rounds, then training steps; the client skips rounds 7 and 12."""
+    for number in range(20):
+        if number in (7, 12):
+            continue
+        if number % every == 0:
+            yield Steps(selection_noise, 0.25, 1)
+        yield Steps(noise, 0.08, 12)
+
+
+CASES = [(0.8, 10.0), (3.0, 60.0)]
+
+
+@pytest.mark.parametrize(("noise", "selection"), CASES)
+def test_renyi_agrees_with_dp_accounting(noise, selection):
+    steps = list(twenty_rounds(noise, selection))
+    # The same orders, or the two would optimise over different curves.
+    orders = OpacusRdp.DEFAULT_ALPHAS
+    ours = epsilon_of(steps, DELTA, "rdp", 8.0)
+    assert ours == pytest.approx(independent(steps, RdpAccountant(orders)), rel=0.01)
+
+
+@pytest.mark.parametrize(("noise", "selection"), CASES)
+def test_prv_agrees_with_privacy_loss_distributions(noise, selection):
+    steps = list(twenty_rounds(noise, selection))
+    expected = independent(steps, PLDAccountant(value_discretization_interval=1e-3))
+    ours = epsilon_of(steps, DELTA, "prv", expected)
+    assert ours == pytest.approx(expected, rel=0.01)
+    assert ours > expected * 0.999  # an upper bound
+
+
+def test_the_choice_of_layers_costs_something():
+    steps = list(twenty_rounds(1.5, 3.0))
+    without = [step for step in steps if step.rate != 0.25]
+    assert epsilon_of(steps, DELTA, "rdp", 8.0) > 1.02 * epsilon_of(without, DELTA, "rdp", 8.0)
+
+
+def test_no_noise_is_no_privacy_and_no_steps_cost_nothing():
+    assert epsilon_of([], DELTA, "prv", 1.0) == 0
+    assert epsilon_of([Steps(0.0, 0.1, 1), Steps(1.0, 0.1, 1)], DELTA, "prv", 1.0) == math.inf
+
+
+def test_equal_steps_are_counted_together_in_any_order():
+    steps = [Steps(1.0, 0.1, 2), Steps(2.0, 0.1, 1), Steps(1.0, 0.1, 3)]
+    assert merged(steps) == (Steps(1.0, 0.1, 5), Steps(2.0, 0.1, 1))
+
+
+@pytest.mark.parametrize(("kind", "epsilon"), [("rdp", 8.0), ("prv", 8.0), ("prv", 0.5)])
+def test_the_noise_solved_for_spends_the_budget_and_no_more(kind, epsilon):
+    beside = (Steps(40.0 / epsilon, 0.25, 4),)
+    noise = solve_noise(0.1, 100, epsilon=epsilon, delta=DELTA, kind=kind, beside=beside)
+    spent = epsilon_of([Steps(noise, 0.1, 100), *beside], DELTA, kind, epsilon)
+    assert 0.995 * epsilon < spent <= epsilon
+    assert epsilon_of([Steps(noise, 0.1, 101), *beside], DELTA, kind, epsilon) > epsilon
+
+
+def test_a_full_sample_is_accounted_too():
+    noise = solve_noise(1.0, 10, epsilon=2.0, delta=DELTA, kind="prv")
+    assert epsilon_of([Steps(noise, 1.0, 10)], DELTA, "prv", 2.0) == pytest.approx(
+        independent([Steps(noise, 1.0, 10)], PLDAccountant()), rel=0.01
+    )
+
+
+def test_an_impossible_budget_is_one_sentence():
+    beside = (Steps(0.5, 1.0, 10),)
+    with pytest.raises(UserError, match="No noise keeps the training steps within"):
+        solve_noise(0.5, 10, epsilon=0.5, delta=DELTA, kind="rdp", beside=beside)

@@ -1,0 +1,167 @@
+"""Every example's gradient is its own, is really clipped, and is noised in trained names only."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.optim import SGD
+
+from fedfrozen_app.data.table import Table
+from fedfrozen_app.models.build import LinearOutput
+from fedfrozen_app.models.task import Batch, Task
+from fedfrozen_app.privacy.dpsgd import ExampleGradients, Recipe, train_steps
+from fedfrozen_app.privacy.noise import Noise
+from tests.models.conftest import SETTINGS, _build, _example
+
+CPU = torch.device("cpu")
+
+
+def plain(parameters, batch, task):
+    return task.loss(parameters, batch)
+
+
+def parts(model_type, **settings):
+    """A tiny model in float64, four examples, and their labels."""
+    model = _build(model_type, dtype="float64", **settings).eval()
+    inputs = _example(model_type, torch.float64)
+    return model, inputs, torch.tensor([0, 1, 1, 0])
+
+
+@pytest.mark.parametrize("model_type", SETTINGS)
+def test_example_gradients_are_those_of_batches_of_one(model_type):
+    model, inputs, labels = parts(model_type)
+    task = task_of(model)
+    names = [name for name, _ in model.named_parameters()]
+    losses, slopes = ExampleGradients(model, task, names, plain)(inputs, labels)
+    # Plain attention takes its softmax in float32, also in a float64 model.
+    for number in range(4):
+        row = slice(number, number + 1)
+        one = Batch({key: value[row] for key, value in inputs.items()}, labels[row])
+        loss = task.loss(dict(model.named_parameters()), one)
+        expected = torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
+        torch.testing.assert_close(losses[number], loss.detach(), rtol=1e-6, atol=0)
+        for name, slope in zip(names, expected, strict=True):
+            torch.testing.assert_close(slopes[name][number], slope, rtol=1e-4, atol=1e-7)
+
+
+def task_of(model):
+    return Task(model, mean=(0.0,) * 3, std=(1 / 255,) * 3)  # which leaves pixels as they are
+
+
+def steps(model, table, *, trained=None, units=None, seed=0, **settings):
+    """The change of every parameter after SGD with rate 1: minus the sum of the noisy gradients."""
+    model = copy.deepcopy(model)
+    names = trained or [name for name, _ in model.named_parameters()]
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    parameters = {name: value for name, value in model.named_parameters() if name in names}
+    recipe = Recipe(
+        **{"rate": 1.0, "steps": 1, "noise": 0.0, "max_grad_norm": 1.0, "batch": 1.0, "physical_batch": 3}
+        | settings
+    )
+    train_steps(
+        ExampleGradients(model, task_of(model), names, plain),
+        parameters,
+        SGD(list(parameters.values()), lr=1.0),
+        table,
+        units or [np.array([row]) for row in range(len(table))],
+        recipe,
+        Noise(CPU, (seed, "0", 1)),
+    )
+    return {name: value.detach() - before[name] for name, value in model.named_parameters()}
+
+
+def norm(change):
+    return math.sqrt(sum(float(value.square().sum()) for value in change.values()))
+
+
+class Linear(torch.nn.Module):
+    """As transformers' classifiers are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.float64))
+
+    def forward(self, x):
+        return LinearOutput(x @ self.weight.T)
+
+
+def test_an_outlier_is_clipped_by_hand():
+    # At zero weights the softmax is (1/2, 1/2): the gradient of class 0 is the outer product of (-1/2, 1/2)
+    # with x, whose norm is |x|/√2. x = (3, 4)·10⁶ is clipped to norm 1; (0.3, 0.4) with norm 0.3536 stays.
+    model = Linear()
+    rows = torch.tensor([[3e6, 4e6], [0.3, 0.4]], dtype=torch.float64)
+    table = Table({"x": rows}, torch.tensor([0, 0]))
+    change = steps(model, table)["weight"]
+    direction = torch.tensor([[0.6, 0.8], [-0.6, -0.8]], dtype=torch.float64) / math.sqrt(2)
+    expected = direction * (1 + 0.5 / math.sqrt(2))
+    torch.testing.assert_close(change, expected, rtol=1e-5, atol=0)
+
+
+def test_an_outlier_moves_a_transformer_no_further_than_the_bound():
+    model, inputs, labels = parts("vit")
+    inputs["pixel_values"][0] *= 1e4
+    one = Table({"pixel_values": inputs["pixel_values"][:1]}, labels[:1])
+    assert norm(steps(model, one, max_grad_norm=1e9)) > 0.05
+    assert norm(steps(model, one, max_grad_norm=0.01)) <= 0.01 * (1 + 1e-9)
+    assert norm(steps(model, Table(inputs, labels), max_grad_norm=0.01)) <= 0.04 * (1 + 1e-9)
+
+
+def test_noise_reaches_trained_names_only():
+    model, inputs, labels = parts("bert")
+    trained = [name for name, _ in model.named_parameters() if ".layer.1." in name or "classifier" in name]
+    change = steps(model, Table(inputs, labels), trained=trained, noise=2.0, steps=3)
+    moved = {name for name, value in change.items() if value.abs().max() > 0}
+    assert moved == set(trained)
+    # Three steps of noise 2 · C on every element, whether or not an example reached it.
+    noise = torch.cat([change[name].flatten() for name in trained])
+    assert float(noise.std()) == pytest.approx(2 * math.sqrt(3), rel=0.05)
+
+
+def test_chunks_do_not_change_a_step():
+    model, inputs, labels = parts("llama")
+    table = Table(inputs, labels)
+    whole = steps(model, table, physical_batch=4, noise=0.5)
+    for size in (1, 3):
+        split = steps(model, table, physical_batch=size, noise=0.5)
+        for name in whole:
+            torch.testing.assert_close(split[name], whole[name], rtol=1e-9, atol=1e-12)
+
+
+def test_an_empty_sample_is_a_step_of_noise_alone():
+    model, inputs, labels = parts("vit")
+    change = steps(model, Table(inputs, labels), rate=0.0, noise=1.0)
+    values = torch.cat([value.flatten() for value in change.values()])
+    assert float(values.std()) == pytest.approx(1.0, rel=0.1)
+    assert norm(steps(model, Table(inputs, labels), rate=0.0)) == 0
+
+
+def test_the_sum_is_divided_by_the_expected_size_not_by_the_sample_s():
+    model, inputs, labels = parts("vit")
+    table = Table(inputs, labels)
+    once, tenth = steps(model, table, batch=1.0), steps(model, table, batch=10.0)
+    for name in once:
+        torch.testing.assert_close(tenth[name], once[name] / 10)
+
+
+def test_a_patient_gives_one_row_whatever_it_has():
+    model = Linear()
+    rows = torch.tensor([[1e3, 0.0]] * 50, dtype=torch.float64)
+    table = Table({"x": rows}, torch.zeros(50, dtype=torch.int64))
+    patient = steps(model, table, units=[np.arange(50)])
+    assert norm(patient) == pytest.approx(1.0, rel=1e-6)
+    assert norm(steps(model, table)) == pytest.approx(50.0, rel=1e-6)
+
+
+def test_poisson_samples_have_the_rate_asked_for_and_noise_differs_without_a_seed():
+    source = Noise(CPU, (0, "a", 1))
+    sizes = [len(source.poisson(200, 0.1)) for _ in range(500)]
+    assert np.mean(sizes) == pytest.approx(20, abs=1.0)
+    assert np.var(sizes) == pytest.approx(18, rel=0.25)  # binomial: of varying size
+    like = torch.zeros(5)
+    assert torch.equal(Noise(CPU, (0, "a", 1)).normal(like, 1.0), Noise(CPU, (0, "a", 1)).normal(like, 1.0))
+    assert not torch.equal(Noise(CPU).normal(like, 1.0), Noise(CPU).normal(like, 1.0))
+    assert not torch.equal(
+        Noise(CPU, (0, "a", 1)).normal(like, 1.0), Noise(CPU, (0, "b", 1)).normal(like, 1.0)
+    )

@@ -1,0 +1,204 @@
+"""Whole private runs: what leaves a client, what is counted, and when it stops."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from fedfrozen_app import client_app
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.messages import read_reply
+from fedfrozen_app.privacy import client as private
+from fedfrozen_app.privacy.accountant import Steps, epsilon_of
+from fedfrozen_app.privacy.budget import Budget, BudgetFile
+from fedfrozen_app.privacy.noise import Noise
+from fedfrozen_app.privacy.selection import noisy_sum
+from fedfrozen_app.server_app import RunFailed
+from tests.conftest import same_bits
+
+PRIVATE = ("privacy=dp_sgd", "privacy.seeded_noise=true", "client.local_steps=2")
+
+
+@pytest.fixture
+def replies(monkeypatch):
+    """Every message that leaves a client, as the server reads it."""
+    seen = []
+    send = client_app.train_reply
+
+    def watch(message, reply, *, local):
+        sent = send(message, reply, local=local)
+        read = read_reply(sent)
+        read.arrays = {name: value.clone() for name, value in read.arrays.items()}
+        seen.append((message.metadata.dst_node_id - 1, read))
+        return sent
+
+    monkeypatch.setattr(client_app, "train_reply", watch)
+    return seen
+
+
+def budget_of(run, client):
+    found = BudgetFile(run.folder / "privacy", client).read()
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedfrozen", "safl"])
+def test_every_strategy_spends_what_was_allowed(train, strategy):
+    run = train(f"strategy={strategy}", *PRIVATE, "num_rounds=2")
+    last = run.rows[-1]
+    assert last["clients_ok"] == 3 and last["private"] is False  # the noise was seeded
+    assert last["epsilon_max"] == pytest.approx(8.0, rel=0.01) and last["epsilon_max"] <= 8.0
+    assert run.rows[1]["epsilon_max"] < last["epsilon_max"]
+    assert run.summary["epsilon"] == last["epsilon"] and set(last["epsilon"]) == {"0", "1", "2"}
+    for client in ("0", "1", "2"):
+        budget = budget_of(run, client)
+        assert budget.rounds == 2 and budget.seeded
+        assert last["epsilon"][client] == epsilon_of(budget.steps, budget.delta, "prv", 8.0)
+
+
+def test_a_reply_holds_noised_arrays_and_declared_numbers_only(train, replies):
+    run = train("strategy=fedavg", *PRIVATE, "num_rounds=1", "privacy.examples=50")
+    assert len(replies) == 3
+    for _, reply in replies:
+        assert set(reply.metrics) == {"epsilon", "delta"}
+        assert reply.examples == 50
+    row = run.rows[-1]
+    assert "train_loss" not in row and "client_val_after" not in row
+    # The loss is on the site's own disk.
+    assert "train_loss" in json.loads((run.folder / "privacy" / "0.jsonl").read_text())
+
+
+def test_noise_is_on_every_trained_array_and_on_no_frozen_one(train, replies):
+    train("strategy=fedfrozen", "strategy.warmup_rounds=1", *PRIVATE, "num_rounds=2")
+    later = [reply for _, reply in replies[3:]]
+    assert later and all(".q_proj" not in name and ".query" not in name for r in later for name in r.arrays)
+    one, other = later[0].arrays, later[1].arrays
+    # Noise differs from client to client in every element.
+    assert all(not torch.eq(one[name], other[name]).any() for name in one)
+
+
+def test_a_client_s_noise_is_solved_for_its_own_rounds(train):
+    run = train("strategy=fedavg", *PRIVATE, "num_rounds=4", "participation=0.67", "num_clients=3")
+    counts = {client: sum(client in row["clients"] for row in run.rows[1:]) for client in "012"}
+    assert len(set(counts.values())) > 1  # two of three are drawn a round
+    for client, count in counts.items():
+        budget = budget_of(run, client)
+        assert budget.rounds == count
+        assert epsilon_of(budget.steps, budget.delta, "prv", 8.0) == pytest.approx(8.0, rel=0.01)
+
+
+def test_with_the_budget_spent_nothing_more_is_sent(train, replies):
+    run = train("strategy=fedavg", *PRIVATE, "num_rounds=1", "client.lr_schedule=constant")
+    spent = {client: budget_of(run, client) for client in "012"}
+    before = run.model
+    replies.clear()
+    again = train("strategy=fedavg", *PRIVATE, "num_rounds=2", "client.lr_schedule=constant", resume=True)
+    assert [len(reply.arrays) for _, reply in replies] == [0, 0, 0]
+    assert all("declines: of its privacy budget of epsilon 8 per example" in r.declined for _, r in replies)
+    row = again.rows[-1]
+    assert row["clients_ok"] == 0 and "declines" in row["failures"][0]
+    assert row["epsilon_max"] == pytest.approx(8.0, rel=0.01)
+    assert same_bits(before, again.model)
+    assert {client: budget_of(again, client) for client in "012"} == spent
+
+
+def test_a_repeated_round_resends_the_stored_reply_or_pays_again(train, replies):
+    """The server dies after a round and goes on from the checkpoint before it: the same order comes again."""
+    words = ["strategy=fedavg", "privacy=dp_sgd", "client.local_steps=2"]
+    run = train(*words, "num_rounds=2")
+    first = dict(replies[3:])
+    spent = budget_of(run, "0")
+    (run.folder / "privacy" / "1.safetensors").unlink()  # client 1 lost its copy
+    for path in sorted((run.folder / "checkpoints" / "2").iterdir()):
+        path.unlink()
+    (run.folder / "checkpoints" / "2").rmdir()
+    replies.clear()
+    train(*words, "num_rounds=2", resume=True)
+    second = dict(replies)
+    assert same_bits(first[0].arrays, second[0].arrays) and budget_of(run, "0") == spent
+    # Client 1 would have to pay again, and has nothing left.
+    assert not second[1].arrays and "declines" in second[1].declined
+
+
+def test_a_client_that_dies_has_paid(train, monkeypatch, tmp_path):
+    def die(*args, **kwargs):
+        raise RuntimeError("power cut")
+
+    monkeypatch.setattr(private, "train_steps", die)
+    with pytest.raises(RunFailed, match="power cut"):
+        train("strategy=fedavg", *PRIVATE, "num_rounds=1")
+    assert sum(step.times for step in BudgetFile(tmp_path / "run" / "privacy", "0").read().steps) == 2
+
+
+def test_os_noise_differs_between_runs_and_seeded_noise_repeats(train):
+    words = ["strategy=fedavg", *PRIVATE, "num_rounds=1"]
+    one, two = train(*words, folder="one"), train(*words, folder="two")
+    assert same_bits(one.model, two.model)
+    free = [*words, "privacy.seeded_noise=false"]
+    three, four = train(*free, folder="three"), train(*free, folder="four")
+    assert not same_bits(three.model, four.model)
+    assert "private" not in three.rows[-1] and three.summary["private"] is True
+    assert one.summary["private"] is False
+
+
+def test_the_cohort_runner_gives_way_with_a_line(train, caplog):
+    caplog.set_level("INFO")
+    train("strategy=fedavg", *PRIVATE, "num_rounds=1", "runtime.runner=cohort")
+    assert "one after another on cpu (the sequential runner), because privacy=dp_sgd" in caplog.text
+
+
+def test_what_cannot_be_private_is_refused(train):
+    with pytest.raises(UserError, match="keeps parts of the model on the client"):
+        train("strategy=local", *PRIVATE, "num_rounds=1")
+    for word in ("client.class_weights=true", "model.dtype=bfloat16", "privacy.epsilon=0"):
+        with pytest.raises(UserError, match=word.split("=")[0]):
+            train(*PRIVATE, word)
+    with pytest.raises(UserError, match="no column 'patient'"):
+        train(*PRIVATE, "privacy.unit=patient", "num_rounds=1")
+
+
+def test_a_damaged_record_is_never_a_fresh_budget(tmp_path):
+    file = BudgetFile(tmp_path, "0")
+    assert file.read() is None
+    file.write(Budget("0", "example", 1e-5, 10, 1.0, steps=[Steps(1.0, 0.1, 5)]))
+    assert BudgetFile(tmp_path, "0").read().steps == [Steps(1.0, 0.1, 5)]
+    (tmp_path / "0.json").write_text('{"format": 1, "steps": [[1.0')
+    with pytest.raises(UserError, match="what was spent is unknown"):
+        file.read()
+
+
+# Choosing layers --------------------------------------------------------------------------------------------
+
+
+def test_the_choice_of_layers_is_paid_for_every_few_rounds(train):
+    run = train("strategy=safl", *PRIVATE, "num_rounds=3", "privacy.selection_every=2")
+    budget = budget_of(run, "0")
+    choices = [step for step in budget.steps if step.noise == budget.selection_noise]
+    assert [step.times for step in choices] == [1, 1] and choices[0].rate == 0.25
+    share = epsilon_of(choices, budget.delta, "prv", 0.8)
+    assert share == pytest.approx(0.8, rel=0.01)
+    chosen = [row["selection"]["0"] for row in run.rows[1:]]
+    assert chosen[0] == chosen[1]
+    assert run.rows[-1]["epsilon_max"] == pytest.approx(8.0, rel=0.01)
+
+
+@pytest.mark.parametrize("way", ["public", "unaccounted"])
+def test_other_ways_to_choose_cost_nothing(train, way, caplog):
+    run = train("strategy=safl", *PRIVATE, "num_rounds=1", f"privacy.selection={way}")
+    budget = budget_of(run, "0")
+    assert budget.selection_noise is None and len(budget.steps) == 1
+    assert ("epsilon does not cover" in caplog.text) == (way == "unaccounted")
+
+
+def test_noisy_sums_are_bounded_and_noised():
+    source = Noise(torch.device("cpu"), (0, "0", 1))
+    # By hand: (1, 0, 2) less its mean is (0, -1, 1), of norm √2; (0.2, 0.1, 0) gives (0.1, 0, -0.1).
+    scores = torch.tensor([[1.0, 0.0, 2.0], [0.2, 0.1, 0.0]])
+    total = noisy_sum(scores, 0.0, source)
+    assert total.tolist() == pytest.approx([0.1, -1 / math.sqrt(2), 1 / math.sqrt(2) - 0.1])
+    far = torch.tensor([[1e6, -1e6, 0.0]])
+    assert float((noisy_sum(torch.cat([scores, far]), 0.0, source) - total).norm()) == pytest.approx(1.0)
+    sums = torch.stack([noisy_sum(scores, 5.0, source) for _ in range(2000)])
+    assert float(sums.std()) == pytest.approx(5.0, rel=0.05)
+    assert noisy_sum(torch.zeros(0, 3), 1.0, source).shape == (3,)  # an empty sample is noise alone
