@@ -23,6 +23,7 @@ VERBS = {
     "theory": "fedfrozen_app.theory.command:theory",
     "site": "fedfrozen_app.sites.verbs:site",
     "provision": "fedfrozen_app.sites.provision:provision",
+    "audit": "fedfrozen_app.audit.command:audit",
 }
 TRAIN = "fedfrozen_app.training:train"
 

@@ -137,6 +137,7 @@ class RuntimeConfig:
 class CheckpointConfig:
     every: int = 1
     keep: int = 2
+    uploads: str | None = None
 
 
 @dataclass

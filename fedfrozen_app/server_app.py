@@ -6,7 +6,7 @@
 import logging
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +25,7 @@ from fedfrozen_app.data.picture import label_picture
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.conversation import Conversation
+from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.privacy.budget import carry_budgets
 from fedfrozen_app.privacy.notes import check_start, model_metadata, opening_lines
@@ -169,7 +170,7 @@ def federate(
     for hook in spent:
         hook.look_back(read_rows(folder))
     strategy = STRATEGIES[config.strategy["name"]](
-        Federation(talk, config.participation, config.seed, how, private),
+        Federation(talk, config.participation, config.seed, how, upload_keeper(config, folder), private),
         settings,
         hooks=[best, *spent, saver, metrics, ShowProgress(progress), tracking],
         first_round=first_round,
@@ -218,6 +219,23 @@ def federate(
     if status == "failed":
         raise RunFailed(f"No client gave a sound reply in any round: {trained[-1]['failures'][0]}")
     return summary
+
+
+def upload_keeper(
+    config: Config, folder: Path
+) -> Callable[[int, str, Reply, Mapping[str, Tensor]], None] | None:
+    """Writes what one client sent, as the model it makes of the round's base, and that base."""
+    if config.checkpoint.uploads is None:
+        return None
+
+    def keep(server_round: int, client: str, reply: Reply, model: Mapping[str, Tensor]) -> None:
+        if client == config.checkpoint.uploads:
+            target = folder / "uploads" / str(server_round)
+            target.mkdir(parents=True, exist_ok=True)
+            checkpoint.save_tensors(model, target / "base.safetensors")
+            checkpoint.save_tensors({**model, **reply.arrays}, target / f"{client}.safetensors")
+
+    return keep
 
 
 def evaluator(

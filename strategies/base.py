@@ -14,6 +14,7 @@ from torch import Tensor
 from fedfrozen_app.exchange.arrays import digests, to_record, to_tensors
 from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.exchange.count import count_parameters
+from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.plan import Order, Plan, Selection
 from fedfrozen_app.exchange.prune import upload_sizes
 from fedfrozen_app.models.roles import KERNEL, Role
@@ -46,6 +47,8 @@ class Federation:
     participation: float = 1.0
     seed: int = 0
     aggregation: Aggregation = field(default_factory=Aggregation)
+    # Sees round, client, reply and model before the reply enters the sum.
+    watch: Callable[[int, str, Reply, Mapping[str, Tensor]], None] | None = None
     private: bool = False  # clients add noise, and must know how often they will be drawn
 
     @property
@@ -185,6 +188,8 @@ class PlannedFedAvg(FlowerFedAvg):
         members = [(client, nodes[client]) for client in cohort]
         for client, reply in talk.round(order, members, self.model, record.traffic):
             names = () if isinstance(reply, str) else tuple(reply.arrays)
+            if self.federation.watch is not None and isinstance(reply, Reply):
+                self.federation.watch(server_round, client, reply, self.model)
             if record.take(client, reply):
                 self.heard(client, names)
         folding = time.perf_counter()

@@ -242,5 +242,13 @@ def units_of(resident: "Resident", client: str) -> list[np.ndarray]:
             f"privacy.unit={privacy.unit} needs a column that says whose each row is, and the data have no "
             f"column '{column}': set privacy.unit_column, or use privacy.unit=example."
         )
-    names = resident.corpus.columns[column][rows]
+    values = resident.corpus.columns[column]
+    names = values[rows]
+    parts = resident.shares.partition
+    elsewhere = [] if parts is None else [part for n, part in enumerate(parts.indices) if str(n) != client]
+    if shared := sorted(set(names) & {name for part in elsewhere for name in values[part]}):
+        raise UserError(
+            f"The {privacy.unit} {shared[0]} has rows at client {client} and at another, so no client's "
+            f"epsilon would cover it: partition the data by it (partition=natural partition.column={column})."
+        )
     return [rows[names == name] for name in np.unique(names)]

@@ -27,6 +27,10 @@ from fedfrozen_app.privacy.noise import Noise
 Loss = Callable[[Parameters, Batch, Task], Tensor]
 
 
+def plain_loss(parameters: Parameters, batch: Batch, task: Task) -> Tensor:
+    return task.loss(parameters, batch)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How one round's private steps are taken."""
@@ -83,17 +87,22 @@ class ExampleGradients:
             empty = {name: self._held[name].new_zeros(0, *self._held[name].shape) for name in self._trained}
             return torch.zeros(0, device=labels.device), empty
         own = {name: self._held[name].detach() for name in self._trained}
-        frozen = {name: value.detach() for name, value in self._held.items() if name not in own}
-
-        def one(parameters: Parameters, inputs: Inputs, label: Tensor) -> Tensor:
-            batch = Batch({key: value.unsqueeze(0) for key, value in inputs.items()}, label.unsqueeze(0))
-            return self._loss({**parameters, **frozen}, batch, self._task)
-
         # The plain attention of matrix products: fused kernels have no rule for a gradient within a vmap.
         with attention_by(self._model, "eager"):
-            each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness="different")
+            each = vmap(grad_and_value(self._one), in_dims=(None, 0, 0), randomness="different")
             slopes, losses = each(own, inputs, labels)
         return losses, slopes
+
+    @torch.no_grad()
+    def losses(self, inputs: Inputs, labels: Tensor) -> Tensor:
+        """The losses alone: (examples,)."""
+        with attention_by(self._model, "eager"):
+            return vmap(self._one, in_dims=(None, 0, 0), randomness="different")({}, inputs, labels)
+
+    def _one(self, parameters: Parameters, inputs: Inputs, label: Tensor) -> Tensor:
+        frozen = {name: value.detach() for name, value in self._held.items() if name not in parameters}
+        batch = Batch({key: value.unsqueeze(0) for key, value in inputs.items()}, label.unsqueeze(0))
+        return self._loss({**parameters, **frozen}, batch, self._task)
 
 
 def draw_rows(units: Sequence[np.ndarray], sample: np.ndarray, source: Noise) -> Tensor:

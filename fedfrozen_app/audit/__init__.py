@@ -1,0 +1,1 @@
+"""Attacks on a finished run: what an adversary can really tell, beside what epsilon promises."""

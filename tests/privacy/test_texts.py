@@ -1,0 +1,100 @@
+"""Texts: a LLaMA under SAFL with privacy, and patients with several notes."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForSequenceClassification
+
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.models.roles import roles_of
+from fedfrozen_app.privacy.budget import BudgetFile
+from fedfrozen_app.privacy.client import units_of
+
+WEIGHTS = Path(os.environ.get("FEDFROZEN_WEIGHTS", "/nowhere"))  # a folder that holds stories15m
+PRIVATE = ("privacy=dp_sgd", "client.local_steps=2", "num_rounds=2", "partition=iid", "num_clients=2")
+
+
+@pytest.fixture
+def notes(tmp_path):
+    """90 short notes of 30 patients."""
+    lines = ["text,label,patient,ward"]
+    lines += [f"{'good ' * (n % 7)}note {n},{n % 2},p{n % 30},w{n % 3}" for n in range(90)]
+    path = tmp_path / "notes.csv"
+    path.write_text("\n".join(lines))
+    return ("dataset=text", f"dataset.path={path}", "dataset.max_tokens=24", "runtime.threads=1")
+
+
+def llama(folder):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=384,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        pad_token_id=0,
+    )
+    LlamaForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+def check_llama(train, notes, folder, k):
+    run = train(
+        "strategy=safl",
+        f"strategy.top_k={k}",
+        "model=checkpoint",
+        f"model.path={folder}",
+        *notes,
+        *PRIVATE,
+        small=False,
+    )
+    last = run.rows[-1]
+    assert last["clients_ok"] == 2 and last["epsilon_max"] == pytest.approx(8.0, rel=0.01)
+    chosen = {layer for row in run.rows[1:] for layers in row["selection"].values() for layer in layers}
+    model = LlamaForSequenceClassification.from_pretrained(folder, num_labels=2)
+    roles = roles_of(model)
+    start = dict(model.named_parameters())
+    for name, value in run.model.items():
+        trained = (
+            roles[name].kind == "head" or roles[name].layer in chosen or name.endswith("model.norm.weight")
+        )
+        if roles[name].kind != "head":  # a fresh head is drawn from the run's seed
+            assert torch.equal(value, start[name].detach()) != trained, name
+    return run
+
+
+def test_a_tiny_llama_trains_under_safl_with_privacy(train, notes, tmp_path):
+    run = check_llama(train, notes, llama(tmp_path / "llama"), k=1)
+    assert run.summary["private"] is True
+    budget = BudgetFile(run.folder / "privacy", "0").read()
+    assert budget.selection_noise is not None and len(budget.layers) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (WEIGHTS / "stories15m").exists(), reason="FEDFROZEN_WEIGHTS holds no stories15m")
+def test_stories15m_trains_under_safl_with_privacy(train, notes):
+    check_llama(train, notes, WEIGHTS / "stories15m", k=2)
+
+
+def test_a_patient_is_one_unit_and_is_not_split(train, notes, monkeypatch):
+    words = ["strategy=fedavg", "model=bert_tiny", *notes, *PRIVATE, "privacy.unit=patient", "num_rounds=1"]
+    with pytest.raises(UserError, match="The patient p0 has rows at client 0 and at another"):
+        train(*words, small=False)
+    seen = {}
+
+    def watch(resident, client):
+        seen[client] = units_of(resident, client)
+        return seen[client]
+
+    monkeypatch.setattr("fedfrozen_app.privacy.client.units_of", watch)
+    by_ward = [word for word in words if not word.startswith(("partition", "num_clients"))]
+    run = train(*by_ward, "partition=natural", "partition.column=ward", folder="wards", small=False)
+    assert run.summary["privacy_unit"] == "patient"
+    # Patients come back every 30 notes and wards every 3, so a patient's notes are all in one ward.
+    assert len(seen) == 3 and all(max(map(len, units)) > 1 for units in seen.values())
+    for client, units in seen.items():
+        assert BudgetFile(run.folder / "privacy", client).read().declared == len(units)
