@@ -5,8 +5,11 @@ import math
 
 import pytest
 import torch
+from flwr.app import Context, RecordDict
+from safetensors import safe_open
 
 from fedfrozen_app import client_app
+from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.messages import read_reply
 from fedfrozen_app.privacy import client as private
@@ -140,6 +143,11 @@ def test_os_noise_differs_between_runs_and_seeded_noise_repeats(train):
     assert not same_bits(three.model, four.model)
     assert "private" not in three.rows[-1] and three.summary["private"] is True
     assert one.summary["private"] is False
+    for file in ("model.safetensors", "best.safetensors", "checkpoints/1/model.safetensors"):
+        with safe_open(one.folder / file, "pt") as opened:
+            assert "NOT PRIVATE" in opened.metadata()["privacy"]
+    with safe_open(three.folder / "model.safetensors", "pt") as opened:
+        assert opened.metadata()["privacy"] == "epsilon at most 8 per example, for each client"
 
 
 def test_the_cohort_runner_gives_way_with_a_line(train, caplog):
@@ -166,6 +174,32 @@ def test_a_damaged_record_is_never_a_fresh_budget(tmp_path):
     (tmp_path / "0.json").write_text('{"format": 1, "steps": [[1.0')
     with pytest.raises(UserError, match="what was spent is unknown"):
         file.read()
+
+
+def test_a_run_goes_on_from_what_another_has_spent(train):
+    words = ["strategy=fedavg", *PRIVATE]
+    first = train(*words, "num_rounds=1", folder="first")
+    start = f"from={first.folder / 'checkpoints' / '1'}"
+    second = train(*words, "num_rounds=2", start, folder="second")
+    assert budget_of(second, "0") == budget_of(first, "0")  # nothing was left: it declined
+    assert second.rows[-1]["clients_ok"] == 0
+
+
+def test_a_model_that_saw_the_data_without_noise_is_no_start(train):
+    plain = train("strategy=fedavg", "num_rounds=1", folder="plain")
+    with pytest.raises(UserError, match="a run with privacy=none on the same data"):
+        train("strategy=fedavg", *PRIVATE, f"from={plain.folder / 'checkpoints' / '1'}", folder="private")
+
+
+def test_a_site_may_insist_on_privacy():
+    def at(overrides, **node):
+        config = read(resolved(compose_config(overrides)))
+        return client_app.refusal(Context(0, 1, {"site": "a", **node}, RecordDict(), {}), config)
+
+    assert at(["privacy=none"]) == ""
+    assert "declines" in at(["privacy=none"], **{"max-epsilon": 4.0})
+    assert "declines" in at(["privacy=dp_sgd", "privacy.seeded_noise=true"], **{"max-epsilon": 4.0})
+    assert at(["privacy=dp_sgd"], **{"max-epsilon": 4.0}) == ""
 
 
 # Choosing layers --------------------------------------------------------------------------------------------
