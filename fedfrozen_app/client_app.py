@@ -13,11 +13,11 @@ from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.messages import Hello, Reply, hello_reply, read_train, train_reply
 from fedfrozen_app.exchange.plan import Order
 from fedfrozen_app.exchange.prune import prune
-from fedfrozen_app.privacy.client import Declined, PrivateClient
+from fedfrozen_app.privacy.budget import Declined
 from fedfrozen_app.runtime.captured import steps_for
 from fedfrozen_app.runtime.choose import choose
 from fedfrozen_app.runtime.resident import Resident, disk_cache, resident_for
-from fedfrozen_app.runtime.sequential import train_client
+from fedfrozen_app.runtime.sequential import LocalResult, train_client
 
 app = ClientApp()
 
@@ -52,7 +52,7 @@ def train(message: Message, context: Context) -> Message:
         own, scores = replace(order, plan=choice.plan), choice.scores
         result = train_client(resident, client, own, start, steps_for(resident))
     else:
-        answer = private_client(context, resident, order).take_part(start)
+        answer = train_privately(context, resident, order, start)
         if isinstance(answer, Declined):
             return train_reply(message, Reply(order.digest, declined=answer.reason), local=local)
         result = answer
@@ -73,8 +73,12 @@ def train(message: Message, context: Context) -> Message:
     return train_reply(message, reply, local=local)
 
 
-def private_client(context: Context, resident: Resident, order: Order) -> PrivateClient:
+def train_privately(
+    context: Context, resident: Resident, order: Order, start: dict[str, Tensor]
+) -> LocalResult | Declined:
     """A site keeps its privacy record, and says how many examples it has, by its own settings alone."""
+    from fedfrozen_app.privacy.client import PrivateClient  # Opacus takes long to load
+
     node = context.node_config
     if "site" in node:
         folder = Path(str(node.get("privacy-dir") or get_flwr_home() / "fedfrozen" / "privacy"))
@@ -82,7 +86,7 @@ def private_client(context: Context, resident: Resident, order: Order) -> Privat
         named = str(context.run_config.get("output-dir", ""))
         folder = Path(named) if named else get_flwr_home() / "fedfrozen" / f"run-{context.run_id}"
         folder /= "privacy"
-    return PrivateClient(
+    client = PrivateClient(
         resident,
         client_name(context),
         order,
@@ -90,6 +94,7 @@ def private_client(context: Context, resident: Resident, order: Order) -> Privat
         declared=int(node["declared-examples"]) if "declared-examples" in node else None,
         limit=float(node["max-epsilon"]) if "max-epsilon" in node else None,
     )
+    return client.take_part(start)
 
 
 def refusal(context: Context, config: Config) -> str:

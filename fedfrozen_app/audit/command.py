@@ -27,10 +27,11 @@ from fedfrozen_app.audit.membership import (
 from fedfrozen_app.config import sentence
 from fedfrozen_app.data.table import Table
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.privacy.accountant import Steps, epsilon_of
+from fedfrozen_app.privacy.accountant import epsilon_of
 from fedfrozen_app.privacy.budget import BudgetFile
 from fedfrozen_app.privacy.client import sampling
 from fedfrozen_app.privacy.dpsgd import Recipe
+from fedfrozen_app.privacy.steps import Steps
 from fedfrozen_app.report.output import replace_file
 from fedfrozen_app.runtime.resident import Resident
 from fedfrozen_app.training import load_run, run_folder

@@ -7,28 +7,20 @@ releases a gradient or the scores that choose layers, so one list of (noise, rat
 import math
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from opacus.accountants import PRVAccountant, RDPAccountant
-from opacus.accountants.analysis.prv import Domain
 from scipy.optimize import brentq
 from scipy.stats import norm
 
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.privacy.engine import Domain, PRVAccountant, RDPAccountant
+from fedfrozen_app.privacy.steps import Steps
 
 PRECISION = 200  # the PRV accountant's figure is at most the budget / PRECISION above the true one
 WHOLE_ORDERS = [*range(2, 64), 96, 128, 256, 512]
 LEAST_NOISE = 0.05
 STRIDE = 0.2  # in log σ, when looking for a bracket
-
-
-class Steps(NamedTuple):
-    """`times` releases of a sum over a Poisson sample, each example's part clipped to norm C."""
-
-    noise: float  # noise multiplier σ: the Gaussian noise on the sum has standard deviation σ·C
-    rate: float  # q, the chance of an example to be in the sample
-    times: int
 
 
 def merged(steps: Iterable[Steps]) -> tuple[Steps, ...]:

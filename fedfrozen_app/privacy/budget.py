@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.privacy.accountant import Steps
+from fedfrozen_app.privacy.steps import Steps
 
 log = logging.getLogger(__name__)
 FORMAT = 1
@@ -43,6 +43,13 @@ class Budget:
     layers: list[int] | None = None  # chosen last
     last_order: str | None = None  # the digest of the order that was last paid for
     seeded: bool = False  # some noise came from a known seed: nothing here is private
+
+
+@dataclass(frozen=True)
+class Declined:
+    """A client's answer when nothing may leave but this."""
+
+    reason: str  # as the rest of a sentence
 
 
 class BudgetFile:

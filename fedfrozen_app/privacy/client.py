@@ -6,7 +6,6 @@ the ε and δ spent. Losses and scores are written to the site's own disk.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,11 +18,12 @@ from fedfrozen_app.config import Config
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.plan import Order, Plan
 from fedfrozen_app.models.task import Batch, Parameters, Task
-from fedfrozen_app.privacy.accountant import Steps, epsilon_of, solve_noise
-from fedfrozen_app.privacy.budget import Budget, BudgetFile
+from fedfrozen_app.privacy.accountant import epsilon_of, solve_noise
+from fedfrozen_app.privacy.budget import Budget, BudgetFile, Declined
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, Recipe, draw_rows, train_steps
 from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.selection import choose_privately, choose_publicly, plan_of
+from fedfrozen_app.privacy.steps import Steps
 from fedfrozen_app.runtime.choose import choose
 from fedfrozen_app.runtime.sequential import LocalResult, learning_rate, make_optimizer, seeded
 from fedfrozen_app.seeds import seed_for
@@ -32,13 +32,6 @@ if TYPE_CHECKING:
     from fedfrozen_app.runtime.resident import Resident
 
 SLACK = 1e-6  # of ε, for rounding between what was solved and what is counted
-
-
-@dataclass(frozen=True)
-class Declined:
-    """Nothing leaves but this."""
-
-    reason: str  # as the rest of a sentence
 
 
 class PrivateClient:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.optim import Optimizer
@@ -22,6 +21,7 @@ from fedfrozen_app.models.attention import attention_by
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.profile import is_causal
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
+from fedfrozen_app.privacy.engine import DPOptimizer
 from fedfrozen_app.privacy.noise import Noise
 
 Loss = Callable[[Parameters, Batch, Task], Tensor]

@@ -9,7 +9,8 @@ from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import RDPAccountant as OpacusRdp
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.privacy.accountant import Steps, epsilon_of, merged, solve_noise
+from fedfrozen_app.privacy.accountant import epsilon_of, merged, solve_noise
+from fedfrozen_app.privacy.steps import Steps
 
 DELTA = 1e-5
 

@@ -13,10 +13,11 @@ from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.messages import read_reply
 from fedfrozen_app.privacy import client as private
-from fedfrozen_app.privacy.accountant import Steps, epsilon_of
+from fedfrozen_app.privacy.accountant import epsilon_of
 from fedfrozen_app.privacy.budget import Budget, BudgetFile
 from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.selection import noisy_sum
+from fedfrozen_app.privacy.steps import Steps
 from fedfrozen_app.server_app import RunFailed
 from tests.conftest import same_bits
 

@@ -1,0 +1,15 @@
+"""Opacus' parts that we use, without the handler for everybody's logs that importing it installs."""
+
+import logging
+
+_root = logging.getLogger()
+_handlers, _level = list(_root.handlers), _root.level
+
+from opacus.accountants import PRVAccountant, RDPAccountant  # noqa: E402
+from opacus.accountants.analysis.prv import Domain  # noqa: E402
+from opacus.optimizers import DPOptimizer  # noqa: E402
+
+_root.handlers[:] = _handlers
+_root.setLevel(_level)
+
+__all__ = ["DPOptimizer", "Domain", "PRVAccountant", "RDPAccountant"]

@@ -1,0 +1,11 @@
+"""The unit of account. Apart from the accountant, so that reading a record loads nothing heavy."""
+
+from typing import NamedTuple
+
+
+class Steps(NamedTuple):
+    """`times` releases of a sum over a Poisson sample, each example's part clipped to norm C."""
+
+    noise: float  # noise multiplier σ: the Gaussian noise on the sum has standard deviation σ·C
+    rate: float  # q, the chance of an example to be in the sample
+    times: int
