@@ -68,7 +68,9 @@ class Executor:
             if isinstance(run, str) or refused:
                 return self._refuse(message, str(refused), told)
             told["run"] = run.id
-            context.node_config = self.kit.node_config()
+            # One privacy record a run, so that each keeps to its own epsilon; the budget adds them up.
+            records = {"privacy-dir": str(self._store(run).folder / "privacy")}
+            context.node_config = self.kit.node_config() | records
             if message.metadata.message_type == MessageType.QUERY:
                 return self._hello(message, context, run, told)
             if message.metadata.message_type == MessageType.TRAIN:
@@ -106,6 +108,9 @@ class Executor:
             if reply.lacks:
                 self.audit.write("lacks", **told, names=len(reply.lacks))
                 return answer
+            if reply.declined:
+                self.audit.write("declined", **told, reason=reply.declined)
+                return answer
         if run.epsilon is not None:
             self.budget.charge(run.id, run.epsilon, run.overrides, order.round, order.digest)
         self.audit.write(
@@ -142,7 +147,7 @@ class Executor:
         answer = self.app(message, context)
         private = context.state.pop("private", None)  # not for the SuperNode, which would hold it in memory
         reply = read_reply(answer)
-        if not reply.lacks:
+        if not (reply.lacks or reply.declined):
             store.write(order.round, reply, to_tensors(cast(ArrayRecord, private)) if private else {})
         return answer
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from fedfrozen_app.config import Config, absolute_paths, compose_config, read, resolved
 from fedfrozen_app.errors import UserError
@@ -17,6 +17,7 @@ from fedfrozen_app.models.roles import Role
 from fedfrozen_app.sites.kit import read_yaml
 from strategies import STRATEGIES
 
+MAX_DELTA = 1e-5  # where a run names no delta
 RUN_ID = re.compile(r"[0-9a-z][0-9a-z-]{0,63}")
 
 
@@ -71,7 +72,10 @@ class Policy:
         if not self.downloads and (config.model.source == "hub" or config.dataset.kind == "hub"):
             return "it downloads nothing"
         if run.epsilon is None and self.privacy_required:
-            return "it takes part in private runs only, and this one is not (privacy=none, or seeded noise)"
+            return (
+                "it takes part in private runs only, and this one is not (privacy=none, seeded noise, or an "
+                "unaccounted choice of layers)"
+            )
         if run.epsilon is not None and run.epsilon > self.max_epsilon:
             return (
                 f"the run asks for epsilon {run.epsilon:g}, and it gives {self.max_epsilon:g} over all runs"
@@ -114,15 +118,15 @@ class Run:
     @property
     def epsilon(self) -> float | None:
         """What the run may cost in total; None where nothing is promised."""
-        privacy: Any = self.config.privacy
-        if privacy.name == "none" or getattr(privacy, "seeded_noise", False):
+        privacy = self.config.privacy
+        if privacy.name == "none" or privacy.seeded_noise or privacy.selection == "unaccounted":
             return None
-        return float(privacy.epsilon)
+        return privacy.epsilon
 
     @property
     def delta(self) -> float:
-        delta = getattr(self.config.privacy, "delta", None)
-        return 0.0 if self.epsilon is None or delta is None else float(delta)
+        """At most; a run that names none takes 1e-5, or less where a site has many examples."""
+        return 0.0 if self.epsilon is None else self.config.privacy.delta or MAX_DELTA
 
 
 @lru_cache(maxsize=4)  # every message of a run brings the same words, and composing them takes a while

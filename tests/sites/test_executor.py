@@ -3,7 +3,6 @@
 import json
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from fedfrozen_app import client_app
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.exchange.plan import Plan
-from fedfrozen_app.sites import executor as executors
+from fedfrozen_app.privacy.budget import Declined
 from fedfrozen_app.sites.audit import AuditLog, read_audit
 from fedfrozen_app.sites.executor import FAILED
 from fedfrozen_app.sites.policy import read_run
@@ -261,34 +260,44 @@ def test_a_supernode_that_forgot_the_hello_is_no_harm(sites):
 # Epsilon ----------------------------------------------------------------------------------------------------
 
 
-def private(monkeypatch, epsilon):
-    """Runs promise this epsilon."""
-    real = read_run
+def private(epsilon, *overrides):
+    """A run of one round that may cost this much."""
+    return (
+        "num_rounds=1",
+        "strategy.warmup_rounds=1",
+        "privacy=dp_sgd",
+        f"privacy.epsilon={epsilon}",
+        *overrides,
+    )
 
-    def promise(*args):
-        run = real(*args)
-        privacy = SimpleNamespace(name="dp_sgd", epsilon=epsilon, delta=1e-6)
-        return replace(run, config=replace(run.config, privacy=privacy))
 
-    monkeypatch.setattr(executors, "read_run", promise)
-
-
-def test_epsilon_is_spent_over_all_runs_and_then_refused(sites, monkeypatch):
-    private(monkeypatch, 3.0)
+def test_epsilon_is_spent_over_all_runs_and_then_refused(sites):
     for number in range(2):
-        sites.train("num_rounds=1", "strategy.warmup_rounds=1", f"run_id=run{number}", folder=f"run{number}")
+        run = sites.train(*private(3, f"run_id=run{number}"), folder=f"run{number}")
+        # The site's own account of this run, and the noise in what it sent: within what was asked for.
+        assert all(0 < epsilon <= 3 for epsilon in run.rows[1]["epsilon"].values())
+        assert (sites.kit("north").var / "state" / f"run{number}" / "privacy" / "north.json").exists()
     with pytest.raises(RuntimeError, match="asks for epsilon 3, and 2 is left"):
-        sites.train("num_rounds=1", "strategy.warmup_rounds=1", "run_id=run2", folder="run2")
+        sites.train(*private(3, "run_id=run2"), folder="run2")
     log = events(sites)
     assert [entry["epsilon_all_runs"] for entry in log if entry["event"] == "sent"] == [3.0, 6.0]
     assert log[-1]["event"] == "refused" and "epsilon" in log[-1]["reason"]
 
 
-def test_a_private_run_s_name_is_no_way_around_the_budget(sites, monkeypatch):
-    private(monkeypatch, 3.0)
-    sites.train("num_rounds=1", "strategy.warmup_rounds=1")
+def test_a_site_that_declines_sends_and_pays_nothing(sites, monkeypatch):
+    reason = "declines: its privacy budget is spent"
+    monkeypatch.setattr(client_app, "train_privately", lambda *args: Declined(reason))
+    with pytest.raises(RuntimeError, match=reason):
+        sites.train(*private(3))
+    log = events(sites)
+    assert log[-1]["event"] == "declined" and log[-1]["reason"] == reason
+    assert not (sites.kit("north").var / "state" / "budget.json").exists()
+
+
+def test_a_private_run_s_name_is_no_way_around_the_budget(sites):
+    sites.train(*private(3))
     with pytest.raises(RuntimeError, match="began with other settings"):
-        sites.train("num_rounds=1", "strategy.warmup_rounds=1", "seed=1", folder="again")
+        sites.train(*private(3, "seed=1"), folder="again")
 
     # The same settings, but another base: the round was answered, and its noise is not drawn again.
     class Moved(SiteGrid):
@@ -301,13 +310,23 @@ def test_a_private_run_s_name_is_no_way_around_the_budget(sites, monkeypatch):
             return super()._answer(message)
 
     with pytest.raises(RuntimeError, match="was answered already"):
-        sites.train("num_rounds=1", "strategy.warmup_rounds=1", folder="moved", make_grid=Moved)
+        sites.train(*private(3), folder="moved", make_grid=Moved)
 
 
-def test_more_epsilon_than_ever_given_gets_no_hello(sites, monkeypatch):
-    private(monkeypatch, 9.0)
-    with pytest.raises(UserError, match="asks for epsilon 9, and it gives 8 over all runs"):
-        sites_told(sites)
+@pytest.mark.parametrize(
+    ("policy", "words", "sentence"),
+    [
+        ({}, ["privacy.epsilon=9"], "asks for epsilon 9, and it gives 8 over all runs"),
+        ({}, ["privacy.delta=1e-3"], "asks for delta 0.001, and it gives 1e-05"),
+        ({"max_delta": 1e-6}, [], "asks for delta 1e-05, and it gives 1e-06"),
+        ({"privacy_required": True}, ["privacy.seeded_noise=true"], "private runs only"),
+        ({"privacy_required": True}, ["privacy.selection=unaccounted"], "private runs only"),
+    ],
+)
+def test_a_run_that_promises_too_little_gets_no_hello(sites, policy, words, sentence):
+    sites.change("north", "policy.yaml", **policy)
+    with pytest.raises(UserError, match=sentence):
+        sites_told(sites, "privacy=dp_sgd", *words)
 
 
 def test_a_damaged_budget_ends_all_work(tmp_path):
