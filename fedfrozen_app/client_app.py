@@ -3,21 +3,22 @@
 from dataclasses import replace
 from pathlib import Path
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message
+from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.supercore.utils import get_flwr_home
 from torch import Tensor
 
 from fedfrozen_app.config import Config
-from fedfrozen_app.exchange.arrays import to_record, to_tensors
+from fedfrozen_app.exchange.arrays import to_record
 from fedfrozen_app.exchange.messages import Hello, Reply, hello_reply, read_train, train_reply
 from fedfrozen_app.exchange.plan import Order
 from fedfrozen_app.exchange.prune import prune
 from fedfrozen_app.privacy.budget import Declined
 from fedfrozen_app.runtime.captured import steps_for
 from fedfrozen_app.runtime.choose import choose
+from fedfrozen_app.runtime.private import keep_private, private_arrays
 from fedfrozen_app.runtime.resident import Resident, disk_cache, resident_for
-from fedfrozen_app.runtime.sequential import LocalResult, train_client
+from fedfrozen_app.runtime.sequential import LocalResult, judge_client, train_client
 
 app = ClientApp()
 
@@ -39,18 +40,22 @@ def train(message: Message, context: Context) -> Message:
     order, sent = read_train(message)
     local = in_process(context)
     resident = resident_for(context)
-    if reason := refusal(context, resident.config):
+    if reason := refusal(context, resident.config, order):
         return train_reply(message, Reply(order.digest, declined=reason), local=local)
     base, lacks = resident.cache.complete(order.base, sent, verify=not local)
     if lacks:
         return train_reply(message, Reply(order.digest, lacks=lacks), local=local)
     start = base | private_arrays(context, resident, order.plan.private)
-    client = client_name(context)
+    client, steps = client_name(context), steps_for(resident)
+    if order.judge:
+        figures = judge_client(resident, client, order, start, steps)
+        examples = len(resident.rows(client).train)
+        return train_reply(message, Reply(order.digest, examples, metrics=figures), local=local)
     scores: Tensor | None = None
     if resident.config.privacy.name == "none":
         choice = choose(resident, client, order, start)
         own, scores = replace(order, plan=choice.plan), choice.scores
-        result = train_client(resident, client, own, start, steps_for(resident))
+        result = train_client(resident, client, own, start, steps)
     else:
         answer = train_privately(context, resident, order, start)
         if isinstance(answer, Declined):
@@ -58,7 +63,7 @@ def train(message: Message, context: Context) -> Message:
         result = answer
     kept = {name: result.trained.get(name, start[name]) for name in order.plan.private}
     if kept:
-        context.state["private"] = to_record(kept, local=local)
+        keep_private(context, kept, local=local)
     metrics = result.metrics
     if scores is not None:
         # By head for this client alone; the layers' means go with the reply.
@@ -97,8 +102,10 @@ def train_privately(
     return client.take_part(start)
 
 
-def refusal(context: Context, config: Config) -> str:
-    """Why this site will not take part at all, as the rest of a sentence; empty when it will."""
+def refusal(context: Context, config: Config, order: Order) -> str:
+    """Why this client will not do what it is asked, as the rest of a sentence; empty when it will."""
+    if order.judge and config.privacy.name != "none":
+        return "declines: how a model does on its own rows is told without noise, which its epsilon excludes"
     if "max-epsilon" not in context.node_config:
         return ""
     if config.privacy.name == "none" or config.privacy.seeded_noise:
@@ -114,14 +121,3 @@ def client_name(context: Context) -> str:
 def in_process(context: Context) -> bool:
     """Whether the server shares this process, so that arrays need not be turned into bytes."""
     return bool(context.node_config.get("in-process", False))
-
-
-def private_arrays(context: Context, resident: Resident, names: tuple[str, ...]) -> dict[str, Tensor]:
-    """What this client has kept for itself; at its first round, the values every model starts with."""
-    if not names:
-        return {}
-    record = context.state.get("private")
-    if isinstance(record, ArrayRecord):
-        return to_tensors(record)
-    initial = resident.initial()
-    return {name: initial[name] for name in names}

@@ -24,6 +24,8 @@ VERBS = {
     "site": "fedfrozen_app.sites.verbs:site",
     "provision": "fedfrozen_app.sites.provision:provision",
     "audit": "fedfrozen_app.audit.command:audit",
+    "personal": "fedfrozen_app.report.personal:compare",
+    "align": "fedfrozen_app.align.command:make",
 }
 TRAIN = "fedfrozen_app.training:train"
 

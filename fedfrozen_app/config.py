@@ -60,6 +60,7 @@ class DatasetConfig:
     keep_classes: list[str] | None = None
     validation: float = 0.1
     client_validation: float = 0.1
+    align: float = 0.0
     mean: list[float] | None = None
     std: list[float] | None = None
 
@@ -87,6 +88,7 @@ class ClientConfig:
     clip: float | None = None
     precision: str = "float32"
     class_weights: bool = False
+    fusion_lr: float | None = None
 
 
 @dataclass
@@ -121,6 +123,7 @@ class RuntimeConfig:
     name: str = "inprocess"
     runner: str = "auto"
     max_block: int | None = None
+    compile: bool = True
     capture: bool = True
     threads: int | None = None
     cpus_per_client: int = 1
@@ -168,6 +171,7 @@ class Config:
     num_rounds: int = 40
     participation: float = 1.0
     eval_every: int = 1
+    personal: bool | None = None
     seed: int = 0
     device: str = "auto"
     run_id: str | None = None
@@ -280,6 +284,7 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
     "participation": (0, False, 1),
     "eval_every": (1, True, float("inf")),
     "client.lr": (0, False, float("inf")),
+    "client.fusion_lr": (0, False, float("inf")),
     "client.weight_decay": (0, True, float("inf")),
     "client.momentum": (0, True, 1),
     "client.local_epochs": (1, True, float("inf")),
@@ -290,6 +295,7 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
     "dataset.test_fraction": (0, False, 0.9),
     "dataset.validation": (0, True, 0.9),
     "dataset.client_validation": (0, True, 0.9),
+    "dataset.align": (0, True, 0.9),
     "dataset.max_tokens": (1, True, float("inf")),
     "dataset.limit": (1, True, float("inf")),
     "dataset.top_labels": (2, True, float("inf")),
@@ -363,6 +369,11 @@ def _check(config: Config) -> None:
 
 
 def _check_private(config: Config) -> None:
+    if config.personal:
+        raise UserError(
+            "personal=true tells how each client's model does on its own rows, which privacy=dp_sgd does not "
+            "cover: leave personal=null."
+        )
     if config.client.class_weights:
         raise UserError(
             "client.class_weights=true tells a client's label counts, which privacy=dp_sgd does not cover: "

@@ -32,6 +32,7 @@ from fedfrozen_app.privacy.notes import check_start, model_metadata, opening_lin
 from fedfrozen_app.report.console import Progress
 from fedfrozen_app.report.curves import read_rows
 from fedfrozen_app.report.output import write_outputs
+from fedfrozen_app.report.personal import tally, write_personal
 from fedfrozen_app.runtime import checkpoint
 from fedfrozen_app.runtime.hooks import BestModel, Checkpoints, MetricsFile, PrivacySpent, ShowProgress
 from fedfrozen_app.runtime.resident import Resident, make_card
@@ -56,7 +57,7 @@ def main(grid: Grid, context: Context) -> None:
     named = str(context.run_config["output-dir"])
     folder = Path(named) if named else get_flwr_home() / "fedfrozen" / f"run-{context.run_id}"
     corpus = load_corpus(config)
-    talk = Conversation(grid, {}, card=make_card(corpus), hello_timeout=config.runtime.node_timeout)
+    talk = Conversation(grid, {}, card=make_card(corpus, config), hello_timeout=config.runtime.node_timeout)
     num_clients = gather(talk, config)
     shares = share_out(corpus, config, num_clients) if num_clients else server_only(corpus, config)
     resident = Resident(config, corpus, shares=shares)
@@ -136,7 +137,7 @@ def federate(
 
     best = BestModel(folder, config.early_stop.patience, metadata=model_metadata(config.privacy))
     metrics = MetricsFile(folder / "metrics.jsonl")
-    model = {name: value.detach().clone() for name, value in resident.parameters.items()}
+    model = {name: value.detach().clone() for name, value in resident.exchanged.items()}
     first_round = 1
     if start is None:
         metrics.path.write_text("")
@@ -179,7 +180,7 @@ def federate(
     if start is not None:
         strategy.load_state({name: value.to(resident.device) for name, value in start.strategy.items()})
         strategy.usual_norm = start.row.get("usual_norm")
-    status = "failed"
+    status, personal = "failed", None
     if not talk.local:
         announce(strategy, model, config.runtime.round_timeout)
     initial = [to_record(model, local=True)]
@@ -193,6 +194,8 @@ def federate(
                 timeout=config.runtime.round_timeout,
                 evaluate_fn=evaluator(strategy, resident),
             )
+        if strategy.personal if config.personal is None else config.personal:
+            personal = judge_clients(strategy, resident, folder)
         status = "completed" if best.patience is None or best.waited < best.patience else "stopped early"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -215,6 +218,7 @@ def federate(
                 device=str(resident.device),
                 command=shlex.join(["fedfrozen", *overrides]),
                 selected_round=best.round,
+                personal=personal,
             )
     if status == "failed":
         raise RunFailed(f"No client gave a sound reply in any round: {trained[-1]['failures'][0]}")
@@ -238,6 +242,17 @@ def upload_keeper(
     return keep
 
 
+def judge_clients(strategy: PlannedFedAvg, resident: Resident, folder: Path) -> dict[str, Any]:
+    """Every client on its own test rows, in `personal.json` and `fairness.png`; the figures over clients."""
+    rows = read_rows(folder)
+    judged, traffic = strategy.judge_clients(rows[-1]["round"])
+    parts = resident.shares.partition
+    figures = tally(judged, rows, () if parts is None else parts.names)
+    figures |= {"bytes_up": traffic.up, "bytes_down": traffic.down}
+    write_personal(figures, folder)
+    return {key: value for key, value in figures.items() if key != "clients"}
+
+
 def evaluator(
     strategy: PlannedFedAvg, resident: Resident
 ) -> Callable[[int, ArrayRecord], MetricRecord | None]:
@@ -247,7 +262,8 @@ def evaluator(
         if server_round and not resident.judges(server_round):
             return None
         resident.load(to_tensors(arrays), strategy.digests)
-        test, validation = resident.evaluate_test(), resident.evaluate_validation()
+        with resident.only_global():
+            test, validation = resident.evaluate_test(), resident.evaluate_validation()
         record = MetricRecord()
         record.update({f"test_{key}": value for key, value in test.items()})
         record.update({f"val_{key}": value for key, value in validation.items()})

@@ -5,6 +5,7 @@ from strategies.fedavg import FedAvg
 from strategies.fedfrozen import FedFrozen
 from strategies.fedprox import FedProx
 from strategies.local import Local
+from strategies.pfeddc import PFedDC
 from strategies.safl import SAFL
 
 STRATEGIES: dict[str, type[PlannedFedAvg]] = {
@@ -13,4 +14,5 @@ STRATEGIES: dict[str, type[PlannedFedAvg]] = {
     "fedfrozen": FedFrozen,
     "local": Local,
     "safl": SAFL,
+    "pfeddc": PFedDC,
 }

@@ -1,8 +1,9 @@
 """The round that every strategy shares. A strategy says how the plan changes; nothing else."""
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
@@ -13,14 +14,17 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.arrays import digests, to_record, to_tensors
 from fedfrozen_app.exchange.conversation import Conversation
-from fedfrozen_app.exchange.count import count_parameters
+from fedfrozen_app.exchange.count import Traffic, count_parameters
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.plan import Order, Plan, Selection
 from fedfrozen_app.exchange.prune import upload_sizes
+from fedfrozen_app.models.design import PromptDesign
 from fedfrozen_app.models.roles import KERNEL, Role
 from strategies.cohort import draw_cohort, participations
 from strategies.record import RoundRecord, Row
 from strategies.robust import Aggregation, make_mean
+
+log = logging.getLogger(__name__)
 
 
 class Hook(Protocol):
@@ -37,6 +41,10 @@ class Settings:
     def checked(self, num_rounds: int) -> Self:
         """Themselves with defaults filled in, or a `UserError`."""
         return self
+
+    def prompt_design(self) -> PromptDesign | None:
+        """The prompts through which this strategy reads a frozen dual encoder; None: it trains the model."""
+        return None
 
 
 @dataclass
@@ -64,6 +72,7 @@ class PlannedFedAvg(FlowerFedAvg):
     """
 
     Settings = Settings
+    personal = False  # whether clients keep models of their own, which must then be judged one by one
     algorithm = "fedavg"  # the file in clients/ that says how a client trains
     undecided = ""  # a sentence for `fedfrozen plan`, where plans depend on what training finds out
     keep = 1.0  # share of a layer's updates that clients send
@@ -164,15 +173,26 @@ class PlannedFedAvg(FlowerFedAvg):
         result.arrays = to_record(self.model, local=True)
         return result
 
-    def _train_round(self, server_round: int, talk: Conversation) -> Row:
-        plan = self.plan(server_round)
-        how = self.federation.aggregation
-        mean = make_mean(how, self.model, self._drift_group, self.usual_norm, zero_fill=self.zero_fill)
-        record = RoundRecord(server_round, mean, quorum=how.quorum)
-        private = set(plan.private)
+    def judge_clients(self, after_round: int) -> tuple[dict[str, dict[str, float]], Traffic]:
+        """Every client's figures on its own test rows, with the newest shared arrays; nothing is learned."""
+        order = self._order(after_round + 1, {})
+        order = replace(order, plan=replace(order.plan, shared=()), judge=True, keep=1.0, selection=None)
+        talk, traffic = self.federation.talk, Traffic()
         nodes = talk.greet()
-        drawing = (self.federation.participation, self.federation.seed)
-        order = Order(
+        members = [(client, nodes[client]) for client in draw_cohort(nodes, 1.0, self.federation.seed, 0)]
+        found = {}
+        for client, reply in talk.round(order, members, self.model, traffic):
+            if isinstance(reply, str):
+                log.warning("Client %s could not be judged: it %s.", client, reply)
+            else:
+                found[client] = reply.metrics
+        return found, traffic
+
+    def _order(self, server_round: int, drawn: Mapping[str, int]) -> Order:
+        """`drawn`: in how many rounds each client takes part, where that is theirs to know."""
+        plan = self.plan(server_round)
+        private = set(plan.private)
+        return Order(
             round=server_round,
             plan=plan,
             base={name: value for name, value in self.digests.items() if name not in private},
@@ -180,9 +200,18 @@ class PlannedFedAvg(FlowerFedAvg):
             settings=self.client_settings(),
             selection=self.selection(server_round),
             keep=self.keep,
-            participations=(
-                participations(tuple(nodes), *drawing, self.num_rounds) if self.federation.private else {}
-            ),
+            participations=drawn,
+        )
+
+    def _train_round(self, server_round: int, talk: Conversation) -> Row:
+        how = self.federation.aggregation
+        mean = make_mean(how, self.model, self._drift_group, self.usual_norm, zero_fill=self.zero_fill)
+        record = RoundRecord(server_round, mean, quorum=how.quorum)
+        nodes = talk.greet()
+        drawing = (self.federation.participation, self.federation.seed)
+        private = self.federation.private
+        order = self._order(
+            server_round, participations(tuple(nodes), *drawing, self.num_rounds) if private else {}
         )
         cohort = draw_cohort(nodes, *drawing, server_round)
         members = [(client, nodes[client]) for client in cohort]

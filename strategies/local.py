@@ -7,5 +7,7 @@ from strategies.base import PlannedFedAvg
 class Local(PlannedFedAvg):
     """Every parameter is private: each client goes on from its own last round."""
 
+    personal = True
+
     def plan(self, server_round: int) -> Plan:
         return super().plan(server_round).keep_private(self.model)

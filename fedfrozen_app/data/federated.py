@@ -13,6 +13,8 @@ from fedfrozen_app.config import DEFAULT_CLIENTS, Config, DatasetConfig
 from fedfrozen_app.data.partition import (
     Partition,
     PartitionSpec,
+    deal_test,
+    grouping_column,
     partition,
     split_validation,
 )
@@ -24,6 +26,8 @@ from fedfrozen_app.models.build import InputShape
 from fedfrozen_app.seeds import seed_for
 
 log = logging.getLogger(__name__)
+_NOT_READING = ("validation", "client_validation", "align")  # what is done with rows once they are read
+_ALIGN = 1
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.txt", "vocab.json")
 
 
@@ -44,6 +48,7 @@ class Shares:
 
     validation: np.ndarray
     partition: Partition | None = None
+    test: tuple[np.ndarray, ...] = ()  # rows of the test table by client, in its train rows' proportions
 
 
 def load_corpus(config: Config, path: str | None = None, classes: tuple[str, ...] | None = None) -> Corpus:
@@ -62,7 +67,14 @@ def share_out(corpus: Corpus, config: Config, num_clients: int | None) -> Shares
     columns = {name: values[rest[first]] for name, values in corpus.columns.items()}
     parts = partition(corpus.strata[rest[first]], columns, spec, num_clients, config.seed)
     indices = tuple(rest[np.isin(corpus.units[rest], units[index])] for index in parts.indices)
-    return Shares(validation, Partition(indices, parts.note, parts.names))
+    column = grouping_column(columns, spec)
+    if column in corpus.test_columns:
+        groups = (corpus.columns[column], corpus.test_columns[column])
+    else:  # the test rows do not say where they come from
+        groups = (np.zeros(len(corpus.train)), np.zeros(len(corpus.test)))
+    test = (corpus.test_strata, groups[1])
+    dealt = deal_test((corpus.strata, groups[0]), test, indices, config.seed)
+    return Shares(validation, Partition(indices, parts.note, parts.names), dealt)
 
 
 def server_only(corpus: Corpus, config: Config) -> Shares:
@@ -70,10 +82,16 @@ def server_only(corpus: Corpus, config: Config) -> Shares:
     return Shares(_set_apart(corpus, config)[1])
 
 
+def align_rows(corpus: Corpus, config: Config) -> tuple[np.ndarray, np.ndarray]:
+    """(rest, the rows for `fedfrozen align`), by the dataset's own seed: no run ever trains on the latter."""
+    key = (config.dataset.split_seed, _ALIGN)
+    return _split_units(np.arange(len(corpus.train)), corpus, config.dataset.align, key)
+
+
 def _set_apart(corpus: Corpus, config: Config) -> tuple[np.ndarray, np.ndarray]:
     """(rest, validation), by the dataset's own seed: every run chooses its best round by the same rows."""
     key = (config.dataset.split_seed,)
-    return _split_units(np.arange(len(corpus.train)), corpus, config.dataset.validation, key)
+    return _split_units(align_rows(corpus, config)[0], corpus, config.dataset.validation, key)
 
 
 def _split_units(
@@ -116,7 +134,7 @@ def input_shape(corpus: Corpus, config: Config) -> InputShape:
 
 
 def _spec(dataset: DatasetConfig, path: str | None) -> DatasetSpec:
-    settings = {k: v for k, v in vars(dataset).items() if k not in ("validation", "client_validation")}
+    settings = {k: v for k, v in vars(dataset).items() if k not in _NOT_READING}
     settings["path"] = path if path is not None else dataset.path
     for key in ("mean", "std", "keep_classes"):
         settings[key] = None if settings[key] is None else tuple(settings[key])
@@ -128,7 +146,7 @@ def _tokenizer(config: Config) -> PreTrainedTokenizerBase | None:
     source, path = config.model.source, str(config.model.path)
     if config.dataset.kind == "synthetic" and source == "config":
         return word_tokenizer()
-    if config.dataset.kind in ("digits", "images") or source not in ("checkpoint", "hub"):
+    if config.dataset.kind in ("digits", "digit_words", "images") or source not in ("checkpoint", "hub"):
         return None
     # Asked for one that is not there, transformers makes up an empty tokenizer for some architectures.
     if source == "checkpoint" and not any((Path(path) / name).exists() for name in TOKENIZER_FILES):

@@ -13,6 +13,7 @@ import heapq
 import io
 import math
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 NAMES = ("dirichlet", "iid", "natural", "domain")
 
 # Each purpose draws from its own stream, so that one more draw here never shifts another.
-_IID, _DIRICHLET, _VALIDATION = 1, 2, 3
+_IID, _DIRICHLET, _VALIDATION, _TEST = 1, 2, 3, 4
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,39 @@ def partition(
         return Partition(indices, f"IID: {_sizes(indices)}.", names)
     indices, remark = _dirichlet(labels, count, spec, (seed, _DIRICHLET))
     return Partition(indices, f"{remark}: {_sizes(indices)}.", names)
+
+
+def grouping_column(columns: Mapping[str, np.ndarray], spec: PartitionSpec) -> str | None:
+    """The column whose values this partition keeps apart, if it divides by one."""
+    return _column_name(columns, spec) if spec.name in ("natural", "domain") else None
+
+
+def deal_test(
+    train: tuple[np.ndarray, np.ndarray],
+    test: tuple[np.ndarray, np.ndarray],
+    indices: tuple[np.ndarray, ...],
+    seed: int,
+) -> tuple[np.ndarray, ...]:
+    """Test rows per client, in the proportions of its train rows: each is (labels, groups) of a table.
+
+    Within a group (a domain; one for all where the partition knows none) the test rows of a class go to the
+    clients by their shares of the train rows of that class, rounded to whole rows so that every row is dealt.
+    A row whose class nobody trains on in its group goes to no one.
+    """
+    rng = np.random.default_rng([seed, _TEST])
+    dealt: list[list[np.ndarray]] = [[] for _ in indices]
+    keys = [f"{label}/{group}" for label, group in zip(*test, strict=True)]
+    train_keys = np.array([f"{label}/{group}" for label, group in zip(*train, strict=True)], dtype=object)
+    own = [Counter(train_keys[rows].tolist()) for rows in indices]
+    for key in sorted(set(keys)):
+        rows = rng.permutation([row for row, found in enumerate(keys) if found == key])
+        counts = np.array([counter[key] for counter in own], dtype=np.float64)
+        if not counts.sum():
+            continue
+        ends = np.round(np.cumsum(counts) / counts.sum() * len(rows)).astype(np.int64)
+        for client, part in enumerate(np.split(rows, ends[:-1])):
+            dealt[client].append(part)
+    return tuple(np.sort(np.concatenate(parts)) if parts else np.arange(0) for parts in dealt)
 
 
 def label_counts(labels: np.ndarray, partition: Partition, num_classes: int) -> np.ndarray:

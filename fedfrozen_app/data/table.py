@@ -6,7 +6,7 @@ opening the same files again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -58,4 +58,6 @@ class Corpus:
     strata: np.ndarray  # (n,) per train row: the number of its label mix, which partitions go by
     stratum_names: tuple[str, ...]
     units: np.ndarray  # (n,) per train row: rows with one number (a patient, a document) are never parted
+    test_strata: np.ndarray  # per test row, numbered as those of the train rows
     test_units: np.ndarray  # the same for the test rows, which intervals are drawn over
+    test_columns: dict[str, np.ndarray] = field(default_factory=dict)  # the same per test row

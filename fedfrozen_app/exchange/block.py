@@ -1,7 +1,7 @@
 """Many clients' arrays as the rows of one matrix, and one client's part of it as if it had come alone."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -55,6 +55,20 @@ class Block:
     values: Tensor  # (clients, width)
     examples: Sequence[int]
     metrics: dict[str, Tensor] = field(default_factory=dict)  # name: (clients,)
+    kept: Sequence[dict[str, Tensor]] = ()  # by client: what its plan calls private, which no slice holds
+
+    def shared(self, names: tuple[str, ...]) -> "Block":
+        """The block with these names alone, the first of its layout; the others become each client's own."""
+        layout = Layout(names, self.layout.shapes[: len(names)], self.layout.spans[: len(names)])
+        rest = self.layout.names[len(names) :]
+        rows = [self.layout.views(row) for row in self.values]
+        return replace(
+            self,
+            layout=layout,
+            base=self.base[: layout.width],
+            values=self.values[:, : layout.width],
+            kept=[{name: row[name].clone() for name in rest} for row in rows],
+        )
 
     def slice(self, number: int) -> "Slice":
         return Slice(self, number)

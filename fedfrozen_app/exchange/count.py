@@ -43,8 +43,7 @@ def bytes_by_role(arrays: Mapping[str, Tensor], roles: Mapping[str, Role]) -> Co
     else:
         sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in arrays.items()}
     for name, size in sizes.items():
-        kind = roles[name].kind if name in roles else MASK if name == MASK else "unknown"
-        total[kind] += size
+        total[roles[name].kind if name in roles else MASK if name == MASK else "unknown"] += size
     return total
 
 

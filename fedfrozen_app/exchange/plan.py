@@ -84,6 +84,7 @@ class Order:
     selection: Selection | None = None
     keep: float = 1.0  # share of a layer's updates that is sent, the largest ones
     participations: Mapping[str, int] = field(default_factory=dict)  # client: its rounds in the whole run
+    judge: bool = False  # say how the model does on the client's own test rows; keep and send nothing
 
     @cached_property
     def json(self) -> str:
@@ -102,6 +103,8 @@ class Order:
             told["keep"] = self.keep
         if self.participations:  # only a private client asks how often it will be drawn
             told["participations"] = dict(self.participations)
+        if self.judge:
+            told["judge"] = True
         return json.dumps(told, separators=(",", ":"))
 
     @cached_property
@@ -124,4 +127,5 @@ def read_order(text: str) -> Order:
         selection,
         data.get("keep", 1.0),
         data.get("participations", {}),
+        data.get("judge", False),
     )

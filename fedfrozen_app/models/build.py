@@ -29,10 +29,13 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.utils import logging as transformers_logging
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.cnn import CnnConfig, SimpleCnn
+from fedfrozen_app.models.design import PromptDesign
+from fedfrozen_app.models.dual import DualEncoder
+from fedfrozen_app.models.prompts import PromptedDual
+from fedfrozen_app.models.quiet import quiet
 from fedfrozen_app.models.roles import ARCHITECTURES, roles_of
 from fedfrozen_app.models.split import join_fused, split_fused
 
@@ -199,6 +202,27 @@ def _cast(model: nn.Module, dtype: str) -> None:
         parameter.data = parameter.data.to(DTYPES[dtype])
 
 
+def build_prompted(
+    backbone: DualEncoder, design: PromptDesign, *, shape: InputShape, seed: int
+) -> PromptedDual:
+    """A frozen dual encoder with fresh prompts, in eval mode; the same seed gives the same bits."""
+    if shape.task != "image":
+        raise UserError("strategy=pfeddc classifies pictures: choose an image dataset")
+    _check_image(backbone.config.vision_config, shape)
+    dtype = backbone.scale().dtype
+    if dtype == torch.bfloat16:
+        raise UserError(
+            "prompts train in float32: use client.precision=bf16 in place of model.dtype=bfloat16"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = PromptedDual(backbone, design, shape.classes)
+    for name, parameter in model.named_parameters():
+        if name not in model.frozen_names:
+            parameter.data = parameter.data.to(dtype)
+    return model.eval()
+
+
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
     """The named parameters, detached and not copied; tied ones once, under their first name."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -220,10 +244,10 @@ def export_model(model: nn.Module, folder: str | Path, classes: Sequence[str]) -
         )
     config.update(_labels(classes))
     # A skeleton without memory of its own takes the tensors, so that `model` stays as it is.
-    with _quiet(), torch.device("meta"):
+    with quiet(), torch.device("meta"):
         plain = type(model)(config)
     plain.load_state_dict(join_fused(model.state_dict()), assign=True)
-    with _quiet():
+    with quiet():
         plain.save_pretrained(folder)
 
 
@@ -231,11 +255,11 @@ def _from_config(model_type: str | None, given: Mapping[str, Any], shape: InputS
     kind = type(AutoConfig.for_model(_known_type(model_type)))
     auto = _auto_class(kind, shape)
     _check_keys(kind, given)
-    with _quiet(), _as_user_error(f"cannot build '{model_type}' from its configuration"):
+    with quiet(), _as_user_error(f"cannot build '{model_type}' from its configuration"):
         # An empty list, because transformers 5 fails on None where a type has several classes.
         config = kind(**{"architectures": [], **_filled(kind, given, shape)})
     _check_fit(config, shape)
-    with _quiet(), _as_user_error(f"cannot build '{model_type}' from its configuration"):
+    with quiet(), _as_user_error(f"cannot build '{model_type}' from its configuration"):
         model = auto.from_config(config)
     split_fused(model)
     return model
@@ -245,7 +269,7 @@ def _from_checkpoint(
     path: str, given: Mapping[str, Any], shape: InputShape, *, hub: bool, weights: bool
 ) -> PreTrainedModel:
     options: dict[str, Any] = {"local_files_only": not hub, "trust_remote_code": False}
-    with _quiet(progress=hub), _as_load_error(path, hub):
+    with quiet(progress=hub), _as_load_error(path, hub):
         config = AutoConfig.from_pretrained(path, **options)
     _known_type(config.model_type)
     auto = _auto_class(type(config), shape)
@@ -259,11 +283,11 @@ def _from_checkpoint(
         config.pad_token_id = shape.pad_token_id
     _check_fit(config, shape)
     if not weights:
-        with _quiet(), _as_user_error(f"cannot build '{path}' from its configuration"):
+        with quiet(), _as_user_error(f"cannot build '{path}' from its configuration"):
             model = auto.from_config(config)
         split_fused(model)
         return model
-    with _quiet(progress=hub), _as_load_error(path, hub):
+    with quiet(progress=hub), _as_load_error(path, hub):
         model, info = auto.from_pretrained(
             path,
             config=config,
@@ -435,7 +459,7 @@ def _try_forward(model: Any, shape: InputShape) -> None:
     dtype = next(model.parameters()).dtype
     inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
     name = model.config.model_type
-    with _quiet(), torch.no_grad(), _as_user_error(f"'{name}' cannot read the data"):
+    with quiet(), torch.no_grad(), _as_user_error(f"'{name}' cannot read the data"):
         model(**inputs)
 
 
@@ -480,19 +504,3 @@ def _as_load_error(path: str, hub: bool) -> Iterator[None]:
         raise UserError(f"cannot read the checkpoint '{path}': {_one_line(error)}") from error
     except (*_BAD_CONFIG, SafetensorError) as error:
         raise UserError(f"cannot load the model '{path}': {_one_line(error)}") from error
-
-
-@contextlib.contextmanager
-def _quiet(*, progress: bool = False) -> Iterator[None]:
-    """Hold back transformers' own notes, and its progress bars unless something is downloaded."""
-    level = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    if bars and not progress:
-        transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if bars and not progress:
-            transformers_logging.enable_progress_bar()

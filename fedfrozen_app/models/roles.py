@@ -7,7 +7,8 @@ To support another architecture, add its rows to ``ARCHITECTURES`` under its ``c
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -206,6 +207,8 @@ _FUSED = re.compile(
 
 def roles_of(model: nn.Module) -> dict[str, Role]:
     """One role for each name of `model.named_parameters()`, in that order."""
+    if isinstance(getattr(model, "prompts", None), nn.ModuleDict):
+        return _prompted_roles(model)
     names = [name for name, _ in model.named_parameters()]
     model_type = getattr(getattr(model, "config", None), "model_type", None)
     what = model_type or type(model).__name__
@@ -230,6 +233,30 @@ def roles_of(model: nn.Module) -> dict[str, Role]:
         )
         for name, (row, layer) in found.items()
     }
+
+
+def _prompted_roles(model: nn.Module) -> dict[str, Role]:
+    """Prompts and fusion by the tower they belong to; behind them the roles of the frozen backbone."""
+    backbone = model.get_submodule("backbone.model")
+    config: Any = backbone.config
+    if config.model_type == "clip":
+        inner = roles_of(backbone)
+    else:
+        inner = {
+            f"{tower}_model.{name}": replace(role, tower=tower)
+            for tower in ("vision", "text")
+            for name, role in roles_of(backbone.get_submodule(f"{tower}_model")).items()
+        }
+    found = {}
+    for name, _ in model.named_parameters():
+        kind, _, rest = name.partition(".")
+        short = name.removeprefix("backbone.model.")
+        if kind in ("prompts", "fusion"):
+            found[name] = Role(kind.removesuffix("s"), tower=rest.partition(".")[0])
+        else:
+            # The two projections and the scale belong to no tower's own table.
+            found[name] = inner.get(short, Role("head"))
+    return found
 
 
 def _match(model_type: str, name: str) -> tuple[Row, int | None]:

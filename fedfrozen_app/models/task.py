@@ -118,5 +118,16 @@ class Task:
         self.model.train(was_training)
         return float(loss) / len(table), torch.cat(said)
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def encoded(self, table: Table, encode: Callable[[Tensor], Tensor], batch_size: int = 512) -> Table:
+        """The table with features in place of pictures: (rows, width)."""
+        parts = []
+        for start in range(0, len(table), batch_size):
+            inputs = {key: value[start : start + batch_size] for key, value in table.inputs.items()}
+            with self._autocast():
+                parts.append(encode(self.prepare(inputs)["pixel_values"]).to(self.dtype))
+        return Table({"image_features": torch.cat(parts)}, table.labels)
+
     def _autocast(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.bf16 else nullcontext()

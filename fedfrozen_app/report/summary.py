@@ -25,6 +25,7 @@ PACKAGES = (
     "ray",
     "hydra-core",
 )
+ACTIVE = 0.01  # a fused prompt that differs less from the global one shows that the fusion did nothing
 LAST = 10  # rounds that "stability" looks back over
 Row = dict[str, Any]
 
@@ -38,8 +39,10 @@ def summarise(
     device: str,
     command: str,
     selected_round: int | None,
+    personal: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    return {"status": status, **_figures(rows, selected_round, config)} | {
+    judged = {} if personal is None else {"personal": personal}
+    return {"status": status, **_figures(rows, selected_round, config), **judged} | {
         "seconds": seconds,
         "seed": config["seed"],
         "device": device,
@@ -128,11 +131,22 @@ def _figures(
     if spent and config:
         privacy = config["privacy"]
         summary |= {"privacy_unit": privacy["unit"], "private": not privacy["seeded_noise"]}
+    if gaps := _last_gaps(rows):
+        summary["fusion"] = {
+            **gaps,
+            "state": "fusion active" if max(gaps.values()) >= ACTIVE else "fusion inactive",
+        }
     return summary | {
         "total_bytes_up": sum(row.get("bytes_up", 0) for row in rows),
         "total_bytes_down": sum(row.get("bytes_down", 0) for row in rows),
         "clients_failed": sum(row.get("clients_failed", 0) for row in rows),
     }
+
+
+def _last_gaps(rows: Sequence[Row]) -> dict[str, float]:
+    """How far fused prompts ended from the global ones, as a share of these, by encoder."""
+    last = next((row for row in reversed(rows) if any(key.startswith("fusion_gap") for key in row)), {})
+    return {key: value for key, value in last.items() if key.startswith("fusion_gap")}
 
 
 def versions() -> dict[str, str]:

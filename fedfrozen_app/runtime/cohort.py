@@ -27,7 +27,7 @@ from fedfrozen_app.models.attention import folded
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.profile import is_causal
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
-from fedfrozen_app.runtime.sequential import batches, learning_rate, make_optimizer, seeded
+from fedfrozen_app.runtime.sequential import batches, fusion_scale, learning_rate, make_optimizer, seeded
 from fedfrozen_app.seeds import seed_for
 
 if TYPE_CHECKING:
@@ -41,8 +41,10 @@ SPARE = 0.85  # share of the free device memory that blocks may fill
 
 def cannot_serve(order: Order) -> str | None:
     """Why this order needs the sequential runner; None when the cohort runner can serve it."""
-    if order.plan.private:
-        return "clients keep private parameters"
+    if order.plan.private and order.algorithm != "fedavg":
+        return "their loss looks back at private parameters"
+    if set(order.plan.trained) != {*order.plan.shared, *order.plan.private}:
+        return "they train something that they neither share nor keep, or keep something untrained"
     if order.selection is not None:
         return "each of them chooses its own layers"
     if order.keep < 1:
@@ -116,16 +118,29 @@ class CohortRunner:
         """The clients as they will be trained: those with the most batches first."""
         return sorted(clients, key=lambda client: -num_batches(self.resident, client))
 
-    def train(self, clients: Sequence[str], order: Order, base: Mapping[str, Tensor]) -> Iterator[Block]:
-        """Train the clients in blocks; each block's rows are its clients, as `order_of` sorts them."""
+    def train(
+        self,
+        clients: Sequence[str],
+        order: Order,
+        base: Mapping[str, Tensor],
+        private: Mapping[str, Mapping[str, Tensor]],
+    ) -> Iterator[Block]:
+        """Train the clients in blocks; each block's rows are its clients, as `order_of` sorts them.
+
+        `private` holds, by client, the arrays that it keeps for itself.
+        """
         resident = self.resident
         resident.load(base, order.base)
         if self._plan != order.plan:  # the freeze: the old step's memory is not needed again
             self._steps.clear()
             self._plan = order.plan
-        layout = Layout.of({name: resident.parameters[name] for name in order.plan.trained})
-        for block in self._blocks(self.order_of(clients, order), order, layout):
-            yield self._train_block(block, order, layout)
+        # What travels comes first: the aggregation then sees one piece of every row.
+        names = (*order.plan.shared, *order.plan.private)
+        layout = Layout.of({name: resident.parameters[name] for name in names})
+        for members in self._blocks(self.order_of(clients, order), order, layout):
+            own = [private.get(client, {}) for client in members]
+            block = self._train_block(members, order, layout, own)
+            yield block.shared(order.plan.shared) if order.plan.private else block
 
     # Blocks ----------------------------------------------------------------------------------------------
 
@@ -168,17 +183,24 @@ class CohortRunner:
         fixed, each = 2 * peaks[0] - peaks[1], max(peaks[1] - peaks[0], 1)
         return max(1, int((SPARE * free - max(fixed, 0)) // each))
 
-    def _train_block(self, clients: list[str], order: Order, layout: Layout) -> Block:
+    def _train_block(
+        self, clients: list[str], order: Order, layout: Layout, own: list[Mapping[str, Tensor]]
+    ) -> Block:
         resident = self.resident
         # The last block may be short: copies without a step of their own keep the compiled size.
         spare = max((self._block_size or 0) - len(clients), 0) if resident.device.type == "cuda" else 0
         schedule = lay_out(resident, clients, order).padded(spare)
         step = self._step(layout, len(clients) + spare, schedule.index.shape[2], order)
         base = layout.flatten({name: resident.parameters[name].detach() for name in layout.names})
-        before = self._judge_base(clients)
+        common = layout.views(base)
+        starts = None
+        if order.plan.private:  # (clients, width): everybody goes on from its own part
+            rows = [layout.flatten(common | dict(part)) for part in own]
+            starts = torch.stack(rows + [base] * spare)
+        before = self._judge_base(clients, own)
         resident.model.train()
         with seeded(seed_for(resident.config.seed, "dropout", clients[0], order.round), resident.device):
-            step.begin(order)
+            step.begin(order, starts)
             if resident.config.client.class_weights:
                 for number, client in enumerate(clients):
                     step.class_weights[number] = resident.class_weights(resident.rows(client).train)
@@ -194,36 +216,53 @@ class CohortRunner:
         block.metrics["train_loss"] = losses[: len(clients)]
         if before is not None:
             block.metrics["client_val_before"] = before
-            block.metrics["client_val_after"] = self._judge_rows(block)
+        block.metrics |= self._judge_rows(block, order, validate=before is not None)
+        if before is not None or order.plan.private:  # then others were loaded to be judged
+            resident.load(common, {})  # the next block starts from here
         return block
 
     def _step(self, layout: Layout, size: int, width: int, order: Order) -> "Step":
         settings = json.dumps(dict(order.settings), sort_keys=True)
         key = (layout.names, size, width, order.algorithm, settings)
         if key not in self._steps:
-            how = "compiled" if self.resident.device.type == "cuda" else "eager"
+            on_gpu, compiled = self.resident.device.type == "cuda", self.resident.config.runtime.compile
+            how = ("compiled" if compiled else "captured") if on_gpu else "eager"
             self._steps[key] = Step(self.resident, layout, size, order, how=how)
         return self._steps[key]
 
     # Judging -----------------------------------------------------------------------------------------------
 
-    def _judge_base(self, clients: Sequence[str]) -> Tensor | None:
-        """Accuracy of the round's model on each client's own validation rows: (clients,)."""
+    def _judge_base(self, clients: Sequence[str], own: Sequence[Mapping[str, Tensor]]) -> Tensor | None:
+        """Accuracy on each client's own validation rows as the round begins: (clients,)."""
         rows = [self.resident.rows(client).validation for client in clients]
         if not all(len(part) for part in rows):
             return None
-        shares = [self.resident.evaluate_rows(part)[self.resident.task.headline] for part in rows]
+        shares = []
+        for part, private in zip(rows, own, strict=True):
+            self.resident.load(private, {})
+            shares.append(self.resident.evaluate_rows(part)[self.resident.task.headline])
         return torch.tensor(shares, dtype=torch.float64)
 
-    def _judge_rows(self, block: Block) -> Tensor:
-        """The same for what each client has become: (clients,)."""
-        resident, shares = self.resident, []
-        start = block.layout.views(block.base)
+    def _judge_rows(self, block: Block, order: Order, *, validate: bool) -> dict[str, Tensor]:
+        """The same for what each client has become, and what else the sequential runner would tell."""
+        resident = self.resident
+        personal = bool(order.plan.private)
+        if not validate and not personal:
+            return {}
+        found: dict[str, list[float]] = {}
         for number, client in enumerate(block.clients):
             resident.load(block.slice(number), {})
-            shares.append(resident.evaluate_rows(resident.rows(client).validation)[resident.task.headline])
-        resident.load(start, {})  # the next block starts from here
-        return torch.tensor(shares, dtype=torch.float64)
+            figures = resident.figures()
+            if validate:
+                rows = resident.rows(client).validation
+                figures["client_val_after"] = resident.evaluate_rows(rows)[resident.task.headline]
+            if personal and resident.judges(order.round):
+                figures |= resident.judge_personal(client)
+            for key, value in figures.items():
+                found.setdefault(key, []).append(value)
+        # A figure that only some clients have (those with test rows) stays out of a block's table.
+        whole = {key: values for key, values in found.items() if len(values) == len(block.clients)}
+        return {key: torch.tensor(values, dtype=torch.float64) for key, values in whole.items()}
 
 
 class Step:
@@ -242,6 +281,7 @@ class Step:
         self._loss = self._make_loss(order)
         # (clients, classes); all ones where classes are not weighed: the mean over a batch stays the same.
         self.class_weights = torch.ones(size, len(resident.corpus.classes)).to(self.flat.detach())
+        self._shares = self._fusion_shares()
         self._gradient: Callable[..., tuple[Tensor, Tensor]] | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         # A graph replays what it recorded: the rate is a tensor that later rounds change in place.
@@ -249,10 +289,23 @@ class Step:
         rate: Any = self._lr if self.on_gpu else 1.0
         self.optimizer = make_optimizer(resident.config.client, [self.flat], rate, capturable=self.on_gpu)
 
-    def begin(self, order: Order) -> None:
-        """Every client starts from the round's model, with a fresh optimiser."""
-        base = {name: self.resident.parameters[name].detach() for name in self.layout.names}
-        self._reset(self.layout.flatten(base).expand_as(self.flat))
+    def _fusion_shares(self) -> Tensor | None:
+        """(width,) the learning rate of each column in units of the others', where the fusion has its own."""
+        scale = fusion_scale(self.resident.config.client)
+        fusion = [self.resident.roles[name].kind == "fusion" for name in self.layout.names]
+        if scale == 1.0 or not any(fusion):
+            return None
+        spans = zip(fusion, self.layout.spans, strict=True)
+        return torch.cat([torch.full((span,), scale if own else 1.0) for own, span in spans]).to(
+            self.flat.detach()
+        )
+
+    def begin(self, order: Order, starts: Tensor | None = None) -> None:
+        """Every client starts from the round's model, or from its row of `starts`, with a fresh optimiser."""
+        if starts is None:
+            base = {name: self.resident.parameters[name].detach() for name in self.layout.names}
+            starts = self.layout.flatten(base).expand_as(self.flat)
+        self._reset(starts)
         rate = learning_rate(self.resident.config.client, order.round, self.resident)
         self._lr.fill_(rate)
         if not self.on_gpu:
@@ -306,7 +359,11 @@ class Step:
         if clip is not None:  # as torch.nn.utils.clip_grad_norm_ does, for each client on its own
             norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
             gradient.mul_((clip / (norm + 1e-6)).clamp(max=1.0))
+        before = self.flat.detach().clone() if self._shares is not None else None
         self.optimizer.step()
+        if before is not None and self._shares is not None:
+            # A step of k times the rate is k times the step, for SGD and AdamW alike.
+            self.flat.detach().copy_(before.lerp(self.flat.detach(), self._shares))
         self.losses += loss.double() * (mask.sum(dim=1) > 0)
 
     def _capture(self, index: Tensor, mask: Tensor) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.messages import Reply, read_train, train_reply
 from fedfrozen_app.runtime.cohort import CohortRunner, cannot_serve
+from fedfrozen_app.runtime.private import keep_private, private_arrays
 
 log = logging.getLogger(__name__)
 CLIENT_FAILED = 2  # Flower's code for an exception in a ClientApp
@@ -138,6 +139,8 @@ class CohortGrid(InProcessGrid):
         base: dict[str, Tensor] = {}
         for message in messages:
             order, sent = read_train(message)
+            if order.judge:
+                continue
             if reason := cannot_serve(order):
                 if reason not in self._told:
                     self._told.add(reason)
@@ -148,10 +151,16 @@ class CohortGrid(InProcessGrid):
                 base, members[self._client(message)] = found, message
         if not members:
             return
-        for block in self._runner.train(list(members), order, base):
+        contexts = {c: self.contexts[message.metadata.dst_node_id] for c, message in members.items()}
+        names = order.plan.private
+        own = {c: private_arrays(context, resident, names) for c, context in contexts.items()}
+        for block in self._runner.train(list(members), order, base, own):
             replies = []  # made while the device still works; only their figures wait for it
             for number, client in enumerate(block.clients):
-                reply = Reply(order.digest, block.examples[number], block.slice(number))
+                arrays = block.slice(number) if order.plan.shared else {}
+                if block.kept:
+                    keep_private(contexts[client], block.kept[number], local=True)
+                reply = Reply(order.digest, block.examples[number], arrays)
                 message = members[client]
                 self._waiting.pop(message.metadata.message_id)
                 replies.append(train_reply(message, reply, local=True))

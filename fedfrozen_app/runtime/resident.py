@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +21,8 @@ from flwr.app import Context
 from flwr.supercore.utils import get_flwr_home
 from torch import Tensor
 
-from fedfrozen_app.config import Config, compose_config, device_of, read, resolved
+from fedfrozen_app.align.tiny import aligned_folder
+from fedfrozen_app.config import Config, compose_config, device_of, read, resolved, strategy_settings
 from fedfrozen_app.data.federated import (
     ClientRows,
     Shares,
@@ -29,12 +31,14 @@ from fedfrozen_app.data.federated import (
     load_corpus,
     share_out,
 )
-from fedfrozen_app.data.sources.load import BUILT_IN
-from fedfrozen_app.data.table import Corpus
+from fedfrozen_app.data.sources import BUILT_IN
+from fedfrozen_app.data.table import Corpus, Table
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.cache import Cache
 from fedfrozen_app.logs import prepare_logging
-from fedfrozen_app.models.build import build_model, parameters_of
+from fedfrozen_app.models.build import build_model, build_prompted, parameters_of
+from fedfrozen_app.models.dual import DualEncoder, backbone_digest, load_dual
+from fedfrozen_app.models.prompts import PromptedDual
 from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.models.task import Inputs, Task
 from fedfrozen_app.seeds import seed_for
@@ -60,10 +64,17 @@ class Resident:
         self.corpus = corpus
         self.shares = shares
         self.cache = cache or Cache()
-        self.card = dict(card) if card else make_card(corpus)
+        own = make_card(corpus, config)
+        self.card = dict(card) if card else own
+        if self.card.get("backbone") != own.get("backbone"):
+            raise UserError(
+                "The frozen encoders here are not the federation's (their digests differ): give this node "
+                "the server's model folder, with --node-config 'model-path=\"/folder\"' if it lies elsewhere."
+            )
         self.model = self._build().to(self.device)
         self.roles = roles_of(self.model)
         self.parameters = dict(self.model.named_parameters())
+        self._fixed = self.model.frozen_names if isinstance(self.model, PromptedDual) else frozenset()
         self.task = Task(
             self.model,
             mean=tuple(self.card["mean"]),
@@ -72,14 +83,22 @@ class Resident:
             kind=corpus.task,
             classes=corpus.classes,
         )
-        self.train_table = corpus.train.to(self.device)
-        self._test = corpus.test.to(self.device)
+        self.train_table = self._settled(corpus.train)
+        self._test = self._settled(corpus.test)
         self._rows: dict[str, ClientRows] = {}
         self._loaded: dict[str, str | None] = {}
         self.recorder: Any = None  # of runtime/captured.py, which keeps a recorded step between messages
 
     def _build(self) -> torch.nn.Module:
         settings = self.config.model
+        design = strategy_settings(self.config).prompt_design()
+        if design is not None:
+            return build_prompted(
+                load_backbone(self.config, self.corpus),
+                design,
+                shape=input_shape(self.corpus, self.config),
+                seed=seed_for(self.config.seed, "model"),
+            )
         return build_model(
             source=settings.source,
             path=settings.path,
@@ -90,9 +109,25 @@ class Resident:
             seed=seed_for(self.config.seed, "model"),
         )
 
+    def _settled(self, table: Table) -> Table:
+        """On the device; pictures that no prompt can change are read once, here, and rest as features."""
+        table = table.to(self.device)
+        if not isinstance(self.model, PromptedDual):
+            return table
+        self.model.settle()
+        if not self.model.images_are_fixed:
+            return table
+        return self.task.encoded(table, self.model.encode_images)
+
+    @property
+    def exchanged(self) -> dict[str, Tensor]:
+        """The parameters that a server and its clients speak of: all but those that each loads for itself."""
+        return {name: value for name, value in self.parameters.items() if name not in self._fixed}
+
     def initial(self) -> dict[str, Tensor]:
         """The parameters as they were built: where a run, or a client's private part, starts."""
-        return {name: value.to(self.device) for name, value in parameters_of(self._build()).items()}
+        built = parameters_of(self._build()).items()
+        return {name: value.to(self.device) for name, value in built if name not in self._fixed}
 
     # Parameters ----------------------------------------------------------------------------------------
 
@@ -138,6 +173,34 @@ class Resident:
     def judges(self, server_round: int) -> bool:
         return server_round % self.config.eval_every == 0 or server_round == self.config.num_rounds
 
+    @property
+    def has_global(self) -> bool:
+        """Whether what is shared makes a model that can be judged without any client's private part."""
+        return isinstance(self.model, PromptedDual) and self.model.has_global
+
+    def only_global(self) -> AbstractContextManager[None]:
+        """Within it the model is what the server knows of it."""
+        return self.model.only_global() if isinstance(self.model, PromptedDual) else nullcontext()
+
+    def figures(self) -> dict[str, float]:
+        """What the model says of itself beside its loss."""
+        return self.model.figures() if isinstance(self.model, PromptedDual) else {}
+
+    def own_test(self, client: str) -> Table:
+        """The test rows of one client: its share, or all that a site has."""
+        if not self.shares.test:
+            return self._test
+        return self._test.take(self.shares.test[int(client)])
+
+    def judge_personal(self, client: str) -> dict[str, float]:
+        """A client's personal model as it is loaded: on its own test rows, and where the server has no model
+        of its own to judge, on the whole test set."""
+        own = self.own_test(client)
+        found = {f"personal_{k}": v for k, v in self.task.evaluate(own).items()} if len(own) else {}
+        if not self.has_global:
+            found |= {f"test_{key}": value for key, value in self.evaluate_test().items()}
+        return found
+
     def evaluate_rows(self, index: Tensor) -> dict[str, float]:
         return self.task.evaluate(self.train_table.take(index))
 
@@ -151,9 +214,38 @@ class Resident:
         return self.evaluate_rows(torch.from_numpy(self.shares.validation).to(self.device))
 
 
-def make_card(corpus: Corpus) -> dict[str, Any]:
-    """What every client must agree on to read its data as the others do."""
-    return {"classes": list(corpus.classes), "mean": list(corpus.mean), "std": list(corpus.std)}
+def make_card(corpus: Corpus, config: Config) -> dict[str, Any]:
+    """What every client must agree on to read its data as the others do, and the frozen encoders' digest."""
+    card = {"classes": list(corpus.classes), "mean": list(corpus.mean), "std": list(corpus.std)}
+    if strategy_settings(config).prompt_design() is None:
+        return card
+    backbone = load_backbone(config, corpus)
+    given = {"mean": config.dataset.mean, "std": config.dataset.std}
+    for key, found in (("mean", backbone.mean), ("std", backbone.std)):
+        if found is not None and given[key] is None:
+            card[key] = list(found)  # as the encoder was trained
+    return card | {"backbone": digest_of(backbone)}
+
+
+@lru_cache(maxsize=2)
+def digest_of(backbone: DualEncoder) -> str:
+    return backbone_digest(backbone)
+
+
+def load_backbone(config: Config, corpus: Corpus) -> DualEncoder:
+    """The frozen dual encoder that the configuration names."""
+    model = config.model
+    source, path = model.source, model.path
+    if source == "aligned":
+        source, path = "checkpoint", str(aligned_folder(config, corpus))
+    return load_dual(
+        source=source,
+        path=path,
+        model_type=model.model_type,
+        config=model.config,
+        dtype=model.dtype,
+        seed=seed_for(config.seed, "model"),
+    )
 
 
 RunKey = tuple[Any, ...]

@@ -60,7 +60,8 @@ def train_client(
         metrics["client_val_after"] = resident.evaluate_rows(rows.validation)[resident.task.headline]
     if order.plan.private and resident.judges(order.round):
         # A personal model exists only here, so the client judges it where it can.
-        metrics |= {f"test_{key}": value for key, value in resident.evaluate_test().items()}
+        metrics |= resident.judge_personal(client)
+    metrics |= resident.figures()
     metrics["client_seconds"] = time.perf_counter() - began
     result = {name: resident.parameters[name].detach().clone() for name in order.plan.trained}
     return LocalResult(result, len(rows.train), metrics)
@@ -77,9 +78,9 @@ def eager_steps(resident: "Resident", client: str, order: Order, start: Mapping[
     algorithm = ALGORITHMS[order.algorithm]
     loss_of = partial(algorithm, task=resident.task, anchor=anchor, **order.settings)
     # Only trained names enter: decoupled weight decay would move a frozen one even with a zero gradient.
-    optimizer = make_optimizer(
-        settings, list(trained.values()), learning_rate(settings, order.round, resident)
-    )
+    rate = learning_rate(settings, order.round, resident)
+    optimizer = make_optimizer(settings, list(trained.values()), rate)
+    set_fusion_rate(optimizer, resident, trained, rate)
     weights = resident.class_weights(rows.train) if settings.class_weights else None
 
     losses: list[Tensor] = []
@@ -100,6 +101,30 @@ def eager_steps(resident: "Resident", client: str, order: Order, start: Mapping[
         parameter.grad = None  # its memory is the next client's
     resident.model.eval()
     return torch.stack(losses).double().mean()
+
+
+def judge_client(
+    resident: "Resident",
+    client: str,
+    order: Order,
+    start: dict[str, Tensor],
+    steps: LocalSteps | None = None,
+) -> dict[str, float]:
+    """The headline figure on the client's own test rows: the global model's, its personal one's, and that after
+    one more round of local training, of which nothing is kept."""
+    own = resident.own_test(client)
+    figures: dict[str, float] = {"test_rows": len(own), "train_rows": len(resident.rows(client).train)}
+    if not len(own):
+        return figures
+    resident.load(start, order.base)
+    if not order.plan.private or resident.has_global:
+        with resident.only_global():
+            figures["global"] = resident.task.evaluate(own)[resident.task.headline]
+    figures["personal"] = resident.task.evaluate(own)[resident.task.headline]
+    if order.plan.trained:
+        train_client(resident, client, order, start, steps)
+        figures["after"] = resident.task.evaluate(own)[resident.task.headline]
+    return figures
 
 
 @contextmanager
@@ -145,6 +170,25 @@ def make_optimizer(
         weight_decay=settings.weight_decay,
         fused=True,
     )
+
+
+def set_fusion_rate(
+    optimizer: Optimizer, resident: "Resident", trained: Mapping[str, Tensor], rate: float
+) -> None:
+    """Give the fusion the rate of its own that `client.fusion_lr` asks for, on the same schedule."""
+    scale = fusion_scale(resident.config.client)
+    fusion = [value for name, value in trained.items() if resident.roles[name].kind == "fusion"]
+    if scale == 1.0 or not fusion:
+        return
+    (group,) = optimizer.param_groups
+    inside = {id(value) for value in fusion}
+    group["params"] = [value for value in group["params"] if id(value) not in inside]
+    optimizer.add_param_group({"params": fusion, "lr": rate * scale})
+
+
+def fusion_scale(settings: ClientConfig) -> float:
+    """The fusion's learning rate in units of everyone else's."""
+    return 1.0 if settings.fusion_lr is None else settings.fusion_lr / settings.lr
 
 
 def learning_rate(settings: ClientConfig, server_round: int, resident: "Resident") -> float:

@@ -69,8 +69,8 @@ class Executor:
                 return self._refuse(message, str(refused), told)
             told["run"] = run.id
             # One privacy record a run, so that each keeps to its own epsilon; the budget adds them up.
-            records = {"privacy-dir": str(self._store(run).folder / "privacy")}
-            context.node_config = self.kit.node_config() | records
+            records = str(self._store(run).folder / "privacy")
+            context.node_config = self.kit.node_config() | {"executor": True, "privacy-dir": records}
             if message.metadata.message_type == MessageType.QUERY:
                 return self._hello(message, context, run, told)
             if message.metadata.message_type == MessageType.TRAIN:
@@ -101,7 +101,7 @@ class Executor:
         examples = len(resident.rows(self.kit.name).train)
         if problem := self._problem(order, run, policy, resident, examples):
             return self._refuse(message, problem, told)
-        reply = store.reply_to(order.round, order.digest)
+        reply = None if order.judge else store.reply_to(order.round, order.digest)
         if reply is None:
             answer = self._carry_out(message, context, order, store)
             reply = read_reply(answer)
@@ -147,7 +147,7 @@ class Executor:
         answer = self.app(message, context)
         private = context.state.pop("private", None)  # not for the SuperNode, which would hold it in memory
         reply = read_reply(answer)
-        if not (reply.lacks or reply.declined):
+        if not (reply.lacks or reply.declined or order.judge):
             store.write(order.round, reply, to_tensors(cast(ArrayRecord, private)) if private else {})
         return answer
 

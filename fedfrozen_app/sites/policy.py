@@ -94,9 +94,12 @@ class Policy:
         kinds = {roles[name].kind for name in order.plan.shared}
         if refused := sorted(kinds - set(self.upload_roles)):
             return f"the order asks for {refused[0]} parameters, which may not leave it"
+        if order.judge and order.plan.shared:
+            return "the order asks for a judgement and for parameters in one"
         if order.algorithm != STRATEGIES[run.config.strategy["name"]].algorithm:
             return f"the order asks for the algorithm {order.algorithm}, which is not the strategy's"
-        if not 1 <= order.round <= run.config.num_rounds:
+        last = run.config.num_rounds + order.judge  # judged is what the last round has left
+        if not 1 <= order.round <= last:
             return f"the order is for round {order.round} of {run.config.num_rounds}"
         settings = run.config.client
         if settings.local_steps is not None:

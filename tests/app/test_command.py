@@ -15,7 +15,10 @@ from tests.conftest import SMALL, Run
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["strategy=nope"], "Unknown strategy 'nope': choose one of fedavg, fedfrozen, fedprox, local"),
+        (
+            ["strategy=nope"],
+            "Unknown strategy 'nope': choose one of fedavg, fedfrozen, fedprox, local, pfeddc, safl.",
+        ),
         (["model=nope"], "Unknown model 'nope'"),
         (["participation=0"], "participation=0.0 is out of range: it must be above 0 and at most 1."),
         (["participation=1.5"], "participation=1.5"),

@@ -83,6 +83,22 @@ def laboratory(words):
             yield compose("theory", overrides=overrides)
 
 
+PFEDDC = (ROOT / "docs/pfeddc.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "words", [shlex.split(line)[1:] for line in lines(PFEDDC) if line.startswith("fedfrozen ")], ids=" ".join
+)
+def test_a_command_of_the_prompts_page_composes(words, tmp_path, capsys):
+    if words[0] == "personal":
+        assert command(words) == 2 and "There is no run folder RUN" in capsys.readouterr().err
+    elif words[0] == "align":
+        assert command([with_real_path(word, tmp_path) for word in words]) == 2
+        assert "No .parquet file found" in capsys.readouterr().err  # the words are right, the folders empty
+    else:
+        read(resolved(compose_config([with_real_path(word, tmp_path) for word in words])))
+
+
 def test_the_two_first_commands():
     assert lines(README)[:2] == ["pip install -e . && fedfrozen", 'pip install -e ".[dev]" && pytest']
     assert len(commands(README)) > 30 and len(FLOWER_RUNS) == 2  # the search above still finds them

@@ -7,6 +7,7 @@ from fedfrozen_app.data.partition import (
     Partition,
     PartitionSpec,
     _fill_up,
+    deal_test,
     label_counts,
     partition,
     split_validation,
@@ -179,3 +180,27 @@ def test_validation_never_empties_train(size, fraction, key):
     assert len(train) >= 1
     assert np.sort(np.concatenate([train, validation])).tolist() == index.tolist()
     assert len(validation) == 0 if fraction == 0 or size == 1 else len(validation) >= 1
+
+
+def test_test_rows_follow_the_train_proportions():
+    """Two clients with 3:1 of class a and 0:4 of class b; domains are kept apart."""
+    labels = np.array([0] * 4 + [1] * 4 + [0] * 4)
+    groups = np.array(["x"] * 8 + ["y"] * 4)
+    indices = (np.array([0, 1, 2]), np.array([3, 4, 5, 6, 7]), np.array([8, 9, 10, 11]))
+    test_labels, test_groups = np.array([0] * 8 + [1] * 2 + [0] * 3 + [1]), np.array(["x"] * 10 + ["y"] * 4)
+    dealt = deal_test((labels, groups), (test_labels, test_groups), indices, seed=0)
+    assert [len(rows) for rows in dealt] == [6, 2 + 2, 3]
+    assert set(dealt[2]) == {10, 11, 12}  # row 13 is of a class that nobody has in its domain
+    assert all(test_labels[row] == 0 for row in dealt[0])
+
+
+@given(seed=st.integers(0, 99), clients=st.integers(1, 6), classes=st.integers(1, 4))
+def test_every_test_row_is_dealt_once(seed, clients, classes):
+    rng = np.random.default_rng(seed)
+    labels = np.concatenate([np.arange(classes), rng.integers(0, classes, 40)])
+    indices = tuple(np.array_split(rng.permutation(len(labels)), clients))
+    test = rng.integers(0, classes, 30)
+    dealt = deal_test((labels, np.zeros(len(labels))), (test, np.zeros(30)), indices, seed)
+    assert sorted(np.concatenate(dealt)) == list(range(30))
+    for rows, own in zip(dealt, indices, strict=True):
+        assert set(test[rows]) <= set(labels[own])

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.runtime.checkpoint import read as checkpoint_of
 from fedfrozen_app.runtime.cohort import cheapest_size
 from tests.app.test_bytes import BERT, GPT2, LLAMA, checkpoint
 from tests.conftest import same_bits
@@ -122,12 +123,20 @@ def test_one_diverging_client_is_set_aside_alone(train, monkeypatch):
     assert all(torch.isfinite(value).all() for value in run.model.values())
 
 
-def test_private_models_go_one_by_one_and_say_so(train, caplog):
-    caplog.set_level("INFO")
-    one = train("strategy=local", folder="one")
-    other = train("strategy=local", "runtime.runner=cohort", folder="other")
-    assert one.rows[-1]["train_loss"] == other.rows[-1]["train_loss"]
-    assert caplog.text.count("Clients train one by one, because clients keep private parameters.") == 1
+def test_private_models_train_together_and_stay_apart(train):
+    words = ["strategy=local", "model.dtype=float64", "personal=false"]
+    one = train(*words, folder="one")
+    other = train(*words, "runtime.runner=cohort", folder="other")
+    states = [checkpoint_of(run.folder / "checkpoints" / "3").clients for run in (one, other)]
+    assert set(states[0]) == set(states[1]) == {"0", "1", "2"}
+    for client, arrays in states[0].items():
+        for name, value in arrays.items():
+            if not is_key_bias(name):
+                torch.testing.assert_close(states[1][client][name], value, rtol=1e-6, atol=1e-8)
+    for row, twin in zip(one.rows[1:], other.rows[1:], strict=True):
+        assert row["train_loss"] == pytest.approx(twin["train_loss"], rel=1e-9)
+        assert row["test_accuracy"] == pytest.approx(twin["test_accuracy"])
+        assert twin["bytes_up_by_role"] == {}
 
 
 def test_dropout_differs_between_clients_and_still_learns(train):

@@ -6,6 +6,8 @@ import numpy as np
 
 from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Rows
 
+WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
 
 def read_digits(spec: DatasetSpec) -> Found:
     """scikit-learn's 1797 digits. Their 0..16 become 0..255 as value * 255 // 16."""
@@ -15,4 +17,7 @@ def read_digits(spec: DatasetSpec) -> Found:
     pixels = (images.astype(np.int64) * 255 // 16).astype(np.uint8).reshape(-1, 8, 8)
     labels: list[str | None] = [str(target) for target in targets]
     origins = [f"digit {row}" for row in range(len(labels))]
+    if spec.kind == "digit_words":  # for models that read the class names
+        labels = [WORDS[target] for target in targets]
+        return Found("image", Rows(list(pixels), labels, {}, origins), None, WORDS)
     return Found("image", Rows(list(pixels), labels, {}, origins), None)

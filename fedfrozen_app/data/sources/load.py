@@ -32,7 +32,7 @@ from fedfrozen_app.data.sources.labels import (
     unit_numbers,
 )
 from fedfrozen_app.data.sources.mimic import read_mimic
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Rows
+from fedfrozen_app.data.sources.rows import BUILT_IN, DatasetSpec, Found, Rows
 from fedfrozen_app.data.sources.synthetic import read_synthetic
 from fedfrozen_app.data.sources.tables import read_hub, read_parquet, read_text
 from fedfrozen_app.data.sources.text import tag_words, tokenise
@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 READERS: dict[str, Callable[[DatasetSpec], Found]] = {
     "digits": read_digits,
+    "digit_words": read_digits,
     "images": read_images,
     "parquet": read_parquet,
     "text": read_text,
@@ -53,7 +54,6 @@ READERS: dict[str, Callable[[DatasetSpec], Found]] = {
     "mimic": read_mimic,
     "synthetic": read_synthetic,
 }
-BUILT_IN = ("digits", "synthetic")  # need no file
 # What a kind of data can be read as, where it is not classification; the first is the default.
 TASKS = {
     "text": ("classification", "multilabel"),
@@ -93,7 +93,9 @@ def load(
         train, test = _limited(train, spec), _limited(test, spec)
     train_labels, test_labels = (number(rows, task, names, classes) for rows in (train, test))
     units = unit_numbers(train, unit)
+    test_units = unit_numbers(test, unit)
     mixes, mix_names = stratum_numbers(strata(train, task, units), names, task)
+    test_mixes, _ = stratum_numbers(strata(test, task, test_units), names, task)
 
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -122,6 +124,7 @@ def load(
         train=Table(train_inputs, train_labels),
         test=Table(test_inputs, test_labels),
         columns={name: _column(values) for name, values in train.columns.items()},
+        test_columns={name: _column(values) for name, values in test.columns.items()},
         mean=mean,
         std=std,
         vocab_size=vocab_size,
@@ -129,7 +132,8 @@ def load(
         strata=mixes,
         stratum_names=mix_names,
         units=units,
-        test_units=unit_numbers(test, unit),
+        test_strata=test_mixes,
+        test_units=test_units,
     )
 
 

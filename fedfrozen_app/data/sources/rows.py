@@ -10,6 +10,8 @@ from typing import Any
 
 from fedfrozen_app.errors import UserError
 
+BUILT_IN = ("digits", "digit_words", "synthetic")  # the kinds that need no path
+
 
 @dataclass(frozen=True)
 class DatasetSpec:

@@ -1,0 +1,67 @@
+"""A dual encoder for runs that have none: made on this machine from a configuration and kept on its disk.
+
+Without a download there is no CLIP. `model.source=aligned` trains the two encoders of its configuration from
+nothing, on the rows that `dataset.align` sets apart; a run neither trains nor tests on those. Processes of
+one machine find the folder again by its settings. Another machine would get other bits, so sites of a
+deployed federation must be given one folder (`model=checkpoint`).
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from flwr.supercore.utils import get_flwr_home
+from transformers import ByT5Tokenizer
+
+from fedfrozen_app.align.train import AlignSettings, Pictures, align, save
+from fedfrozen_app.data.federated import align_rows
+from fedfrozen_app.data.table import Corpus
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.models.dual import DualEncoder, random_dual
+
+if TYPE_CHECKING:
+    from fedfrozen_app.config import Config
+
+log = logging.getLogger(__name__)
+SETTINGS = AlignSettings(train="all", epochs=60, lr=2e-3, batch_size=64)
+
+
+def aligned_folder(config: "Config", corpus: Corpus) -> Path:
+    """The folder of this configuration's dual encoder; made at the first call on a machine."""
+    rows = align_rows(corpus, config)[1]
+    if not len(rows):
+        raise UserError(
+            "model.source=aligned needs rows of its own to align on: set dataset.align, say to 0.3, or use "
+            "model=checkpoint."
+        )
+    model, dataset = config.model, config.dataset
+    facts = [model.model_type, model.config, vars(dataset), corpus.classes, vars(SETTINGS), torch.__version__]
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    folder = get_flwr_home() / "fedfrozen" / "aligned" / key
+    if folder.is_dir():
+        return folder
+    log.info("Training two small encoders on %d rows that are neither federated nor tested.", len(rows))
+    pictures = pictures_of(corpus, rows)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SETTINGS.seed)
+        dual = DualEncoder(random_dual(model.model_type, model.config), ByT5Tokenizer(), pooling="mean")
+    figures = align(dual, pictures, SETTINGS, torch.device("cpu"))
+    log.info("Zero-shot accuracy on held-out rows: %.3f.", figures["zero_shot_accuracy"])
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
+    save(dual, pictures, figures, part)
+    if folder.is_dir():  # another process was quicker
+        shutil.rmtree(part)
+    else:
+        part.rename(folder)
+    return folder
+
+
+def pictures_of(corpus: Corpus, rows: object) -> Pictures:
+    table = corpus.train.take(rows)  # type: ignore[arg-type]
+    return Pictures(table.inputs["pixel_values"], table.labels, corpus.classes, corpus.mean, corpus.std)

@@ -1,0 +1,73 @@
+"""pFedDC: Zhang et al., Personalized Federated Learning via Dual-Prompt Optimization and Cross Fusion,
+arXiv 2506.21144.
+
+A frozen dual encoder is read through prompts. In each modality m client i has
+
+    G_m      a global prompt:  trained, sent, averaged       G ← Σᵢ (nᵢ/n) Gᵢ over the round's clients
+    Lᵢ_m     a local prompt:   trained, never sent
+    Aᵢ_m     its cross-attention, private too                Pᵢ = G + W_O·MHA(Q = G, K = V = Lᵢ)
+
+and the loss is the cross-entropy of exp(s)·cos(image(x; Pᵢ_vision), text(class; Pᵢ_text)).
+
+W_O starts at 0. That, the residual, and who asks whom are our reading: the paper leaves them open. The
+baselines are this strategy with fewer parts: PromptFL is prompts=global modalities=text, with mu > 0
+PromptFL + FedProx; prompts=local trains alone; prompts=none is zero-shot.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.models.design import PromptDesign
+from strategies import base
+
+
+@dataclass(frozen=True)
+class Settings(base.Settings):
+    prompts: str = "both"
+    modalities: str = "both"
+    fusion: str = "cross"
+    fusion_query: str = "global"
+    text_tokens: int = 16
+    vision_tokens: int = 16
+    depth: int = 1
+    heads: int = 8
+    template: str = "a photo of a {}."
+    mu: float = 0.0
+
+    def checked(self, num_rounds: int) -> Self:
+        self.prompt_design()
+        if self.mu < 0:
+            raise UserError(f"strategy.mu={self.mu:g} is negative: it must be 0 or more.")
+        if self.mu and self.prompts != "global":
+            raise UserError(
+                "strategy.mu pulls towards the round's global prompts, so it needs strategy.prompts=global: "
+                "local prompts have nothing to be pulled to."
+            )
+        if self.prompts == "none" and num_rounds:
+            raise UserError("strategy.prompts=none has nothing to train: set num_rounds=0 (zero-shot).")
+        return self
+
+    def prompt_design(self) -> PromptDesign:
+        own = {field.name: getattr(self, field.name) for field in fields(PromptDesign)}
+        return PromptDesign(**own).checked()
+
+
+class PFedDC(base.PlannedFedAvg):
+    """Prompts train; global ones travel, local ones and their fusion stay. The encoders do neither."""
+
+    Settings = Settings
+    personal = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.settings.mu:
+            self.algorithm = "fedprox"
+
+    def plan(self, server_round: int) -> Plan:
+        own = [name for name in self.model if not name.endswith(".global")]
+        return super().plan(server_round).keep_private(own)
+
+    def client_settings(self) -> dict[str, Any]:
+        return {"mu": self.settings.mu} if self.settings.mu else {}

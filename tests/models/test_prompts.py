@@ -1,0 +1,127 @@
+"""Prompts inside frozen encoders, against the same thing written out."""
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    ByT5Tokenizer,
+    CLIPConfig,
+    CLIPModel,
+    Dinov2Config,
+    VisionTextDualEncoderConfig,
+    VisionTextDualEncoderModel,
+)
+
+from fedfrozen_app.models.design import PromptDesign
+from fedfrozen_app.models.dual import DualEncoder
+from fedfrozen_app.models.prompts import CrossFusion, PromptedDual
+from fedfrozen_app.models.roles import roles_of
+from tests.strategies.dual import CLIP
+
+CLASSES = ("dog", "ice_cream", "art-work")
+
+
+def clip():
+    torch.manual_seed(0)
+    return DualEncoder(CLIPModel(CLIPConfig(**CLIP)), ByT5Tokenizer())
+
+
+def dinov2_bert():
+    torch.manual_seed(0)
+    tower = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    joint = VisionTextDualEncoderConfig.from_vision_text_configs(
+        Dinov2Config(**tower, image_size=8, patch_size=4, num_channels=1),
+        BertConfig(**tower, vocab_size=384, intermediate_size=32, max_position_embeddings=40),
+        projection_dim=12,
+    )
+    return DualEncoder(VisionTextDualEncoderModel(joint), ByT5Tokenizer(), pooling="mean")
+
+
+BACKBONES = pytest.mark.parametrize("backbone", [clip, dinov2_bert])
+
+
+def prompted(backbone, **design):
+    torch.manual_seed(1)
+    settings = {"text_tokens": 3, "vision_tokens": 2, "heads": 2, **design}
+    model = PromptedDual(backbone(), PromptDesign(**settings).checked(), CLASSES).eval()
+    model.settle()
+    return model
+
+
+@BACKBONES
+def test_every_parameter_has_a_role_and_encoders_are_frozen(backbone):
+    model = prompted(backbone)
+    roles = roles_of(model)
+    kinds = {name: role.kind for name, role in roles.items() if name not in model.frozen_names}
+    assert list(roles) == [name for name, _ in model.named_parameters()]
+    assert set(kinds.values()) == {"prompt", "fusion"}
+    assert {role.tower for name, role in roles.items() if name in kinds} == {"text", "vision"}
+    assert not any(p.requires_grad for n, p in model.named_parameters() if n in model.frozen_names)
+
+
+@BACKBONES
+@pytest.mark.parametrize("design", [{}, {"depth": 2}, {"fusion": "concat"}, {"fusion": "sum"}])
+def test_gradients_reach_prompts_and_nothing_else(backbone, design):
+    model = prompted(backbone, **design).train()
+    if model.fusion:
+        for fusion in model.fusion.values():
+            torch.nn.init.normal_(fusion.output.weight)
+    model(pixel_values=torch.randn(4, 1, 8, 8)).logits.sum().backward()
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is not None) == (name not in model.frozen_names), name
+        if name.startswith("prompts"):
+            assert parameter.grad.abs().sum() > 0, name
+
+
+def test_deep_prompts_replace_the_tokens_of_their_block():
+    """Depth 2 on two blocks: what block one made of the first tokens must not matter to the second's."""
+    dual = clip()
+    pixels, prompt = torch.randn(2, 1, 8, 8), torch.randn(2, 2, 24)
+    vision = dual.model.vision_model
+    hidden = vision.embeddings(pixels)
+    hidden = vision.pre_layrnorm(torch.cat([hidden, prompt[0].expand(2, -1, -1)], dim=1))
+    for number, layer in enumerate(vision.encoder.layers):
+        if number == 1:
+            hidden = torch.cat([hidden[:, :-2], prompt[1].expand(2, -1, -1)], dim=1)
+        hidden = layer(hidden, attention_mask=None)
+        hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+    expected = dual.model.visual_projection(vision.post_layernorm(hidden[:, 0]))
+    torch.testing.assert_close(dual.image(pixels, prompt), expected)
+
+
+def test_class_names_are_spoken_and_prompts_stand_before_them():
+    words = clip().words(CLASSES, 3, "{}")
+    text = [bytes(i - 3 for i in row[words.count :].tolist() if i > 2).decode() for row in words.ids]
+    assert text == ["dog.", "ice cream.", "art work."] and words.start == 0
+    assert words.mask.sum(dim=1).tolist() == [3 + len(name) + 1 for name in text]
+
+
+def test_cross_fusion_is_multi_head_attention():
+    torch.manual_seed(0)
+    fusion = CrossFusion(8, 2)
+    of, by = torch.randn(1, 3, 8), torch.randn(1, 3, 8)
+    assert not fusion(of, by).any()  # zero at first
+    torch.nn.init.normal_(fusion.output.weight)
+    twin = torch.nn.MultiheadAttention(8, 2, bias=False, batch_first=True)
+    with torch.no_grad():
+        twin.in_proj_weight.copy_(torch.cat([fusion.query.weight, fusion.key.weight, fusion.value.weight]))
+        twin.out_proj.weight.copy_(fusion.output.weight)
+    torch.testing.assert_close(fusion(of, by), twin(of, by, by)[0])
+
+
+@BACKBONES
+def test_fixed_images_and_kept_texts_give_the_same_scores(backbone):
+    model = prompted(backbone, modalities="text")
+    pixels = torch.randn(5, 1, 8, 8)
+    with torch.inference_mode():
+        whole = model(pixel_values=pixels).logits
+        kept = model(image_features=model.encode_images(pixels)).logits
+        assert model.text_features() is model.text_features()
+        torch.testing.assert_close(whole, kept)
+    with torch.no_grad():
+        model.prompts["text"].local.add_(1.0)
+        torch.nn.init.normal_(model.fusion["text"].output.weight)
+    with torch.inference_mode():
+        assert not torch.allclose(model(pixel_values=pixels).logits, whole)  # a change is noticed
+        with model.only_global():
+            torch.testing.assert_close(model(pixel_values=pixels).logits, whole)  # W_O was 0 before

@@ -1,0 +1,48 @@
+"""Figures over clients that a reader can redo, and the picture of them."""
+
+import pytest
+
+from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.report.personal import tally, write_personal
+
+JUDGED = {
+    "0": {"global": 0.5, "personal": 0.6, "after": 0.7, "test_rows": 10.0, "train_rows": 40.0},
+    "1": {"global": 0.7, "personal": 1.0, "after": 0.9, "test_rows": 20.0, "train_rows": 80.0},
+    "2": {"test_rows": 0.0, "train_rows": 5.0},
+}
+ROWS = [{"round": 1, "clients": ["0", "1"]}, {"round": 2, "clients": ["1", "2"]}]
+
+
+def test_mean_worst_spread_and_participation():
+    found = tally(JUDGED, ROWS, ("photo", "sketch", "cartoon"))
+    assert found["personal"] == pytest.approx({"mean": 0.8, "worst": 0.6, "std": 0.2})
+    assert found["global"]["worst"] == 0.5 and found["after"]["mean"] == pytest.approx(0.8)
+    assert [line["clients"] for line in found["by_participation"]] == [2, 1]
+    assert found["by_participation"][0] == {
+        **{"rounds": 1, "clients": 2, "global": 0.5, "personal": 0.6, "after": 0.7}
+    }
+    assert [c["name"] for c in found["clients"]] == ["photo", "sketch", "cartoon"]
+    assert found["clients"][1] == {
+        **{"client": "1", "name": "sketch", "rounds": 2, "train_rows": 80, "test_rows": 20},
+        **{"global": 0.7, "personal": 1.0, "after": 0.9},
+    }
+
+
+def test_the_verb_puts_runs_side_by_side(tmp_path, capsys):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        write_personal(tally(JUDGED, ROWS, ()), tmp_path / name)
+    runs = [str(tmp_path / name) for name in ("one", "two")]
+    assert command(["personal", *runs, f"png={tmp_path}/both.png"]) == 0
+    out = capsys.readouterr().out
+    assert "0.8000" in out and "two" in out and (tmp_path / "both.png").stat().st_size > 5000
+    assert command(["personal"]) == 2
+    assert command(["personal", str(tmp_path)]) == 2 and "personal=true" in capsys.readouterr().err
+
+
+def test_any_strategy_can_be_judged_by_its_clients(train):
+    run = train("strategy=fedavg", "personal=true", "num_rounds=1")
+    personal = run.summary["personal"]
+    assert personal["global"] == personal["personal"] and personal["after"]["mean"] > 0
+    local = train("strategy=local", "num_rounds=1", folder="local").summary["personal"]
+    assert "global" not in local and local["personal"]["worst"] <= local["personal"]["mean"]
