@@ -15,7 +15,10 @@ from strategies.aggregate import RunningMean
 log = logging.getLogger(__name__)
 Row = dict[str, Any]
 # Kept client by client as well: an average hides the client that a model serves badly.
-PER_CLIENT = ("client_val_before", "client_val_after", "test_accuracy", "test_f1")
+PER_CLIENT = (
+    *("client_val_before", "client_val_after", "personal_accuracy", "personal_f1"),
+    *("test_accuracy", "test_f1"),
+)
 
 
 @dataclass

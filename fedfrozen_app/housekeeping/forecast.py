@@ -1,4 +1,4 @@
-"""What a run would train, send and keep, worked out without a weight: the model is on the meta device.
+"""What a run would train, send and keep, worked out without its weights: the model is on the meta device.
 
 The rounds are walked through with the run's own plans, cohorts and rule for what a client lacks, so that the
 bytes are those of `bytes_up_by_role` and `bytes_down_by_role`, as long as every trained array changes in each
@@ -9,7 +9,7 @@ those of a run in which somebody chooses each layer in every round.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from flwr.serverapp import Grid
 from torch import Tensor
@@ -19,7 +19,8 @@ from fedfrozen_app.data.federated import input_shape, load_corpus, share_out
 from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.exchange.count import bytes_by_role, count_parameters
 from fedfrozen_app.exchange.plan import Plan
-from fedfrozen_app.models.build import outline_model, parameters_of
+from fedfrozen_app.models.build import InputShape, build_prompted, outline_model, parameters_of
+from fedfrozen_app.models.dual import load_dual
 from fedfrozen_app.models.roles import Role, roles_of
 from strategies import STRATEGIES
 from strategies.base import Federation, PlannedFedAvg
@@ -66,16 +67,7 @@ def forecast(config: Config) -> Forecast:
     shares = share_out(corpus, config, config.num_clients)
     assert shares.partition is not None
     clients = [str(number) for number in range(len(shares.partition.indices))]
-    settings = config.model
-    model = outline_model(
-        source=settings.source,
-        path=settings.path,
-        model_type=settings.model_type,
-        config=settings.config,
-        shape=input_shape(corpus, config),
-        dtype=settings.dtype,
-    )
-    roles, arrays = roles_of(model), parameters_of(model)
+    arrays, roles = outline(config, input_shape(corpus, config))
     # Nothing is sent: the strategy is only asked for its plans.
     talk = Conversation(cast(Grid, None), roles)
     how = Aggregation(**vars(config.aggregation))
@@ -83,6 +75,24 @@ def forecast(config: Config) -> Forecast:
     strategy = STRATEGIES[config.strategy["name"]](federation, strategy_settings(config))
     strategy.model = arrays
     return walk(strategy, config.num_rounds, clients, roles)
+
+
+def outline(config: Config, shape: InputShape) -> tuple[dict[str, Tensor], dict[str, Role]]:
+    """The arrays that server and clients speak of, by shape, and their roles."""
+    settings = config.model
+    facts: dict[str, Any] = {"model_type": settings.model_type, "config": settings.config}
+    design = strategy_settings(config).prompt_design()
+    if design is None:
+        model = outline_model(
+            source=settings.source, path=settings.path, shape=shape, dtype=settings.dtype, **facts
+        )
+        return parameters_of(model), roles_of(model)
+    # Frozen encoders never travel. Prompts need their sizes alone, so that none has to be aligned for this.
+    source = "config" if settings.source == "aligned" else settings.source
+    backbone = load_dual(source=source, path=settings.path, dtype=settings.dtype, seed=0, **facts)
+    prompted = build_prompted(backbone, design, shape=shape, seed=0)
+    arrays = {k: v for k, v in parameters_of(prompted).items() if k not in prompted.frozen_names}
+    return arrays, roles_of(prompted)
 
 
 def walk(strategy: PlannedFedAvg, num_rounds: int, clients: list[str], roles: Mapping[str, Role]) -> Forecast:

@@ -43,6 +43,8 @@ SPARE_COLOURS = ("indigo", "wine", "olive", "sky", "yellow", "vermillion")
 CLIENT_VIEWS = {
     "client_val_after": "after local training, own held-out rows",
     "client_val_before": "before local training, own held-out rows",
+    "personal_accuracy": "own model, own test rows",
+    "personal_f1": "own model, own test rows",
     "test_accuracy": "own model, test set",
     "test_f1": "own model, test set",
 }

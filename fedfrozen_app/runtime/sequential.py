@@ -110,7 +110,7 @@ def judge_client(
     start: dict[str, Tensor],
     steps: LocalSteps | None = None,
 ) -> dict[str, float]:
-    """The headline figure on the client's own test rows: the global model's, its personal one's, and that after
+    """The headline figure on the client's own test rows: of the global model, of its own, and that after
     one more round of local training, of which nothing is kept."""
     own = resident.own_test(client)
     figures: dict[str, float] = {"test_rows": len(own), "train_rows": len(resident.rows(client).train)}

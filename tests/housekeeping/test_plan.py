@@ -41,6 +41,17 @@ def test_the_run_sends_what_the_plan_said(train, words):
     assert trained == [row["trained_params"] for row in rows]
 
 
+def test_a_plan_of_prompts_aligns_no_encoders(monkeypatch):
+    """What travels are the global prompts, 16 of width 64 for each encoder; two clients keep the rest."""
+    monkeypatch.setattr("fedfrozen_app.align.tiny.align", None)
+    words = ["strategy=pfeddc", "num_clients=2", "num_rounds=3", "strategy.text_tokens=4"]
+    found = forecast(read(resolved(compose_config(words))))
+    (stage,) = found.stages
+    assert [dict(part) for part in found.up_by_round] == [{"prompt": 2 * (4 + 16) * 64 * 4}] * 3
+    assert found.down_by_round == found.up_by_round
+    assert stage.private["prompt"] == (4 + 16) * 64 * 4 and stage.private["fusion"] > 0
+
+
 def test_clients_that_choose_send_up_what_the_plan_said_and_get_no_more(train):
     words = ["strategy=safl", "strategy.top_k=1", "strategy.keep=0.5", "model.config.num_hidden_layers=3"]
     found = forecast(read(resolved(compose_config([*SMALL, *words]))))

@@ -79,7 +79,8 @@ class Sites:
         told, _ = split_overrides(plain, words)
         grid = (make_grid or SiteGrid)(self.executors, told, bundle)
         corpus = load_corpus(config)
-        talk = Conversation(grid, {}, card=make_card(corpus), hello_timeout=config.runtime.node_timeout)
+        card = make_card(corpus, config)
+        talk = Conversation(grid, {}, card=card, hello_timeout=config.runtime.node_timeout)
         gather(talk, config)
         resident = Resident(config, corpus, shares=server_only(corpus, config))
         talk.roles = resident.roles
