@@ -74,6 +74,8 @@ class SAFL(base.PlannedFedAvg):
                 "layer may come from one client alone: choose aggregation=mean, or strategy.select=fixed "
                 "without strategy.zero_fill."
             )
+        if self.settings.select in OWN:
+            self.undecided = "Clients choose their layers in training: the bytes down are at most these."
         self.common = self._common()  # here, so that an impossible K is said before the first round
 
     @cached_property

@@ -93,6 +93,7 @@ def test_without_clipping_the_bound_exceeds_the_claim(rehearsal, monkeypatch):
     assert rehearsal().epsilon_lower > EPSILON
 
 
+@pytest.mark.slow
 def test_an_overfitted_model_gives_its_members_away(train, capsys):
     run = train(
         "strategy=fedavg",
