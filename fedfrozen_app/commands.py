@@ -1,9 +1,10 @@
 """Which function each verb of the command stands for."""
 
+import difflib
 import importlib
 import sys
 
-from fedfrozen_app.errors import RunFailed
+from fedfrozen_app.errors import RunFailed, UserError
 
 # verb: where its function lies. It takes the words after the verb; imported only when it is called, because
 # what training needs takes seconds to import.
@@ -33,6 +34,10 @@ TRAIN = "fedfrozen_app.training:train"
 def dispatch(arguments: list[str]) -> int:
     """Carry out a command line; 1 when the run it started failed."""
     verb = arguments[0] if arguments else ""
+    if verb.isalpha() and verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(VERBS)}."
+        raise UserError(f"'{verb}' is neither a verb nor a setting (KEY=VALUE): {hint}")
     place, words = (VERBS[verb], arguments[1:]) if verb in VERBS else (TRAIN, arguments)
     module, _, function = place.partition(":")
     try:

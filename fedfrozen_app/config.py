@@ -452,6 +452,9 @@ def _unknown_key(error: Exception) -> str:
     plain = OmegaConf.to_container(OmegaConf.structured(Config))
     known = [*_known_keys(plain), "from"]
     known += [f"strategy.{name}" for cls in STRATEGIES.values() for name in cls.Settings().__dict__]
+    if key in known:  # another file of the group has it
+        group = key.partition(".")[0]
+        return f"The chosen {group} has no key '{key}': leave it out, or choose another {group}."
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]}?" if near else "`fedfrozen --cfg job` lists the keys."
     return f"There is no key '{key}' in this configuration: {hint}"

@@ -40,6 +40,8 @@ from tests.conftest import SMALL, Run
         (["partition=natural"], "column"),
         (["num_rounds"], "num_rounds"),
         (["resume"], "Say which run"),
+        (["compair", "outputs"], "did you mean compare?"),
+        (["strategy=fedavg", "strategy.warmup_rounds=1"], "The chosen strategy has no key"),
         (["resume", "nowhere"], "There is no run folder nowhere"),
         (["export", "nowhere", "there"], "There is no run folder nowhere"),
     ],
