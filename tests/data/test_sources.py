@@ -409,7 +409,7 @@ def test_hub_without_network(hub):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"kind": "video"}, "choose one of digits, images, parquet, text, hub"),
+        ({"kind": "video"}, "choose one of digits, digit_words, images, parquet, text, hub"),
         ({"kind": "images"}, "dataset.path is missing"),
         ({"channels": 2}, "dataset.channels=2"),
         ({"image_size": 0}, "dataset.image_size=0"),

@@ -89,7 +89,7 @@ def test_bash_completes_verbs_groups_and_keys(bash):
     assert complete(bash, "fedfrozen com") == ["compare", "completion"]
     assert set(complete(bash, "fedfrozen strategy=")) >= {"fedavg", "fedprox", "fedfrozen", "local"}
     assert complete(bash, "fedfrozen seed=1 num_r") == ["num_rounds="]
-    assert complete(bash, "fedfrozen strategy.m") == ["strategy.mu="]
+    assert complete(bash, "fedfrozen strategy.mu") == ["strategy.mu="]
     assert complete(bash, "fedfrozen nothing_like_it") == []
 
 

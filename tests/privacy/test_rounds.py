@@ -19,6 +19,7 @@ from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.selection import noisy_sum
 from fedfrozen_app.privacy.steps import Steps
 from fedfrozen_app.server_app import RunFailed
+from strategies.fedavg import FedAvg
 from tests.conftest import same_bits
 
 PRIVATE = ("privacy=dp_sgd", "privacy.seeded_noise=true", "client.local_steps=2")
@@ -160,11 +161,18 @@ def test_the_cohort_runner_gives_way_with_a_line(train, caplog):
 def test_what_cannot_be_private_is_refused(train):
     with pytest.raises(UserError, match="keeps parts of the model on the client"):
         train("strategy=local", *PRIVATE, "num_rounds=1")
-    for word in ("client.class_weights=true", "model.dtype=bfloat16", "privacy.epsilon=0"):
+    for word in ("personal=true", "client.class_weights=true", "model.dtype=bfloat16", "privacy.epsilon=0"):
         with pytest.raises(UserError, match=word.split("=")[0]):
             train(*PRIVATE, word)
     with pytest.raises(UserError, match="no column 'patient'"):
         train(*PRIVATE, "privacy.unit=patient", "num_rounds=1")
+
+
+def test_a_private_client_is_not_judged_whoever_asks(train, monkeypatch):
+    """A server that asks for it all the same is told no."""
+    monkeypatch.setattr(FedAvg, "personal", True)
+    run = train("strategy=fedavg", *PRIVATE, "num_rounds=1")
+    assert json.loads((run.folder / "personal.json").read_text())["clients"] == []
 
 
 def test_a_damaged_record_is_never_a_fresh_budget(tmp_path):
