@@ -72,7 +72,8 @@ def test_a_command_is_understood(words, tmp_path, monkeypatch, capsys):
             read(resolved(compose_config([with_real_path(word, tmp_path) for word in overrides])))
     else:
         assert command(words) == 2  # RUN stands for a folder: that it is not there is all that is wrong
-        assert re.search("There is no |does not exist|cannot be read|is no site's kit", capsys.readouterr().err)
+        said = capsys.readouterr().err
+        assert re.search("There is no |does not exist|cannot be read|is no site's kit", said)
 
 
 def laboratory(words):

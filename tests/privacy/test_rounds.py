@@ -12,6 +12,7 @@ from fedfrozen_app import client_app
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.messages import read_reply
+from fedfrozen_app.exchange.plan import Order, Plan
 from fedfrozen_app.privacy import client as private
 from fedfrozen_app.privacy.accountant import epsilon_of
 from fedfrozen_app.privacy.budget import Budget, BudgetFile
@@ -203,7 +204,8 @@ def test_a_model_that_saw_the_data_without_noise_is_no_start(train):
 def test_a_site_may_insist_on_privacy():
     def at(overrides, **node):
         config = read(resolved(compose_config(overrides)))
-        return client_app.refusal(Context(0, 1, {"site": "a", **node}, RecordDict(), {}), config)
+        context = Context(0, 1, {"site": "a", **node}, RecordDict(), {})
+        return client_app.refusal(context, config, Order(1, Plan((), (), ()), {}))
 
     assert at(["privacy=none"]) == ""
     assert "declines" in at(["privacy=none"], **{"max-epsilon": 4.0})
