@@ -45,8 +45,9 @@ def test_the_same_seed_gives_the_same_bits(train):
 
 
 def test_a_cohort_larger_than_the_free_memory_trains_in_blocks_and_says_so(train, caplog, monkeypatch):
-    monkeypatch.setattr(cohort, "SPARE", 2e-4)  # as if the card were that small
+    monkeypatch.setattr(cohort, "SPARE", 0.0)  # as if the card were full: one client at a time
+    words = [*WORDS, "runtime.runner=cohort", "num_clients=10", "dataset.limit=400", "partition=iid"]
     with caplog.at_level(logging.INFO, "fedfrozen_app"):
-        run = train(*WORDS, "runtime.runner=cohort", "num_clients=10", "dataset.limit=400")
-    assert "free memory holds" in caplog.text and "trains in blocks of" in caplog.text
+        run = train(*words)
+    assert "free memory holds 1 of the 10" in caplog.text and "trains in blocks of 1" in caplog.text
     assert run.rows[-1]["clients_ok"] == 10
