@@ -3,6 +3,7 @@
 import re
 import shlex
 
+import pytest
 import torch
 
 from fedfrozen_app.__main__ import run as command
@@ -48,6 +49,7 @@ def test_flower_simulation_equals_one_process(train, tmp_path):
     assert len(workers) == len(set(workers)) == 2
 
 
+@pytest.mark.slow  # tests/sites/test_deployed.py does the same with TLS and node keys in the default run
 def test_deployed_supernodes_equal_one_process(train, tmp_path):
     settings = [*MOVING, "num_clients=2"]
     one = train(*settings, folder="one")
