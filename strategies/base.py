@@ -204,9 +204,6 @@ class PlannedFedAvg(FlowerFedAvg):
         )
 
     def _train_round(self, server_round: int, talk: Conversation) -> Row:
-        how = self.federation.aggregation
-        mean = make_mean(how, self.model, self._drift_group, self.usual_norm, zero_fill=self.zero_fill)
-        record = RoundRecord(server_round, mean, quorum=how.quorum)
         nodes = talk.greet()
         drawing = (self.federation.participation, self.federation.seed)
         private = self.federation.private
@@ -214,6 +211,9 @@ class PlannedFedAvg(FlowerFedAvg):
             server_round, participations(tuple(nodes), *drawing, self.num_rounds) if private else {}
         )
         cohort = draw_cohort(nodes, *drawing, server_round)
+        how = self.federation.aggregation
+        mean = make_mean(how, self.model, self._drift_group, self.usual_norm, zero_fill=self.zero_fill)
+        record = RoundRecord(server_round, mean, quorum=how.quorum)  # its clock starts here
         members = [(client, nodes[client]) for client in cohort]
         for client, reply in talk.round(order, members, self.model, record.traffic):
             names = () if isinstance(reply, str) else tuple(reply.arrays)
