@@ -39,6 +39,7 @@ from fedfrozen_app.runtime.resident import Resident, make_card
 from fedfrozen_app.runtime.track import Tracking
 from strategies import STRATEGIES
 from strategies.base import Federation, PlannedFedAvg
+from strategies.judge import judge_clients
 from strategies.robust import Aggregation
 
 log = logging.getLogger(__name__)
@@ -195,7 +196,7 @@ def federate(
                 evaluate_fn=evaluator(strategy, resident),
             )
         if strategy.personal if config.personal is None else config.personal:
-            personal = judge_clients(strategy, resident, folder)
+            personal = judge_personal(strategy, resident, folder)
         status = "completed" if best.patience is None or best.waited < best.patience else "stopped early"
     except KeyboardInterrupt:
         status = "interrupted"
@@ -242,10 +243,10 @@ def upload_keeper(
     return keep
 
 
-def judge_clients(strategy: PlannedFedAvg, resident: Resident, folder: Path) -> dict[str, Any]:
+def judge_personal(strategy: PlannedFedAvg, resident: Resident, folder: Path) -> dict[str, Any]:
     """Every client on its own test rows, in `personal.json` and `fairness.png`; the figures over clients."""
     rows = read_rows(folder)
-    judged, traffic = strategy.judge_clients(rows[-1]["round"])
+    judged, traffic = judge_clients(strategy, rows[-1]["round"])
     parts = resident.shares.partition
     figures = tally(judged, rows, () if parts is None else parts.names)
     figures |= {"bytes_up": traffic.up, "bytes_down": traffic.down}

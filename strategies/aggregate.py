@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from fedfrozen_app.exchange.block import Block, Slice
-
-CHUNK = 2**16  # elements: a piece, its base and its float64 copy stay in a core's cache together
+from strategies.passes import CHUNK, add_mean, subtract
 
 
 class Gate:
@@ -102,7 +101,7 @@ class RunningMean:
             return self._add_row(arrays, weight)
         norms: dict[str, Tensor] = {}
         for name, tensor in arrays.items():
-            norms[name] = _subtract(tensor, self._model[name], self._scratch)  # the reply becomes the update
+            norms[name] = subtract(tensor, self._model[name], self._scratch)  # the reply becomes the update
         # A NaN or an infinity anywhere shows in its tensor's norm: one look for the whole reply.
         if norms and not torch.isfinite(torch.stack(list(norms.values()))).all():
             bad = next(name for name, norm in norms.items() if not math.isfinite(norm))
@@ -163,7 +162,7 @@ class RunningMean:
         for name, total in self._sum.items():
             if self._zero_fill:
                 self._weight[name] = self._all
-            norms.append(_add_mean(total, self._weight[name], self._model[name], self._scratch))
+            norms.append(add_mean(total, self._weight[name], self._model[name], self._scratch))
             merged[name] = total
         # One look at the device for all names.
         figures = torch.stack([*norms, *self._square.values()]).tolist() if norms else []
@@ -181,37 +180,3 @@ class RunningMean:
             for group in common
         }
         return merged, drift
-
-
-def _subtract(tensor: Tensor, base: Tensor, scratch: Tensor) -> Tensor:
-    """tensor ← tensor − base, and the norm of that. Both in one pass: memory is slower than the sums."""
-    squares = []
-    for piece, old in zip(_pieces(tensor), _pieces(base), strict=True):
-        squares.append(_square(piece.sub_(old), scratch))
-    return torch.stack(squares).sum().sqrt()
-
-
-def _add_mean(total: Tensor, weight: float, base: Tensor, scratch: Tensor) -> Tensor:
-    """total ← base + total / weight, and the norm of total / weight; in one pass too."""
-    squares = []
-    for piece, old in zip(_pieces(total), _pieces(base), strict=True):
-        squares.append(_square(piece.div_(weight), scratch))
-        piece.add_(old)
-    return torch.stack(squares).sum().sqrt()
-
-
-def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
-    flat = tensor.view(-1)
-    # A GPU has no use for small pieces: there each would cost a launch.
-    return flat.split(CHUNK) if flat.device.type == "cpu" else (flat,)
-
-
-def _square(piece: Tensor, scratch: Tensor) -> Tensor:
-    """‖piece‖² in float64.
-
-    On the host through one scratch buffer, which is ten times faster than `vector_norm` in that type.
-    """
-    if piece.device.type != "cpu":
-        return torch.linalg.vector_norm(piece, dtype=torch.float64).square()
-    wide = scratch[: len(piece)].copy_(piece)
-    return torch.dot(wide, wide)

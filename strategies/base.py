@@ -1,10 +1,8 @@
 """The round that every strategy shares. A strategy says how the plan changes; nothing else."""
 
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
@@ -14,54 +12,15 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.arrays import digests, to_record, to_tensors
 from fedfrozen_app.exchange.conversation import Conversation
-from fedfrozen_app.exchange.count import Traffic, count_parameters
+from fedfrozen_app.exchange.count import count_parameters
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.plan import Order, Plan, Selection
 from fedfrozen_app.exchange.prune import upload_sizes
-from fedfrozen_app.models.design import PromptDesign
-from fedfrozen_app.models.roles import KERNEL, Role
+from fedfrozen_app.models.roles import KERNEL
 from strategies.cohort import draw_cohort, participations
+from strategies.federation import Federation, Hook, Settings
 from strategies.record import RoundRecord, Row
-from strategies.robust import Aggregation, make_mean
-
-log = logging.getLogger(__name__)
-
-
-class Hook(Protocol):
-    """Something done after every round: write, save, show, stop."""
-
-    def after_round(self, strategy: "PlannedFedAvg", row: Row) -> tuple[bool, Row]:
-        """Whether to stop, and what to add to the round's row."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """A strategy's own settings; empty for those that have none."""
-
-    def checked(self, num_rounds: int) -> Self:
-        """Themselves with defaults filled in, or a `UserError`."""
-        return self
-
-    def prompt_design(self) -> PromptDesign | None:
-        """The prompts through which this strategy reads a frozen dual encoder; None: it trains the model."""
-        return None
-
-
-@dataclass
-class Federation:
-    """What a strategy needs to know of the run around it."""
-
-    talk: Conversation
-    participation: float = 1.0
-    seed: int = 0
-    aggregation: Aggregation = field(default_factory=Aggregation)
-    # Sees round, client, reply and model before the reply enters the sum.
-    watch: Callable[[int, str, Reply, Mapping[str, Tensor]], None] | None = None
-    private: bool = False  # clients add noise, and must know how often they will be drawn
-
-    @property
-    def roles(self) -> Mapping[str, Role]:
-        return self.talk.roles
+from strategies.robust import make_mean
 
 
 class PlannedFedAvg(FlowerFedAvg):
@@ -173,23 +132,8 @@ class PlannedFedAvg(FlowerFedAvg):
         result.arrays = to_record(self.model, local=True)
         return result
 
-    def judge_clients(self, after_round: int) -> tuple[dict[str, dict[str, float]], Traffic]:
-        """Every client's figures on its own test rows, with the newest shared arrays; nothing is learned."""
-        order = self._order(after_round + 1, {})
-        order = replace(order, plan=replace(order.plan, shared=()), judge=True, keep=1.0, selection=None)
-        talk, traffic = self.federation.talk, Traffic()
-        nodes = talk.greet()
-        members = [(client, nodes[client]) for client in draw_cohort(nodes, 1.0, self.federation.seed, 0)]
-        found = {}
-        for client, reply in talk.round(order, members, self.model, traffic):
-            if isinstance(reply, str):
-                log.warning("Client %s could not be judged: it %s.", client, reply)
-            else:
-                found[client] = reply.metrics
-        return found, traffic
-
-    def _order(self, server_round: int, drawn: Mapping[str, int]) -> Order:
-        """`drawn`: in how many rounds each client takes part, where that is theirs to know."""
+    def order(self, server_round: int, drawn: Mapping[str, int]) -> Order:
+        """What clients are told; `drawn`: in how many rounds each takes part, where they must know that."""
         plan = self.plan(server_round)
         private = set(plan.private)
         return Order(
@@ -206,29 +150,25 @@ class PlannedFedAvg(FlowerFedAvg):
     def _train_round(self, server_round: int, talk: Conversation) -> Row:
         nodes = talk.greet()
         drawing = (self.federation.participation, self.federation.seed)
-        private = self.federation.private
-        order = self._order(
-            server_round, participations(tuple(nodes), *drawing, self.num_rounds) if private else {}
-        )
+        drawn = participations(tuple(nodes), *drawing, self.num_rounds) if self.federation.private else {}
+        order = self.order(server_round, drawn)
+        trained = count_parameters(self.model, self.client_plan(server_round).trained)
         cohort = draw_cohort(nodes, *drawing, server_round)
         how = self.federation.aggregation
         mean = make_mean(how, self.model, self._drift_group, self.usual_norm, zero_fill=self.zero_fill)
-        record = RoundRecord(server_round, mean, quorum=how.quorum)  # its clock starts here
+        record = RoundRecord(server_round, mean, how.quorum, began=time.perf_counter())  # the plan is made
         members = [(client, nodes[client]) for client in cohort]
         for client, reply in talk.round(order, members, self.model, record.traffic):
-            names = () if isinstance(reply, str) else tuple(reply.arrays)
+            names = tuple(reply.arrays) if isinstance(reply, Reply) else ()
             if self.federation.watch is not None and isinstance(reply, Reply):
                 self.federation.watch(server_round, client, reply, self.model)
             if record.take(client, reply):
                 self.heard(client, names)
         folding = time.perf_counter()
         merged, drift = record.finish(len(cohort))
-        self.usual_norm = mean.gate.usual() if mean.gate else None
         record.aggregating += time.perf_counter() - folding
-        trained = count_parameters(self.model, self.client_plan(server_round).trained)
         row = record.row(self.stage(server_round), cohort, trained, drift)
-        if self.usual_norm is not None:
-            row["usual_norm"] = self.usual_norm
+        self.usual_norm = row.get("usual_norm")
         folding = time.perf_counter()
         row |= self.observe(row, merged)
         self.model.update(merged)

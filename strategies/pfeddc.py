@@ -24,16 +24,7 @@ from strategies import base
 
 
 @dataclass(frozen=True)
-class Settings(base.Settings):
-    prompts: str = "both"
-    modalities: str = "both"
-    fusion: str = "cross"
-    fusion_query: str = "global"
-    text_tokens: int = 16
-    vision_tokens: int = 16
-    depth: int = 1
-    heads: int = 8
-    template: str = "a photo of a {}."
+class Settings(base.Settings, PromptDesign):
     mu: float = 0.0
 
     def checked(self, num_rounds: int) -> Self:
@@ -51,7 +42,7 @@ class Settings(base.Settings):
 
     def prompt_design(self) -> PromptDesign:
         own = {field.name: getattr(self, field.name) for field in fields(PromptDesign)}
-        return PromptDesign(**own).checked()
+        return PromptDesign(**own).checked_design()
 
 
 class PFedDC(base.PlannedFedAvg):

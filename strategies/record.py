@@ -93,6 +93,8 @@ class RoundRecord:
         if self.spent:
             row["epsilon"] = {client: epsilon for client, (epsilon, _) in self.spent.items()}
             row["delta"] = max(delta for _, delta in self.spent.values())
+        if self.mean.gate and (usual := self.mean.gate.usual()) is not None:
+            row["usual_norm"] = usual
         if self.failures:
             row["failures"] = self.failures
         if self.discarded:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -31,9 +31,9 @@ from transformers import (
 )
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.cnn import CnnConfig, SimpleCnn
 from fedfrozen_app.models.design import PromptDesign
 from fedfrozen_app.models.dual import DualEncoder
+from fedfrozen_app.models.pixels import LinearClassifier, PixelConfig, SimpleCnn
 from fedfrozen_app.models.prompts import PromptedDual
 from fedfrozen_app.models.quiet import quiet
 from fedfrozen_app.models.roles import ARCHITECTURES, roles_of
@@ -92,34 +92,6 @@ class InputShape:
                 raise UserError(
                     f"{self.task} data have {name} {getattr(self, name)}, but it must be 1 or more"
                 )
-
-
-@dataclass(frozen=True)
-class LinearConfig:
-    model_type: ClassVar[str] = "linear"
-    channels: int
-    image_size: int
-    num_labels: int
-
-
-class LinearOutput(NamedTuple):
-    """As transformers' outputs are read, at a fraction of what one of them costs to make."""
-
-    logits: Tensor
-
-
-class LinearClassifier(nn.Module):
-    """Logistic regression on raw pixels, called like a transformers image classifier."""
-
-    def __init__(self, config: LinearConfig) -> None:
-        super().__init__()
-        self.config = config
-        pixels = config.channels * config.image_size**2
-        self.classifier = nn.Linear(pixels, config.num_labels)
-
-    def forward(self, pixel_values: Tensor) -> LinearOutput:
-        # (batch, channels, size, size) -> (batch, pixels) -> (batch, classes)
-        return LinearOutput(self.classifier(pixel_values.flatten(1)))
 
 
 def build_model(
@@ -185,9 +157,9 @@ def _make(
             raise UserError("the model comes from the hub but has no name: give its hub name")
         return _from_checkpoint(path, config, shape, hub=True, weights=weights)
     if source == "linear":
-        return _plain("linear", LinearClassifier, LinearConfig, config, shape)
+        return _plain("linear", LinearClassifier, config, shape)
     if source == "cnn":
-        return _plain("simple_cnn", SimpleCnn, CnnConfig, config, shape)
+        return _plain("simple_cnn", SimpleCnn, config, shape)
     raise UserError(f"the model's source is '{source}', but must be one of {', '.join(SOURCES)}")
 
 
@@ -303,13 +275,13 @@ def _from_checkpoint(
     return model
 
 
-def _plain(name: str, build: Any, settings: Any, given: Mapping[str, Any], shape: InputShape) -> nn.Module:
+def _plain(name: str, build: Any, given: Mapping[str, Any], shape: InputShape) -> nn.Module:
     """A model of our own, which reads its sizes from the data."""
     if shape.task != "image":
         raise UserError(f"the {name} model reads pixels: choose another model for text data")
     if given:
         raise UserError(f"the {name} model has no settings: remove {', '.join(given)}")
-    return build(settings(shape.channels, shape.image_size, len(shape.classes)))
+    return build(PixelConfig(name, shape.channels, shape.image_size, len(shape.classes)))
 
 
 def _checkpoint_folder(path: str | None) -> str:

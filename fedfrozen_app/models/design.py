@@ -27,7 +27,7 @@ class PromptDesign:
     heads: int = 8
     template: str = "a photo of a {}."
 
-    def checked(self) -> Self:
+    def checked_design(self) -> Self:
         for key, choices in _CHOICES.items():
             if (value := getattr(self, key)) not in choices:
                 raise UserError(f"strategy.{key}={value} is unknown: choose one of {', '.join(choices)}.")

@@ -43,7 +43,7 @@ BACKBONES = pytest.mark.parametrize("backbone", [clip, dinov2_bert])
 def prompted(backbone, **design):
     torch.manual_seed(1)
     settings = {"text_tokens": 3, "vision_tokens": 2, "heads": 2, **design}
-    model = PromptedDual(backbone(), PromptDesign(**settings).checked(), CLASSES).eval()
+    model = PromptedDual(backbone(), PromptDesign(**settings).checked_design(), CLASSES).eval()
     model.settle()
     return model
 

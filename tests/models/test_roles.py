@@ -23,7 +23,7 @@ from transformers import (
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.models import roles
-from fedfrozen_app.models.build import LinearClassifier, LinearConfig
+from fedfrozen_app.models.pixels import LinearClassifier, PixelConfig
 from fedfrozen_app.models.roles import KERNEL, KINDS, Role, roles_of
 
 FAMILIES = [
@@ -108,7 +108,7 @@ def test_projections_have_the_expected_shapes(family, tiny):
 @pytest.mark.parametrize("family", [*FAMILIES, "linear"])
 def test_no_name_is_claimed_by_two_rows(family, tiny, monkeypatch):
     """The table is checked, not trusted: a second claim on any name is an error."""
-    model = LinearClassifier(LinearConfig(1, 2, 2)) if family == "linear" else tiny(family)
+    model = LinearClassifier(PixelConfig("linear", 1, 2, 2)) if family == "linear" else tiny(family)
     roles_of(model)
     architecture = roles.ARCHITECTURES[family]
     row = architecture.rows[-1]
@@ -273,7 +273,7 @@ def test_names_of_transformers_4(model_type, name, role):
 
 
 def test_linear_is_all_head():
-    assert set(roles_of(LinearClassifier(LinearConfig(1, 2, 2))).values()) == {Role("head")}
+    assert set(roles_of(LinearClassifier(PixelConfig("linear", 1, 2, 2))).values()) == {Role("head")}
 
 
 def test_unknown_architecture_is_refused():

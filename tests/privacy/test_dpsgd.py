@@ -9,7 +9,7 @@ import torch
 from torch.optim import SGD
 
 from fedfrozen_app.data.table import Table
-from fedfrozen_app.models.build import LinearOutput
+from fedfrozen_app.models.pixels import Output
 from fedfrozen_app.models.task import Batch, Task
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, Recipe, train_steps
 from fedfrozen_app.privacy.noise import Noise
@@ -84,7 +84,7 @@ class Linear(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.zeros(2, 2, dtype=torch.float64))
 
     def forward(self, x):
-        return LinearOutput(x @ self.weight.T)
+        return Output(x @ self.weight.T)
 
 
 def test_an_outlier_is_clipped_by_hand():

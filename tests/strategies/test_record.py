@@ -1,10 +1,13 @@
 """A round's row: means by weight, and the accuracies client by client."""
 
+import time
+
 import pytest
 import torch
 
 from fedfrozen_app.exchange.messages import Reply
 from strategies.aggregate import RunningMean
+from strategies.fedavg import FedAvg
 from strategies.record import RoundRecord
 
 
@@ -37,3 +40,17 @@ def test_every_client_of_a_real_round_is_there(train, runner):
     for key, values in row["by_client"].items():
         assert list(values) == row["clients"]
         assert min(values.values()) <= row[key] <= max(values.values())
+
+
+def test_a_round_s_seconds_begin_after_its_plan(train, monkeypatch):
+    """A strategy may take its time to plan; that is not the clients' training."""
+    real, plan, ahead = time.perf_counter, FedAvg.plan, [0.0]
+
+    def slow(strategy, server_round):
+        ahead[0] += 1000.0
+        return plan(strategy, server_round)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: real() + ahead[0])
+    monkeypatch.setattr(FedAvg, "plan", slow)
+    rows = train("strategy=fedavg", "num_rounds=1").rows
+    assert rows[-1]["seconds"]["train"] < 1000 <= rows[-1]["seconds"]["total"]

@@ -1,0 +1,60 @@
+"""Two models of our own that are no Transformers, called like a transformers image classifier.
+
+Logistic regression is the floor that a Transformer should beat. The convolutional network is that of
+pfl-research's CIFAR-10 benchmark, to be measured beside it: convolutions of 3x3 to 32 and 64 channels, a 2x2
+maximum, dropout ¼, 128 hidden units, dropout ½.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class PixelConfig:
+    model_type: str
+    channels: int
+    image_size: int
+    num_labels: int
+
+
+class Output(NamedTuple):
+    """As transformers' outputs are read, at a fraction of what one of them costs to make."""
+
+    logits: Tensor
+
+
+class LinearClassifier(nn.Module):
+    """Logistic regression on raw pixels, called like a transformers image classifier."""
+
+    def __init__(self, config: PixelConfig) -> None:
+        super().__init__()
+        self.config = config
+        pixels = config.channels * config.image_size**2
+        self.classifier = nn.Linear(pixels, config.num_labels)
+
+    def forward(self, pixel_values: Tensor) -> Output:
+        # (batch, channels, size, size) -> (batch, pixels) -> (batch, classes)
+        return Output(self.classifier(pixel_values.flatten(1)))
+
+
+class SimpleCnn(nn.Module):
+    """Called like a transformers image classifier."""
+
+    def __init__(self, config: PixelConfig) -> None:
+        super().__init__()
+        self.config = config
+        side = (config.image_size - 4) // 2
+        self.conv1 = nn.Conv2d(config.channels, 32, 3)
+        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.hidden = nn.Linear(64 * side * side, 128)
+        self.classifier = nn.Linear(128, config.num_labels)
+
+    def forward(self, pixel_values: Tensor) -> Output:
+        # (batch, channels, s, s) -> (batch, 64, s - 4, s - 4) -> (batch, 16 (s - 4)²) -> (batch, classes)
+        seen = self.conv2(self.conv1(pixel_values).relu()).relu()
+        seen = functional.dropout(functional.max_pool2d(seen, 2), 0.25, self.training)
+        seen = functional.dropout(self.hidden(seen.flatten(1)).relu(), 0.5, self.training)
+        return Output(self.classifier(seen))

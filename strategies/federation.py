@@ -1,0 +1,54 @@
+"""What surrounds a strategy: the run it is part of, its settings, and what is done after its rounds."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, Self
+
+from torch import Tensor
+
+from fedfrozen_app.exchange.conversation import Conversation
+from fedfrozen_app.exchange.messages import Reply
+from fedfrozen_app.models.design import PromptDesign
+from fedfrozen_app.models.roles import Role
+from strategies.record import Row
+from strategies.robust import Aggregation
+
+if TYPE_CHECKING:
+    from strategies.base import PlannedFedAvg
+
+
+class Hook(Protocol):
+    """Something done after every round: write, save, show, stop."""
+
+    def after_round(self, strategy: "PlannedFedAvg", row: Row) -> tuple[bool, Row]:
+        """Whether to stop, and what to add to the round's row."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A strategy's own settings; empty for those that have none."""
+
+    def checked(self, num_rounds: int) -> Self:
+        """Themselves with defaults filled in, or a `UserError`."""
+        return self
+
+    def prompt_design(self) -> PromptDesign | None:
+        """The prompts through which this strategy reads a frozen dual encoder; None: it trains the model."""
+        return None
+
+
+@dataclass
+class Federation:
+    """What a strategy needs to know of the run around it."""
+
+    talk: Conversation
+    participation: float = 1.0
+    seed: int = 0
+    aggregation: Aggregation = field(default_factory=Aggregation)
+    # Sees round, client, reply and model before the reply enters the sum.
+    watch: Callable[[int, str, Reply, Mapping[str, Tensor]], None] | None = None
+    private: bool = False  # clients add noise, and must know how often they will be drawn
+
+    @property
+    def roles(self) -> Mapping[str, Role]:
+        return self.talk.roles
