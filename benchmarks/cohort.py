@@ -27,6 +27,7 @@ from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.models.task import Batch
 from fedfrozen_app.runtime import cohort as runner
 from fedfrozen_app.runtime.resident import Resident
+from fedfrozen_app.runtime.slots import Schedule
 
 CASES = [
     (clients, batch, split) for clients, batch in ((10, 64), (50, 32)) for split in ("equal", "dirichlet")
@@ -84,7 +85,7 @@ def laying_out_timed() -> Iterator[list[float]]:
     """Seconds that laying out batches took, call by call: the data phase of the cohort runner."""
     plain, seconds = runner.lay_out, []
 
-    def timed(*given: Any) -> runner.Schedule:
+    def timed(*given: Any) -> Schedule:
         began = time.perf_counter()
         try:
             return plain(*given)

@@ -98,6 +98,8 @@ def _split_units(
     rows: np.ndarray, corpus: Corpus, fraction: float, key: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
     """(train, validation) rows; a unit's rows stay on one side."""
+    if not fraction:
+        return rows, rows[:0]
     strata = np.zeros(corpus.units.max() + 1, dtype=np.int64)  # of each unit
     strata[corpus.units] = corpus.strata
     _, held = split_validation(np.unique(corpus.units[rows]), strata, fraction, key)

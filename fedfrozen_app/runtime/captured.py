@@ -4,7 +4,7 @@ The recorded step is the cohort runner's, with one client in it: there is one pu
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.block import Layout
 from fedfrozen_app.exchange.plan import Order
-from fedfrozen_app.runtime.cohort import Step, lay_out
 from fedfrozen_app.runtime.sequential import LocalSteps, eager_steps, seeded
+from fedfrozen_app.runtime.slots import Turn, lay_out
+from fedfrozen_app.runtime.step import Step
 from fedfrozen_app.seeds import seed_for
 
 if TYPE_CHECKING:
@@ -49,13 +50,19 @@ class Recorder:
         layout = Layout.of({name: resident.parameters[name] for name in order.plan.trained})
         if self._step is None:
             self._step = Step(resident, layout, 1, order, how="captured")
-        schedule = lay_out(resident, [client], order)
+        step, schedule = self._step, lay_out(resident, [client], order, 1)
+
+        def enter(turns: Sequence[Turn]) -> None:
+            step.admit(
+                [0], [layout.flatten({name: resident.parameters[name].detach() for name in layout.names})]
+            )
+            if resident.config.client.class_weights:
+                step.class_weights[0] = resident.class_weights(resident.rows(client).train)
+
         resident.model.train()
         with seeded(seed_for(resident.config.seed, "dropout", client, order.round), resident.device):
-            self._step.begin(order)
-            if resident.config.client.class_weights:
-                self._step.class_weights[0] = resident.class_weights(resident.rows(client).train)
-            rows, losses = self._step.train(schedule)  # (1, width), (1,)
+            step.begin(order)
+            rows, losses = step.finish(schedule.turns, schedule, enter)  # (1, width), (1,)
         resident.model.eval()
         with torch.no_grad():
             for name, value in layout.views(rows[0]).items():

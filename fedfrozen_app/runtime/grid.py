@@ -114,7 +114,7 @@ class CohortGrid(InProcessGrid):
         return sent
 
     def schedule(self, message_ids: Sequence[str]) -> list[str]:
-        """The order in which replies come: by blocks. It depends on the data and the seed alone."""
+        """The order in which replies come: as clients are through."""
         found = {self._client(self._waiting[i]): i for i in message_ids}
         order, _ = read_train(self._waiting[message_ids[0]])
         if cannot_serve(order):

@@ -86,8 +86,8 @@ def eager_steps(resident: "Resident", client: str, order: Order, start: Mapping[
     losses: list[Tensor] = []
     resident.model.train()
     with seeded(seed_for(seed, "dropout", client, order.round), resident.device):
-        plan = batches(rows.train, settings, seed, client, order.round)
-        for index in torch.cat(plan).to(resident.device).split([len(batch) for batch in plan]):
+        drawn, sizes = drawn_rows(rows.train, settings, seed, client, order.round)
+        for index in drawn.to(resident.device).split(sizes):
             batch = Batch(*resident.take(index), weights)
             loss = loss_of(resident.parameters, batch)
             for parameter in trained.values():
@@ -146,14 +146,23 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
             generator.set_state(state)
 
 
-def batches(rows: Tensor, settings: ClientConfig, seed: int, client: str, server_round: int) -> list[Tensor]:
-    """The row numbers of each step, shuffled anew every epoch by the client's own generator."""
+def drawn_rows(
+    rows: Tensor, settings: ClientConfig, seed: int, client: str, server_round: int
+) -> tuple[Tensor, list[int]]:
+    """The row numbers of all steps one after another, shuffled anew every epoch by the client's own
+    generator, and how many of them each step takes."""
     generator = torch_generator(seed, "batches", client, server_round)
-    found: list[Tensor] = []
-    for _ in range(settings.local_epochs):
-        order = torch.randperm(len(rows), generator=generator)
-        found += rows[order].split(settings.batch_size)
-    return found[: settings.local_steps]
+    epochs = [rows[torch.randperm(len(rows), generator=generator)] for _ in range(settings.local_epochs)]
+    whole, rest = divmod(len(rows), settings.batch_size)
+    sizes = ([settings.batch_size] * whole + [rest] * (rest > 0)) * settings.local_epochs
+    sizes = sizes[: settings.local_steps]
+    return torch.cat(epochs)[: sum(sizes)], sizes
+
+
+def batches(rows: Tensor, settings: ClientConfig, seed: int, client: str, server_round: int) -> list[Tensor]:
+    """The row numbers of each step."""
+    drawn, sizes = drawn_rows(rows, settings, seed, client, server_round)
+    return list(drawn.split(sizes))
 
 
 def make_optimizer(

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.runtime.checkpoint import read as checkpoint_of
-from fedfrozen_app.runtime.cohort import cheapest_size
+from fedfrozen_app.runtime.slots import cheapest_size, take_turns
 from tests.app.test_bytes import BERT, GPT2, LLAMA, checkpoint
 from tests.conftest import same_bits
 from tests.runtime.test_runtimes import is_key_bias
@@ -74,7 +76,7 @@ def test_clipping_and_class_weights_are_each_client_s_own(train, extra):
     compare(one, train(*words, "runtime.runner=cohort", folder="other"), 1e-9, per_tensor=True)
 
 
-def test_blocks_do_not_change_the_result(train):
+def test_slots_do_not_change_the_result(train):
     words = ["model.dtype=float64", "num_clients=5", "runtime.runner=cohort", *THREE_ROUNDS]
     whole = train(*words, folder="whole")
     for size in (1, 2, 3):
@@ -107,16 +109,16 @@ def test_text_models_with_masks_train_as_a_cohort(train, tmp_path, kind):
 
 
 def test_one_diverging_client_is_set_aside_alone(train, monkeypatch):
-    from fedfrozen_app.runtime.cohort import Step
+    from fedfrozen_app.runtime.step import Step
 
-    real = Step.train
+    real = Step.finish
 
-    def diverge(self, schedule):
-        values, losses = real(self, schedule)
+    def diverge(self, *given):
+        values, losses = real(self, *given)
         values[1, 5] = torch.nan
         return values, losses
 
-    monkeypatch.setattr(Step, "train", diverge)
+    monkeypatch.setattr(Step, "finish", diverge)
     run = train("runtime.runner=cohort", "partition=iid")  # equal sizes: one block
     for row in run.rows[1:]:
         assert row["clients_ok"] == 2 and "not finite" in row["failures"][0]
@@ -156,8 +158,27 @@ def test_flower_s_simulation_refuses_the_cohort_runner(capsys):
     assert "one client a message" in capsys.readouterr().err
 
 
-def test_blocks_follow_the_clients_batches():
-    assert cheapest_size([5] * 50, 50) == 50  # equal clients: one block
-    assert cheapest_size([5] * 50, 20) <= 20  # as many as fit
-    assert cheapest_size([100, 100, 10, 10, 10, 10], 6) == 2  # two long ones apart from the rest
+def test_slots_follow_the_clients_batches():
+    assert cheapest_size([5] * 50, 50) == 50  # equal clients: all at once
+    assert cheapest_size([5] * 50, 20) == 17  # as many as fit: three turns of 17 cost less than of 20
+    assert cheapest_size([100, 100, 10, 10, 10, 10], 6) == 2  # the short ones after one another
     assert cheapest_size([7], 1) == 1
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 12))
+def test_every_client_has_one_turn_and_a_slot_one_client_at_a_time(counts, slots):
+    turns = take_turns(counts, slots)
+    assert sorted(turn.client for turn in turns) == list(range(len(counts)))
+    assert all(turn.end - turn.begin == counts[turn.client] for turn in turns)
+    assert [turn.end for turn in turns] == sorted(turn.end for turn in turns)
+    for slot in range(slots):
+        own = sorted((turn for turn in turns if turn.slot == slot), key=lambda turn: turn.begin)
+        assert [turn.begin for turn in own] == [0, *(turn.end for turn in own)][: len(own)]  # no gap
+    # Longest first is never more than a third above the best there is (Graham, 1969).
+    assert turns[-1].end <= 4 / 3 * max(max(counts), -(-sum(counts) // slots), _two_in_a_slot(counts, slots))
+
+
+def _two_in_a_slot(counts, slots):
+    """With more clients than slots two of the longest share one."""
+    longest = sorted(counts, reverse=True)[: slots + 1]
+    return sum(longest[-2:]) if len(longest) > slots else 0

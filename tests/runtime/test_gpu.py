@@ -44,10 +44,10 @@ def test_the_same_seed_gives_the_same_bits(train):
     assert same_bits(train(*words, folder="one").model, train(*words, folder="other").model)
 
 
-def test_a_cohort_larger_than_the_free_memory_trains_in_blocks_and_says_so(train, caplog, monkeypatch):
+def test_a_cohort_larger_than_the_free_memory_trains_in_turns_and_says_so(train, caplog, monkeypatch):
     monkeypatch.setattr(cohort, "SPARE", 0.0)  # as if the card were full: one client at a time
     words = [*WORDS, "runtime.runner=cohort", "num_clients=10", "dataset.limit=400", "partition=iid"]
     with caplog.at_level(logging.INFO, "fedfrozen_app"):
         run = train(*words)
-    assert "free memory holds 1 of the 10" in caplog.text and "trains in blocks of 1" in caplog.text
+    assert "free memory holds 1 of the 10" in caplog.text and "trains 1 clients at a time" in caplog.text
     assert run.rows[-1]["clients_ok"] == 10
