@@ -1,29 +1,40 @@
 """SAFL on real clinical text: attention against random and fixed layers, FedAvg and central training.
 
-    python benchmarks/safl.py --model DIR --mtsamples DIR --maccrobat DIR
+    python benchmarks/safl.py --model DIR --mtsamples DIR --maccrobat DIR --epsilons 8 2 0.5 --workers 12
 
 Eight clients, Dirichlet 0.5, K = 2 of MiniLM's 6 layers, 20 rounds of one epoch. Every method tries the same
 learning rates on a seed of its own, and the best by the server's validation rows is used for all its seeds.
-A cell is one run. Finished cells are files under --cells and are not run again, so the table can grow over
-several sittings (--minutes stops starting new ones).
+A cell is one run. Finished cells are lines of the file --cells and are not run again, so the table can grow
+over several sittings (--minutes stops starting new ones); the plain tables come first, then each epsilon.
 
 Intervals are paired: seeds and notes (MACCROBAT: documents) are drawn together for both sides, 2,000 times. A
 method whose interval above the majority class reaches 0 "did not learn", and no claim is made on it. F1 is
-macro F1 over classes; of entities strict F1.
+macro F1 over classes; of entities strict F1. A table has the seeds that all its methods have.
 
-With --epsilons (needs privacy=dp_sgd) MTSamples is run for these budgets too, clipping norms tuned as well.
+With --epsilons MTSamples is run for these budgets too, clipping norms tuned as well, in larger batches.
+
+So that a cell is cheap, and for all methods alike: texts are cut to --tokens, matrix products on a GPU are in
+TF32, and a model is judged at the end alone.
+
+    python benchmarks/safl.py --model DIR --write-half DEST
+
+writes the model in float16 to DEST, half the size on the way to another machine; it trains in float32.
 """
 
 import argparse
+import io
 import itertools
 import json
 import logging
+import os
+import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
@@ -32,7 +43,7 @@ from typing import Any
 import numpy as np
 import torch
 from common import CACHE, show, write_result
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from seqeval.scheme import IOB2, Entities
 
 from fedfrozen_app.config import compose_config, read, resolved
@@ -55,6 +66,7 @@ METHODS = {
 PLAIN = ("central", "fedavg", "safl", "random", "fixed")
 PRIVATE = ("fedavg", "safl", "random", "head")
 UNTRAINED = "untrained"
+GRADIENTS_AT_ONCE = {"fedavg": 32}  # private: each example's gradient is a model, embeddings and all
 TUNING_SEED = 1000  # none of those that are reported
 RESAMPLES = 2000
 
@@ -85,22 +97,22 @@ def words_for(cell: Cell, options: argparse.Namespace) -> list[str]:
         f"num_clients={options.clients}",
     ]
     words += ["model=checkpoint", f"model.path={options.model}", f"seed={cell.seed}", f"client.lr={cell.lr}"]
-    words += [
-        "client.local_epochs=1",
-        "client.batch_size=16",
-        "client.weight_decay=0.01",
-        "client.lr_schedule=cosine",
-    ]
+    batch = options.batch if cell.epsilon is None else options.private_batch
+    words += [f"client.batch_size={batch}", f"dataset.max_tokens={options.tokens[cell.dataset]}"]
+    words += ["client.local_epochs=1", "client.weight_decay=0.01", "client.lr_schedule=cosine"]
     words += [
         f"num_rounds={0 if cell.method == UNTRAINED else options.rounds}",
         f"eval_every={max(options.rounds, 1)}",
     ]
     words += ["dataset.client_validation=0", "partition.min_size=4", "checkpoint.every=0"]
-    words += ["runtime.runner=sequential", f"device={options.device}", *own]
+    # Clients that choose their own layers are stepped one by one; so all are.
+    words += ["runtime.runner=sequential", "runtime.capture=false", "track.tensorboard=false"]
+    words += [f"device={options.device}", *own]
     if options.limit:
         words.append(f"dataset.limit={options.limit}")
     if cell.epsilon is not None:
         words += ["privacy=dp_sgd", f"privacy.epsilon={cell.epsilon}", f"privacy.max_grad_norm={cell.clip}"]
+        words.append(f"privacy.physical_batch={GRADIENTS_AT_ONCE.get(cell.method, options.private_batch)}")
     return words
 
 
@@ -113,25 +125,31 @@ def read_data(dataset: str, options: str) -> tuple[Corpus, Resident]:
     return corpus, Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))
 
 
-def run_cell(cell: Cell, options_text: str, folder: str) -> str:
-    """Train, judge, and write the cell's file; in a worker process of its own or in this one."""
+def run_cell(cell: Cell, options_text: str) -> dict[str, Any]:
+    """Train and judge, in a worker process."""
     logging.getLogger("fedfrozen_app").setLevel(logging.WARNING)
     options = argparse.Namespace(**json.loads(options_text))
     torch.set_num_threads(options.threads)
+    torch.set_float32_matmul_precision("high")
     corpus, judge = read_data(cell.dataset, options_text)
     words = words_for(cell, options)
     plain = resolved(compose_config(words))
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as out:
+    silent = io.StringIO()  # a line a round, of so many cells
+    with tempfile.TemporaryDirectory() as out, redirect_stdout(silent), redirect_stderr(silent):
         summary = run_in_process(read(plain), plain, words, Path(out), corpus=corpus)
         rows = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
         judge.load(load_file(Path(out) / "model.safetensors"), {})
     _, said = judge.task.predict(corpus.test.to(judge.device))
+    if judge.device.type == "cuda":
+        torch.cuda.empty_cache()  # for the other workers
     last = rows[-1]
-    result = {
+    found = {"counts": entity_counts(corpus, said.cpu()).tolist()} if corpus.task == "tokens" else {}
+    if not found:
+        found = {"said": said.tolist(), "true": corpus.test.labels.tolist(), "classes": len(corpus.classes)}
+    return found | {
         "cell": vars(cell),
-        "validation": last.get("val_f1", last.get("val_accuracy")),
-        "counts": counts_of(corpus, said.cpu()).tolist(),
+        "validation": last["val_f1" if corpus.task == "tokens" else "val_f1_macro"],
         "bytes_up": summary["total_bytes_up"],
         "bytes_down": summary["total_bytes_down"],
         "selection_changes": summary.get("selection_changes"),
@@ -140,27 +158,38 @@ def run_cell(cell: Cell, options_text: str, folder: str) -> str:
         "device": summary["device"],
         "seconds": time.perf_counter() - began,
     }
-    path = Path(folder) / f"{cell.name}.json"
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(result))
-    part.replace(path)
-    return cell.name
 
 
-def counts_of(corpus: Corpus, said: torch.Tensor) -> np.ndarray:
+def entity_counts(corpus: Corpus, said: torch.Tensor) -> np.ndarray:
+    """(documents, 1, 3): entities found, said and true."""
+    counts = np.zeros((corpus.test_units.max() + 1, 1, 3), dtype=np.int64)
+    tags = tag_sequences(said, corpus.test.labels, corpus.classes)
+    truth, guess = (Entities(part, IOB2).entities for part in tags)
+    for unit, real, found in zip(corpus.test_units, truth, guess, strict=True):
+        # The first field is the sentence's number in its own list: the same on both sides.
+        real, found = {e.to_tuple() for e in real}, {e.to_tuple() for e in found}
+        counts[unit, 0] += (len(real & found), len(found), len(real))
+    return counts
+
+
+def counts_of(result: dict[str, Any]) -> np.ndarray:
     """(notes, classes, 3): right, said and true, of each class; of entities over each document, one class."""
-    labels = corpus.test.labels
-    if corpus.task == "tokens":
-        counts = np.zeros((corpus.test_units.max() + 1, 1, 3), dtype=np.int64)
-        truth, guess = (Entities(part, IOB2).entities for part in tag_sequences(said, labels, corpus.classes))
-        for unit, real, found in zip(corpus.test_units, truth, guess, strict=True):
-            # The first field is the sentence's number in its own list: the same on both sides.
-            real, found = {e.to_tuple() for e in real}, {e.to_tuple() for e in found}
-            counts[unit, 0] += (len(real & found), len(found), len(real))
-        return counts
-    classes = len(corpus.classes)
-    true, guess = np.eye(classes, dtype=np.int64)[labels], np.eye(classes, dtype=np.int64)[said]
+    if "counts" in result:
+        return np.array(result["counts"])
+    one_hot = np.eye(result["classes"], dtype=np.int64)
+    true, guess = one_hot[result["true"]], one_hot[result["said"]]
     return np.stack([true * guess, guess, true], axis=2)
+
+
+def write_half(source: Path, target: Path) -> None:
+    """The folder as transformers reads it, with float16 weights."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        if (source / name).exists():
+            shutil.copy(source / name, target / name)
+    weights = load_file(source / "model.safetensors").items()
+    half = {name: value.half() if value.is_floating_point() else value for name, value in weights}
+    save_file(half, target / "model.safetensors", metadata={"format": "pt"})
 
 
 # Statistics -----------------------------------------------------------------------------------------------
@@ -202,139 +231,191 @@ def verdict(low: float, high: float, margin: float = 0.01) -> str:
     return "yes" if low > margin else "no" if high < margin else "not resolved"
 
 
-# The table ------------------------------------------------------------------------------------------------
+# Cells and their order ------------------------------------------------------------------------------------
+
+
+class Cells:
+    """The finished cells: lines of one file, whole or not counted."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._found: dict[Cell, dict[str, Any]] = {}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_text() if path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:  # the last sitting was ended in the middle of a line
+            path.write_text(whole)
+        for line in whole.splitlines():
+            self._keep(json.loads(line))
+
+    def _keep(self, result: dict[str, Any]) -> None:
+        self._found[Cell(**result["cell"])] = result
+
+    def add(self, result: dict[str, Any]) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+        self._keep(result)
+
+    def get(self, cell: Cell) -> dict[str, Any] | None:
+        return self._found.get(cell)
 
 
 @dataclass(frozen=True)
-class Line:
-    """One line of a table: a method on a data set, with or without a budget."""
+class Group:
+    """One table: methods that are compared on one data set, with or without a budget."""
 
     dataset: str
-    method: str
     epsilon: float | None
+    methods: tuple[str, ...]
     seeds: int
 
 
-def lines(options: argparse.Namespace) -> Iterator[Line]:
-    plans: list[tuple[str, Sequence[str], Sequence[float | None], int]] = []
+def groups(options: argparse.Namespace) -> list[Group]:
+    """The most telling first."""
+    found = []
+    plain = tuple(options.methods)
     if options.mtsamples:
-        plans.append(("mtsamples", options.methods, [None], options.seeds))
+        found.append(Group("mtsamples", None, plain, options.seeds))
     if options.maccrobat:
-        plans.append(("maccrobat", options.methods, [None], min(options.seeds, options.maccrobat_seeds)))
-    if options.epsilons and options.mtsamples:
-        chosen = [method for method in PRIVATE if method in options.private_methods]
-        plans.append(("mtsamples", chosen, options.epsilons, options.private_seeds))
-    for dataset, methods, epsilons, seeds in plans:
-        for epsilon, method in itertools.product(epsilons, methods):
-            yield Line(dataset, method, epsilon, seeds)
+        found.append(Group("maccrobat", None, plain, min(options.seeds, options.maccrobat_seeds)))
+    for epsilon in options.epsilons if options.mtsamples else []:
+        found.append(Group("mtsamples", epsilon, tuple(options.private_methods), options.private_seeds))
+    return found
 
 
-def trials(line: Line, options: argparse.Namespace) -> list[Cell]:
-    clips = [None] if line.epsilon is None else options.clips
-    pairs = itertools.product(options.lrs, clips)
-    return [Cell(line.dataset, line.method, lr, TUNING_SEED, line.epsilon, clip) for lr, clip in pairs]
+def trials(group: Group, method: str, options: argparse.Namespace) -> list[Cell]:
+    """As many for every method, on a seed that is not reported."""
+    clips = [None] if group.epsilon is None else options.clips
+    settings = itertools.product(options.lrs, clips)
+    return [Cell(group.dataset, method, lr, TUNING_SEED, group.epsilon, clip) for lr, clip in settings]
 
 
-def final_cells(line: Line, options: argparse.Namespace, folder: Path) -> list[Cell]:
+def final_cells(group: Group, method: str, options: argparse.Namespace, cells: Cells) -> list[Cell]:
     """The reported cells, with the setting that did best in the trials; empty until all are there."""
-    tried = trials(line, options)
-    found = [result_of(cell, folder) for cell in tried]
-    if any(result is None for result in found):
+    tried = trials(group, method, options)
+    found = [result["validation"] for cell in tried if (result := cells.get(cell)) is not None]
+    if len(found) < len(tried):
         return []
-    scores = [
-        result["validation"] if result["validation"] is not None else -1.0 for result in found if result
-    ]
-    best = tried[int(np.argmax(scores))]
-    return [
-        Cell(line.dataset, line.method, best.lr, seed, line.epsilon, best.clip) for seed in range(line.seeds)
-    ]
+    best = tried[int(np.argmax(found))]
+    return [replace(best, seed=seed) for seed in range(group.seeds)]
 
 
-def result_of(cell: Cell, folder: Path) -> dict[str, Any] | None:
-    path = folder / f"{cell.name}.json"
-    return json.loads(path.read_text()) if path.is_file() else None
+def untrained(group: Group) -> list[Cell]:
+    return [Cell(group.dataset, UNTRAINED, 1e-4, seed) for seed in range(group.seeds)]
 
 
-def untrained(dataset: str, seeds: int) -> list[Cell]:
-    return [Cell(dataset, UNTRAINED, 1e-4, seed) for seed in range(seeds)]
+def known_cells(options: argparse.Namespace, cells: Cells) -> Iterator[Cell]:
+    """All that can be said by now, in order. Trials and seeds take turns over the methods: whenever a sitting
+    ends, the methods of a table have come equally far."""
+    for group in groups(options):
+        tried = [trials(group, method, options) for method in group.methods]
+        final = [final_cells(group, method, options, cells) for method in group.methods]
+        yield from itertools.chain.from_iterable(zip(*tried, strict=True))
+        yield from untrained(group)
+        yield from (cell for row in itertools.zip_longest(*final) for cell in row if cell is not None)
 
 
-def run_all(cells: list[Cell], options: argparse.Namespace, folder: Path, deadline: float) -> None:
-    """Those that have no file yet, until the time is up; cells that have begun are finished."""
+def planned(options: argparse.Namespace) -> int:
+    """How many cells the whole is."""
+    wanted = groups(options)
+    blanks = {cell for group in wanted for cell in untrained(group)}
+    return len(blanks) + sum(
+        len(trials(group, method, options)) + group.seeds for group in wanted for method in group.methods
+    )
+
+
+def run_all(options: argparse.Namespace, cells: Cells) -> None:
+    """Those that are not there yet, until the time is up; cells that have begun are finished."""
     text = json.dumps(vars(options))
-    waiting = [cell for cell in dict.fromkeys(cells) if result_of(cell, folder) is None]
-    if options.workers == 1:
-        for cell in waiting:
-            if time.monotonic() < deadline:
-                print(run_cell(cell, text, str(folder)), flush=True)
-        return
+    began = time.monotonic()
+    asked: set[Cell] = set()
+    running: dict[Future[dict[str, Any]], Cell] = {}
+    total = planned(options)
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        running = set()
-        while running or (waiting and time.monotonic() < deadline):
-            while waiting and len(running) < options.workers and time.monotonic() < deadline:
-                running.add(pool.submit(run_cell, waiting.pop(0), text, str(folder)))
-            done = next(as_completed(running))
-            running.remove(done)
-            print(done.result(), flush=True)
+        while True:
+            for cell in known_cells(options, cells):
+                if len(running) == options.workers or time.monotonic() > began + 60 * options.minutes:
+                    break
+                if cell not in asked and cells.get(cell) is None:
+                    asked.add(cell)
+                    running[pool.submit(run_cell, cell, text)] = cell
+            if not running:
+                return
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                cell = running.pop(done)
+                if (error := done.exception()) is not None:
+                    print(f"FAILED {cell.name}: {type(error).__name__}: {error}", flush=True)
+                    continue
+                cells.add(done.result())
+                state = f"{total - missing(options, cells)}/{total} {time.monotonic() - began:.0f} s"
+                print(f"{state} {cell.name} {done.result()['seconds']:.1f} s", flush=True)
 
 
-def table(options: argparse.Namespace, folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A line a method with its interval, and the paired differences, of what is there so far."""
-    found: dict[Line, tuple[list[dict[str, Any]], np.ndarray]] = {}
-    for line in lines(options):
-        results = [result_of(cell, folder) for cell in final_cells(line, options, folder)]
-        if results and all(results):
-            found[line] = (results, np.array([result["counts"] for result in results]))
-    rows, pairs = [], []
-    for dataset, epsilon in dict.fromkeys((line.dataset, line.epsilon) for line in found):
-        group = {line.method: line for line in found if (line.dataset, line.epsilon) == (dataset, epsilon)}
-        seeds, notes = found[next(iter(group.values()))][1].shape[:2]
-        drawn = draws(seeds, notes)
-        sample = {method: resampled(found[line][1], *drawn) for method, line in group.items()}
-        floor = majority(next(iter(found[line][1] for line in group.values())))
-        sample["majority"] = resampled(floor, *drawn)
-        blank = [result_of(cell, folder) for cell in untrained(dataset, seeds)]
-        extra = {"majority": floor}
-        if all(blank):
-            extra[UNTRAINED] = np.array([result["counts"] for result in blank if result])
-            sample[UNTRAINED] = resampled(extra[UNTRAINED], *drawn)
-        for method, values in sample.items():
-            results = found[group[method]][0] if method in group else []
-            counts = found[group[method]][1] if method in group else extra[method]
-            above = interval(values - sample["majority"])
-            row = {"dataset": dataset, "epsilon": epsilon, "method": method, "seeds": seeds}
-            row |= {"f1": float(macro_f1(counts.sum(axis=1)).mean()), "interval": interval(values)}
-            row["learned"] = above[0] > 0 if method in group else None
-            if counts.shape[2] > 1:
-                row["accuracy"] = float((counts[..., 0].sum(axis=(1, 2)) / notes).mean())
-            if results:
-                row |= {key: results[0]["cell"][key] for key in ("lr", "clip")}
-                row |= {
-                    key: float(np.mean([r[key] for r in results]))
-                    for key in ("bytes_up", "bytes_down", "seconds")
-                }
-                row["selection_changes"] = results[0]["selection_changes"]
-            rows.append(row)
-        for one, other in (("safl", "random"), ("safl", "fixed"), ("safl", "fedavg"), ("safl", "head")):
-            if one in group and other in group:
-                low, high = interval(sample[one] - sample[other])
-                pair = {
-                    "dataset": dataset,
-                    "epsilon": epsilon,
-                    "pair": f"{one} - {other}",
-                    "low": low,
-                    "high": high,
-                }
-                learned = {
-                    row["method"]: row["learned"]
-                    for row in rows
-                    if (row["dataset"], row["epsilon"]) == (dataset, epsilon)
-                }
-                claim = verdict(low, high) if learned[one] and learned[other] else "did not learn"
-                pairs.append(
-                    pair | {"mean": float((sample[one] - sample[other]).mean()), "more_than_a_point": claim}
-                )
+def missing(options: argparse.Namespace, cells: Cells) -> int:
+    done = {cell for cell in known_cells(options, cells) if cells.get(cell) is not None}
+    return planned(options) - len(done)
+
+
+# The tables -----------------------------------------------------------------------------------------------
+
+
+def table(group: Group, options: argparse.Namespace, cells: Cells) -> tuple[list[Any], list[Any]]:
+    """A row a method with its interval, and the paired differences, of the seeds that all methods have."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for method in group.methods:
+        known = {cell.seed: cells.get(cell) for cell in final_cells(group, method, options, cells)}
+        if own := {seed: result for seed, result in known.items() if result is not None}:
+            found[method] = own
+    if not found:
+        return [], []
+    found[UNTRAINED] = {
+        cell.seed: result for cell in untrained(group) if (result := cells.get(cell)) is not None
+    }
+    seeds = sorted(set.intersection(*(set(own) for own in found.values())))
+    if not seeds:
+        return [], []
+    counts = {m: np.array([counts_of(own[seed]) for seed in seeds]) for m, own in found.items()}
+    counts["majority"] = majority(counts[UNTRAINED])
+    notes = counts["majority"].shape[1]
+    drawn = draws(len(seeds), notes)
+    sample = {method: resampled(own, *drawn) for method, own in counts.items()}
+
+    about = {"dataset": group.dataset, "epsilon": group.epsilon, "seeds": len(seeds)}
+    rows = []
+    for method, values in sample.items():
+        row: dict[str, Any] = about | {
+            "method": method,
+            "f1": float(macro_f1(counts[method].sum(axis=1)).mean()),
+        }
+        row["interval"] = interval(values)
+        if counts[method].shape[2] > 1:
+            row["accuracy"] = float((counts[method][..., 0].sum(axis=(1, 2)) / notes).mean())
+        if method in group.methods:
+            row["learned"] = interval(values - sample["majority"])[0] > 0
+            row |= figures([found[method][seed] for seed in seeds])
+        rows.append(row)
+    learned = {row["method"]: row["learned"] for row in rows if "learned" in row}
+    pairs = []
+    for other in ("random", "fixed", "fedavg", "head"):
+        if "safl" in learned and other in learned:
+            apart = sample["safl"] - sample[other]
+            low, high = interval(apart)
+            claim = verdict(low, high) if learned["safl"] and learned[other] else "did not learn"
+            pair = about | {"pair": f"safl - {other}", "mean": float(apart.mean()), "low": low, "high": high}
+            pairs.append(pair | {"more_than_a_point": claim})
     return rows, pairs
+
+
+def figures(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the runs of one method cost, and the setting that its trials chose."""
+    mean = {
+        key: float(np.mean([result[key] for result in results]))
+        for key in ("bytes_up", "bytes_down", "seconds", "selection_changes", "epsilon")
+        if results[0][key] is not None
+    }
+    if "epsilon" in mean:
+        mean["epsilon_spent"] = mean.pop("epsilon")
+    return mean | {key: results[0]["cell"][key] for key in ("lr", "clip")}
 
 
 def majority(counts: np.ndarray) -> np.ndarray:
@@ -362,47 +443,55 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--lrs", type=float, nargs="+", default=[1e-4, 3e-4, 1e-3])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument(
+        "--tokens", type=int, nargs=2, default=[128, 96], help="of a note of MTSamples, and of MACCROBAT"
+    )
     parser.add_argument(
         "--epsilons", type=float, nargs="*", default=[], help="budgets of the private table: 8 2 0.5"
     )
-    parser.add_argument("--clips", type=float, nargs="+", default=[0.1, 1.0], help="clipping norms to try")
+    parser.add_argument("--clips", type=float, nargs="+", default=[0.3, 3.0], help="clipping norms to try")
     parser.add_argument("--private-seeds", type=int, default=3)
     parser.add_argument("--private-methods", nargs="+", default=list(PRIVATE), choices=list(PRIVATE))
+    parser.add_argument("--private-batch", type=int, default=64)
     parser.add_argument("--limit", type=int, help="rows, for a quick try")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1, help="cells at once, each in a process of its own")
     parser.add_argument("--minutes", type=float, default=1e9, help="start no new cell after so long")
-    parser.add_argument("--cells", default=str(CACHE / "safl"), help="where finished cells lie")
+    parser.add_argument("--cells", default=str(CACHE / "safl.jsonl"), help="file of the finished cells")
     parser.add_argument("--name", default="safl", help="of the result file")
-    return parser.parse_args(words)
+    parser.add_argument("--write-half", metavar="DEST", help="write the model there in float16, and end")
+    options = parser.parse_args(words)
+    options.tokens = dict(zip(("mtsamples", "maccrobat"), options.tokens, strict=True))
+    return options
 
 
 def main() -> None:
     options = parse(sys.argv[1:])
-    folder = Path(options.cells)
-    folder.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + 60 * options.minutes
-    wanted = list(lines(options))
-    run_all([cell for line in wanted for cell in trials(line, options)], options, folder, deadline)
-    blanks = [cell for line in wanted for cell in untrained(line.dataset, line.seeds)]
-    final = [cell for line in wanted for cell in final_cells(line, options, folder)]
-    run_all([*blanks, *final], options, folder, deadline)
-    rows, pairs = table(options, folder)
-    missing = sum(result_of(cell, folder) is None for line in wanted for cell in trials(line, options))
-    missing += sum(result_of(cell, folder) is None for cell in [*dict.fromkeys(blanks), *final])
-    path = write_result(options.name, {"lines": rows, "pairs": pairs, "cells_missing": missing})
+    if options.write_half:
+        write_half(Path(options.model), Path(options.write_half))
+        return
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    cells = Cells(Path(options.cells))
+    run_all(options, cells)
+    tables = [table(group, options, cells) for group in groups(options)]
+    rows = [row for found, _ in tables for row in found]
+    pairs = [pair for _, found in tables for pair in found]
+    left = missing(options, cells)
+    path = write_result(options.name, {"lines": rows, "pairs": pairs, "cells_missing": left})
     shown = [
         [
             *(row["dataset"], "-" if row["epsilon"] is None else f"{row['epsilon']:g}", row["method"]),
             f"{row['f1']:.3f} ({row['interval'][0]:.3f}–{row['interval'][1]:.3f})",
-            "" if row["learned"] in (True, None) else "did not learn",
-            *(f"{row['accuracy']:.3f}" if "accuracy" in row else "", f"{row.get('lr', ''):}"),
-            f"{row['bytes_up'] / 1e6:.0f}" if "bytes_up" in row else "",
+            "" if row.get("learned", True) else "did not learn",
+            *(f"{row['accuracy']:.3f}" if "accuracy" in row else "", f"{row.get('lr', '')}"),
+            *(f"{row.get('clip') or ''}", f"{row['bytes_up'] / 1e6:.0f}" if "bytes_up" in row else ""),
+            str(row["seeds"]),
         ]
         for row in rows
     ]
-    columns = ["data", "epsilon", "method", "F1", "", "accuracy", "lr", "MB up"]
+    columns = ["data", "epsilon", "method", "F1", "", "accuracy", "lr", "clip", "MB up", "seeds"]
     show("SAFL: mean over seeds, 95 % over notes and seeds", columns, shown, {}, path)
     for pair in pairs:
         budget = "" if pair["epsilon"] is None else f" at epsilon {pair['epsilon']:g}"
@@ -411,8 +500,8 @@ def main() -> None:
             f"({100 * pair['low']:+.1f} to {100 * pair['high']:+.1f}); "
             f"more than one point: {pair['more_than_a_point']}"
         )
-    if missing:
-        print(f"{missing} cells are missing yet: run the same command again.")
+    if left:
+        print(f"{left} cells are missing yet: run the same command again.")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""The statistics of the SAFL table, by hand."""
+"""The SAFL table: its statistics by hand, the order of its cells, and that it goes on where it ended."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import safl
@@ -37,3 +40,81 @@ def test_a_better_method_is_seen_and_an_equal_one_is_not():
     same = safl.resampled(good, notes, seeds) - safl.resampled(good, notes, seeds)
     assert safl.verdict(*safl.interval(same)) == "no"  # not more than a point
     assert safl.verdict(-0.01, 0.03) == "not resolved"
+
+
+def result(cell, validation=0.5, said=(0, 1, 1)):
+    figures = {"bytes_up": 8, "bytes_down": 8, "seconds": 1.0, "selection_changes": None, "epsilon": None}
+    return {
+        "cell": vars(cell),
+        "validation": validation,
+        "said": list(said),
+        "true": [0, 1, 0],
+        "classes": 2,
+        **figures,
+    }
+
+
+def options(**more):
+    words = ["--model", "M", "--mtsamples", "D", "--methods", "safl", "random", "--lrs", "1e-4", "1e-3"]
+    words += [word for key, value in more.items() for word in (f"--{key}", *map(str, value))]
+    return safl.parse([*words, "--seeds", "2", "--private-seeds", "1", "--private-methods", "safl", "head"])
+
+
+def test_cells_are_found_again_but_for_the_line_that_was_cut(tmp_path):
+    path = tmp_path / "cells.jsonl"
+    one = safl.Cell("mtsamples", "safl", 1e-3, 0, epsilon=0.5, clip=3.0)
+    two = replace(one, seed=1)
+    cells = safl.Cells(path)
+    cells.add(result(one))
+    cells.add(result(two))
+    path.write_text(path.read_text()[:-9])
+    cells = safl.Cells(path)
+    assert (cells.get(one), cells.get(two)) == (result(one), None)
+    cells.add(result(two))
+    assert safl.Cells(path).get(two) == result(two)
+
+
+def test_methods_take_turns_and_use_the_setting_that_validated_best(tmp_path):
+    choice = options(epsilons=[8], clips=[0.3, 3.0])
+    cells = safl.Cells(tmp_path / "cells.jsonl")
+    first = list(safl.known_cells(choice, cells))
+    assert [(c.method, c.lr, c.seed) for c in first[:4]] == [
+        *(("safl", 1e-4, 1000), ("random", 1e-4, 1000)),
+        *(("safl", 1e-3, 1000), ("random", 1e-3, 1000)),
+    ]
+    assert sum(c.epsilon == 8 for c in first) == 2 * 2 * 2  # methods, rates, norms: final cells must wait
+    for cell in first[:4]:
+        cells.add(result(cell, validation=cell.lr if cell.method == "safl" else -cell.lr))
+    final = list(safl.known_cells(choice, cells))[6:10]  # after the trials and two that are untrained
+    assert [(c.method, c.lr, c.seed) for c in final] == [
+        *(("safl", 1e-3, 0), ("random", 1e-4, 0)),
+        *(("safl", 1e-3, 1), ("random", 1e-4, 1)),
+    ]
+    assert safl.planned(choice) == 4 + 2 + 4 + 8 + 2
+    assert safl.missing(choice, cells) == safl.planned(choice) - 4
+
+
+def test_a_table_has_the_seeds_that_all_its_methods_have(tmp_path):
+    choice = options()
+    cells = safl.Cells(tmp_path / "cells.jsonl")
+    for _ in range(2):  # the trials, and then what they make known
+        for cell in list(safl.known_cells(choice, cells)):
+            if (cell.method, cell.seed) != ("random", 1) and cells.get(cell) is None:
+                cells.add(result(cell))
+    (group,) = safl.groups(choice)
+    rows, pairs = safl.table(group, choice, cells)
+    assert [row["method"] for row in rows] == ["safl", "random", "untrained", "majority"]
+    assert {row["seeds"] for row in rows} == {1}
+    assert pairs[0]["pair"] == "safl - random"
+    assert pairs[0]["mean"] == 0
+
+
+def test_half_a_model_is_read_as_a_whole_one(tmp_path):
+    (tmp_path / "whole").mkdir()
+    save_file({"w": torch.tensor([0.5, 2.0])}, tmp_path / "whole" / "model.safetensors")
+    (tmp_path / "whole" / "config.json").write_text("{}")
+    safl.write_half(tmp_path / "whole", tmp_path / "half")
+    half = load_file(tmp_path / "half" / "model.safetensors")["w"]
+    assert half.dtype == torch.float16
+    assert half.tolist() == [0.5, 2.0]
+    assert (tmp_path / "half" / "config.json").read_text() == "{}"
