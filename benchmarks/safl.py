@@ -285,8 +285,10 @@ def groups(options: argparse.Namespace) -> list[Group]:
 
 def trials(group: Group, method: str, options: argparse.Namespace) -> list[Cell]:
     """As many for every method, on a seed that is not reported."""
-    clips = [None] if group.epsilon is None else options.clips
-    settings = itertools.product(options.lrs, clips)
+    if group.epsilon is None:
+        settings = itertools.product(options.lrs, [None])
+    else:
+        settings = itertools.product(options.private_lrs, options.clips)
     return [Cell(group.dataset, method, lr, TUNING_SEED, group.epsilon, clip) for lr, clip in settings]
 
 
@@ -449,6 +451,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--epsilons", type=float, nargs="*", default=[], help="budgets of the private table: 8 2 0.5"
+    )
+    parser.add_argument(
+        "--private-lrs", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3], help="fewer and larger steps"
     )
     parser.add_argument("--clips", type=float, nargs="+", default=[0.3, 3.0], help="clipping norms to try")
     parser.add_argument("--private-seeds", type=int, default=3)

@@ -5,8 +5,10 @@ import logging
 import pytest
 import torch
 
+from fedfrozen_app.privacy.dpsgd import ExampleGradients, plain_loss
 from fedfrozen_app.runtime import cohort
 from tests.conftest import same_bits
+from tests.privacy.test_dpsgd import parts, task_of
 from tests.runtime.test_runtimes import is_key_bias
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -51,3 +53,17 @@ def test_a_cohort_larger_than_the_free_memory_trains_in_turns_and_says_so(train,
         run = train(*words)
     assert "free memory holds 1 of the 10" in caplog.text and "trains 1 clients at a time" in caplog.text
     assert run.rows[-1]["clients_ok"] == 10
+
+
+def test_private_gradients_are_those_of_the_host(train):
+    model, inputs, labels = parts("bert")
+    names = [name for name, _ in model.named_parameters()]
+    _, host = ExampleGradients(model, task_of(model), names, plain_loss)(inputs, labels)
+    model = model.to("cuda")
+    moved = {key: value.to("cuda") for key, value in inputs.items()}
+    _, found = ExampleGradients(model, task_of(model), names, plain_loss)(moved, labels.to("cuda"))
+    for name in names:
+        torch.testing.assert_close(found[name].cpu(), host[name], rtol=1e-4, atol=1e-7)
+    run = train(*WORDS, "privacy=dp_sgd", "strategy=safl", "strategy.top_k=1")
+    assert run.rows[-1]["clients_ok"] == 4
+    assert 0 < run.rows[-1]["epsilon_max"] <= 8
