@@ -148,10 +148,10 @@ def processor() -> str:
     return names[0] if names else platform.processor()
 
 
-def write_result(name: str, figures: Mapping[str, Any]) -> Path:
+def write_result(name: str, figures: Mapping[str, Any], path: Path | None = None) -> Path:
     """`results/NAME.json`: the figures, and all that somebody needs to judge or repeat them."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    path = path or RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     script = Path(sys.argv[0])
     about = {
         "benchmark": name,
@@ -161,7 +161,9 @@ def write_result(name: str, figures: Mapping[str, Any]) -> Path:
         "machine": machine(),
         "versions": versions(),
     }
-    path.write_text(json.dumps(about | dict(figures), indent=2, default=asdict) + "\n")
+    part = path.with_suffix(".part")  # whoever is killed here leaves the last whole file
+    part.write_text(json.dumps(about | dict(figures), indent=2, default=asdict) + "\n")
+    part.replace(path)
     return path
 
 

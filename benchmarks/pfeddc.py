@@ -2,11 +2,12 @@
 
     python benchmarks/pfeddc.py --vision DIR --text DIR --data DIR   (the encoders' folders, and PACS)
     python benchmarks/pfeddc.py --carry DIR                          (as benchmarks/pfeddc_pack.py packs them)
+    python benchmarks/pfeddc.py --report-only                        (tables and picture of what is there)
 
-First `fedfrozen align` on a fifth of PACS that no run trains or tests on, then the fusion's learning rate by
-the clients' validation rows, then every cell of the tables. A cell is kept as soon as it is done, in
-benchmarks/results/pfeddc.json (--out): started again, the script goes on where it stopped. --minutes bounds
-a call.
+First `fedfrozen align` on a fifth of PACS that no run trains or tests on. Then, for every method as many
+trials as for any other, learning rates by the clients' validation rows, on a split of their own; the test
+has no say. Then the cells of the tables, by importance. Every result is kept as soon as it is there, in one
+file (--out): started again, the script goes on where it stopped. --minutes bounds a call.
 """
 
 import argparse
@@ -15,28 +16,33 @@ import io
 import itertools
 import json
 import logging
-import shutil
 import statistics
 import tempfile
 import time
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import lru_cache
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
-from common import RESULTS, machine, write_result
+from common import RESULTS, write_result
 from pfeddc_pack import unpack_encoder
-from scipy import stats
+from pfeddc_report import CLIENTS, PFEDDC, PROMPTFL, PROX, tables, write_docs
 
 from fedfrozen_app.align.command import make
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus
+from fedfrozen_app.data.table import Corpus
+from fedfrozen_app.errors import RunFailed
 from fedfrozen_app.runtime.inprocess import run_in_process
 
 ALIGN = 0.2
-SPLITS = {  # name: (words, clients)
-    "domain": (["partition=domain"], 4),
-    "domain x3": (["partition=domain", "partition.clients_per_domain=3"], 12),
-    "domain x5": (["partition=domain", "partition.clients_per_domain=5"], 20),
-    "domain x12": (["partition=domain", "partition.clients_per_domain=12", "partition.min_size=8"], 48),
+SPLITS = {
+    "domain": ["partition=domain"],
+    "domain x3": ["partition=domain", "partition.clients_per_domain=3"],
+    "domain x5": ["partition=domain", "partition.clients_per_domain=5"],
+    "domain x12": ["partition=domain", "partition.clients_per_domain=12", "partition.min_size=8"],
 }
 FUSIONS = {
     "global": ["strategy.prompts=global"],
@@ -51,77 +57,232 @@ METHODS = {
         for tower in ("text", "vision", "both")
         for fusion, words in FUSIONS.items()
     },
+    PROX: ["strategy.modalities=text", "strategy.prompts=global", "strategy.mu=0.1"],
 }
-PROMPTFL, PFEDDC = "text, global", "both, cross"
-KNOWN_AS = {PROMPTFL: "PromptFL", PFEDDC: "pFedDC"}
+MAIN = ["zero-shot", "local only", PROMPTFL, PFEDDC]
+LEARNED = MAIN[1:]
+REST = [method for method in METHODS if method not in MAIN]
+TUNING = ("domain x3", 1.0, 100)  # split, participation, seed: a partition that no table shows
+MAX_BLOCK = 16  # clients trained at once: enough to fill a GPU, and others may want its memory
+LAST = 3  # rounds over which a trial is judged
+
+Job = tuple[Any, ...]  # ("trial", method, number) or ("cell", split, participation, method, seed)
 
 
-def cells(seeds):
-    """(split, participation, method, seed) by importance."""
-    main = ["zero-shot", "local only", PROMPTFL, PFEDDC]
-    rest = [method for method in METHODS if method not in main]
-    for methods in (main, rest):
-        for seed, split, method in itertools.product(range(seeds), ("domain", "domain x3"), methods):
-            yield split, 1.0, method, seed
-    few = ["local only", PROMPTFL, PFEDDC]
-    for split, share, method in itertools.product(("domain x5", "domain x12"), (1.0, 0.5), few):
-        yield split, share, method, 0
-    for seed, split, method in itertools.product(range(seeds), ("domain", "domain x3"), few):
-        yield split, 0.5, method, seed
+# What there is to do ----------------------------------------------------------------------------------------
 
 
-def words_of(given, split, participation, method, seed, *extra):
+def rates(given: argparse.Namespace, method: str) -> list[list[float]]:
+    """[prompts' rate, fusion's rate] of every trial: as many for one method as for another."""
+    if method == "zero-shot":
+        return [[given.lrs[0]] * 2]
+    if method.endswith("cross"):
+        return [[lr, times * lr] for lr, times in itertools.product(given.cross_lrs, given.fusion_times)]
+    return [[lr, lr] for lr in given.lrs]
+
+
+def jobs(given: argparse.Namespace) -> list[Job]:
+    """By importance; a method's trials stand before its first cell."""
+    seeds, both = range(given.seeds), ("domain", "domain x3")
+    found: list[Job] = []
+
+    def tune(methods: list[str]) -> None:
+        tuned = [method for method in methods if len(rates(given, method)) > 1]
+        found.extend(("trial", method, n) for method in tuned for n in range(len(rates(given, method))))
+
+    def run(splits: Any, shares: Any, methods: list[str], seeds: Any) -> None:
+        parts = itertools.product(seeds, splits, shares, methods)
+        found.extend(("cell", split, share, method, seed) for seed, split, share, method in parts)
+
+    tune(MAIN)
+    run(both, [1.0], MAIN, seeds)
+    run(["domain x5", "domain x12"], [1.0, 0.5], LEARNED, [0])
+    run(both, [0.5], LEARNED, [0])
+    tune(REST)
+    run(both, [1.0], REST, seeds)
+    run(both, [0.5], LEARNED, seeds[1:])
+    wanted = [*(given.only or METHODS)]
+    return [
+        job
+        for job in found
+        if (job[0] == "trial" and job[1] in wanted)
+        or (job[0] == "cell" and job[3] in wanted and job[1] in given.splits)
+    ]
+
+
+def best_rates(given: argparse.Namespace, state: dict[str, Any], method: str) -> list[float]:
+    """Of the trials that are there, what clients reached on their own validation rows."""
+    tried = rates(given, method)
+    if len(tried) == 1:
+        return tried[0]
+    scores = [state["trials"].get(name_of(("trial", method, n)), {}).get("score") for n in range(len(tried))]
+    return tried[max(range(len(tried)), key=lambda n: -1.0 if scores[n] is None else scores[n])]
+
+
+def name_of(job: Job) -> str:
+    return json.dumps(job[1:])
+
+
+# One run ---------------------------------------------------------------------------------------------------
+
+
+def words_of(given: argparse.Namespace, split: str, share: float, method: str, seed: int) -> list[str]:
     words = ["strategy=pfeddc", "model=checkpoint", f"model.path={given.dual}", "model.name=dinov2s+minilm"]
     words += ["dataset=parquet", "dataset.name=pacs", f"dataset.path={given.data}", f"dataset.align={ALIGN}"]
     words += [f"dataset.image_size={given.size}", "dataset.validation=0.05", "dataset.client_validation=0"]
-    words += [f"num_rounds={given.rounds}", f"participation={participation}", f"seed={seed}"]
-    words += [
-        f"client.local_steps={given.steps}",
-        f"client.batch_size={given.batch}",
-        f"client.lr={given.lr}",
-    ]
+    words += [f"num_rounds={given.rounds}", f"participation={share}", f"seed={seed}"]
+    words += [f"client.local_steps={given.steps}", f"client.batch_size={given.batch}"]
+    words += [f"client.local_epochs={given.steps}"]  # never fewer steps than asked for, however few rows
     words += ["eval_every=100000", "checkpoint.every=0", "runtime.compile=false", f"device={given.device}"]
-    words += ["client.precision=bf16", "runtime.runner=cohort"] if given.on_gpu else []
+    words += ["client.precision=bf16"] if given.on_gpu else []
+    words += ["runtime.runner=cohort", f"runtime.max_block={MAX_BLOCK}"] if given.cohort else []
     words += [f"dataset.limit={given.limit}"] if given.limit else []
     # The method's own words last: zero-shot has no rounds.
-    return [*words, *SPLITS[split][0], *METHODS[method], *extra]
+    return [*words, *SPLITS[split], *METHODS[method]]
 
 
-def run(words, corpus):
+@lru_cache(maxsize=1)
+def corpus_of(words: tuple[str, ...]) -> Corpus:
+    """Read once in a process."""
+    return load_corpus(read(resolved(compose_config(list(words)))))
+
+
+def work(given: argparse.Namespace, job: Job, rate: list[float]) -> dict[str, Any]:
+    """Run a trial or a cell; in a worker process, or in this one."""
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    logging.getLogger("fedfrozen_app").setLevel(logging.WARNING)
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    corpus = corpus_of(tuple(words_of(given, "domain", 1.0, PFEDDC, 0)))
+    if job[0] == "trial":
+        split, share, seed = TUNING
+        words = words_of(given, split, share, job[1], seed)
+        words += ["dataset.client_validation=0.15", "personal=false"]
+    else:
+        words = words_of(given, *job[1:])
+    words += [f"client.lr={rate[0]:g}", f"client.fusion_lr={rate[1]:g}"]
     plain = resolved(compose_config(words))
-    config = read(plain)
     began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        summary = run_in_process(config, plain, words, Path(folder), corpus=corpus)
-        rows = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-    return summary, rows, time.perf_counter() - began
+    with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):
+        folder = Path(name)
+        try:
+            summary = run_in_process(read(plain), plain, words, folder, corpus=corpus)
+        except RunFailed as error:  # a rate too high: every update was refused
+            return {"rates": rate, "failed": str(error)}
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        personal = folder / "personal.json"
+        clients = json.loads(personal.read_text())["clients"] if personal.is_file() else []
+    found = trial_of(rows) if job[0] == "trial" else cell_of(summary, rows, clients)
+    return {"rates": rate, **found, "seconds": time.perf_counter() - began}
 
 
-def cell_of(summary, rows, seconds):
-    """What the tables need of a run."""
-    personal = summary["personal"]
+def learning(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Whether prompts learned, and whether local ones and their fusion took part."""
     last = rows[-1]
-    trained = rows[1:]
-    clients = statistics.fmean(len(row["clients"]) for row in trained) if trained else 0
     return {
-        **{model: personal[model] for model in ("global", "personal", "after") if model in personal},
-        "by_participation": personal["by_participation"],
-        "global_test_accuracy": last.get("test_accuracy"),
-        "bytes_up_per_client": statistics.fmean(r["bytes_up"] for r in trained) / clients if trained else 0,
-        "array_bytes_up_per_client": (
-            statistics.fmean(sum(r["bytes_up_by_role"].values()) for r in trained) / clients if trained else 0
-        ),
-        "fusion": summary.get("fusion"),
-        "local_moved": {key: value for key, value in last.items() if key.startswith("local_moved")},
-        "train_loss": last.get("train_loss"),
-        "round_seconds": statistics.median(r["seconds"]["train"] for r in trained) if trained else 0,
-        "seconds": seconds,
+        "train_loss": [row["train_loss"] for row in rows[1:] if row.get("train_loss") is not None],
+        "clients_failed": sum(row.get("clients_failed", 0) for row in rows[1:]),
+        **{key: last[key] for key in last if key.startswith(("fusion_gap", "local_moved"))},
     }
 
 
-def make_dual(given, state):
+def trial_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The score is the model that a client would use, its own parts with the newest global ones, before it
+    trains on: the same that the tables show, on validation rows."""
+    course = [row["client_val_before"] for row in rows[1:] if row.get("client_val_before") is not None]
+    score = statistics.fmean(course[-LAST:]) if course else None
+    return {"score": score, "client_val_before": course, **learning(rows)}
+
+
+def cell_of(
+    summary: dict[str, Any], rows: list[dict[str, Any]], clients: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """What the tables need of a run."""
+    personal, trained = summary["personal"], rows[1:]
+    sent = {
+        f"array_bytes_{way}_per_client": statistics.fmean(
+            sum(row[f"bytes_{way}_by_role"].values()) / len(row["clients"]) for row in trained
+        )
+        if trained
+        else 0
+        for way in ("up", "down")
+    }
+    return {
+        **{model: personal[model] for model in ("global", "personal", "after") if model in personal},
+        "clients": {key: [client.get(key) for client in clients] for key in ("rounds", "global", "personal")},
+        "global_test_accuracy": rows[-1].get("test_accuracy"),
+        **sent,
+        "bytes_up_per_client": (
+            statistics.fmean(row["bytes_up"] / len(row["clients"]) for row in trained) if trained else 0
+        ),
+        "fusion": summary.get("fusion"),
+        **learning(rows),
+        "round_seconds": statistics.median(row["seconds"]["train"] for row in trained) if trained else 0,
+    }
+
+
+# All of them -----------------------------------------------------------------------------------------------
+
+
+class Here:
+    """Work done by this process when it is asked for: a pool's face without a pool."""
+
+    def submit(self, function: Any, *arguments: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(function(*arguments))
+        return done
+
+
+def run_all(given: argparse.Namespace, state: dict[str, Any], save: Any, deadline: float) -> None:
+    """Those that have no result yet, until the time is up; what has begun is finished."""
+    waiting = [job for job in jobs(given) if name_of(job) not in state[f"{job[0]}s"]]
+    running: dict[Future[Any], Job] = {}
+
+    def ready(job: Job) -> bool:
+        """Cells wait for their method's trials."""
+        open_trials = [other for other in (*waiting, *running.values()) if other[0] == "trial"]
+        return job[0] == "trial" or all(other[1] != job[3] for other in open_trials)
+
+    with contextlib.ExitStack() as stack:
+        pool: Any = Here()
+        if given.workers > 1:
+            spawn = get_context("spawn")
+            pool = stack.enter_context(ProcessPoolExecutor(given.workers, mp_context=spawn))
+        while waiting or running:
+            while len(running) < given.workers and time.monotonic() < deadline:
+                job = next(filter(ready, waiting), None)
+                if job is None:
+                    break
+                waiting.remove(job)
+                method = job[1] if job[0] == "trial" else job[3]
+                rate = rates(given, method)[job[2]] if job[0] == "trial" else best_rates(given, state, method)
+                running[pool.submit(work, given, job, rate)] = job
+            if not running:
+                print("Out of time: start it again for the rest.")
+                return
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                job = running.pop(future)
+                error = future.exception()
+                if error is not None:  # not kept: the next start tries it again
+                    print(name_of(job), "gave no result:", repr(error), flush=True)
+                    continue
+                state[f"{job[0]}s"][name_of(job)] = found = future.result()
+                tell(job, found)
+                save()
+
+
+def tell(job: Job, found: dict[str, Any]) -> None:
+    shown = {m: round(found[m]["mean"], 4) for m in ("global", "personal", "after") if m in found}
+    shown |= {key: round(found[key], 4) for key in found if key.startswith(("score", "fusion_gap", "local_"))}
+    shown |= {key: found[key] for key in ("failed", "rates", "clients_failed") if found.get(key)}
+    if found.get("train_loss"):
+        shown["loss"] = [round(found["train_loss"][n], 3) for n in (0, -1)]
+    print(*job, shown, f"{found.get('seconds', 0):.1f} s", flush=True)
+
+
+def make_dual(given: argparse.Namespace, state: dict[str, Any]) -> None:
     """Unpack the encoders where they come packed, and align them once."""
-    given.dual = given.work / "dual"
     if not (given.dual / "alignment.json").is_file():
         vision, text = given.vision, given.text
         if given.carry:
@@ -130,6 +291,7 @@ def make_dual(given, state):
         words = [str(given.dual), f"vision={vision}", f"text={text}", "text_pooling=mean", "epochs=40"]
         words += ["dataset=parquet", f"dataset.path={given.data}", f"dataset.image_size={given.size}"]
         words += [f"dataset.align={ALIGN}", f"device={given.device}"]
+        words += [f"domain={given.align_domain}"] if given.align_domain else []
         words += [f"dataset.limit={given.limit}"] if given.limit else []
         make(words)
     found = json.loads((given.dual / "alignment.json").read_text())
@@ -137,73 +299,7 @@ def make_dual(given, state):
     state["alignment"] = {key: found[key] for key in keys}
 
 
-def tune(given, state, corpus):
-    """The fusion's learning rate by what clients reach on their own validation rows; the test has no say."""
-    if "fusion_lr" in state:
-        return
-    found = {}
-    for times in given.fusion_times:
-        extra = [f"client.fusion_lr={times * given.lr}", "dataset.client_validation=0.15", "personal=false"]
-        _, rows, _ = run(words_of(given, "domain x3", 1.0, PFEDDC, 100, *extra), corpus)
-        found[times * given.lr] = {
-            "client_val_after": statistics.fmean(row["client_val_after"] for row in rows[1:][-3:]),
-            **{key: rows[-1][key] for key in rows[-1] if key.startswith(("fusion_gap", "local_moved"))},
-        }
-        print("fusion_lr", times * given.lr, found[times * given.lr], flush=True)
-    state["fusion_lr"] = max(found, key=lambda rate: found[rate]["client_val_after"])
-    state["fusion_lr_tried"] = {f"{rate:g}": figures for rate, figures in found.items()}
-
-
-def interval(values):
-    """Mean and half the width of its 95 % interval (Student's t over seeds)."""
-    if len(values) < 2:
-        return statistics.fmean(values), None
-    spread = stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)
-    return statistics.fmean(values), float(spread)
-
-
-def tables(done):
-    """One line a set-up and method, over its seeds."""
-    groups = {}
-    for key, cell in done.items():
-        split, participation, method, _ = json.loads(key)
-        groups.setdefault((split, participation, method), []).append(cell)
-    lines = []
-    for (split, participation, method), found in groups.items():
-        line = {"split": split, "clients": SPLITS[split][1], "participation": participation, "method": method}
-        line["known_as"] = KNOWN_AS.get(method)
-        for model, figure in itertools.product(("global", "personal", "after"), ("mean", "worst", "std")):
-            values = [cell[model][figure] for cell in found if model in cell]
-            if values:
-                line[f"{model}_{figure}"], line[f"{model}_{figure}_ci"] = interval(values)
-        line["array_bytes_up_per_client"] = found[0]["array_bytes_up_per_client"]
-        line["fusion"] = [cell["fusion"]["state"] for cell in found if cell["fusion"]]
-        line["seeds"] = len(found)
-        lines.append(line)
-    return lines
-
-
-def show(lines):
-    print(f"{'split':11}{'share':>6} {'method':16}{'seeds':>6}  {'global mean':>14} {'worst':>7}", end="")
-    print(f"  {'personal mean':>14} {'worst':>7}  {'after':>7} {'bytes up':>9}")
-    for line in lines:
-
-        def figure(model, line=line):
-            if f"{model}_mean" not in line:
-                return f"{'-':>14} {'-':>7}"
-            half = line[f"{model}_mean_ci"]
-            mean = f"{line[f'{model}_mean']:.3f}" + ("" if half is None else f" ± {half:.3f}")
-            return f"{mean:>14} {line[f'{model}_worst']:7.3f}"
-
-        name = line["known_as"] or line["method"]
-        after = f"{line['after_mean']:7.3f}" if "after_mean" in line else f"{'-':>7}"
-        print(
-            f"{line['split']:11}{line['participation']:6} {name:16}{line['seeds']:6}  {figure('global')}  "
-            f"{figure('personal')}  {after} {line['array_bytes_up_per_client']:9.0f}"
-        )
-
-
-def main() -> None:
+def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -213,75 +309,66 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "fedfrozen-pfeddc")
     parser.add_argument("--out", type=Path, default=RESULTS / "pfeddc.json")
+    parser.add_argument("--report-only", action="store_true", help="write docs/ from --out and stop")
+    parser.add_argument("--workers", type=int, default=1, help="runs at once, each in a process of its own")
+    parser.add_argument("--threads", type=int, default=None, help="of torch, in each of them")
+    parser.add_argument("--minutes", type=float, default=9.0, help="start no new run after so long")
     parser.add_argument("--size", type=int, default=112, help="pixels a side (a multiple of 14)")
+    parser.add_argument("--align-domain", default=None, help="align on this domain of the slice alone")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--steps", type=int, default=8, help="local steps a round")
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=0.02)
-    parser.add_argument("--fusion-times", type=float, nargs="+", default=[1.0, 5.0, 25.0])
+    parser.add_argument("--lrs", type=float, nargs="+", default=[0.01, 0.03, 0.1, 0.3])
+    parser.add_argument("--cross-lrs", type=float, nargs="+", default=[0.03, 0.1])
+    parser.add_argument("--fusion-times", type=float, nargs="+", default=[30.0, 300.0])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=9.0, help="start no new cell after so long")
     parser.add_argument("--limit", type=int, default=None, help="at most so many rows, for a quick try")
-    parser.add_argument("--only", nargs="+", default=None, help="methods, for a quick try")
-    parser.add_argument("--splits", nargs="+", default=list(SPLITS), help="set-ups, for a quick try")
+    parser.add_argument("--only", nargs="+", choices=METHODS, help="methods, for a quick try")
+    parser.add_argument("--splits", nargs="+", choices=SPLITS, default=list(SPLITS))
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--cohort", action="store_true", help="stack clients on a CPU too, for a quick try")
+    return parser
+
+
+def main() -> None:
+    parser = options()
     given = parser.parse_args()
+    began = time.monotonic()
+    if given.report_only:
+        write_docs(json.loads(given.out.read_text()))
+        return
     if given.carry:
         given.data = given.carry / "pacs"
     if not given.data or not (given.carry or (given.vision and given.text)):
         parser.error("give --carry, or --vision, --text and --data")
+    if len(given.cross_lrs) * len(given.fusion_times) != len(given.lrs):
+        parser.error("give as many --lrs as there are pairs of --cross-lrs and --fusion-times: equal trials")
     given.on_gpu = torch.cuda.is_available() and given.device != "cpu"
+    given.cohort = given.cohort or given.on_gpu
+    given.dual = given.work / "dual"
     given.work.mkdir(parents=True, exist_ok=True)
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    began = time.perf_counter()
 
-    settings = {
-        k: v for k, v in vars(given).items() if k in ("size", "rounds", "steps", "batch", "lr", "limit")
-    }
-    state = {"settings": settings, "cells": {}}
+    keys = ("size", "align_domain", "rounds", "steps", "batch", "lrs", "cross_lrs", "fusion_times", "limit")
+    settings = {key: getattr(given, key) for key in keys}
+    state: dict[str, Any] = {"settings": settings, "trials": {}, "cells": {}}
     if given.out.is_file():
         found = json.loads(given.out.read_text())
-        if found["settings"] == settings:
-            state = {
-                key: found[key]
-                for key in found
-                if key in ("settings", "cells", "alignment", "fusion_lr", "fusion_lr_tried")
-            }
+        if found["settings"] != settings:
+            parser.error(f"{given.out} holds results of other settings: give another --out, or move it away")
+        state = {key: found[key] for key in ("settings", "alignment", "trials", "cells")}
+    state["gpu"] = torch.cuda.get_device_name() if given.on_gpu else None
 
-    def save():
-        about = {
-            "gpu": torch.cuda.get_device_name() if given.on_gpu else None,
-            "lines": tables(state["cells"]),
-        }
-        path = write_result(given.out.stem, state | about)
-        if path != given.out:
-            shutil.move(path, given.out)
+    def save() -> None:
+        write_result("pfeddc", state | {"lines": tables(state["cells"])}, given.out)
 
     make_dual(given, state)
-    corpus = load_corpus(read(resolved(compose_config(words_of(given, "domain", 1.0, PFEDDC, 0)))))
-    tune(given, state, corpus)
+    run_all(given, state, save, began + 60 * given.minutes)
     save()
-    for cell in cells(given.seeds):
-        key = json.dumps(cell)
-        unwanted = cell[0] not in given.splits or (given.only and cell[2] not in given.only)
-        if unwanted or key in state["cells"]:
-            continue
-        if time.perf_counter() - began > 60 * given.minutes:
-            print("Out of time: start it again for the rest.")
-            break
-        words = words_of(given, *cell, f"client.fusion_lr={state['fusion_lr']}")
-        state["cells"][key] = cell_of(*run(words, corpus))
-        found = state["cells"][key]
-        print(
-            key,
-            {k: found[k] for k in ("global", "personal", "after") if k in found},
-            f"{found['seconds']:.1f} s",
-            flush=True,
-        )
-        save()
-    show(tables(state["cells"]))
-    left = sum(json.dumps(cell) not in state["cells"] for cell in cells(given.seeds))
-    print(f"{len(state['cells'])} cells done, {left} left; {machine()['processor']}; written to {given.out}")
+    for line in tables(state["cells"]):
+        name, clients = line["method"], CLIENTS[line["split"]]
+        print(f"{clients:3} {line['participation']} {name:16} {line['personal_mean']:.3f}", line["seeds"])
+    left = sum(name_of(job) not in state[f"{job[0]}s"] for job in jobs(given))
+    print(f"{left} left of {len(jobs(given))}; {time.monotonic() - began:.0f} s; written to {given.out}")
 
 
 if __name__ == "__main__":
