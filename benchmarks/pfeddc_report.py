@@ -158,9 +158,10 @@ def about(found: Mapping[str, Any]) -> str:
     )
     return (
         f"{len(found['cells'])} runs on {where}, torch {found['versions']['torch']}: {settings['rounds']} "
-        f"rounds of {settings['steps']} steps, batch {settings['batch']}, pictures of {settings['size']} "
-        f"pixels. Aligned on {aligned['rows']} rows{slice_of}; on held-out rows of that slice a linear probe "
-        f"of DINOv2 reaches {probe}, zero-shot {zero}, chance is {chance}. Accuracy in per cent on each "
+        f"rounds of {settings['steps']} steps of {settings['optimizer']}, batch {settings['batch']}, "
+        f"pictures of {settings['size']} pixels. Aligned on {aligned['rows']} rows{slice_of}; on "
+        f"held-out rows of that slice a linear probe of DINOv2 reaches {probe}, zero-shot {zero}, "
+        f"chance is {chance}. Accuracy in per cent on each "
         "client's own test rows, of the model the client would use, unweighted over clients; ± is the 95 % "
         "interval over seeds."
     )

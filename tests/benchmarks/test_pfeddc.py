@@ -47,6 +47,7 @@ def test_every_method_has_as_many_trials_and_they_come_first():
 def test_rates_are_chosen_by_validation_and_a_diverged_trial_never_wins():
     options = given("--lrs", "0.01", "0.1", "--cross-lrs", "0.1", "--fusion-times", "3", "30")
     name = pfeddc.PFEDDC
+    assert pfeddc.best_rates(options, {"trials": {}}, name) is None
     trials = {json.dumps([name, 0]): {"score": 0.5}, json.dumps([name, 1]): {"failed": "all refused"}}
     assert pfeddc.best_rates(options, {"trials": trials}, name) == pytest.approx([0.1, 0.3])
     trials[json.dumps([name, 1])] = {"score": 0.6}
@@ -70,7 +71,14 @@ def test_the_docs_get_tables_and_a_picture_between_their_marks(tmp_path, capsys)
         cells[key("domain x3", 1.0, pfeddc.PROMPTFL, seed)] = cell(0.7 + 0.1 * seed, 0.4)
     cells[key("domain x12", 0.5, pfeddc.PROMPTFL, 0)] = cell(0.6, 0.3)
     found = {
-        "settings": {"rounds": 2, "steps": 3, "batch": 4, "size": 28, "align_domain": None},
+        "settings": {
+            "rounds": 2,
+            "steps": 3,
+            "batch": 4,
+            "optimizer": "sgd",
+            "size": 28,
+            "align_domain": None,
+        },
         "alignment": {"rows": 9, "probe_accuracy": 0.9, "zero_shot_accuracy": 0.8, "chance": 0.1},
         "trials": {
             json.dumps([pfeddc.PFEDDC, 0]): {"rates": [0.1, 3.0], "score": 0.75, "fusion_gap_text": 0.5},
