@@ -328,7 +328,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
     parser.add_argument("--lrs", type=float, nargs="+", default=[0.0005, 0.002, 0.008, 0.03])
     parser.add_argument("--cross-lrs", type=float, nargs="+", default=[0.002, 0.008])
-    parser.add_argument("--fusion-times", type=float, nargs="+", default=[1.0, 4.0])
+    parser.add_argument("--fusion-times", type=float, nargs="+", default=[0.2, 1.0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--limit", type=int, default=None, help="at most so many rows, for a quick try")
     parser.add_argument("--only", nargs="+", choices=METHODS, help="methods, for a quick try")
