@@ -148,21 +148,25 @@ def processor() -> str:
     return names[0] if names else platform.processor()
 
 
-def write_result(name: str, figures: Mapping[str, Any], path: Path | None = None) -> Path:
-    """`results/NAME.json`: the figures, and all that somebody needs to judge or repeat them."""
-    path = path or RESULTS / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+def about() -> dict[str, Any]:
+    """What somebody needs to judge or repeat a figure."""
     script = Path(sys.argv[0])
-    about = {
-        "benchmark": name,
+    return {
         "command": shlex.join(["python", f"benchmarks/{script.name}", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": git_commit(),
         "machine": machine(),
         "versions": versions(),
     }
+
+
+def write_result(name: str, figures: Mapping[str, Any], path: Path | None = None) -> Path:
+    """`results/NAME.json`, or `path`: the figures, and all that somebody needs to judge or repeat them."""
+    path = path or RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    result = {"benchmark": name} | about() | dict(figures)
     part = path.with_suffix(".part")  # whoever is killed here leaves the last whole file
-    part.write_text(json.dumps(about | dict(figures), indent=2, default=asdict) + "\n")
+    part.write_text(json.dumps(result, indent=2, default=asdict) + "\n")
     part.replace(path)
     return path
 

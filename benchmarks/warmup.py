@@ -6,37 +6,50 @@
 
 For every setting and seed the full model is trained once, with a checkpoint a round. Every warm-up length is
 a fork of that run (`from=RUN/checkpoints/N`), so the common rounds are paid once; the learning rate is
-constant, or a fork would not be what the whole run is. A run's score is the mean test accuracy of its last
-evaluations. All is done in one process. Started again, it goes on with the cells that are missing.
+constant, or a fork would not be what the whole run is. `auto` decides from the whole run's rows, and is then
+the fork of that round. A run's score is the mean test accuracy of its last evaluations.
+
+Runs are spread over `--workers` processes, and each run's score is a file of its own: started again, it goes
+on with those that are missing. `--report-only` tells what is there so far; `--publish` makes figure and
+Markdown of the result file.
 """
 
 import argparse
+import hashlib
 import json
 import logging
+import os
 import shutil
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from common import show, write_result
+import torch
+from common import about, show, write_result
 
 from fedfrozen_app import server_app
 from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.data.federated import load_corpus
-from fedfrozen_app.data.table import Corpus
+from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.report import output
 from fedfrozen_app.report.curves import read_rows
 from fedfrozen_app.runtime import checkpoint
 from fedfrozen_app.runtime.inprocess import run_in_process
-from fedfrozen_app.theory.accuracy import AUTO, NEVER, judge, scores_of
+from fedfrozen_app.runtime.resident import Resident
+from fedfrozen_app.theory import figures
+from fedfrozen_app.theory.accuracy import AUTO, NEVER, judge, read_result, scores_of
 from strategies.fedfrozen import Settings
 from strategies.warmup import Watch
 
 SHARES = (0, 5, 10, 20, 50, 100)  # percent of the rounds
+LABELS = (*(f"{share} %" for share in SHARES), AUTO)
 LAST = 5  # evaluations that make a run's score
+FIGURES = Path(__file__).parents[1] / "docs" / "figures" / "theory"
 
 
 @dataclass(frozen=True)
@@ -52,9 +65,32 @@ class Study:
     seeds: int
 
 
-# At the default rate of 3e-3, held constant, ten clients with few classes each learn next to nothing.
-DIGITS = ("client.lr=1e-3", "dataset.client_validation=0")
-CIFAR10 = ("experiment=cifar10", "client.precision=bf16", "client.local_steps=20", "eval_every=2")
+# Half the default width and twice its batch: a third of the time on a CPU core. At the default rate of 3e-3,
+# held constant, ten clients with few classes each learn next to nothing.
+DIGITS = (
+    "model.config.hidden_size=64",
+    "model.config.intermediate_size=128",
+    "client.batch_size=32",
+    "client.lr=1e-3",
+    "eval_every=2",
+)
+CIFAR10 = (
+    "experiment=cifar10",
+    "client.weight_decay=0.01",
+    "client.precision=bf16",
+    "client.batch_size=32",
+    "client.local_steps=20",
+    "dataset.validation=0",
+    "eval_every=3",
+)
+# Nobody looks at hundreds of runs: what only serves the eye is left out. Bits, and time, are one thread's.
+PLAIN = (
+    "strategy=fedfrozen",
+    "dataset.client_validation=0",
+    "client.lr_schedule=constant",
+    "track.tensorboard=false",
+    "runtime.threads=1",
+)
 
 
 def digits() -> list[Setting]:
@@ -70,76 +106,106 @@ def layers() -> list[Setting]:
 
 
 def cifar10() -> list[Setting]:
-    common = (*CIFAR10, "dataset.client_validation=0")
-    return [Setting(f"CIFAR-10, Dirichlet {a}", (*common, f"partition.alpha={a}")) for a in (0.1, 0.5)]
+    return [Setting(f"CIFAR-10, Dirichlet {a}", (*CIFAR10, f"partition.alpha={a}")) for a in (0.1, 0.5)]
 
 
 STUDIES = {"digits": Study(digits, 40, 10), "layers": Study(layers, 40, 5), "cifar10": Study(cifar10, 60, 3)}
 
 
-class Sweep:
-    """Runs what is missing and remembers what was found, in one JSON file."""
+# One setting and seed -------------------------------------------------------------------------------------
 
-    def __init__(self, folder: Path, rounds: int, extra: Iterable[str]) -> None:
-        self.folder, self.rounds, self.extra = folder.resolve(), rounds, list(extra)
-        self.path = self.folder / "cells.json"
-        self.cells: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
-        self._corpus: Corpus | None = None
 
-    def fill(self, setting: Setting, seed: int) -> None:
-        """Every warm-up of one setting and seed."""
-        folder = self.folder / f"{setting.name.replace(' ', '_').replace(',', '')}-{seed}"
-        whole = folder / "whole"
-        warmups = {f"{share} %": round(share * self.rounds / 100) for share in SHARES}
-        missing = [label for label in (*warmups, AUTO) if f"{setting.name}/{seed}/{label}" not in self.cells]
-        if not missing:
-            return
-        if not (whole / "checkpoints" / str(self.rounds)).exists():
-            # FedAvg to the bit, and it writes down what auto watches.
-            never = ["strategy.warmup_rounds=auto", f"strategy.warmup_minimum={self.rounds}"]
-            self.run(setting, seed, [*never, f"checkpoint.keep={self.rounds}"], whole)
-        rows = read_rows(whole)
-        for label in missing:
-            after = decided(rows, self.rounds) if label == AUTO else warmups[label]
-            words = [f"strategy.warmup_rounds={AUTO if label == AUTO else after}", "checkpoint.every=0"]
-            if after == self.rounds:
-                self.keep(setting, seed, label, rows, 0.0)
-            else:
-                words += [f"from={whole / 'checkpoints' / str(after)}"] if after else []
-                began = time.perf_counter()
-                self.run(setting, seed, words, folder / "fork")
-                self.keep(setting, seed, label, read_rows(folder / "fork"), time.perf_counter() - began)
+@dataclass(frozen=True)
+class Job:
+    """One setting and seed: the run that never freezes, and its forks."""
 
-    def run(self, setting: Setting, seed: int, words: list[str], folder: Path) -> None:
-        """The ordinary way: overrides in, a run folder out."""
-        words = ["strategy=fedfrozen", *setting.words, f"num_rounds={self.rounds}", f"seed={seed}", *words]
-        words += ["client.lr_schedule=constant", *self.extra]
-        plain = resolved(compose_config(words))
-        config = read(plain)
-        self._corpus = self._corpus or load_corpus(config)
-        start = checkpoint.read(Path(config.start_from)) if config.start_from else None
-        shutil.rmtree(folder, ignore_errors=True)
-        run_in_process(config, plain, words, folder, start, self._corpus)
+    words: tuple[str, ...]
+    rounds: int
+    key: str  # of its configuration: two settings that are the same share their runs
+    folder: Path
+    cells: Path
 
-    def keep(
-        self, setting: Setting, seed: int, label: str, rows: list[dict[str, Any]], seconds: float
-    ) -> None:
-        scores = [row["test_accuracy"] for row in rows if "test_accuracy" in row and row["round"]]
-        frozen = [row["round"] for row in rows if row["stage"] == "frozen"]
-        cell = {
-            "setting": setting.name,
-            "seed": seed,
-            "warmup": label,
-            "score": fmean(scores[-LAST:]),
-            "final": scores[-1],
-            "freeze_after": frozen[0] - 1 if frozen else None,
-            "seconds": round(seconds, 1),
-        }
-        self.cells[f"{setting.name}/{seed}/{label}"] = cell
-        checkpoint.replace_file(self.path, json.dumps(self.cells))
-        print(
-            f"{setting.name}, seed {seed}, warm-up {label}: {cell['score']:.4f}, {seconds:.1f} s", flush=True
-        )
+    @classmethod
+    def of(cls, setting: Setting, seed: int, rounds: int, options: argparse.Namespace) -> "Job":
+        words = (*PLAIN, *setting.words, f"num_rounds={rounds}", f"seed={seed}", f"device={options.device}")
+        words += (*([f"dataset.path={options.data}"] if options.data else []), *options.set)
+        plain = resolved(compose_config(list(words)))
+        plain = plain | {"device": None, "dataset": plain["dataset"] | {"path": None}}
+        key = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+        return cls(words, rounds, key, options.runs.resolve() / key, cells_of(options))
+
+    def cell(self, after: int) -> dict[str, Any] | None:
+        """What the run that froze after so many rounds came to; `after` is all rounds where it never did."""
+        path = self._path(after)
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def save(self, after: int, cell: dict[str, Any]) -> None:
+        self.cells.mkdir(parents=True, exist_ok=True)
+        checkpoint.replace_file(self._path(after), json.dumps(cell | {"words": self.words, "after": after}))
+
+    def _path(self, after: int) -> Path:
+        return self.cells / f"{self.key}-{after}.json"
+
+    def after(self) -> dict[str, int]:
+        """How long each warm-up is, in rounds; auto's once the whole run has shown it."""
+        found = {f"{share} %": round(share * self.rounds / 100) for share in SHARES}
+        whole = self.cell(self.rounds)
+        return found if whole is None else found | {AUTO: whole["auto"]}
+
+    def missing(self) -> list[int]:
+        """The forks that are still to be made, the longest first."""
+        wanted = {after for after in self.after().values() if after < self.rounds}
+        return sorted(after for after in wanted if self.cell(after) is None)
+
+    def needs_whole(self) -> bool:
+        """Whether the run that never freezes must be made, or made again for the checkpoints it left."""
+        if self.cell(self.rounds) is None:
+            return True
+        return any(after and not self.checkpoint(after).exists() for after in self.missing())
+
+    def checkpoint(self, after: int) -> Path:
+        return self.folder / "whole" / "checkpoints" / str(after)
+
+    def tidy(self) -> None:
+        if not self.needs_whole() and not self.missing():
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def train(job: Job, after: int, until: float) -> str | None:
+    """Make one run, in a worker; None where it is too late to begin."""
+    if time.time() > until:
+        return None
+    began = time.perf_counter()
+    if after == job.rounds:
+        # FedAvg to the bit, and it writes down what auto watches.
+        words = [f"strategy.warmup_rounds={AUTO}", f"strategy.warmup_minimum={job.rounds}"]
+        rows = run([*job.words, *words, f"checkpoint.keep={job.rounds}"], job.folder / "whole")
+        more = {"auto": decided(rows, job.rounds)}
+    else:
+        words = [f"strategy.warmup_rounds={after}", "checkpoint.every=0"]
+        words += [f"from={job.checkpoint(after)}"] if after else []
+        rows, more = run([*job.words, *words], job.folder / f"after-{after}"), {}
+    scores = [row["test_accuracy"] for row in rows if "test_accuracy" in row and row["round"]]
+    seconds = round(time.perf_counter() - began, 1)
+    job.save(after, {"score": fmean(scores[-LAST:]), "final": scores[-1], "seconds": seconds} | more)
+    return f"{fmean(scores[-LAST:]):.4f} in {seconds} s"
+
+
+def run(words: list[str], folder: Path) -> list[dict[str, Any]]:
+    """The ordinary way: overrides in, a run folder out; returns its rows."""
+    plain = resolved(compose_config(words))
+    config = read(plain)
+    start = checkpoint.read(Path(config.start_from)) if config.start_from else None
+    shutil.rmtree(folder, ignore_errors=True)
+    # One resident for all runs of a kind: on a GPU its step takes longer to compile than a run to train.
+    if not (_kept and _kept[0].can_turn_to(config)):
+        corpus = load_corpus(config)
+        _kept[:] = [Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))]
+    run_in_process(config, plain, words, folder, start, resident=_kept[0])
+    return read_rows(folder)
+
+
+_kept: list[Resident] = []  # at most one, in a worker
 
 
 def decided(rows: list[dict[str, Any]], rounds: int) -> int:
@@ -151,67 +217,167 @@ def decided(rows: list[dict[str, Any]], rounds: int) -> int:
     return watch.last_round or rounds
 
 
-def report(study: str, sweep: Sweep, settings: list[Setting]) -> None:
-    cells = list(sweep.cells.values())
-    scores = scores_of(cells)
-    labels = [*(f"{share} %" for share in SHARES), AUTO]
-    table = [
-        [name, *(f"{100 * fmean(by[label].values()):.1f}" for label in labels), _stops(cells, name)]
-        for name, by in scores.items()
-    ]
-    verdicts = judge(cells)
+# All of them ----------------------------------------------------------------------------------------------
+
+
+def prepare() -> None:
+    """In a worker: quiet, and without the pictures, which take longer to draw than a fork to train."""
+    for name in ("flwr", "fedfrozen_app", "strategies"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+    output.write_curves = lambda *args, **kwargs: None
+    output.write_report = lambda *args: None
+    server_app.draw_labels = lambda *args: None
+
+
+def fill(jobs: Mapping[str, Job], options: argparse.Namespace) -> bool:
+    """Make what is missing; whether nothing failed. Whole runs come first, then their forks."""
+    until = time.time() + 60 * options.minutes
+    began, sound = time.time(), True
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when a worker loads torch
+    spawn = get_context("spawn")
+    with ProcessPoolExecutor(options.workers, mp_context=spawn, initializer=prepare) as pool:
+        waiting: dict[Future[str | None], tuple[str, int]] = {}
+
+        def submit(name: str, *afters: int) -> None:
+            for after in afters:
+                waiting[pool.submit(train, jobs[name], after, until)] = (name, after)
+
+        for name, job in jobs.items():
+            submit(name, *([job.rounds] if job.needs_whole() else job.missing()))
+        while waiting:
+            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                name, after = waiting.pop(future)
+                error = future.exception()
+                sound = sound and error is None
+                said = future.result() if error is None else f"FAILED, {error}"
+                if said is not None:
+                    print(f"{time.time() - began:6.0f} s  {name}, warm-up {after}: {said}", flush=True)
+                if after == jobs[name].rounds and error is None and said is not None:
+                    submit(name, *jobs[name].missing())
+                jobs[name].tidy()
+    return sound
+
+
+def jobs_of(study: str, options: argparse.Namespace) -> Iterator[tuple[str, int, Job]]:
+    """Setting, seed and job; seed by seed, so that what is there when time is up is whole seeds."""
+    own = STUDIES[study]
+    for seed in range(options.seeds or own.seeds):
+        for setting in own.settings():
+            yield setting.name, seed, Job.of(setting, seed, options.rounds or own.rounds, options)
+
+
+def cells_of(options: argparse.Namespace) -> Path:
+    return (options.cells or options.runs / "cells").resolve()
+
+
+# What came out --------------------------------------------------------------------------------------------
+
+
+def report(study: str, options: argparse.Namespace) -> None:
+    """The result file and a table of the seeds that are complete; what is missing is said."""
+    cells, missing, words = [], [], {}
+    for name, seed, job in jobs_of(study, options):
+        after = job.after()
+        found = {label: job.cell(after[label]) for label in LABELS if label in after}
+        lacking = [label for label in LABELS if found.get(label) is None]
+        if lacking:
+            missing.append(f"{name}, seed {seed}: {', '.join(lacking)}")
+            continue
+        words[name] = [word for word in job.words if not word.startswith(("seed=", "dataset.path="))]
+        for label, cell in found.items():
+            stop = after[label] if after[label] < job.rounds else None
+            kept = {key: cell[key] for key in ("score", "final", "seconds")}
+            cells.append({"setting": name, "seed": seed, "warmup": label, "freeze_after": stop} | kept)
+    for line in missing:
+        print(f"missing: {line}")
+    if not cells:
+        print(f"{study}: no seed is complete yet.")
+        return
+    made = json.loads((cells_of(options) / "about.json").read_text())  # where the runs were made
+    result = made | {"overrides": words, "missing": missing, "cells": cells}
+    path = write_result(f"warmup_{study}", result | {"verdicts": [vars(each) for each in judge(cells)]})
     checks = {}
-    for each in verdicts:
-        checks[f"{each.setting}: regret {each.regret:.2f} against {each.best}, at most 1 point"] = (
-            each.regret <= 1
-        )
-        checks[f"{each.setting}: {each.behind_never:.2f} behind {NEVER}, at most 1 point"] = (
-            each.behind_never <= 1
-        )
-    path = write_result(
-        f"warmup_{study}",
-        {
-            "rounds": sweep.rounds,
-            "overrides": {setting.name: [*setting.words, *sweep.extra] for setting in settings},
-            "verdicts": [each.__dict__ for each in verdicts],
-            "cells": cells,
-        },
-    )
-    columns = ["test accuracy, %", *labels, "auto froze after"]
-    show(f"Warm-up, {study}: mean of the last {LAST} evaluations", columns, table, checks, path)
+    for each in judge(cells):
+        told = f"{each.setting}: regret {each.regret:.2f} against {each.best}, at most 1 point"
+        checks[told] = each.regret <= 1
+        told = f"{each.setting}: {each.behind_never:.2f} behind {NEVER}, at most 1 point"
+        checks[told] = each.behind_never <= 1
+    columns = ["test accuracy, %", *LABELS, "auto froze after"]
+    show(f"Warm-up, {study}: mean of the last {LAST} evaluations", columns, table_of(cells), checks, path)
 
 
-def _stops(cells: list[dict[str, Any]], name: str) -> str:
-    found = [cell["freeze_after"] for cell in cells if cell["setting"] == name and cell["warmup"] == AUTO]
-    return ", ".join("never" if stop is None else str(stop) for stop in found)
+def table_of(cells: list[dict[str, Any]]) -> list[list[str]]:
+    """A row a setting: mean and standard deviation over the seeds by warm-up, and where auto froze."""
+    rows = []
+    for name, by in scores_of(cells).items():
+        values = [torch.tensor(list(by[label].values()), dtype=torch.float64) * 100 for label in LABELS]
+        stops = [cell["freeze_after"] for cell in cells if (cell["setting"], cell["warmup"]) == (name, AUTO)]
+        told = ", ".join("never" if stop is None else str(stop) for stop in stops)
+        rows.append([name, *(f"{v.mean():.1f} ± {v.std(correction=0):.1f}" for v in values), told])
+    return rows
+
+
+def publish(study: str) -> None:
+    """From the result file: Markdown on standard output, and the figure into docs/."""
+    result = read_result(Path(__file__).parent / "results", study)
+    if result is None:
+        raise SystemExit(f"There is no result of {study} yet.")
+    cells = result["cells"]
+    lines = [["setting", *LABELS, "auto froze after"], *table_of(cells)]
+    print(markdown(lines))
+    verdicts = [
+        [each.setting, each.best, f"{each.regret:+.2f}", f"{each.behind_never:+.2f}"] for each in judge(cells)
+    ]
+    if verdicts:
+        head = ["setting", "best fixed on seeds 0 to 4", "regret of auto, points", "behind FedAvg, points"]
+        print(markdown([head, *verdicts]))
+    FIGURES.mkdir(parents=True, exist_ok=True)
+    figures.accuracies(study, scores_of(cells), FIGURES / f"{study}.png")
+
+
+def markdown(rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:], ""])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("study", choices=STUDIES)
-    parser.add_argument("--data", help="cifar10: the folder of its two parquet files")
+    parser.add_argument("studies", nargs="+", choices=STUDIES, metavar="STUDY", help=", ".join(STUDIES))
+    parser.add_argument("--data", type=Path, help="cifar10: the folder of its two parquet files")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--workers", type=int, default=1, help="processes; runs are spread over them")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so long")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--seeds", type=int, help="how many, from 0 on")
     parser.add_argument("--runs", type=Path, default=Path("outputs/warmup"), help="where the runs go")
+    parser.add_argument("--cells", type=Path, help="where each run's score goes; default: RUNS/cells")
     parser.add_argument("--set", nargs="*", default=[], help="more overrides, such as num_clients=20")
-    arguments = parser.parse_args()
-    study = STUDIES[arguments.study]
-    if arguments.study == "cifar10" and not arguments.data:
+    parser.add_argument("--report-only", action="store_true", help="run nothing, tell what is there")
+    parser.add_argument("--publish", action="store_true", help="figure and Markdown of the result file")
+    options = parser.parse_args()
+    if options.publish:
+        for study in options.studies:
+            publish(study)
+        return
+    if "cifar10" in options.studies and not (options.data or options.report_only):
         parser.error("cifar10 needs --data DIR")
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    # Nobody looks at the pictures of hundreds of forks, and drawing them takes longer than a fork.
-    output.write_curves = lambda *args, **kwargs: None
-    server_app.draw_labels = lambda *args: None
-    extra = [*([f"dataset.path={arguments.data}"] if arguments.data else []), *arguments.set]
-    settings = study.settings()
-    sweep = Sweep(arguments.runs / arguments.study, arguments.rounds or study.rounds, extra)
-    # Setting by setting: on a GPU a compiled step serves all seeds of a structure.
-    for setting in settings:
-        for seed in range(arguments.seeds or study.seeds):
-            sweep.fill(setting, seed)
-    report(arguments.study, sweep, settings)
+    sound = True
+    if not options.report_only:
+        jobs = {}  # by key: what two studies share is run once
+        for study in options.studies:
+            for name, seed, job in jobs_of(study, options):
+                jobs.setdefault(job.key, (f"{name}, seed {seed}", job))
+        cells_of(options).mkdir(parents=True, exist_ok=True)
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+        made = about() | {"gpu": gpu, "device": options.device}
+        (cells_of(options) / "about.json").write_text(json.dumps(made, indent=2))
+        sound = fill(dict(jobs.values()), options)
+    for study in options.studies:
+        report(study, options)
+    raise SystemExit(not sound)
 
 
 if __name__ == "__main__":

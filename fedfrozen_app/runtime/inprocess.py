@@ -30,13 +30,20 @@ def run_in_process(
     folder: Path,
     start: Checkpoint | None = None,
     corpus: Corpus | None = None,
+    resident: Resident | None = None,
 ) -> dict[str, Any]:
-    """Train to the end and return the summary; `corpus` spares reading the data again."""
-    corpus = corpus or load_corpus(config)
+    """Train to the end and return the summary.
+
+    `corpus` spares reading the data again, `resident`, of an earlier run, also compiling a step again.
+    """
+    corpus = resident.corpus if resident is not None else corpus or load_corpus(config)
     shares = share_out(corpus, config, config.num_clients)
     assert shares.partition is not None
     plain = plain | {"num_clients": len(shares.partition.indices)}
-    resident = Resident(config, corpus, shares=shares)
+    if resident is None:
+        resident = Resident(config, corpus, shares=shares)
+    else:
+        resident.turn_to(config, shares)
     # The key only has to differ between runs of one process.
     settings = {"overrides": f"in process: {folder}", "output-dir": str(folder)}
     grid = make_grid(resident, plain["num_clients"], settings)
@@ -63,7 +70,8 @@ def make_grid(resident: Resident, num_clients: int, settings: dict[str, str]) ->
     together = runner == "cohort" or (runner == "auto" and (on_gpu or small))
     if together and resident.config.privacy.name == "none":
         log.info("Clients train together on %s (the cohort runner).", resident.device)
-        return CohortGrid(client_app.app, num_clients, settings, CohortRunner(resident))
+        resident.cohort = resident.cohort or CohortRunner(resident)
+        return CohortGrid(client_app.app, num_clients, settings, resident.cohort)
     reason = ", because privacy=dp_sgd clips every example alone" if together else ""
     log.info("Clients train one after another on %s (the sequential runner)%s.", resident.device, reason)
     return InProcessGrid(client_app.app, num_clients, settings)

@@ -88,6 +88,20 @@ class Resident:
         self._rows: dict[str, ClientRows] = {}
         self._loaded: dict[str, str | None] = {}
         self.recorder: Any = None  # of runtime/captured.py, which keeps a recorded step between messages
+        self.cohort: Any = None  # of runtime/inprocess.py: the cohort runner, which keeps a compiled step
+
+    def can_turn_to(self, config: Config) -> bool:
+        """Whether that run has this model, these data and this local training."""
+        parts = ("model", "dataset", "client", "runtime", "device")
+        return all(getattr(config, part) == getattr(self.config, part) for part in parts)
+
+    def turn_to(self, config: Config, shares: Shares) -> None:
+        """Serve another run, of another seed or partition, from its beginning; what is compiled stays."""
+        if not self.can_turn_to(config):
+            raise ValueError("a resident cannot turn to a run of another model, dataset or local training")
+        self.config, self.shares, self.cache = config, shares, Cache()
+        self._rows, self._loaded = {}, {}
+        self.load(self.initial(), {})
 
     def _build(self) -> torch.nn.Module:
         settings = self.config.model

@@ -187,7 +187,13 @@ def fidelity(outcomes: Outcomes, layers: Scores | None, path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def cifar10(scores: Scores, path: Path) -> None:
+def accuracies(study: str, scores: Scores, path: Path) -> None:
+    """A study of real models on its own."""
     figure, (ax,) = _figure(1)
-    accuracy(ax, scores, "CIFAR-10, ViT of width 192")
+    titles = {
+        "digits": "Digits, softmax attention",
+        "layers": "Softmax attention on digits",
+        "cifar10": "CIFAR-10, ViT of width 192",
+    }
+    accuracy(ax, scores, titles[study])
     figure.savefig(path, dpi=100)

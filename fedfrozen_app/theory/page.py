@@ -34,7 +34,7 @@ def write_page(
     figures.heterogeneity(outcomes, scores.get("digits"), folder / "heterogeneity.png")
     figures.fidelity(outcomes, scores.get("layers"), folder / "fidelity.png")
     if "cifar10" in scores:
-        figures.cifar10(scores["cifar10"], folder / "cifar10.png")
+        figures.accuracies("cifar10", scores["cifar10"], folder / "cifar10.png")
 
     check, regrets = check_table(outcomes), judge_auto(outcomes)
     ablation = _ablation(outcomes, value_frozen)
