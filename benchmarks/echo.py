@@ -1,6 +1,6 @@
 """Our rounds around a client that does not train, and a way to be told when a round begins and ends."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from fedfrozen_app.exchange.arrays import to_record
 from fedfrozen_app.exchange.cache import Cache
 from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.exchange.messages import Reply, read_train, train_reply
-from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.exchange.plan import Order
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.runtime.grid import InProcessGrid
 from strategies import STRATEGIES
@@ -41,9 +41,9 @@ def telling(strategy: type[PlannedFedAvg], told: Told) -> type[PlannedFedAvg]:
         def __init__(self, *arguments: Any, hooks: Sequence[Hook] = (), **named: Any) -> None:
             super().__init__(*arguments, hooks=[*hooks, told], **named)
 
-        def plan(self, server_round: int) -> Plan:
+        def order(self, server_round: int, drawn: Mapping[str, int]) -> Order:
             told.begins(server_round)
-            return super().plan(server_round)
+            return super().order(server_round, drawn)
 
     return Telling
 
