@@ -27,10 +27,11 @@ from fedfrozen_app.theory.studies import (
 from strategies.warmup import Rule, ratio
 
 Outcomes = Mapping[Setting, Outcome]
+DPI = 140
 COLOURS = (BLUE, GREEN, ORANGE, VERMILLION, "#CC79A7", "#56B4E9")
 
 
-def _figure(columns: int, rows: int = 1, height: float = 3.6) -> tuple[Figure, list[Axes]]:
+def _figure(columns: int, rows: int = 1, height: float = 4.2) -> tuple[Figure, list[Axes]]:
     figure = Figure(figsize=(4.7 * columns, height * rows), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
@@ -54,8 +55,8 @@ def _label(ax: Axes, title: str, x: str, y: str = "", *, legend: bool = True) ->
     ax.set_title(title, loc="left", fontsize=11)
     ax.set_xlabel(x)
     ax.set_ylabel(y)
-    if legend:
-        ax.legend(frameon=False, fontsize=8.5)
+    if legend:  # below: wherever it lies inside, it covers somebody's curve
+        ax.legend(frameon=False, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
 
 
 def _sweep(ax: Axes, lines: Sequence[tuple[str, Outcome]]) -> None:
@@ -78,28 +79,36 @@ def profile(outcomes: Outcomes, path: Path) -> None:
     for ax, (title, pick) in zip(axes, panels, strict=True):
         for level, colour in zip((0.0, 0.5, 1.0, 2.0), COLOURS, strict=False):
             _line(ax, pick(outcomes[Setting(heterogeneity=level)]), f"heterogeneity {level:g}", colour)
-        _label(ax, title, "round of full training", legend=ax is axes[0])
+        _label(ax, title, "round of full training", legend=False)
     axes[1].set_yscale("log")
-    figure.savefig(path, dpi=100)
+    lines, names = axes[0].get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9)
+    figure.savefig(path, dpi=DPI)
 
 
 def local_steps(outcomes: Outcomes, path: Path) -> None:
     figure, (left, right) = _figure(2)
-    _sweep(left, [(f"{n} local step{'s' * (n > 1)}", outcomes[Setting(local_steps=n)]) for n in LOCAL_STEPS])
+    _sweep(left, [(_steps(n), outcomes[Setting(local_steps=n)]) for n in LOCAL_STEPS])
     _label(left, "Heterogeneity 1: final F by warm-up", "warm-up rounds (dot: the best)", "final F")
     for n, colour in zip(LOCAL_STEPS, COLOURS, strict=False):
-        _line(right, outcomes[Setting(local_steps=n)].measures.profile, f"{n}", colour)
-    _label(right, "The profile on the way, never frozen", "round", "P(Φ)", legend=False)
-    figure.savefig(path, dpi=100)
+        _line(right, outcomes[Setting(local_steps=n)].measures.profile, _steps(n), colour)
+    _label(right, "The profile on the way, never frozen", "round", "P(Φ)")
+    figure.savefig(path, dpi=DPI)
+
+
+def _steps(count: int) -> str:
+    return f"{count} local step{'s' * (count > 1)}"
 
 
 def selection(outcomes: Outcomes, value_frozen: Tensor, path: Path) -> None:
     figure, (left, right) = _figure(2)
     outcome = outcomes[Setting()]
-    for warmup, colour in zip((0, 15, SWITCH, Setting.rounds), COLOURS, strict=False):
-        label = "never freeze" if warmup == Setting.rounds else f"freeze after {warmup}"
-        _line(left, outcome.curves[:, warmup], label, colour)
-    _line(left, value_frozen, f"freeze the value after {SWITCH}", COLOURS[4])
+    _line(left, outcome.curves[:, Setting.rounds], "never freeze", COLOURS[3])
+    # Until it freezes a run is the one that never does: each is drawn from there on.
+    frozen = [(warmup, f"freeze after {warmup}", outcome.curves[:, warmup]) for warmup in (0, 15, SWITCH)]
+    frozen.append((SWITCH, f"freeze the value after {SWITCH}", value_frozen))
+    for (start, label, curve), colour in zip(frozen, (*COLOURS[:3], COLOURS[4]), strict=True):
+        _line(left, curve[:, start:], label, colour, range(start, curve.shape[1]))
     _label(left, "Heterogeneity 1, 40 local steps", "round", "F")
     left.set_ylim(top=2.2)
     for (level, steps), colour in zip(((0.0, 10), (0.0, 40), (1.0, 10), (1.0, 40)), COLOURS, strict=False):
@@ -112,7 +121,7 @@ def selection(outcomes: Outcomes, value_frozen: Tensor, path: Path) -> None:
     right.set_yscale("log")
     right.set_ylim(bottom=5e-4)
     _label(right, "What auto watches: agreement / drift", "round")
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=DPI)
 
 
 def ratios(outcome: Outcome, rule: Rule) -> Tensor:
@@ -134,7 +143,7 @@ def federation(outcomes: Outcomes, path: Path) -> None:
     ]
     _sweep(right, shares)
     _label(right, "Participation", "warm-up rounds (dot: the best)", "final F")
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=DPI)
 
 
 def heterogeneity(outcomes: Outcomes, digits: Scores | None, path: Path) -> None:
@@ -155,23 +164,25 @@ def heterogeneity(outcomes: Outcomes, digits: Scores | None, path: Path) -> None
     _label(axes[0], "Theory, 40 local steps", "warm-up, % of the rounds (dot: best, star: auto)", "final F")
     if digits:
         accuracy(axes[1], digits, "Digits, softmax attention")
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=DPI)
 
 
 def accuracy(ax: Axes, scores: Scores, title: str) -> None:
-    """Test accuracy against the warm-up, one line a setting; a dashed line of its colour for `auto`."""
+    """Test accuracy against the warm-up, one line a setting; a star and a dashed line for `auto`."""
     for (name, by_warmup), colour in zip(scores.items(), COLOURS, strict=False):
         labels = sorted((label for label in by_warmup if label != AUTO), key=_percent)
         table = torch.tensor([list(by_warmup[label].values()) for label in labels], dtype=torch.float64).T
         x = range(len(labels))
         _line(ax, table, name, colour, x)
         ax.plot(x, table.mean(0), "o", color=colour, ms=4)
-        if AUTO in by_warmup:
-            mean = sum(by_warmup[AUTO].values()) / len(by_warmup[AUTO])
-            ax.axhline(mean, color=colour, ls="--", lw=1)
-        ax.set_xticks(x, [label.replace(" ", "") for label in labels])
+        auto = torch.tensor(list(by_warmup[AUTO].values()), dtype=torch.float64).unsqueeze(1)  # (seeds, 1)
+        mean, low, high = (float(value) for value in band(auto))
+        ax.axhline(mean, color=colour, ls="--", lw=0.9)
+        ax.errorbar(len(labels), mean, [[mean - low], [high - mean]], color=colour, lw=1.5)
+        ax.plot(len(labels), mean, "*", color=colour, ms=11, mec="white")
+        ax.set_xticks(range(len(labels) + 1), [*(label.replace(" ", "") for label in labels), AUTO])
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
-    _label(ax, title, "warm-up (dashed: auto)", "test accuracy")
+    _label(ax, title, "warm-up, % of the rounds", "test accuracy")
 
 
 def _percent(label: str) -> int:
@@ -184,7 +195,7 @@ def fidelity(outcomes: Outcomes, layers: Scores | None, path: Path) -> None:
     _label(axes[0], "Other feature maps (theory)", "warm-up rounds (dot: the best)", "final F")
     if layers:
         accuracy(axes[1], layers, "Softmax attention on digits")
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=DPI)
 
 
 def accuracies(study: str, scores: Scores, path: Path) -> None:
@@ -196,4 +207,4 @@ def accuracies(study: str, scores: Scores, path: Path) -> None:
         "cifar10": "CIFAR-10, ViT of width 192",
     }
     accuracy(ax, scores, titles[study])
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=DPI)

@@ -128,7 +128,7 @@ def _accuracy_table(study: str, result: dict[str, Any]) -> str:
             "behind FedAvg, points",
             "auto froze after",
         ]
-        text += box(table(head, body))
+        text += _text(words.ACCURACY) + box(table(head, body))
     return text
 
 

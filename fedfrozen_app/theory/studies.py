@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import torch
+from scipy.stats import t as student
 from torch import Tensor
 
 from fedfrozen_app.theory.descent import Outcome, follow_walk, in_threads, objective, split, walk
@@ -148,7 +149,8 @@ def judge_auto(outcomes: Mapping[Setting, Outcome]) -> list[Regret]:
 
 def describe(setting: Setting) -> str:
     """What differs from the default, in words."""
-    words = [f"heterogeneity {setting.heterogeneity:g}", f"{setting.local_steps} local steps"]
+    steps = setting.local_steps
+    words = [f"heterogeneity {setting.heterogeneity:g}", f"{steps} local step{'s' * (steps > 1)}"]
     if setting.clients != Setting.clients:
         words.append(f"{setting.clients} clients")
     if setting.participation != 1:
@@ -159,6 +161,7 @@ def describe(setting: Setting) -> str:
 
 
 def band(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean over the seeds, and a band of its 95 % confidence."""
-    mean, error = values.mean(0), 1.96 * values.std(0) / len(values) ** 0.5
+    """Mean over the seeds, and a band of its 95 % confidence (Student's: some studies have few seeds)."""
+    width = float(student.ppf(0.975, len(values) - 1)) / len(values) ** 0.5
+    mean, error = values.mean(0), width * values.std(0)
     return mean, mean - error, mean + error

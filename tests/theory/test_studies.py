@@ -8,12 +8,14 @@ import torch
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.theory.accuracy import judge
 from fedfrozen_app.theory.descent import explore, freeze, objective, split, walk
+from fedfrozen_app.theory.figures import accuracies
 from fedfrozen_app.theory.problem import Setting, make
 from fedfrozen_app.theory.studies import (
     JUDGED_ON,
     REFERENCE,
     SWITCH,
     TABLE_WARMUPS,
+    band,
     check_table,
     judge_auto,
     table_settings,
@@ -140,3 +142,17 @@ def test_the_verdict_on_accuracies_by_hand():
     assert verdict.best == "50 %"  # by seeds 0 to 4, whatever the others say
     assert verdict.regret == pytest.approx(1.0) and verdict.behind_never == pytest.approx(3.0)
     assert not verdict.passed and verdict.stops == [7] * 10
+
+
+def test_a_band_of_three_seeds_is_as_wide_as_student_says():
+    mean, low, high = band(torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64))
+    # 97.5 % of Student's t with two degrees of freedom lies below 4.3027.
+    assert (mean.item(), high.item() - 2) == pytest.approx((2.0, 4.3027 / 3**0.5), abs=1e-4)
+    assert low.item() == pytest.approx(4 - high.item())
+
+
+def test_every_study_of_real_models_has_its_picture(tmp_path):
+    scores = {"s": {label: {0: 0.5, 1: 0.6, 2: 0.7} for label in ("0 %", "50 %", "100 %", "auto")}}
+    for study in ("digits", "layers", "cifar10"):
+        accuracies(study, scores, tmp_path / f"{study}.png")
+        assert (tmp_path / f"{study}.png").read_bytes().startswith(b"\x89PNG")
