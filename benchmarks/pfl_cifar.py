@@ -3,9 +3,9 @@
     python benchmarks/pfl_cifar.py --data DIR   (a folder with train.parquet and test.parquet of CIFAR-10)
 
 1000 users with 50 images each, 50 users a round, batches of 10, one local epoch, SGD with a rate of 0.1, the
-small convolutional network, float32, no augmentation. All three start from the same weights and hold the
-images on the device; they take turns of some rounds each. Milliseconds are medians over a turn's rounds,
-evaluation apart.
+small convolutional network, no augmentation. All three start from the same weights, hold the images on the
+device and compute in the same precision (torch sets it for the whole process); they take turns of some rounds
+each. Milliseconds are medians over a turn's rounds, evaluation apart.
 """
 
 import asyncio
@@ -38,6 +38,7 @@ def words_for(options: Any) -> list[str]:
     words += [f"num_clients={USERS}", f"participation={COHORT / USERS}", f"client.batch_size={BATCH}"]
     words += ["client.local_epochs=1", f"client.lr={RATE}", "client.lr_schedule=constant"]
     words += ["client.momentum=0", "client.weight_decay=0", "num_rounds=100000", f"eval_every={TEST_EVERY}"]
+    words += [f"client.precision={options.precision}", "track.tensorboard=false"]
     return [*words, "checkpoint.every=0", "runtime.runner=cohort", f"device={options.device}"]
 
 
@@ -226,6 +227,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=20, help="of a turn")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--precision", default="float32", choices=("float32", "tf32"), help="of all three")
     options = parser.parse_args()
     logging.getLogger("pfl").setLevel(logging.WARNING)
     words = words_for(options)
@@ -271,10 +273,11 @@ def judge(contestants: dict[str, Any], found: dict[str, list[float]], options: A
     }
     rounds = options.rounds * options.repeats
     setting = {"rounds": rounds, "users": USERS, "cohort": COHORT, "repeats": options.repeats}
+    setting["precision"] = options.precision
     result = {"setting": setting, "figures": figures, "checks": checks}
     if torch.cuda.is_available():
         result["gpu"] = torch.cuda.get_device_name()
-    path = write_result("pfl_cifar", result)
+    path = write_result("pfl_cifar" + ("_tf32" if options.precision == "tf32" else ""), result)
     rows = [
         (name, f"{figures['milliseconds_a_round'][name]:.1f}", f"{accuracies[name]:.3f}")
         for name in contestants

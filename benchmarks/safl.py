@@ -100,6 +100,7 @@ def words_for(cell: Cell, options: argparse.Namespace) -> list[str]:
     batch = options.batch if cell.epsilon is None else options.private_batch
     words += [f"client.batch_size={batch}", f"dataset.max_tokens={options.tokens[cell.dataset]}"]
     words += ["client.local_epochs=1", "client.weight_decay=0.01", "client.lr_schedule=cosine"]
+    words += ["client.precision=tf32"]
     words += [
         f"num_rounds={0 if cell.method == UNTRAINED else options.rounds}",
         f"eval_every={max(options.rounds, 1)}",
@@ -130,7 +131,6 @@ def run_cell(cell: Cell, options_text: str) -> dict[str, Any]:
     logging.getLogger("fedfrozen_app").setLevel(logging.WARNING)
     options = argparse.Namespace(**json.loads(options_text))
     torch.set_num_threads(options.threads)
-    torch.set_float32_matmul_precision("high")
     corpus, judge = read_data(cell.dataset, options_text)
     words = words_for(cell, options)
     plain = resolved(compose_config(words))

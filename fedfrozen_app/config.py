@@ -267,7 +267,7 @@ _CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "client.optimizer": ("adamw", "sgd"),
     "client.lr_schedule": ("constant", "linear", "cosine"),
-    "client.precision": ("float32", "bf16"),
+    "client.precision": ("float32", "tf32", "bf16"),
     "runtime.name": ("inprocess", "flower", "deployed"),
     "runtime.runner": ("auto", "sequential", "cohort"),
     "aggregation.name": ("mean", "trimmed_mean", "median", "krum"),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedfrozen_app.exchange.block import Block, Slice
-from strategies.passes import CHUNK, add_mean, subtract
+from strategies.passes import CHUNK, add_means, subtract
 
 
 class Gate:
@@ -157,13 +157,11 @@ class RunningMean:
         self._close_block()
         spread: dict[str, float] = {}
         common: dict[str, float] = {}
-        merged: dict[str, Tensor] = {}
-        norms: list[Tensor] = []
-        for name, total in self._sum.items():
-            if self._zero_fill:
-                self._weight[name] = self._all
-            norms.append(add_mean(total, self._weight[name], self._model[name], self._scratch))
-            merged[name] = total
+        merged = self._sum
+        if self._zero_fill:
+            self._weight = dict.fromkeys(merged, self._all)
+        weights, bases = [self._weight[name] for name in merged], [self._model[name] for name in merged]
+        norms = add_means(list(merged.values()), weights, bases, self._scratch)
         # One look at the device for all names.
         figures = torch.stack([*norms, *self._square.values()]).tolist() if norms else []
         for name, norm, square in zip(merged, figures, figures[len(merged) :], strict=False):

@@ -32,8 +32,20 @@ def digest(tensor: Tensor) -> str:
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """By name; on threads, because hashing is most of what a large model costs the server."""
-    pieces = {name: [_pool().submit(_hash, piece) for piece in _pieces(t)] for name, t in tensors.items()}
+    here = _fetched(tensors)
+    pieces = {name: [_pool().submit(_hash, piece) for piece in _pieces(t)] for name, t in here.items()}
     return {name: _digest_of(tensors[name], (job.result() for job in jobs)) for name, jobs in pieces.items()}
+
+
+def _fetched(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the host. From a GPU all are on their way at once, and waited for together."""
+    if not any(tensor.is_cuda for tensor in tensors.values()):
+        return dict(tensors)
+    here = {n: torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for n, t in tensors.items()}
+    for name, tensor in tensors.items():
+        here[name].copy_(tensor.detach(), non_blocking=True)
+    torch.cuda.synchronize()
+    return here
 
 
 def _digest_of(tensor: Tensor, hashes: Iterable[bytes]) -> str:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.check import problem_of
-from fedfrozen_app.exchange.count import Traffic
+from fedfrozen_app.exchange.count import Traffic, bytes_by_role
 from fedfrozen_app.exchange.ledger import Ledger
 from fedfrozen_app.exchange.messages import (
     Hello,
@@ -45,7 +46,7 @@ class Conversation:
     _names: dict[str, int] = field(default_factory=dict)
     # Of this round, shared by its messages:
     _made: dict[str, Array] = field(default_factory=dict)
-    _contents: dict[tuple[str, ...], RecordDict] = field(default_factory=dict)
+    _contents: dict[tuple[str, ...], tuple[RecordDict, Counter[str]]] = field(default_factory=dict)
 
     def greet(self) -> dict[str, int]:
         """Client names and the node ids they have now; nodes not seen before are asked who they are."""
@@ -161,12 +162,14 @@ class Conversation:
         model: Mapping[str, Tensor],
         traffic: Traffic,
     ) -> Message:
-        arrays = {name: model[name] for name in names}
-        traffic.sent(arrays, order.json, self.roles)
         # Clients that lack the same are sent the same: nobody changes a message's content.
         if (key := tuple(names)) not in self._contents:
-            self._contents[key] = train_content(order, arrays, local=self.local, made=self._made)
-        return train_message(node, order, self._contents[key], ttl=self.timeout)
+            arrays = {name: model[name] for name in names}
+            content = train_content(order, arrays, local=self.local, made=self._made)
+            self._contents[key] = content, bytes_by_role(arrays, self.roles)
+        content, by_role = self._contents[key]
+        traffic.sent(by_role, order.json)
+        return train_message(node, order, content, ttl=self.timeout)
 
     def _receive(self, message_id: str, deadline: float, traffic: Traffic) -> Reply | str:
         message = self._pull(message_id, deadline)

@@ -23,15 +23,24 @@ class Traffic:
     up_by_role: Counter[str] = field(default_factory=Counter)
     down_by_role: Counter[str] = field(default_factory=Counter)
 
-    def sent(self, arrays: Mapping[str, Tensor], text: str, roles: Mapping[str, Role]) -> None:
-        by_role = bytes_by_role(arrays, roles)
+    _rows: dict[tuple[str, ...], Counter[str]] = field(default_factory=dict)  # of blocks, by their names
+
+    def sent(self, by_role: Counter[str], text: str) -> None:
         self.down_by_role.update(by_role)
         self.down += sum(by_role.values()) + len(text.encode())
 
     def received(self, arrays: Mapping[str, Tensor], text: str, roles: Mapping[str, Role]) -> None:
-        by_role = bytes_by_role(arrays, roles)
+        by_role = self._by_role(arrays, roles)
         self.up_by_role.update(by_role)
         self.up += sum(by_role.values()) + len(text.encode())
+
+    def _by_role(self, arrays: Mapping[str, Tensor], roles: Mapping[str, Role]) -> Counter[str]:
+        if not isinstance(arrays, Slice):
+            return bytes_by_role(arrays, roles)
+        names = arrays.block.layout.names  # in a round all blocks hold the same arrays
+        if names not in self._rows:
+            self._rows[names] = bytes_by_role(arrays, roles)
+        return self._rows[names]
 
 
 def bytes_by_role(arrays: Mapping[str, Tensor], roles: Mapping[str, Role]) -> Counter[str]:

@@ -137,7 +137,12 @@ class CohortGrid(InProcessGrid):
         resident = self._runner.resident
         members: dict[str, Message] = {}
         base: dict[str, Tensor] = {}
+        lacking: dict[int, bool] = {}  # by content: clients that lacked the same share one
         for message in messages:
+            if (content := id(message.content)) in lacking:
+                if not lacking[content]:
+                    members[self._client(message)] = message
+                continue
             order, sent = read_train(message)
             if order.judge:
                 continue
@@ -147,6 +152,7 @@ class CohortGrid(InProcessGrid):
                     log.info("Clients train one by one, because %s.", reason)
                 continue
             found, lacks = resident.cache.complete(order.base, sent, verify=False)
+            lacking[content] = bool(lacks)
             if not lacks:
                 base, members[self._client(message)] = found, message
         if not members:

@@ -59,6 +59,7 @@ class Resident:
         """`card` is the federation's word on classes and normalisation, followed where it is given."""
         if config.runtime.threads is not None:
             torch.set_num_threads(config.runtime.threads)
+        torch.set_float32_matmul_precision("high" if config.client.precision == "tf32" else "highest")
         self.config = config
         self.device = device_of(config.device)
         self.corpus = corpus

@@ -18,6 +18,7 @@ from clients import ALGORITHMS
 from fedfrozen_app.exchange.block import Layout
 from fedfrozen_app.exchange.plan import Order
 from fedfrozen_app.models.attention import folded
+from fedfrozen_app.models.convolution import as_products
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.profile import is_causal
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
@@ -201,7 +202,8 @@ class Step:
                 return self._loss(parameters, Batch(inputs, labels[index], weights, mask), anchor, task)
 
             flat = flat.detach().requires_grad_(True)
-            with folded(self.resident.model), torch.enable_grad():
+            model = self.resident.model
+            with folded(model), as_products(model, trained), torch.enable_grad():
                 losses = vmap(one, randomness="different")(
                     self.layout.views(flat), class_weights, index, mask
                 )

@@ -1,0 +1,62 @@
+"""Convolutions for code that runs under `vmap` over their weights: matrix products in place of groups.
+
+A convolution with other weights for every client becomes one with as many groups as clients, and cuDNN runs
+some of those group by group. Patches as rows, (batch, places, kernel · channels), make it a batched product.
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+LARGEST = 49  # places of an overlapping kernel: every one copies the picture
+
+
+@contextmanager
+def as_products(model: nn.Module, trained: Collection[str]) -> Iterator[None]:
+    """Within it the trained convolutions are products; those that all clients share stay as they are."""
+    modules = [m for name, m in model.named_modules() if f"{name}.weight" in trained and _can(m)]
+    for module in modules:
+        module.forward = partial(_product, module)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for module in modules:
+            del module.forward
+
+
+def _can(module: nn.Module) -> bool:
+    if type(module) is not nn.Conv2d or module.groups != 1 or module.padding_mode != "zeros":
+        return False
+    small = module.kernel_size == module.stride or module.weight[0, 0].numel() <= LARGEST
+    return small and module.dilation == (1, 1) and not isinstance(module.padding, str)
+
+
+def _product(conv: nn.Conv2d, pictures: Tensor) -> Tensor:
+    """(batch, channels, height, width) -> (batch, out, rows, columns), as the module's own forward."""
+    (tall, wide), (down, right) = conv.kernel_size, conv.stride
+    above, left = (int(side) for side in conv.padding)  # no word: see _can
+    pictures = pad(pictures, (left, left, above, above)) if above or left else pictures
+    rows, columns = (pictures.shape[2] - tall) // down + 1, (pictures.shape[3] - wide) // right + 1
+    if conv.kernel_size == conv.stride:  # patches that do not overlap are the picture in another order
+        cut = pictures[:, :, : rows * tall, : columns * wide]
+        blocks = cut.unflatten(3, (columns, wide)).unflatten(2, (rows, tall))
+        patches = blocks.permute(0, 2, 4, 3, 5, 1)  # (batch, rows, columns, tall, wide, channels)
+    else:
+        last = pictures.movedim(1, -1)
+        places = [(y, x) for y in range(tall) for x in range(wide)]
+        patches = torch.stack(
+            [
+                last[:, y : y + down * (rows - 1) + 1 : down, x : x + right * (columns - 1) + 1 : right]
+                for y, x in places
+            ],
+            dim=3,
+        )
+    kernel = conv.weight.permute(2, 3, 1, 0).flatten(0, 2)  # (tall · wide · channels, out)
+    result = patches.flatten(3).flatten(1, 2) @ kernel  # (batch, rows · columns, out)
+    if conv.bias is not None:
+        result = result + conv.bias
+    return result.transpose(1, 2).unflatten(2, (rows, columns))

@@ -1,0 +1,56 @@
+"""A convolution as a product is the convolution, alone and for many clients at once."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from fedfrozen_app.models.convolution import as_products
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"kernel_size": 3},
+        {"kernel_size": (3, 5), "stride": (2, 1), "padding": (1, 2)},
+        {"kernel_size": 4, "stride": 4},  # a Transformer's patches
+        {"kernel_size": 4, "stride": 4, "bias": False},
+    ],
+)
+def test_products_equal_convolutions_and_their_gradients(words):
+    model = nn.Sequential(nn.Conv2d(3, 5, **words)).double()
+    pictures = torch.randn(2, 3, 13, 16, dtype=torch.float64, requires_grad=True)
+    plain = model(pictures)
+    slopes = torch.autograd.grad(plain.square().sum(), [pictures, *model.parameters()])
+    with as_products(model, {"0.weight"}):
+        product = model(pictures)
+    assert "forward" not in vars(model[0])
+    torch.testing.assert_close(product, plain)
+    for slope, other in zip(
+        slopes, torch.autograd.grad(product.square().sum(), [pictures, *model.parameters()]), strict=True
+    ):
+        torch.testing.assert_close(other, slope)
+
+
+def test_every_client_has_its_own_weights():
+    model = nn.Sequential(nn.Conv2d(3, 5, 3)).double()
+    weights = {name: torch.randn(4, *value.shape).double() for name, value in model.named_parameters()}
+    pictures = torch.randn(4, 2, 3, 8, 8, dtype=torch.float64)
+
+    def one(own, given):
+        return functional_call(model, own, (given,))
+
+    plain = vmap(one)(weights, pictures)
+    with as_products(model, {"0.weight", "0.bias"}):
+        torch.testing.assert_close(vmap(one)(weights, pictures), plain)
+
+
+@pytest.mark.parametrize(
+    "conv", [nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 9), nn.Conv2d(4, 4, 3, dilation=2)]
+)
+def test_what_would_cost_more_or_is_not_served_stays(conv):
+    model = nn.Sequential(conv)
+    with as_products(model, {"0.weight"}):
+        assert "forward" not in vars(conv)
+    with as_products(nn.Sequential(plain := nn.Conv2d(3, 3, 3)), ()):
+        assert "forward" not in vars(plain)  # all clients share it: no groups come of it
