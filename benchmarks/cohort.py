@@ -145,19 +145,46 @@ def seconds_of(turn: Callable[[], float]) -> float:
     return time.perf_counter() - began
 
 
-def flower_rate(options: Any) -> dict[str, Any]:
-    """Images a second of the same app under Flower's Ray simulation, 10 clients of equal size."""
-    words = [*words_for(options, 10, 64, "equal"), "runtime=flower", "runtime.gpus_per_client=0.25"]
-    words += ["num_rounds=4", "eval_every=4"]
+def beside_flower(options: Any, corpus: Corpus) -> None:
+    """10 clients of equal size: Flower's Ray simulation of the same app, and ours before and after it."""
+    words = words_for(options, 10, 64, "equal")
+    runs = {name: AppTurns([*words, *RUNNERS[name]], corpus) for name in ("cohort", "in turn, recorded")}
+    found: dict[str, list[float]] = {name: [] for name in runs}
+
+    def ours(rounds: int) -> None:
+        for name, run in runs.items():
+            each = [run.turn()["seconds"] for _ in range(rounds)]
+            found[name] += [options.images / (part["train"] + part["aggregate"]) for part in each]
+
+    with unheard():
+        ours(2)
+        found = {name: [] for name in runs}  # those compiled and recorded
+        ours(options.repeats)
+    found["Flower's simulation"] = flower_rates(options, words)
+    with unheard():
+        ours(options.repeats)
+    for run in runs.values():
+        run.close()
+    rates = {name: spread(values) for name, values in found.items()}
+    slow = rates["Flower's simulation"].median
+    times = {name: rate.median / slow for name, rate in rates.items()}
+    result = {"setting": {"images": options.images, "clients": 10, "batch": 64, "workers": 4}}
+    path = write_result("cohort_flower", result | {"images_per_second": rates, "times_flower": times})
+    rows = [(name, f"{rate:.0f}", f"{times[name]:.1f}") for name, rate in rates.items()]
+    show("Beside Flower's Ray simulation", ("", "images/s", "times Flower's"), rows, {}, path)
+
+
+def flower_rates(options: Any, words: list[str]) -> list[float]:
+    """Images a second in each round after the first two, in which workers start and record."""
+    words = [*words, "runtime=flower", "runtime.gpus_per_client=0.25", "num_rounds=6", "eval_every=6"]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "fedfrozen_app", *words, f"output_dir={folder}/run"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"Flower's simulation failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
-    seconds = [row["seconds"] for row in map(json.loads, lines[3:])]  # workers start in the first round
-    each = [part["train"] + part["aggregate"] for part in seconds]
-    return {"seconds_a_round": spread(each), "images_per_second": options.images / spread(each).median}
+    seconds = [row["seconds"] for row in map(json.loads, lines[3:])]
+    return [options.images / (part["train"] + part["aggregate"]) for part in seconds]
 
 
 def main() -> None:
@@ -167,10 +194,13 @@ def main() -> None:
     )
     parser.add_argument("--images", type=int, default=16000, help="training images, all clients together")
     parser.add_argument("--cases", type=int, nargs="*", default=range(len(CASES)), help=f"of {CASES}")
-    parser.add_argument("--flower", action="store_true", help="also Flower's Ray simulation")
+    parser.add_argument("--flower", action="store_true", help="beside Flower's Ray simulation, and no case")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
     corpus = load_corpus(read(resolved(compose_config(words_for(options, 10, 64, "equal")))))
+    if options.flower:
+        beside_flower(options, corpus)
+        return
     figures, rows, checks = [], [], {}
     for number in options.cases:
         with unheard():
@@ -190,9 +220,6 @@ def main() -> None:
     }
     if torch.cuda.is_available():
         result["gpu"] = torch.cuda.get_device_name()
-    if options.flower:
-        result["flower"] = flower_rate(options)
-        print(json.dumps(result["flower"], default=lambda value: round(value.median, 4)), flush=True)
     path = write_result("cohort", result | {"checks": checks})
     others = [name for name in (*RUNNERS, "central", "central, compiled") if name != "cohort"]
     show("Cohort runner, times faster: median (range)", ("", "images/s", *others), rows, checks, path)
