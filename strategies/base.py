@@ -66,6 +66,11 @@ class PlannedFedAvg(FlowerFedAvg):
     def stage(self, server_round: int) -> str:
         return "train"
 
+    @classmethod
+    def algorithm_for(cls, settings: Any) -> str:
+        """The client's algorithm under these settings; a site holds an order against it."""
+        return cls.algorithm
+
     def client_settings(self) -> dict[str, Any]:
         """What the client's algorithm needs to know beside the plan."""
         return {}
@@ -140,7 +145,7 @@ class PlannedFedAvg(FlowerFedAvg):
             round=server_round,
             plan=plan,
             base={name: value for name, value in self.digests.items() if name not in private},
-            algorithm=self.algorithm,
+            algorithm=self.algorithm_for(self.settings),
             settings=self.client_settings(),
             selection=self.selection(server_round),
             keep=self.keep,

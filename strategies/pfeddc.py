@@ -51,10 +51,9 @@ class PFedDC(base.PlannedFedAvg):
     Settings = Settings
     personal = True
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        if self.settings.mu:
-            self.algorithm = "fedprox"
+    @classmethod
+    def algorithm_for(cls, settings: Any) -> str:
+        return "fedprox" if settings.mu else cls.algorithm
 
     def plan(self, server_round: int) -> Plan:
         own = [name for name in self.model if not name.endswith(".global")]

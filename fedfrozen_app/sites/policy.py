@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from fedfrozen_app.config import Config, absolute_paths, compose_config, read, resolved
+from fedfrozen_app.config import Config, absolute_paths, compose_config, read, resolved, strategy_settings
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.plan import Order
 from fedfrozen_app.models.roles import Role
@@ -96,7 +96,8 @@ class Policy:
             return f"the order asks for {refused[0]} parameters, which may not leave it"
         if order.judge and order.plan.shared:
             return "the order asks for a judgement and for parameters in one"
-        if order.algorithm != STRATEGIES[run.config.strategy["name"]].algorithm:
+        strategy = STRATEGIES[run.config.strategy["name"]]
+        if order.algorithm != strategy.algorithm_for(strategy_settings(run.config)):
             return f"the order asks for the algorithm {order.algorithm}, which is not the strategy's"
         last = run.config.num_rounds + order.judge  # judged is what the last round has left
         if not 1 <= order.round <= last:

@@ -36,6 +36,7 @@ class Sites:
     folder: Path
     names: Sequence[str] = ("north", "south", "west")
     executors: dict[str, Executor] = field(default_factory=dict)
+    settings: Sequence[str] = tuple(TINY)  # of every run
 
     def prepare(self) -> None:
         plan = {"server": {"address": "127.0.0.1", "port": 8443}, "sites": list(self.names)}
@@ -61,7 +62,7 @@ class Sites:
 
     def words(self, *overrides: str) -> list[str]:
         data = [f"dataset.path={self.folder}/data/server", "runtime.node_timeout=1"]
-        return [*TINY, "dataset=images", *data, "runtime.min_nodes=3", "run_id=test", *overrides]
+        return [*self.settings, "dataset=images", *data, "runtime.min_nodes=3", "run_id=test", *overrides]
 
     def train(
         self,

@@ -1,26 +1,40 @@
 """pFedDC as a whole: what travels, what stays, what is learned, with a tiny random CLIP."""
 
+import shlex
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.nn import functional
-from transformers import CLIPConfig, CLIPModel
+from transformers import ByT5Tokenizer, CLIPConfig, CLIPModel
 
 from fedfrozen_app import client_app
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
-from fedfrozen_app.exchange.arrays import to_tensors
+from fedfrozen_app.exchange.arrays import raw_bytes, to_tensors
 from fedfrozen_app.exchange.conversation import Conversation
+from fedfrozen_app.exchange.count import Traffic
+from fedfrozen_app.models.build import InputShape, build_prompted
+from fedfrozen_app.models.design import PromptDesign
+from fedfrozen_app.models.dual import DualEncoder, random_dual
+from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.runtime import checkpoint
 from fedfrozen_app.runtime import resident as residents
-from fedfrozen_app.runtime.inprocess import run_in_process
 from fedfrozen_app.runtime.private import keep_private, private_arrays
 from fedfrozen_app.runtime.resident import Resident
 from fedfrozen_app.runtime.sequential import batches
+from fedfrozen_app.runtime.simulation import run_app
 from fedfrozen_app.server_app import federate
+from strategies.federation import Federation
+from strategies.pfeddc import PFedDC
 from tests.conftest import Run, same_bits
 from tests.runtime.test_wire import forget_process, wired
-from tests.strategies.dual import CLIP, TEXT_TOKENS, TEXT_WIDTH, VISION_TOKENS, VISION_WIDTH, WORDS
+from tests.sites.inprocess import Sites
+from tests.strategies.dual import CLIP, TEXT_TOKENS, TEXT_WIDTH, VISION_TOKENS, VISION_WIDTH, WORDS, flat
+from tests.strategies.watched import PROJECT, read_all, watch
 
 FLOATS = {"text": TEXT_TOKENS * TEXT_WIDTH, "vision": VISION_TOKENS * VISION_WIDTH}
 
@@ -59,11 +73,49 @@ def test_only_global_prompts_travel_to_the_byte(train, design, floats):
     assert row["train_loss"] > 0 and (row["test_accuracy"] > 0 or local)
 
 
-def test_a_published_clip_s_prompts_are_80_kib():
-    """16 + 16 tokens on ViT-B/16 CLIP's shape: 16·512 + 16·768 floats of 4 bytes."""
-    config = CLIPConfig()
-    tokens = 16 * config.text_config.hidden_size + 16 * config.vision_config.hidden_size
-    assert tokens * 4 == 80 * 1024
+VIT_B_16 = {
+    "projection_dim": 512,
+    "text_config": {"hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8},
+    "vision_config": {
+        **{"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
+        **{"intermediate_size": 3072, "image_size": 224, "patch_size": 16},
+    },
+}
+KIB_80 = (16 * 512 + 16 * 768) * 4
+
+
+def test_prompts_for_a_clip_of_published_size_are_80_kib():
+    """ViT-B/16's shape, 16 + 16 tokens of depth 1: what the plan sends and takes, and all that it keeps."""
+    with torch.device("meta"):
+        clip = DualEncoder(random_dual("clip", VIT_B_16), ByT5Tokenizer())
+    shape = InputShape("image", ("dog", "horse"), channels=3, image_size=224)
+    model = build_prompted(clip, PromptDesign(), shape=shape, seed=0)
+    assert sum(value.numel() for value in clip.parameters()) > 149e6
+    strategy = PFedDC(Federation(Conversation(None, roles_of(model))))
+    strategy.model = {n: p for n, p in model.named_parameters() if n not in model.frozen_names}
+    strategy.digests = dict.fromkeys(strategy.model, "")
+    order, traffic = strategy.order(1, {}), Traffic()
+    traffic.sent({name: strategy.model[name] for name in order.base}, "", strategy.federation.roles)
+    traffic.received(
+        {name: strategy.model[name] for name in order.plan.shared}, "", strategy.federation.roles
+    )
+    assert traffic.down == traffic.up == KIB_80 == 80 * 1024
+    assert traffic.down_by_role == traffic.up_by_role == {"prompt": KIB_80}
+    assert strategy.upload_bytes(1) == {"prompt": KIB_80}
+    kept = sum(strategy.model[name].numel() for name in order.plan.private)
+    assert kept == 16 * 512 + 16 * 768 + 4 * (512**2 + 768**2)
+
+
+@pytest.mark.slow
+def test_a_round_with_a_clip_of_published_size_sends_80_kib(train):
+    """The same with random weights, a real step on a real picture, and messages that were counted."""
+    words = ["~model.config", "+model.config={}", "model.source=config", "model.model_type=clip"]
+    words += [*flat(VIT_B_16, "model.config"), "dataset.align=0", "dataset.image_size=224"]
+    words += ["dataset.channels=3", "dataset.limit=10", "dataset.validation=0", "dataset.client_validation=0"]
+    words += ["num_clients=1", "partition=iid", "num_rounds=1", "eval_every=9", "client.local_steps=1"]
+    run = train("strategy=pfeddc", *words, "client.batch_size=2", "personal=false", small=False)
+    assert run.rows[1]["bytes_up_by_role"] == run.rows[1]["bytes_down_by_role"] == {"prompt": KIB_80}
+    assert run.rows[1]["clients_failed"] == 0
 
 
 def test_one_client_s_step_is_coop_s(train):
@@ -115,29 +167,44 @@ def test_two_clients_global_prompts_are_averaged_by_rows(train, monkeypatch):
         torch.testing.assert_close(run.model[name], (n1 * value + n2 * two[name]) / (n1 + n2))
 
 
-def test_private_parts_stay_and_outlive_missed_rounds_and_a_restart(train, tmp_path):
-    """Whoever is not drawn keeps its state bit by bit, and goes on from it with the newest global prompts."""
-    words = ["num_rounds=7", "participation=0.4", "client.local_steps=2", "seed=11"]
-    run = train(*WORDS, *words, small=False)
-    drawn = [row["clients"] for row in run.rows[1:]]
-    kept = {
-        number: checkpoint.read(run.folder / "checkpoints" / str(number)).clients for number in range(1, 8)
-    }
-    for number, cohort in enumerate(drawn, start=1):
-        for client in ("0", "1", "2"):
-            now, then = kept[number].get(client), kept.get(number - 1, {}).get(client)
-            if client in cohort:
-                assert now is not None and (then is None or not same_bits(now, then))
-            elif then is not None:
-                assert same_bits(now, then)  # not there: nothing of it changes
-    # Stopped after round 4 in the middle and resumed in another process's state: the same bits.
-    part = train(*WORDS, *words, "num_rounds=4", folder="part", small=False)
+# With this seed client 2 is drawn in round 1, misses five rounds, and is drawn again in round 7.
+MISSES_FIVE = ["num_rounds=7", "participation=0.34", "client.local_steps=2", "seed=30"]
+
+
+def test_a_client_that_misses_five_rounds_goes_on_with_the_newest_global_prompts(train, monkeypatch):
+    began = {}
+    real = client_app.train_client
+
+    def watch(resident, client, order, start, steps):
+        began[order.round, client] = {name: value.clone() for name, value in start.items()}
+        return real(resident, client, order, start, steps)
+
+    monkeypatch.setattr(client_app, "train_client", watch)
+    run = train(*WORDS, *MISSES_FIVE, small=False)
+    assert [row["clients"] for row in run.rows[1:]] == [["2"], ["0"], ["0"], ["0"], ["1"], ["1"], ["2"]]
+    kept = [checkpoint.read(run.folder / "checkpoints" / str(n)).clients for n in range(1, 8)]
+    assert all(same_bits(after["2"], kept[0]["2"]) for after in kept[:6])
+    assert not any(torch.equal(kept[6]["2"][name], value) for name, value in kept[0]["2"].items())
+
+    newest = {name: value for name, value in run.model_after(6).items() if name.endswith(".global")}
+    start = began[7, "2"]
+    assert set(start) == set(newest) | set(kept[0]["2"])
+    assert all(torch.equal(start[name], value) for name, value in kept[0]["2"].items())  # its own, of round 1
+    assert all(torch.equal(start[name], value) for name, value in newest.items())  # the others', of round 6
+    first = run.model_after(1)
+    assert not any(torch.equal(first[name], value) for name, value in newest.items())
+
+
+def test_private_parts_outlive_a_restart(train):
+    """Stopped after round 4 and resumed from the folder alone: the same bits, also of who was not drawn."""
+    run = train(*WORDS, *MISSES_FIVE, small=False)
+    part = train(*WORDS, *MISSES_FIVE, "num_rounds=4", folder="part", small=False)
     assert part.rows[-1]["round"] == 4
-    config = resolved(compose_config([*WORDS, *words]))
-    run_in_process(read(config), config, [*WORDS, *words], part.folder, checkpoint.newest(part.folder))
+    part = train(*WORDS, *MISSES_FIVE, folder="part", resume=True, small=False)
     assert same_bits(run.model, part.model)
-    last = checkpoint.read(part.folder / "checkpoints" / "7").clients
-    assert all(same_bits(kept[7][client], last[client]) for client in last)
+    whole, again = (checkpoint.read(r.folder / "checkpoints" / "7").clients for r in (run, part))
+    assert set(whole) == set(again) == {"0", "1", "2"}
+    assert all(same_bits(whole[client], again[client]) for client in whole)
 
 
 @pytest.mark.parametrize(
@@ -256,29 +323,89 @@ def test_a_site_s_private_arrays_are_on_its_disk(tmp_path):
     assert same_bits(private_arrays(context, resident, names), changed)
 
 
-def test_no_message_holds_a_private_array(tmp_path, monkeypatch):
-    """Arrays as bytes, the real ClientApp, every message in both directions looked at."""
-    seen = []
+# What is in a message, in every runtime --------------------------------------------------------------------
+
+
+def nothing_private_in(folder, clients=3, rounds=2):
+    """Names: global prompts alone. Bytes: nothing that a client kept is anywhere in any message."""
+    kept, messages = read_all(folder / "kept"), read_all(folder / "messages")
+    private = {f"prompts.{tower}.local" for tower in FLOATS}
+    private |= {f"fusion.{t}.{part}.weight" for t in FLOATS for part in ("query", "key", "value", "output")}
+    assert {name for name, _ in kept} == private and len(kept) == clients * rounds * len(private)
+    trains = [about for about, _ in messages if about["type"] == "train"]
+    assert {name for about in trains for name in about["names"]} == {
+        "prompts.text.global",
+        "prompts.vision.global",
+    }
+    # Down and up in every round; the judging goes down once more and brings back figures alone.
+    assert sorted(len(about["names"]) for about in trains) == [0] * clients + [2] * clients * (2 * rounds + 1)
+    assert not any(about["names"] for about, _ in messages if about["type"] != "train")
+    for _, payload in messages:
+        assert not any(content in payload for _, content in kept)
+
+
+@pytest.mark.parametrize("runner", ["sequential", "cohort"])
+def test_no_message_in_process_holds_a_private_array(train, tmp_path, monkeypatch, runner):
+    watch(tmp_path, monkeypatch.setattr)
+    train(*WORDS, "personal=true", f"runtime.runner={runner}", small=False)
+    nothing_private_in(tmp_path)
+
+
+def test_no_message_between_processes_holds_a_private_array(tmp_path, monkeypatch):
+    """Arrays as bytes and the real ClientApp, as Flower's nodes run it."""
+    watch(tmp_path, monkeypatch.setattr)
     words = [*WORDS, "personal=true", f"runtime.cache_dir={tmp_path}/cache"]
     grid = wired(words, [{"partition-id": number, "num-partitions": 3} for number in range(3)])
-    push, pull = grid.push_messages, grid.pull_messages
-
-    def watch(messages):
-        found = list(messages)
-        seen.extend(name for m in found if "arrays" in m.content for name in m.content["arrays"])
-        return found
-
-    monkeypatch.setattr(grid, "push_messages", lambda messages: push(watch(messages)))
-    monkeypatch.setattr(grid, "pull_messages", lambda ids: watch(pull(ids)))
     forget_process()
     plain = resolved(compose_config(words))
     resident = residents_of()
     talk = Conversation(grid, resident.roles, card=resident.card)
     summary = federate(read(plain), plain, words, talk, resident, tmp_path / "run")
-    # Two rounds for three clients, down and up; the judging goes down once more and brings back figures.
-    assert sorted(set(seen)) == ["prompts.text.global", "prompts.vision.global"]
-    assert len(seen) == 2 * (2 * 3 * 2 + 3)
     assert summary["clients_failed"] == 0 and summary["personal"]["personal"]["mean"] > 0
+    nothing_private_in(tmp_path)
+
+
+@pytest.fixture
+def sites(tmp_path, monkeypatch):
+    """Three sites that let prompts leave, and nothing else."""
+    monkeypatch.setattr("fedfrozen_app.report.output.write_curves", lambda *args, **kwargs: None)
+    words = [word for word in WORDS if not word.startswith(("num_clients", "dataset", "partition"))]
+    found = Sites(tmp_path / "sites", settings=words)
+    found.folder.mkdir()
+    found.prepare()
+    for name in found.names:
+        found.change(name, "policy.yaml", strategies=["pfeddc"], upload_roles=["prompt"])
+    return found
+
+
+def test_no_message_of_a_deployed_site_holds_a_private_array(sites, tmp_path, monkeypatch):
+    """The sites' own executors and policies answer; what they keep lies on their disks."""
+    watch(tmp_path, monkeypatch.setattr)
+    run = sites.train("personal=true")
+    assert all(row["clients_failed"] == 0 for row in run.rows[1:])
+    nothing_private_in(tmp_path)
+    kept = {content for _, content in read_all(tmp_path / "kept")}
+    for name in sites.names:
+        arrays = load_file(sites.kit(name).var / "state" / "test" / "2" / "private.safetensors")
+        assert len(arrays) == 10 and all(raw_bytes(value) in kept for value in arrays.values())
+
+
+def test_a_deployed_site_takes_part_in_promptfl_with_fedprox(sites):
+    words = ["strategy.prompts=global", "strategy.modalities=text", "strategy.mu=0.1", "num_rounds=1"]
+    assert sites.train(*words).rows[1]["clients_ok"] == 3
+
+
+@pytest.mark.slow
+def test_no_message_of_flower_s_simulation_holds_a_private_array(tmp_path):
+    """Ray's workers and a real SuperLink, with our apps watched from within."""
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "pyproject.toml").write_text(PROJECT)
+    shutil.copy(Path(__file__).with_name("watched.py"), app)
+    settings = {"overrides": shlex.join([*WORDS, "personal=true"]), "output-dir": str(tmp_path / "run")}
+    run_app(app, settings, num_supernodes=3, work_dir=tmp_path / "work")
+    assert Run(tmp_path / "run").summary["clients_failed"] == 0
+    nothing_private_in(tmp_path / "run")
 
 
 @pytest.mark.slow
