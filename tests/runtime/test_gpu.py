@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, plain_loss
-from fedfrozen_app.runtime import cohort
+from fedfrozen_app.runtime import checkpoint, cohort
 from tests.conftest import same_bits
 from tests.privacy.test_dpsgd import parts, task_of
 from tests.runtime.test_runtimes import is_key_bias
+from tests.strategies import dual
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -21,10 +22,13 @@ EAGER = ["runtime.runner=sequential", "runtime.capture=false"]
 def distance(start, one, other):
     """Between two runs' ends, as a share of how far the first moved from its start; key biases left out."""
     end, twin = one.model_after(3), other.model_after(3)
-    names = [name for name in end if not is_key_bias(name)]
-    apart = sum((end[n].double() - twin[n].double()).square().sum() for n in names) ** 0.5
-    moved = sum((end[n].double() - start[n].double()).square().sum() for n in names) ** 0.5
-    return float(apart / moved)
+    end = {name: value for name, value in end.items() if not is_key_bias(name)}
+    return between(end, twin) / between(end, start)
+
+
+def between(one, other):
+    """Over the names of the first."""
+    return float(sum((one[n].double() - other[n].double()).square().sum() for n in one) ** 0.5)
 
 
 @pytest.mark.parametrize("runner", ["cohort", "sequential"])
@@ -67,3 +71,29 @@ def test_private_gradients_are_those_of_the_host(train):
     run = train(*WORDS, "privacy=dp_sgd", "strategy=safl", "strategy.top_k=1")
     assert run.rows[-1]["clients_ok"] == 4
     assert 0 < run.rows[-1]["epsilon_max"] <= 8
+
+
+@pytest.mark.parametrize("compile", ["true", "false"])
+@pytest.mark.parametrize("modalities", ["both", "text"])
+def test_stacked_prompts_and_private_rows_equal_one_client_after_another(train, modalities, compile):
+    """pFedDC: global prompts, and what each client keeps for itself, within 1e-3 of how far they moved."""
+    words = [*dual.WORDS, "device=cuda", "num_rounds=3", "client.local_steps=5", "client.fusion_lr=0.3"]
+    words += [f"strategy.modalities={modalities}", "participation=0.7"]  # some round goes on without each
+    plain = train(*words, *EAGER, folder="plain", small=False)
+    quick = train(*words, "runtime.runner=cohort", f"runtime.compile={compile}", folder="quick", small=False)
+    start = train(*words, "num_rounds=0", folder="start", small=False).model
+    one, other = ({"": run.model_after(3)} | private_parts(run, 3) for run in (plain, quick))
+    assert set(one) == set(other) == {"", "0", "1", "2"}
+    for client, arrays in one.items():
+        moved = between(arrays, start)
+        assert moved > 0 and between(arrays, other[client]) <= 1e-3 * moved, client
+    for row, twin in zip(plain.rows[1:], quick.rows[1:], strict=True):
+        assert row["clients"] == twin["clients"] and row["bytes_up_by_role"] == twin["bytes_up_by_role"]
+        assert twin["clients_failed"] == 0
+        for tower in ("text",) if modalities == "text" else ("text", "vision"):
+            gap = row[f"fusion_gap_{tower}"]
+            assert gap > 0 and twin[f"fusion_gap_{tower}"] == pytest.approx(gap, rel=1e-2)
+
+
+def private_parts(run, server_round):
+    return checkpoint.read(run.folder / "checkpoints" / str(server_round)).clients
