@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     BertConfig,
     ByT5Tokenizer,
     CLIPConfig,
     CLIPModel,
     Dinov2Config,
+    PreTrainedTokenizerFast,
     VisionTextDualEncoderConfig,
     VisionTextDualEncoderModel,
 )
@@ -94,6 +96,58 @@ def test_class_names_are_spoken_and_prompts_stand_before_them():
     text = [bytes(i - 3 for i in row[words.count :].tolist() if i > 2).decode() for row in words.ids]
     assert text == ["dog.", "ice cream.", "art work."] and words.start == 0
     assert words.mask.sum(dim=1).tolist() == [3 + len(name) + 1 for name in text]
+
+
+def clip_of_words():
+    """A CLIP whose tokenizer reads whole words and, like the published one, marks start and end."""
+    words = ["[start]", "[end]", "a", "photo", "of", "dog", "ice", "cream", "art", "work", "."]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[start] $A [end]", special_tokens=[("[start]", 0), ("[end]", 1)]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="[start]", eos_token="[end]", pad_token="[end]"
+    )
+    torch.manual_seed(0)
+    config = CLIPConfig(**CLIP)
+    config.text_config.bos_token_id, config.text_config.eos_token_id = 0, 1
+    return DualEncoder(CLIPModel(config), fast)
+
+
+def test_a_prompt_of_word_vectors_is_the_sentence_that_clip_reads():
+    """[start] P1..P4 [class] . [end] with the vectors of "a photo of a": CLIP's own features of that text."""
+    dual = clip_of_words()
+    words = dual.words(CLASSES, 4, "{}")
+    assert words.start == 1 and words.count == 4 and (words.ids[:, 0] == 0).all()
+    prompt = dual.model.text_model.embeddings.token_embedding(torch.tensor([2, 3, 4, 2]))
+    encoded = dual.tokenizer(
+        [f"a photo of a {name}." for name in ("dog", "ice cream", "art work")],
+        padding=True,
+        return_tensors="pt",
+    )
+    own = dual.model.get_text_features(**{key: encoded[key] for key in ("input_ids", "attention_mask")})
+    own = getattr(own, "pooler_output", own)
+    torch.testing.assert_close(dual.text(words, prompt), own)
+    torch.testing.assert_close(dual.text(dual.words(CLASSES, 0, "a photo of a {}.")), own)
+    assert not torch.allclose(dual.text(words, prompt.flip(0)), own, atol=1e-3)
+
+
+def test_bf16_is_for_the_encoders_alone():
+    """What multiplies in bf16: the encoders. Prompts, fusion, scores and gradients stay in float32."""
+    model = prompted(clip).train()
+    torch.nn.init.normal_(model.fusion["text"].output.weight)
+    seen = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda m, i, output, name=name: seen.update({name: output.dtype}))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(pixel_values=torch.randn(4, 1, 8, 8)).logits
+    logits.sum().backward()
+    assert {kind for name, kind in seen.items() if name.startswith("backbone.")} == {torch.bfloat16}
+    assert {kind for name, kind in seen.items() if name.startswith("fusion.")} == {torch.float32}
+    own = [p for name, p in model.named_parameters() if name not in model.frozen_names]
+    assert {p.dtype for p in own} == {p.grad.dtype for p in own} == {logits.dtype} == {torch.float32}
 
 
 def test_cross_fusion_is_multi_head_attention():

@@ -1,5 +1,6 @@
 """pFedDC as a whole: what travels, what stays, what is learned, with a tiny random CLIP."""
 
+import json
 import shlex
 import shutil
 from pathlib import Path
@@ -28,6 +29,7 @@ from fedfrozen_app.runtime.resident import Resident
 from fedfrozen_app.runtime.sequential import batches
 from fedfrozen_app.runtime.simulation import run_app
 from fedfrozen_app.server_app import federate
+from fedfrozen_app.sites.audit import read_audit
 from strategies.federation import Federation
 from strategies.pfeddc import PFedDC
 from tests.conftest import Run, same_bits
@@ -116,6 +118,24 @@ def test_a_round_with_a_clip_of_published_size_sends_80_kib(train):
     run = train("strategy=pfeddc", *words, "client.batch_size=2", "personal=false", small=False)
     assert run.rows[1]["bytes_up_by_role"] == run.rows[1]["bytes_down_by_role"] == {"prompt": KIB_80}
     assert run.rows[1]["clients_failed"] == 0
+
+
+def test_the_whole_strategy_with_a_tiny_random_clip(tmp_path):
+    """The command as a user gives it: rounds, private parts, personal models, picture, checkpoints."""
+    words = [*WORDS, "personal=true", "participation=0.7", f"hydra.run.dir={tmp_path}/run"]
+    assert command([*words, f"output_dir={tmp_path}/run"]) == 0
+    run = Run(tmp_path / "run")
+    assert run.summary["status"] == "completed" and run.summary["clients_failed"] == 0
+    row = run.rows[-1]
+    for key in ("fusion_gap", "local_moved"):
+        assert row[f"{key}_text"] > 0 and row[f"{key}_vision"] > 0
+    assert row["client_val_before"] >= 0 and row["client_val_after"] >= 0
+    personal = json.loads((run.folder / "personal.json").read_text())
+    assert len(personal["clients"]) == 3 and {"global", "personal", "after"} <= set(personal)
+    assert sum(line["clients"] for line in personal["by_participation"]) == 3
+    assert sum(client["rounds"] for client in personal["clients"]) == 2 * 2
+    assert (run.folder / "fairness.png").stat().st_size > 5000
+    assert command(["personal", str(run.folder), f"png={tmp_path}/again.png"]) == 0
 
 
 def test_one_client_s_step_is_coop_s(train):
@@ -266,6 +286,21 @@ def test_a_clip_from_a_local_folder_loads_and_trains(train, tmp_path):
     assert run.rows[-1]["clients_failed"] == 0 and run.rows[-1]["fusion_gap_text"] > 0
 
 
+def test_a_site_with_other_encoders_takes_no_part(sites, tmp_path):
+    """Each site names its own folder of the frozen encoders; one of them holds other weights."""
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        CLIPModel(CLIPConfig(**CLIP)).save_pretrained(tmp_path / str(seed))
+    for name in sites.names:
+        sites.change(name, "site.yaml", model_path=str(tmp_path / str(int(name == "south"))))
+    sites.settings = [word for word in sites.settings if "model." not in word]
+    run = sites.train("model=checkpoint", f"model.path={tmp_path}/0", "num_rounds=1")
+    assert run.rows[1]["clients_ok"] == 2
+    (failure,) = run.rows[1]["failures"]
+    assert "south" in failure and str(tmp_path) not in failure
+    assert read_audit(sites.kit("south").audit)[-1]["event"] == "failed"
+
+
 def test_encoders_that_differ_are_refused(tmp_path):
     """A node whose folder holds other weights learns so before it trains."""
     for seed in (0, 1):
@@ -278,6 +313,35 @@ def test_encoders_that_differ_are_refused(tmp_path):
     own = read(resolved(compose_config([*words, f"model.path={tmp_path}/1"])))
     with pytest.raises(residents.UserError, match="not the federation's"):
         Resident(own, corpus, shares=share_out(corpus, own, 3), card=card)
+
+
+def test_towers_work_no_more_than_prompts_ask_for(monkeypatch, train):
+    """Text prompts alone: a run reads each picture once, and each step the class set once."""
+    read_pictures, read_texts = [], []
+    image, text = DualEncoder.pooled_image, DualEncoder.pooled_text
+
+    def count_pictures(self, pixel_values, prompt=None):
+        read_pictures.append(len(pixel_values))
+        return image(self, pixel_values, prompt)
+
+    def count_texts(self, words, prompt=None):
+        read_texts.append((torch.is_grad_enabled(), len(words.ids)))
+        return text(self, words, prompt)
+
+    monkeypatch.setattr(DualEncoder, "pooled_image", count_pictures)
+    monkeypatch.setattr(DualEncoder, "pooled_text", count_texts)
+    words = [
+        "strategy.modalities=text",
+        "client.local_steps=2",
+        "dataset.client_validation=0",
+        "eval_every=9",
+    ]
+    run = train(*WORDS, *words, small=False)
+    rows = residents_of(*words)
+    assert sum(read_pictures) == 2 * (len(rows.corpus.train) + len(rows.corpus.test))  # the run's, and these
+    assert {count for _, count in read_texts} == {10}
+    assert sum(learning for learning, _ in read_texts) == 2 * 3 * 2
+    assert run.rows[-1]["clients_failed"] == 0
 
 
 @pytest.mark.parametrize(
