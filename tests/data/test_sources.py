@@ -141,6 +141,36 @@ def test_image_folder_of_domains(tmp_path, caplog, below):
     assert [{10: "art", 20: "photo"}[value] for value in values] == corpus.columns["domain"].tolist()
 
 
+def test_numbered_folders_get_their_names_from_the_data(tmp_path):
+    """As Flowers-102 usually comes: folders are numbers, and a file beside them says what they mean."""
+    for part in ("train", "valid", "test"):
+        for number in ("1", "10"):
+            save_image(tmp_path / f"{part}/{number}/x.png", (int(number),) * 3)
+    names = {"1": "pink primrose", "10": "globe thistle", "102": "blackberry lily"}
+    (tmp_path / "cat_to_name.json").write_text(json.dumps(names))
+    corpus = load(images_spec(tmp_path, channels=1))
+    assert corpus.classes == ("globe thistle", "pink primrose")
+    assert corpus.train.inputs["pixel_values"][:, 0, 0, 0].tolist() == [1, 10]
+    assert corpus.train.labels.tolist() == corpus.test.labels.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("{oops", "cat_to_name.json is no JSON object"),
+        ('["a"]', "cat_to_name.json is no JSON object"),
+        ('{"1": "rose"}', "no name for the folder 2"),
+        ('{"1": "rose", "2": 5}', "no name for the folder 2"),
+    ],
+)
+def test_names_that_cannot_be_read(tmp_path, content, sentence):
+    for number in ("1", "2"):
+        save_image(tmp_path / f"{number}/x.png", (0, 0, 0))
+    (tmp_path / "cat_to_name.json").write_text(content)
+    with pytest.raises(UserError, match=sentence):
+        load(images_spec(tmp_path))
+
+
 def test_sixteen_bit_images_keep_their_contrast(tmp_path):
     for label, value in (("a", 0x8000), ("b", 0xFF00)):
         (tmp_path / label).mkdir()

@@ -5,9 +5,12 @@ import shlex
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
+from sklearn.datasets import load_digits
 from torch.nn import functional
 from transformers import ByT5Tokenizer, CLIPConfig, CLIPModel
 
@@ -265,6 +268,28 @@ def test_an_idle_fusion_is_called_so(train):
     assert run.summary["fusion"]["state"] == "fusion inactive"
     run = train(*WORDS, "client.fusion_lr=20", "num_rounds=1", folder="more", small=False)
     assert run.summary["fusion"]["state"] == "fusion active"
+
+
+@pytest.mark.parametrize("split", [1, 2])
+def test_folders_of_domains_are_clients_that_read_class_names(train, tmp_path, split):
+    """PACS's layout, DOMAIN/CLASS/*: a client of each domain, or several, each judged within its own."""
+    pixels, labels = load_digits(n_class=2, return_X_y=True)
+    for number in range(160):
+        domain = ("photo", "sketch")[number % 2]
+        shown = pixels[number] * 15 if domain == "photo" else 255 - pixels[number] * 15
+        folder = tmp_path / "data" / domain / ("egg_shell", "pole")[labels[number]]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(shown.reshape(8, 8).astype(np.uint8)).save(folder / f"{number}.png")
+    words = [word for word in WORDS if not word.startswith(("num_clients", "dataset.limit"))]
+    words += ["dataset=images", f"dataset.path={tmp_path}/data", "partition=domain", "personal=true"]
+    run = train(*words, f"partition.clients_per_domain={split}", small=False)
+    personal = json.loads((run.folder / "personal.json").read_text())
+    names = ["photo", "sketch"] if split == 1 else ["photo/0", "photo/1", "sketch/0", "sketch/1"]
+    assert [client["name"] for client in personal["clients"]] == names
+    assert sum(client["test_rows"] for client in personal["clients"]) == 32  # a fifth, each row once
+    assert run.rows[-1]["clients_failed"] == 0
+    config = read(resolved(compose_config(words)))
+    assert load_corpus(config).classes == ("egg_shell", "pole")
 
 
 def test_zero_shot_is_the_template_alone(train):

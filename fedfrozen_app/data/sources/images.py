@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +33,28 @@ def read_images(spec: DatasetSpec) -> Found:
                 f"{root} has a folder {spec.test_split!r} but no {spec.train_split!r}: "
                 "set dataset.train_split to the name of the train folder."
             )
-        return Found("image", _image_tree(root), None)
-    train, test = _image_tree(root / spec.train_split), None
+        return Found("image", _named(_image_tree(root), root), None)
+    train, test = _named(_image_tree(root / spec.train_split), root), None
     if (root / spec.test_split).is_dir():
-        test = _image_tree(root / spec.test_split)
+        test = _named(_image_tree(root / spec.test_split), root)
     return Found("image", train, test)
+
+
+def _named(rows: Rows, root: Path) -> Rows:
+    """With the names for numbered class folders that Flowers-102 brings: {"21": "fire lily", ...}."""
+    path = root / "cat_to_name.json"
+    if not path.is_file():
+        return rows
+    try:
+        names = json.loads(path.read_text("utf-8"))
+    except ValueError:
+        names = None
+    if not isinstance(names, dict):
+        raise UserError(f"{path} is no JSON object of folder and class names: mend it or move it away.")
+    for folder in sorted(set(rows.labels)):
+        if not isinstance(names.get(folder), str):
+            raise UserError(f"{path} has no name for the folder {folder}: add it, or move the file away.")
+    return replace(rows, labels=[names[folder] for folder in rows.labels])
 
 
 def _image_tree(root: Path) -> Rows:
