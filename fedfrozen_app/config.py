@@ -105,6 +105,7 @@ class PrivacyConfig:
     selection_share: float = 0.1
     selection_every: int = 5
     selection_rate: float = 0.25
+    clipping: str = "per_example"
     physical_batch: int = 64
     seeded_noise: bool = False
 
@@ -275,6 +276,7 @@ _CHOICES = {
     "privacy.name": ("none", "dp_sgd"),
     "privacy.unit": ("example", "document", "patient"),
     "privacy.accountant": ("prv", "rdp"),
+    "privacy.clipping": ("per_example", "ghost"),
     "privacy.selection": ("noisy", "public", "unaccounted"),
 }
 # key: (smallest allowed, whether that value itself is allowed, largest allowed)
@@ -383,6 +385,11 @@ def _check_private(config: Config) -> None:
         raise UserError(
             "model.dtype=bfloat16 cannot measure a gradient's norm well enough to clip it for "
             "privacy=dp_sgd: use model.dtype=float32 (client.precision=bf16 still computes in bfloat16)."
+        )
+    if config.privacy.clipping == "ghost" and config.client.precision == "bf16":
+        raise UserError(
+            "privacy.clipping=ghost cannot measure norms well enough with client.precision=bf16: use "
+            "client.precision=float32, or privacy.clipping=per_example."
         )
 
 

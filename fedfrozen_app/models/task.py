@@ -75,6 +75,12 @@ class Task:
             weight = weight * batch.class_weights[batch.labels]
         return (each * weight).sum() / weight.sum().clamp(min=torch.finfo(self.dtype).tiny)
 
+    def losses_of(self, table: Table) -> Tensor:
+        """(examples,) of the model as it is loaded now, to be differentiated."""
+        with self._autocast():
+            logits = self.model(**self.prepare(table.inputs)).logits
+        return self.losses(logits.to(self.dtype), table.labels)
+
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         """(examples,): each example's own loss, whatever stands beside it in the batch."""
         if self.kind == "multilabel":

@@ -20,7 +20,8 @@ from fedfrozen_app.exchange.plan import Order, Plan
 from fedfrozen_app.models.task import Batch, Parameters, Task
 from fedfrozen_app.privacy.accountant import epsilon_of, solve_noise
 from fedfrozen_app.privacy.budget import Budget, BudgetFile, Declined
-from fedfrozen_app.privacy.dpsgd import ExampleGradients, Recipe, draw_rows, train_steps
+from fedfrozen_app.privacy.dpsgd import Clipping, ExampleGradients, Recipe, draw_rows, train_steps
+from fedfrozen_app.privacy.ghost import GhostClipping
 from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.selection import choose_privately, choose_publicly, plan_of
 from fedfrozen_app.privacy.steps import Steps
@@ -199,8 +200,11 @@ class PrivateClient:
         resident.touched(trained)
         anchor = {name: start[name].to(resident.device) for name in trained}
         algorithm = ALGORITHMS[order.algorithm]
-        loss = partial(_loss, algorithm=partial(algorithm, anchor=anchor, **order.settings))
-        gradients = ExampleGradients(resident.model, resident.task, list(trained), loss)
+        if config.privacy.clipping == "ghost":
+            gradients: Clipping = self._ghost(list(trained))
+        else:
+            loss = partial(_loss, algorithm=partial(algorithm, anchor=anchor, **order.settings))
+            gradients = ExampleGradients(resident.model, resident.task, list(trained), loss)
         rate = learning_rate(config.client, order.round, resident)
         optimizer = make_optimizer(config.client, list(trained.values()), rate)
         resident.model.train()
@@ -210,6 +214,15 @@ class PrivateClient:
             )
         resident.model.eval()
         return {name: parameter.detach().clone() for name, parameter in trained.items()}, mean
+
+    def _ghost(self, trained: list[str]) -> Clipping:
+        if self.order.algorithm != "fedavg":
+            raise UserError(
+                f"privacy.clipping=ghost knows the plain loss alone, not that of {self.order.algorithm}: use "
+                "privacy.clipping=per_example."
+            )
+        resident = self.resident
+        return GhostClipping(resident.model, resident.task, trained, resident.config.privacy.max_grad_norm)
 
 
 def _loss(parameters: Parameters, batch: Batch, task: Task, *, algorithm: Callable[..., Tensor]) -> Tensor:

@@ -3,12 +3,14 @@
     g̃ = (1/B) (Σ_{i ∈ Poisson sample} g_i · min(1, C/‖g_i‖) + N(0, σ²C²))        B: the expected sample size
 
 The norm runs over all trained names together. Gradients of single examples come from the clients' own pure
-loss under `vmap`, which serves every supported architecture, position embeddings and all. Opacus' optimiser
-clips, sums and scales them. It is built anew for every client and round, because what is trained changes.
+loss under `vmap`, which serves every supported architecture, position embeddings and all (ghost.py needs less
+memory, and serves layers and heads). Opacus' optimiser clips, sums and scales them. It is built anew for
+every client and round, because what is trained changes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -61,8 +63,19 @@ class NoisyOptimizer(DPOptimizer):
             parameter.grad = parameter.summed_grad + self.source.normal(parameter.summed_grad, std)
 
 
+class Clipping(Protocol):
+    """A way to the clipped sum of a chunk's gradients, and the optimiser that takes it from there."""
+
+    optimizer: type[NoisyOptimizer]
+
+    def load(self, part: Table, parameters: Mapping[str, nn.Parameter]) -> Tensor:
+        """Leave on the parameters what the optimiser reads; the losses, (examples,)."""
+
+
 class ExampleGradients:
     """The gradient of every single example of a batch, for the names that are trained."""
+
+    optimizer: type[NoisyOptimizer] = NoisyOptimizer
 
     def __init__(self, model: nn.Module, task: Task, trained: Sequence[str], loss: Loss) -> None:
         self._model, self._loss = model, loss
@@ -70,6 +83,12 @@ class ExampleGradients:
         self._held = dict(model.named_parameters())
         self._trained = list(trained)
         self._task = task.with_call(self._call)
+
+    def load(self, part: Table, parameters: Mapping[str, nn.Parameter]) -> Tensor:
+        losses, slopes = self(part.inputs, part.labels)
+        for name, parameter in parameters.items():
+            parameter.grad_sample = slopes[name]  # type: ignore[attr-defined]
+        return losses
 
     def _call(self, parameters: Parameters, inputs: Inputs) -> Tensor:
         given = with_ready_mask(inputs, self._causal)
@@ -113,7 +132,7 @@ def draw_rows(units: Sequence[np.ndarray], sample: np.ndarray, source: Noise) ->
 
 
 def train_steps(
-    gradients: ExampleGradients,
+    gradients: Clipping,
     parameters: Mapping[str, nn.Parameter],
     optimizer: Optimizer,
     table: Table,
@@ -126,19 +145,14 @@ def train_steps(
     `units` holds the rows of each example, document or patient. A unit in the sample gives one of its rows,
     so that clipping that row's gradient bounds what the whole unit can do.
     """
-    private = NoisyOptimizer(optimizer, recipe, source)
+    private = gradients.optimizer(optimizer, recipe, source)
     losses: list[Tensor] = []
     for _ in range(recipe.steps):
         sample = source.poisson(len(units), recipe.rate)
         index = draw_rows(units, sample, source).to(table.labels.device)
         chunks = index.split(recipe.physical_batch) if len(index) else (index,)
         for number, chunk in enumerate(chunks, start=1):
-            part = table.take(chunk)
-            loss, slopes = gradients(part.inputs, part.labels)
-            losses.append(loss)
-            for name, parameter in parameters.items():
-                parameter.grad_sample = slopes[name]  # type: ignore[attr-defined]
-            del slopes
+            losses.append(gradients.load(table.take(chunk), parameters))
             private.signal_skip_step(number < len(chunks))
             private.step()
             private.zero_grad(set_to_none=True)

@@ -8,9 +8,19 @@ _handlers, _level = list(_root.handlers), _root.level
 from opacus.accountants import PRVAccountant, RDPAccountant  # noqa: E402
 from opacus.accountants.analysis.prv import Domain  # noqa: E402
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent  # noqa: E402
-from opacus.optimizers import DPOptimizer  # noqa: E402
+from opacus.grad_sample import GradSampleHooksFastGradientClipping  # noqa: E402
+from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping  # noqa: E402
 
 _root.handlers[:] = _handlers
 _root.setLevel(_level)
 
-__all__ = ["DPOptimizer", "Domain", "PRVAccountant", "RDPAccountant", "compute_rdp", "get_privacy_spent"]
+__all__ = [
+    "DPOptimizer",
+    "DPOptimizerFastGradientClipping",
+    "Domain",
+    "GradSampleHooksFastGradientClipping",
+    "PRVAccountant",
+    "RDPAccountant",
+    "compute_rdp",
+    "get_privacy_spent",
+]

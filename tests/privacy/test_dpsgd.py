@@ -50,7 +50,7 @@ def task_of(model):
     return Task(model, mean=(0.0,) * 3, std=(1 / 255,) * 3)  # which leaves pixels as they are
 
 
-def steps(model, table, *, trained=None, units=None, seed=0, **settings):
+def steps(model, table, *, trained=None, units=None, seed=0, make=None, **settings):
     """The change of every parameter after SGD with rate 1: minus the sum of the noisy gradients."""
     model = copy.deepcopy(model)
     names = trained or [name for name, _ in model.named_parameters()]
@@ -61,7 +61,7 @@ def steps(model, table, *, trained=None, units=None, seed=0, **settings):
         | settings
     )
     train_steps(
-        ExampleGradients(model, task_of(model), names, plain),
+        make(model, recipe.max_grad_norm) if make else ExampleGradients(model, task_of(model), names, plain),
         parameters,
         SGD(list(parameters.values()), lr=1.0),
         table,

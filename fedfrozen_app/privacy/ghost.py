@@ -1,0 +1,88 @@
+"""Ghost clipping: Li et al., Large Language Models Can Be Strong Differentially Private Learners, 2022.
+
+    ‖g_i‖² = Σ_{t,u} (a_t · a_u)(b_t · b_u)        a linear layer's inputs a, gradients b at its outputs
+
+over pairs of tokens t, u. So an example's norm is known without its gradient, and a second backward pass over
+Σ c_i · loss_i, with c_i = min(1, C/‖g_i‖), gives the clipped sum. Memory grows with the activations, not with
+examples times parameters. Opacus' hooks do this; its optimiser noises and scales. They see a layer's inputs
+and outputs, so whatever is trained must be a layer that is called once and treats every example alike.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from fedfrozen_app.data.table import Table
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.models.task import Task
+from fedfrozen_app.privacy.dpsgd import NoisyOptimizer
+from fedfrozen_app.privacy.engine import DPOptimizerFastGradientClipping, GradSampleHooksFastGradientClipping
+
+SERVED = ("Linear", "LayerNorm", "RMSNorm", "Conv1D", "LlamaRMSNorm", "Dinov2LayerScale")  # and tested
+
+
+class GhostOptimizer(NoisyOptimizer, DPOptimizerFastGradientClipping):
+    """What it finds on the parameters is clipped and summed already."""
+
+
+class GhostClipping:
+    """The clipped sum of a batch's gradients, for the names that are trained."""
+
+    optimizer: type[NoisyOptimizer] = GhostOptimizer
+
+    def __init__(self, model: nn.Module, task: Task, trained: Sequence[str], max_grad_norm: float) -> None:
+        self._model, self._task, self._bound = model, task, max_grad_norm
+        self._trained = set(trained)
+        self._owners = [model.get_submodule(name.rpartition(".")[0]) for name in trained]
+        for name, owner in zip(trained, self._owners, strict=True):
+            if (kind := type(owner).__name__) not in SERVED:
+                raise UserError(
+                    f"privacy.clipping=ghost cannot read the gradient norm of {name} off its layer "
+                    f"({kind}): freeze it, as strategy=safl does, or use privacy.clipping=per_example."
+                )
+
+    def load(self, part: Table, parameters: Mapping[str, nn.Parameter]) -> Tensor:
+        if not len(part):  # a Poisson sample may be empty
+            for parameter in parameters.values():
+                parameter.grad = torch.zeros_like(parameter)
+            return torch.zeros(0, device=part.labels.device)
+        with self._hooked() as hooks:
+            losses = self._task.losses_of(part)
+            slots = list(parameters.values())
+            torch.autograd.backward(losses.sum(), inputs=slots, retain_graph=True)
+            factors = hooks.get_clipping_coef()
+            hooks.disable_hooks()
+            for parameter in slots:
+                parameter.grad = None
+            torch.autograd.backward((factors * losses).sum(), inputs=slots)
+        return losses.detach()
+
+    @contextmanager
+    def _hooked(self) -> Iterator[GradSampleHooksFastGradientClipping]:
+        """Hooks on what is trained and nothing else, and all as it was afterwards."""
+        wanted = {name: value.requires_grad for name, value in self._model.named_parameters()}
+        modes = [owner.training for owner in self._owners]
+        precision = torch.get_float32_matmul_precision()
+        for name, value in self._model.named_parameters():
+            value.requires_grad_(name in self._trained)
+        for owner in self._owners:  # hooks look at layers in training only; these do the same in both modes
+            owner.training = True
+        # Norm and sum come from different products: both must be exact, or the bound would not hold.
+        torch.set_float32_matmul_precision("highest")
+        hooks = GradSampleHooksFastGradientClipping(
+            self._model, loss_reduction="sum", strict=False, max_grad_norm=self._bound
+        )
+        try:
+            with warnings.catch_warnings():  # the first trained layer's input needs no gradient
+                warnings.filterwarnings("ignore", message="Full backward hook is firing")
+                yield hooks
+        finally:
+            hooks.cleanup()
+            torch.set_float32_matmul_precision(precision)
+            for owner, mode in zip(self._owners, modes, strict=True):
+                owner.training = mode
+            for name, value in self._model.named_parameters():
+                value.requires_grad_(wanted[name])
