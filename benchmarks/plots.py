@@ -1,27 +1,44 @@
-"""Pictures of the GPU benchmarks from their result files, in docs/figures: cohort.png and pfl_cifar.png.
+"""Pictures of the GPU benchmarks from their result files, in docs/figures.
 
-python benchmarks/plots.py
+    python benchmarks/plots.py
+
+draws cohort.png, pfl_cifar.png, safl_bytes.png and safl_epsilon.png, as far as there are results.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 from common import RESULTS
+from safl_report import NAMES, SETS, in_order
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
+MARKS = {"fedavg": "#7fb2d9", "all": "#8c8c8c", "safl": "#1f4e79", "random": "#e0a458", "fixed": "#b5651d"}
+MARKS["head"] = "#6b8e4e"
+LEVELS = {"central": "-", "majority": "--", "untrained": ":"}  # drawn as lines across
 COLORS = ["#1f4e79", "#7fb2d9", "#c9d7e3", "#e0a458", "#b5651d"]
 
 
 def main() -> None:
-    for name, draw in {"cohort": cohort, "pfl_cifar": pfl_cifar}.items():
-        result = json.loads((RESULTS / f"{name}.json").read_text())
-        figure = draw(result)
+    pictures: dict[str, tuple[str, Callable[[dict[str, Any]], plt.Figure | None]]] = {
+        "cohort": ("cohort", cohort),
+        "pfl_cifar": ("pfl_cifar", pfl_cifar),
+        "safl_bytes": ("safl", safl_bytes),
+        "safl_epsilon": ("safl", safl_epsilon),
+    }
+    for name, (benchmark, draw) in pictures.items():
+        path = RESULTS / f"{benchmark}.json"
+        figure = draw(json.loads(path.read_text())) if path.exists() else None
+        if figure is None:
+            print(f"No result of {benchmark} for {name}.png")
+            continue
         figure.savefig(FIGURES / f"{name}.png", dpi=130)
+        plt.close(figure)
         print(f"Written to docs/figures/{name}.png")
 
 
@@ -59,6 +76,87 @@ def pfl_cifar(result: dict[str, Any]) -> plt.Figure:
     axes.set_title(f"pfl-research's CIFAR-10 benchmark, {result.get('gpu', 'no GPU')}")
     axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def safl_bytes(result: dict[str, Any]) -> plt.Figure | None:
+    """F1 against what all clients sent, a panel a data set; central training and the floors are lines."""
+    plain = [line for line in result["lines"] if line["epsilon"] is None]
+    shown = [name for name in SETS if any(line["dataset"] == name for line in plain)]
+    if not shown:
+        return None
+    figure, grid = plt.subplots(
+        1, len(shown), figsize=(5.5 * len(shown), 4), layout="constrained", squeeze=False
+    )
+    for axes, dataset in zip(grid[0], shown, strict=True):
+        for line in in_order([line for line in plain if line["dataset"] == dataset]):
+            if line["method"] in LEVELS:
+                _level(axes, line)
+                continue
+            _point(axes, line["bytes_up"] / 1e6, line)
+            place = (line["bytes_up"] / 1e6, 100 * line["f1"])
+            axes.annotate(NAMES[line["method"]], place, xytext=(7, 4), textcoords="offset points")
+        axes.set_xscale("log")
+        axes.margins(x=0.25)
+        axes.set_xlabel("MB up, all clients and rounds (log)")
+        axes.set_title(f"{SETS[dataset]}, {line['seeds']} seeds")
+    grid[0][0].set_ylabel("F1, points")
+    return figure
+
+
+def safl_epsilon(result: dict[str, Any]) -> plt.Figure | None:
+    """F1 against the budget; a hollow mark did not learn."""
+    lines = [line for line in result["lines"] if line["dataset"] == "mtsamples"]
+    budgets = sorted({line["epsilon"] for line in lines if line["epsilon"] is not None})
+    if not budgets:
+        return None
+    places = {epsilon: number for number, epsilon in enumerate([*budgets, None])}
+    private = {line["method"] for line in lines if line["epsilon"] is not None}
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    methods = [name for name in NAMES if name in private and name not in LEVELS]
+    for number, method in enumerate(methods):
+        own = sorted(
+            (line for line in lines if line["method"] == method), key=lambda line: places[line["epsilon"]]
+        )
+        aside = 0.08 * (number - (len(methods) - 1) / 2)  # so that whiskers can be told apart
+        spots = [places[line["epsilon"]] + aside for line in own]
+        axes.plot(spots, [100 * line["f1"] for line in own], color=MARKS[method], label=NAMES[method])
+        for spot, line in zip(spots, own, strict=True):
+            _point(axes, spot, line)
+    for method in ("majority", "untrained"):
+        _level(axes, next(line for line in lines if line["method"] == method))
+    axes.set_xticks(range(len(places)), [*(f"{epsilon:g}" for epsilon in budgets), "no privacy"])
+    axes.set_xlabel("epsilon of each client, over the whole run")
+    axes.set_ylabel("F1, points")
+    axes.set_title("MTSamples with privacy (hollow: did not learn)")
+    axes.legend(frameon=False)
+    return figure
+
+
+def _point(axes: plt.Axes, place: float, line: dict[str, Any]) -> None:
+    """With its interval; hollow where the method did not learn."""
+    low, high = (100 * bound for bound in line["interval"])
+    color = MARKS[line["method"]]
+    axes.vlines(place, low, high, color=color, lw=1)
+    learned = line["learned"]
+    fill = color if learned else "white"
+    mark = axes.scatter([place], [100 * line["f1"]], s=45, color=fill, edgecolors=color, zorder=3)
+    mark.set_gid("learned" if learned else "did not learn")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _level(axes: plt.Axes, line: dict[str, Any]) -> None:
+    axes.axhline(100 * line["f1"], color="#888888", lw=0.8, ls=LEVELS[line["method"]])
+    place = (0.99, 100 * line["f1"])
+    axes.annotate(
+        NAMES[line["method"]],
+        place,
+        xycoords=axes.get_yaxis_transform(),
+        xytext=(0, 2),
+        textcoords="offset points",
+        ha="right",
+        color="#666666",
+        fontsize="small",
+    )
 
 
 def _bars(

@@ -16,6 +16,10 @@ With --epsilons MTSamples is run for these budgets too, clipping norms tuned as 
 So that a cell is cheap, and for all methods alike: texts are cut to --tokens, matrix products on a GPU are in
 TF32, and a model is judged at the end alone.
 
+    python benchmarks/safl.py --report-only
+
+prints the tables of the result file as docs/safl.md has them, and puts them there.
+
     python benchmarks/safl.py --model DIR --write-half DEST
 
 writes the model in float16 to DEST, half the size on the way to another machine; it trains in float32.
@@ -27,6 +31,7 @@ import itertools
 import json
 import logging
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -42,8 +47,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import CACHE, show, write_result
+from common import CACHE, RESULTS, show, write_result
 from safetensors.torch import load_file, save_file
+from safl_report import write_docs
 from seqeval.scheme import IOB2, Entities
 
 from fedfrozen_app.config import compose_config, read, resolved
@@ -434,9 +440,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--model", required=True, help="folder of MiniLM, as transformers' save_pretrained writes it"
-    )
+    parser.add_argument("--model", help="folder of MiniLM, as transformers' save_pretrained writes it")
     parser.add_argument("--mtsamples", help="folder of MTSamples")
     parser.add_argument("--maccrobat", help="folder of MACCROBAT as CoNLL")
     parser.add_argument("--methods", nargs="+", default=list(PLAIN), choices=list(METHODS))
@@ -467,13 +471,20 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cells", default=str(CACHE / "safl.jsonl"), help="file of the finished cells")
     parser.add_argument("--name", default="safl", help="of the result file")
     parser.add_argument("--write-half", metavar="DEST", help="write the model there in float16, and end")
+    parser.add_argument("--report-only", action="store_true", help="write docs/safl.md from the result file")
     options = parser.parse_args(words)
+    if not options.model and not options.report_only:
+        parser.error("give --model")
     options.tokens = dict(zip(("mtsamples", "maccrobat"), options.tokens, strict=True))
     return options
 
 
 def main() -> None:
     options = parse(sys.argv[1:])
+    if options.report_only:
+        found = json.loads((RESULTS / f"{options.name}.json").read_text())
+        write_docs(found, parse(shlex.split(found["command"])[2:]))
+        return
     if options.write_half:
         write_half(Path(options.model), Path(options.write_half))
         return
@@ -484,7 +495,8 @@ def main() -> None:
     rows = [row for found, _ in tables for row in found]
     pairs = [pair for _, found in tables for pair in found]
     left = missing(options, cells)
-    path = write_result(options.name, {"lines": rows, "pairs": pairs, "cells_missing": left})
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() and options.device != "cpu" else None
+    path = write_result(options.name, {"lines": rows, "pairs": pairs, "cells_missing": left, "gpu": gpu})
     shown = [
         [
             *(row["dataset"], "-" if row["epsilon"] is None else f"{row['epsilon']:g}", row["method"]),

@@ -26,6 +26,7 @@ from strategies import STRATEGIES
 from strategies.base import Federation, PlannedFedAvg
 from strategies.cohort import draw_cohort
 from strategies.robust import Aggregation
+from strategies.safl import embeds
 
 Bytes = Counter[str]  # by role
 
@@ -54,6 +55,7 @@ class Forecast:
     clients: int
     stages: list[Stage]
     everything_up: int  # what FedAvg would send up with the same cohorts
+    but_embeddings_up: int | None  # and FedAvg with frozen embeddings, where this strategy freezes them too
     up_by_round: list[Bytes]
     down_by_round: list[Bytes]
     undecided: str  # what the run will find out for itself
@@ -129,13 +131,17 @@ def walk(strategy: PlannedFedAvg, num_rounds: int, clients: list[str], roles: Ma
         stage.down += down
         up_by_round.append(up)
         down_by_round.append(down)
-    everything = sum(whole.values()) * sum(stage.client_rounds for stage in stages)
+    visits = sum(stage.client_rounds for stage in stages)
+    embedding = {name for name in arrays if embeds(roles[name])}
+    frozen = embedding and not any(embedding & set(stage.plan.shared) for stage in stages)
+    rest = sum(_pick(arrays.keys() - embedding, arrays, roles).values())
     return Forecast(
         dict(parameters),
         whole,
         len(clients),
         stages,
-        everything,
+        sum(whole.values()) * visits,
+        rest * visits if frozen else None,
         up_by_round,
         down_by_round,
         strategy.undecided,

@@ -32,6 +32,8 @@ def plan(arguments: list[str]) -> None:
     for stage in found.stages:
         console.print(stage_table(stage, found))
     console.print(totals_table(found))
+    if found.everything_up:
+        console.print(saved(found), highlight=False, soft_wrap=True)
     if found.undecided:
         console.print(found.undecided, highlight=False, soft_wrap=True)
     console.print(
@@ -81,10 +83,16 @@ def totals_table(found: Forecast) -> Table:
     rounds = sum(stage.rounds for stage in found.stages)
     visits = sum(stage.client_rounds for stage in found.stages)
     table.add_row("all", str(rounds), f"{visits:,}", _exact(up), _exact(down))
-    if found.everything_up:
-        saved = 1 - up / found.everything_up
-        table.caption = f"Sent up: {saved:.1%} less than sending the whole model every time."
     return table
+
+
+def saved(found: Forecast) -> str:
+    """Against FedAvg, and where embeddings are frozen against FedAvg without them too."""
+    up = found.total("up")
+    text = f"Sent up: {1 - up / found.everything_up:.1%} less than sending the whole model every time"
+    if found.but_embeddings_up:
+        text += f", {1 - up / found.but_embeddings_up:.1%} less than sending all but the embeddings"
+    return f"{text}."
 
 
 def _share(total: Bytes, stage: Stage) -> Bytes:

@@ -141,6 +141,26 @@ def test_a_large_model_is_planned_without_its_memory(tmp_path, capsys):
     assert frozen["down"]["query"] + frozen["down"]["key"] == 4 * kernel
 
 
+def test_safl_is_planned_against_both_kinds_of_fedavg(capsys, monkeypatch):
+    """A layer of LLaMA-1B has 60,821,504 parameters; 8 of 16 and little else go up."""
+    monkeypatch.setenv("COLUMNS", "140")
+    words = ["strategy=safl", "strategy.top_k=8", "num_clients=4", "num_rounds=2", *LLAMA_1B]
+    assert command(["plan", *words]) == 0
+    out = capsys.readouterr().out
+    assert "60.6% less than sending the whole model every time" in out
+    assert "50.0% less than sending all but the embeddings" in out
+    assert command(["plan", "--json", *words, "strategy.keep=0.625"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    layers, rest = 16 * 60_821_504, 2048 + 6 * 2048  # final norm, and a head for the notes' six classes
+    (stage,) = found["stages"]
+    visits = stage["client_rounds"]
+    assert found["but_embeddings_up"] == visits * 2 * (layers + rest)
+    assert stage["up"]["mask"] == visits * layers / 2 / 8
+    assert sum(stage["up"].values()) == visits * (layers / 2 * (0.625 * 2 + 1 / 8) + rest * 2)
+    assert command(["plan", "num_rounds=2"]) == 0
+    assert "all but the embeddings" not in capsys.readouterr().out  # fedfrozen sends them
+
+
 def test_the_plan_reads_as_tables(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     assert command(["plan", "num_rounds=10"]) == 0
