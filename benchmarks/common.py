@@ -151,8 +151,9 @@ def processor() -> str:
 def about() -> dict[str, Any]:
     """What somebody needs to judge or repeat a figure."""
     script = Path(sys.argv[0])
+    words = ["DIR" if Path(word).is_absolute() else word for word in sys.argv[1:]]  # of no use elsewhere
     return {
-        "command": shlex.join(["python", f"benchmarks/{script.name}", *sys.argv[1:]]),
+        "command": shlex.join(["python", f"benchmarks/{script.name}", *words]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": git_commit(),
         "machine": machine(),

@@ -115,10 +115,10 @@ class CohortGrid(InProcessGrid):
 
     def schedule(self, message_ids: Sequence[str]) -> list[str]:
         """The order in which replies come: as clients are through."""
-        found = {self._client(self._waiting[i]): i for i in message_ids}
         order, _ = read_train(self._waiting[message_ids[0]])
-        if cannot_serve(order):
+        if order.judge or cannot_serve(order):
             return list(message_ids)
+        found = {self._client(self._waiting[i]): i for i in message_ids}
         return [found[client] for client in self._runner.order_of(list(found), order)]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:

@@ -20,13 +20,14 @@ from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.exchange.arrays import raw_bytes, to_tensors
 from fedfrozen_app.exchange.conversation import Conversation
-from fedfrozen_app.exchange.count import Traffic
+from fedfrozen_app.exchange.count import Traffic, bytes_by_role
 from fedfrozen_app.models.build import InputShape, build_prompted
 from fedfrozen_app.models.design import PromptDesign
 from fedfrozen_app.models.dual import DualEncoder, random_dual
 from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.runtime import checkpoint
 from fedfrozen_app.runtime import resident as residents
+from fedfrozen_app.runtime.cohort import CohortRunner
 from fedfrozen_app.runtime.private import keep_private, private_arrays
 from fedfrozen_app.runtime.resident import Resident
 from fedfrozen_app.runtime.sequential import batches
@@ -99,11 +100,9 @@ def test_prompts_for_a_clip_of_published_size_are_80_kib():
     strategy = PFedDC(Federation(Conversation(None, roles_of(model))))
     strategy.model = {n: p for n, p in model.named_parameters() if n not in model.frozen_names}
     strategy.digests = dict.fromkeys(strategy.model, "")
-    order, traffic = strategy.order(1, {}), Traffic()
-    traffic.sent({name: strategy.model[name] for name in order.base}, "", strategy.federation.roles)
-    traffic.received(
-        {name: strategy.model[name] for name in order.plan.shared}, "", strategy.federation.roles
-    )
+    order, traffic, roles = strategy.order(1, {}), Traffic(), strategy.federation.roles
+    traffic.sent(bytes_by_role({name: strategy.model[name] for name in order.base}, roles), "")
+    traffic.received({name: strategy.model[name] for name in order.plan.shared}, "", roles)
     assert traffic.down == traffic.up == KIB_80 == 80 * 1024
     assert traffic.down_by_role == traffic.up_by_role == {"prompt": KIB_80}
     assert strategy.upload_bytes(1) == {"prompt": KIB_80}
@@ -292,8 +291,11 @@ def test_folders_of_domains_are_clients_that_read_class_names(train, tmp_path, s
     assert load_corpus(config).classes == ("egg_shell", "pole")
 
 
-def test_zero_shot_is_the_template_alone(train):
-    run = train(*WORDS, "strategy.prompts=none", "num_rounds=0", "personal=true", small=False)
+def test_zero_shot_is_the_template_alone(train, monkeypatch):
+    # Nobody trains, so there is no step whose memory the cohort runner could measure.
+    monkeypatch.setattr(CohortRunner, "_room", lambda *given: pytest.fail("slots for nobody"))
+    words = ["strategy.prompts=none", "num_rounds=0", "personal=true", "runtime.runner=cohort"]
+    run = train(*WORDS, *words, small=False)
     assert run.rows[0]["test_accuracy"] == run.summary["final_test_accuracy"]
     personal = run.summary["personal"]
     assert personal["global"] == personal["personal"] and "after" not in personal
