@@ -2,7 +2,7 @@
 
     CLIENT.json          the steps paid for, the noise solved for this client, and the layers last chosen
     CLIENT.safetensors   the newest reply: asked the same again, the client sends it again, at no cost
-    CLIENT.jsonl         its losses, which stay here
+    CLIENT.jsonl         its losses and attention scores, which stay here
 
 A step is paid for before it is taken: a client that dies half way has paid, and pays again when it is asked
 again.

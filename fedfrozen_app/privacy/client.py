@@ -160,10 +160,12 @@ class PrivateClient:
         assert budget.selection_noise is not None
         sample = self._source.poisson(len(self.units), self.resident.config.privacy.selection_rate)
         rows = draw_rows(self.units, sample, self._source).to(self.resident.device)
-        budget.layers = choose_privately(
+        budget.layers, heads = choose_privately(
             self.resident, self.order, rows, budget.selection_noise, self._source
         )
         self.file.write(budget)
+        if heads is not None:
+            self.file.note({"round": self.order.round, "head_scores": heads.tolist()})
 
     def _plan(self, budget: Budget, start: dict[str, Tensor]) -> Plan:
         selection = self.order.selection

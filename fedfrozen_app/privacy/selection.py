@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.plan import Order, Plan, layers_of
-from fedfrozen_app.models.profile import layer_scores
+from fedfrozen_app.models.profile import head_scores, layer_scores
 from fedfrozen_app.models.select import top_k
 from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.runtime.choose import profile_batch, token_set
@@ -34,14 +34,18 @@ def noisy_sum(scores: Tensor, noise: float, source: Noise) -> Tensor:
 
 def choose_privately(
     resident: "Resident", order: Order, rows: Tensor, noise: float, source: Noise
-) -> list[int]:
-    """Positions among the plan's layers, from a noisy sum over `rows`, which may be none."""
+) -> tuple[list[int], Tensor | None]:
+    """Positions among the plan's layers, from a noisy sum over `rows`, which may be none.
+
+    Beside it the mean scores by layer and head, without noise: they must not leave the site.
+    """
     assert order.selection is not None
     count = len(layers_of(order.plan.trained, resident.roles))
-    scores = torch.zeros(0, count, device=resident.device)
+    scores, heads = torch.zeros(0, count, device=resident.device), None
     if len(rows):
-        scores = layer_scores(resident.model, profile_batch(resident, rows), token_set(resident, order))
-    return list(top_k(noisy_sum(scores, noise, source), order.selection.top_k))
+        each = head_scores(resident.model, profile_batch(resident, rows), token_set(resident, order))
+        scores, heads = each.mean(dim=2), each.mean(dim=0)
+    return list(top_k(noisy_sum(scores, noise, source), order.selection.top_k)), heads
 
 
 def choose_publicly(resident: "Resident", order: Order) -> list[int]:

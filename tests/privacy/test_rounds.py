@@ -3,8 +3,11 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import PLDAccountant
 from flwr.app import Context, RecordDict
 from safetensors import safe_open
 
@@ -63,16 +66,43 @@ def test_every_strategy_spends_what_was_allowed(train, strategy):
         assert last["epsilon"][client] == epsilon_of(budget.steps, budget.delta, "prv", 8.0)
 
 
-def test_a_reply_holds_noised_arrays_and_declared_numbers_only(train, replies):
-    run = train("strategy=fedavg", *PRIVATE, "num_rounds=1", "privacy.examples=50")
+@pytest.mark.parametrize("strategy", ["fedavg", "safl"])
+def test_a_reply_holds_noised_arrays_and_declared_numbers_only(train, replies, strategy):
+    run = train(f"strategy={strategy}", *PRIVATE, "num_rounds=1", "privacy.examples=50")
     assert len(replies) == 3
     for _, reply in replies:
         assert set(reply.metrics) == {"epsilon", "delta"}
         assert reply.examples == 50
     row = run.rows[-1]
-    assert "train_loss" not in row and "client_val_after" not in row
-    # The loss is on the site's own disk.
-    assert "train_loss" in json.loads((run.folder / "privacy" / "0.jsonl").read_text())
+    assert not {"train_loss", "client_val_after", "layer_scores"} & set(row)
+    # Losses, and the scores by layer and head that layers were chosen by, are on the site's own disk.
+    noted = {}
+    for line in (run.folder / "privacy" / "0.jsonl").read_text().splitlines():
+        noted |= json.loads(line)
+    assert "train_loss" in noted and ("head_scores" in noted) == (strategy == "safl")
+    if strategy == "safl":
+        scores = torch.tensor(noted["head_scores"])
+        assert scores.ndim == 2 and (scores > 0).all() and (scores < 1).all()
+
+
+def test_pruning_comes_after_the_noise(train, replies):
+    """What is sent of a pruned array are noised values, those that noise and all moved furthest."""
+    words = ["strategy=safl", *PRIVATE, "privacy.examples=50"]
+    start = train(*words, "num_rounds=0", folder="start").model
+    train(*words, "num_rounds=1", folder="whole")
+    train(*words, "num_rounds=1", "strategy.keep=0.5", folder="pruned")
+    whole, pruned = replies[0][1].arrays, replies[3][1].arrays
+    bits = np.unpackbits(pruned["mask"].numpy())
+    place = 0
+    for name, values in pruned.items():
+        if name == "mask" or values.shape == whole[name].shape:
+            continue
+        mask = torch.from_numpy(bits[place : place + whole[name].numel()]).bool()
+        place += len(mask)
+        assert torch.equal(values, whole[name].flatten()[mask])
+        moved = (whole[name] - start[name]).abs().flatten()
+        assert moved[mask].min() >= moved[~mask].max()
+    assert place > 1000
 
 
 def test_noise_is_on_every_trained_array_and_on_no_frozen_one(train, replies):
@@ -226,6 +256,19 @@ def test_the_choice_of_layers_is_paid_for_every_few_rounds(train):
     chosen = [row["selection"]["0"] for row in run.rows[1:]]
     assert chosen[0] == chosen[1]
     assert run.rows[-1]["epsilon_max"] == pytest.approx(8.0, rel=0.01)
+
+
+@pytest.mark.slow
+def test_twenty_rounds_of_changing_layers_cost_what_an_independent_accountant_says(train):
+    words = ["privacy.selection_every=3", "privacy.examples=50", "eval_every=20"]
+    run = train("strategy=safl", *PRIVATE, "num_rounds=20", *words)
+    assert len({tuple(row["selection"]["0"]) for row in run.rows[1:]}) > 1
+    budget = budget_of(run, "0")
+    assert len(budget.steps) == 20 + 7  # a choice in every third round
+    google = PLDAccountant(value_discretization_interval=1e-3)
+    for noise, rate, times in budget.steps:
+        google.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), times)
+    assert run.rows[-1]["epsilon"]["0"] == pytest.approx(google.get_epsilon(budget.delta), rel=0.01)
 
 
 @pytest.mark.parametrize("way", ["public", "unaccounted"])
