@@ -88,18 +88,26 @@ def safl_bytes(result: dict[str, Any]) -> plt.Figure | None:
         1, len(shown), figsize=(5.5 * len(shown), 4), layout="constrained", squeeze=False
     )
     for axes, dataset in zip(grid[0], shown, strict=True):
-        for line in in_order([line for line in plain if line["dataset"] == dataset]):
+        own = in_order([line for line in plain if line["dataset"] == dataset])
+        sent = {line["method"]: round(line["bytes_up"] / 1e6, 1) for line in own if line["method"] in MARKS}
+        for line in own:
             if line["method"] in LEVELS:
                 _level(axes, line)
                 continue
-            _point(axes, line["bytes_up"] / 1e6, line)
-            place = (line["bytes_up"] / 1e6, 100 * line["f1"])
-            axes.annotate(NAMES[line["method"]], place, xytext=(7, 4), textcoords="offset points")
+            # Methods with the same K send the same: a little aside, so that whiskers can be told apart.
+            megabytes = sent[line["method"]]
+            equal = [method for method, count in sent.items() if count == megabytes]
+            aside = 1.06 ** (equal.index(line["method"]) - (len(equal) - 1) / 2)
+            _point(axes, aside * megabytes, line)
         axes.set_xscale("log")
         axes.margins(x=0.25)
+        ticks = sorted(set(sent.values()))
+        axes.set_xticks(ticks, [f"{count:,.0f}" for count in ticks])
+        axes.set_xticks([], minor=True)
         axes.set_xlabel("MB up, all clients and rounds (log)")
-        axes.set_title(f"{SETS[dataset]}, {line['seeds']} seeds")
+        axes.set_title(f"{SETS[dataset]}, {own[0]['seeds']} seeds")
     grid[0][0].set_ylabel("F1, points")
+    grid[0][0].legend(frameon=False, loc="center right")
     return figure
 
 
@@ -119,7 +127,7 @@ def safl_epsilon(result: dict[str, Any]) -> plt.Figure | None:
         )
         aside = 0.08 * (number - (len(methods) - 1) / 2)  # so that whiskers can be told apart
         spots = [places[line["epsilon"]] + aside for line in own]
-        axes.plot(spots, [100 * line["f1"] for line in own], color=MARKS[method], label=NAMES[method])
+        axes.plot(spots, [100 * line["f1"] for line in own], color=MARKS[method])
         for spot, line in zip(spots, own, strict=True):
             _point(axes, spot, line)
     for method in ("majority", "untrained"):
@@ -128,7 +136,8 @@ def safl_epsilon(result: dict[str, Any]) -> plt.Figure | None:
     axes.set_xlabel("epsilon of each client, over the whole run")
     axes.set_ylabel("F1, points")
     axes.set_title("MTSamples with privacy (hollow: did not learn)")
-    axes.legend(frameon=False)
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # one a method
+    axes.legend(handles.values(), handles.keys(), frameon=False)
     return figure
 
 
@@ -139,21 +148,23 @@ def _point(axes: plt.Axes, place: float, line: dict[str, Any]) -> None:
     axes.vlines(place, low, high, color=color, lw=1)
     learned = line["learned"]
     fill = color if learned else "white"
-    mark = axes.scatter([place], [100 * line["f1"]], s=45, color=fill, edgecolors=color, zorder=3)
+    spot = ([place], [100 * line["f1"]])
+    mark = axes.scatter(*spot, s=45, color=fill, edgecolors=color, zorder=3, label=NAMES[line["method"]])
     mark.set_gid("learned" if learned else "did not learn")
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def _level(axes: plt.Axes, line: dict[str, Any]) -> None:
+    """A line across; the two floors lie close together, so one is named below, at the left."""
     axes.axhline(100 * line["f1"], color="#888888", lw=0.8, ls=LEVELS[line["method"]])
-    place = (0.99, 100 * line["f1"])
+    side, place, lift = ("left", 0.01, -9) if line["method"] == "untrained" else ("right", 0.99, 2)
     axes.annotate(
         NAMES[line["method"]],
-        place,
+        (place, 100 * line["f1"]),
         xycoords=axes.get_yaxis_transform(),
-        xytext=(0, 2),
+        xytext=(0, lift),
         textcoords="offset points",
-        ha="right",
+        ha=side,
         color="#666666",
         fontsize="small",
     )

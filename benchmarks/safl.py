@@ -482,7 +482,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 def main() -> None:
     options = parse(sys.argv[1:])
     if options.report_only:
-        found = json.loads((RESULTS / f"{options.name}.json").read_text())
+        result = RESULTS / f"{options.name}.json"
+        if not result.exists():
+            sys.exit(f"There is no benchmarks/results/{result.name} yet: run the benchmark first.")
+        found = json.loads(result.read_text())
         write_docs(found, parse(shlex.split(found["command"])[2:]))
         return
     if options.write_half:

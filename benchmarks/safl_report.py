@@ -33,7 +33,8 @@ def report(found: Mapping[str, Any], options: argparse.Namespace) -> str:
             text += [f"**{name}**, without privacy, {own[0]['seeds']} seeds:", "", *plain_table(own)]
     text += ["![F1 against bytes](figures/safl_bytes.png)", ""]
     if private := [line for line in lines if line["epsilon"] is not None]:
-        text += [f"**MTSamples**, with privacy, {private[0]['seeds']} seeds:", "", *private_table(private)]
+        head = f"**MTSamples**, epsilon per note and client over the whole run, {private[0]['seeds']} seeds:"
+        text += [head, "", *private_table(private)]
         text += ["![F1 against epsilon](figures/safl_epsilon.png)", ""]
     text += ["**SAFL less the others**, on the same notes and seeds:", "", *pairs_table(pairs)]
     text += ["Is attention better than random layers by more than one point?", "", *answers(pairs)]
@@ -68,7 +69,7 @@ def plain_table(lines: Sequence[Line]) -> list[str]:
 
 def private_table(lines: Sequence[Line]) -> list[str]:
     """Every budget with its own floor."""
-    head = ["method", "epsilon", "F1", "spent at most", "MB up", "learning rate", "clipping norm", ""]
+    head = ["method", "epsilon", "F1", "largest spent", "MB up", "learning rate", "clipping norm", ""]
     body = []
     for epsilon in sorted({line["epsilon"] for line in lines}, reverse=True):
         for line in in_order([line for line in lines if line["epsilon"] == epsilon]):

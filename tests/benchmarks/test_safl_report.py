@@ -107,5 +107,7 @@ def test_a_picture_marks_what_was_not_learned(found):
     hollow = [own for own in axes.collections if own.get_gid() == "did not learn"]
     assert len(hollow) == 1
     assert plots.safl_epsilon(found | {"lines": found["lines"][:7]}) is None
-    names = {text.get_text() for own in plots.safl_bytes(found).axes for text in own.texts}
-    assert {"SAFL", "FedAvg", "majority class"} <= names
+    (axes,) = plots.safl_bytes(found).axes
+    assert {text.get_text() for text in axes.texts} == {"central", "majority class", "untrained model"}
+    _, named = axes.get_legend_handles_labels()
+    assert named == ["FedAvg", "SAFL", "random layers", "fixed layers"]
