@@ -168,7 +168,7 @@ def federate(
     )
     how = Aggregation(**vars(config.aggregation))
     private = config.privacy.name != "none"
-    spent = [PrivacySpent(config.privacy.seeded_noise)] if private else []
+    spent = [PrivacySpent(config.privacy.unit, config.privacy.seeded_noise)] if private else []
     for hook in spent:
         hook.look_back(read_rows(folder))
     strategy = STRATEGIES[config.strategy["name"]](

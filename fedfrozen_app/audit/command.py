@@ -138,6 +138,7 @@ def attack_mechanism(
         **asdict(result),
         "steps": taken,
         "epsilon_claimed": None if math.isinf(claimed) else claimed,
+        "privacy_unit": None if budget is None else budget.unit,
         "exceeds_claim": result.epsilon_lower > claimed,
     }
 
@@ -156,7 +157,11 @@ def as_grid(found: dict[str, Any]) -> Grid:
         grid.add_row(name, f"AUC {figures['auc']:.3f}", f"{figures['low']:.3f} to {figures['high']:.3f}")
     canaries = found["canaries"]
     claim = canaries["epsilon_claimed"]
-    told = "no privacy claimed" if claim is None else f"claimed for these steps: {claim:.3f}"
+    told = (
+        "no privacy claimed"
+        if claim is None
+        else f"claimed for these steps: {claim:.3f} per {canaries['privacy_unit']}"
+    )
     grid.add_row(
         f"canaries, {canaries['steps']} steps",
         f"{canaries['right']} of {canaries['guesses']} guesses right",

@@ -105,7 +105,7 @@ def make_charts(rows: Sequence[Row]) -> list[Chart]:
         charts.append(lines(title, "", ratio, zero=True))
     if any("epsilon_max" in row for row in rows):
         epsilon = of("largest epsilon of a client", "epsilon_max", "purple")
-        charts.append(lines("Privacy spent", "", epsilon, zero=True))
+        charts.append(lines(f"Privacy spent{per_unit(rows)}", "", epsilon, zero=True))
     if client_keys(rows):
         charts += [_client_spread(rows, x), _client_map(rows, x)]
     if any(row.get("selection") for row in rows):
@@ -161,6 +161,11 @@ def curve(name: str, data: Series, colour: str, stroke: str = "") -> Chart:
 def rounded(value: float) -> float:
     """Six digits are below a pixel, and keep the file small."""
     return float(f"{value:.6g}")
+
+
+def per_unit(rows: Sequence[Row]) -> str:
+    """Whom an epsilon protects: " per patient"."""
+    return next((f" per {row['privacy_unit']}" for row in rows if "privacy_unit" in row), "")
 
 
 def _stacked(

@@ -7,7 +7,15 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedfrozen_app.report.charts import CLIENT_VIEWS, client_keys, client_values, in_order, last, make_charts
+from fedfrozen_app.report.charts import (
+    CLIENT_VIEWS,
+    client_keys,
+    client_values,
+    in_order,
+    last,
+    make_charts,
+    per_unit,
+)
 from fedfrozen_app.report.console import (
     count_stages,
     final_figures,
@@ -205,7 +213,7 @@ def _round_table(rows: Sequence[Row]) -> str:
         ("seconds", "seconds.total", "{:,.2f}".format),
         ("kernel drift", "drift.kernel.rms", _decimal),
         ("rest drift", "drift.rest.rms", _decimal),
-        ("epsilon", "epsilon_max", "{:.3f}".format),
+        (f"epsilon{per_unit(rows)}", "epsilon_max", "{:.3f}".format),
     ]
     head, cells = ["stage", "round"], []
     for label, key, form in columns:

@@ -96,14 +96,15 @@ class Checkpoints:
 
 @dataclass
 class PrivacySpent:
-    """Adds the largest ε among all clients so far, not only those of the round."""
+    """Adds the largest ε among all clients so far, not only those of the round, and whom it protects."""
 
+    unit: str
     seeded: bool
     spent: dict[str, float] = field(default_factory=dict)
 
     def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
         self.look_back([row])
-        more: Row = {"epsilon_max": max(self.spent.values(), default=0.0)}
+        more: Row = {"epsilon_max": max(self.spent.values(), default=0.0), "privacy_unit": self.unit}
         if self.seeded:
             more["private"] = False
         return False, more

@@ -115,13 +115,17 @@ def test_an_overfitted_model_gives_its_members_away(train, capsys):
     assert "AUC" in capsys.readouterr().out
 
 
-def test_a_private_run_is_audited_against_its_claim(train):
+def test_a_private_run_is_audited_against_its_claim(train, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     run = train("strategy=fedavg", "privacy=dp_sgd", "client.local_steps=2", "num_rounds=1")
     assert command(["audit", str(run.folder), "shadow_pairs=1", "shadow_epochs=1", "canaries=40"]) == 0
     found = json.loads((run.folder / "audit.json").read_text())
     canaries = found["canaries"]
     assert canaries["steps"] == 2 and canaries["epsilon_claimed"] == pytest.approx(8.0, rel=0.01)
     assert not canaries["exceeds_claim"] and found["uploads"] is None
+    assert canaries["privacy_unit"] == "example" and "per example" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_bad_words_are_one_sentence(tmp_path, capsys):

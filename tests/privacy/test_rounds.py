@@ -58,7 +58,9 @@ def test_every_strategy_spends_what_was_allowed(train, strategy):
     last = run.rows[-1]
     assert last["clients_ok"] == 3 and last["private"] is False  # the noise was seeded
     assert last["epsilon_max"] == pytest.approx(8.0, rel=0.01) and last["epsilon_max"] <= 8.0
-    assert run.rows[1]["epsilon_max"] < last["epsilon_max"]
+    assert run.rows[1]["epsilon_max"] < last["epsilon_max"] and last["privacy_unit"] == "example"
+    page = (run.folder / "report.html").read_text()
+    assert "epsilon per example" in page and "Privacy spent per example" in page
     assert run.summary["epsilon"] == last["epsilon"] and set(last["epsilon"]) == {"0", "1", "2"}
     for client in ("0", "1", "2"):
         budget = budget_of(run, client)
