@@ -42,7 +42,7 @@ def llama(folder):
     return folder
 
 
-def check_llama(train, notes, folder, k):
+def check_llama(train, notes, folder, k, *more):
     run = train(
         "strategy=safl",
         f"strategy.top_k={k}",
@@ -50,6 +50,7 @@ def check_llama(train, notes, folder, k):
         f"model.path={folder}",
         *notes,
         *PRIVATE,
+        *more,
         small=False,
     )
     last = run.rows[-1]
@@ -76,8 +77,9 @@ def test_a_tiny_llama_trains_under_safl_with_privacy(train, notes, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (WEIGHTS / "stories15m").exists(), reason="FEDFROZEN_WEIGHTS holds no stories15m")
-def test_stories15m_trains_under_safl_with_privacy(train, notes):
-    check_llama(train, notes, WEIGHTS / "stories15m", k=2)
+@pytest.mark.parametrize("clipping", ["per_example", "ghost"])
+def test_stories15m_trains_under_safl_with_privacy(train, notes, clipping):
+    check_llama(train, notes, WEIGHTS / "stories15m", 2, f"privacy.clipping={clipping}")
 
 
 def test_a_patient_is_one_unit_and_is_not_split(train, notes, monkeypatch):

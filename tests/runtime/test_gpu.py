@@ -5,7 +5,9 @@ import logging
 import pytest
 import torch
 
+from fedfrozen_app.data.table import Table
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, plain_loss
+from fedfrozen_app.privacy.ghost import GhostClipping
 from fedfrozen_app.runtime import checkpoint, cohort
 from tests.conftest import same_bits
 from tests.privacy.test_dpsgd import parts, task_of
@@ -68,9 +70,25 @@ def test_private_gradients_are_those_of_the_host(train):
     _, found = ExampleGradients(model, task_of(model), names, plain_loss)(moved, labels.to("cuda"))
     for name in names:
         torch.testing.assert_close(found[name].cpu(), host[name], rtol=1e-4, atol=1e-7)
-    run = train(*WORDS, "privacy=dp_sgd", "strategy=safl", "strategy.top_k=1")
-    assert run.rows[-1]["clients_ok"] == 4
-    assert 0 < run.rows[-1]["epsilon_max"] <= 8
+    for clipping in ("per_example", "ghost"):
+        words = ["privacy=dp_sgd", f"privacy.clipping={clipping}", "strategy=safl", "strategy.top_k=1"]
+        run = train(*WORDS, *words, folder=clipping)
+        assert run.rows[-1]["clients_ok"] == 4
+        assert 0 < run.rows[-1]["epsilon_max"] <= 8
+
+
+def test_ghost_clipping_gives_the_host_s_sums():
+    sums = []
+    for device in ("cpu", "cuda"):
+        model, inputs, labels = parts("bert")
+        model = model.to(device)
+        names = [name for name, _ in model.named_parameters() if "embeddings" not in name]
+        table = Table({key: value.to(device) for key, value in inputs.items()}, labels.to(device))
+        parameters = {name: model.get_parameter(name) for name in names}
+        GhostClipping(model, task_of(model), names, 0.1).load(table, parameters)
+        sums.append({name: value.grad.cpu() for name, value in parameters.items()})
+    for name, value in sums[0].items():
+        torch.testing.assert_close(sums[1][name], value, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("compile", ["true", "false"])
