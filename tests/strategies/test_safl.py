@@ -4,12 +4,15 @@ import pytest
 import torch
 import transformers
 
+from fedfrozen_app import client_app
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.arrays import to_tensors
 from fedfrozen_app.exchange.check import problem_of
 from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.plan import Order, Selection, layers_of, read_order
 from fedfrozen_app.models.roles import Role, roles_of
+from fedfrozen_app.models.select import top_k
 from strategies import STRATEGIES
 from strategies.aggregate import RunningMean
 from strategies.base import Federation, PlannedFedAvg
@@ -131,6 +134,22 @@ def test_only_chosen_layers_move_and_travel(train):
     assert sum(row["bytes_down_by_role"].values()) == 3 * (len(earlier) * layer + rest)
     assert row["trained_params"] == (layer + rest) // 4
     assert len(row["layer_scores"]) == LAYERS and all(0 < score < 1 for score in row["layer_scores"])
+
+
+def test_scores_by_head_stay_with_the_client_and_say_what_it_chose(train, monkeypatch):
+    seen = {}
+    resident_for = client_app.resident_for
+
+    def watch(context):
+        seen[str(context.node_config["partition-id"])] = context
+        return resident_for(context)
+
+    monkeypatch.setattr(client_app, "resident_for", watch)
+    run = train(*DIGITS, "strategy.top_k=2", "num_rounds=1")
+    for client, layers in run.rows[-1]["selection"].items():
+        scores = to_tensors(seen[client].state["scores"])["heads"]
+        assert scores.shape == (LAYERS, 2)  # and heads
+        assert list(top_k(scores.sum(dim=1), 2)) == layers
 
 
 def test_all_layers_are_fedavg_with_frozen_embeddings(train, monkeypatch):
