@@ -20,9 +20,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedfrozen_app.data.table import Table
-from fedfrozen_app.privacy.dpsgd import ExampleGradients, Recipe, plain_loss, train_steps
+from fedfrozen_app.privacy.dpsgd import Clipping, ExampleGradients, Recipe, plain_loss, train_steps
+from fedfrozen_app.privacy.ghost import GhostClipping
 from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.seeds import numpy_generator
+from strategies.safl import embeds
 
 if TYPE_CHECKING:
     from fedfrozen_app.runtime.resident import Resident
@@ -62,6 +64,9 @@ def rehearse(
     names = audited_names(resident)
     parameters = {name: resident.parameters[name] for name in names}
     gradients = ExampleGradients(resident.model, resident.task, names, plain_loss)
+    clipping: Clipping = gradients
+    if ghostly(resident):
+        clipping = GhostClipping(resident.model, resident.task, names, recipe.max_grad_norm)
     real = resident.train_table.take(rows[:REAL_ROWS].to(resident.device))
     planted_table = random_rows(resident, canaries, generator)
     table = Table(
@@ -75,7 +80,7 @@ def rehearse(
     units = [np.array([row]) for row in present]
     # A sum of its own scale: nothing is divided by the expected size.
     train_steps(
-        gradients,
+        clipping,
         parameters,
         recorder,
         table,
@@ -92,9 +97,15 @@ def rehearse(
     return CanaryResult(canaries, int(coins.sum()), guesses, right, bound)
 
 
+def ghostly(resident: "Resident") -> bool:
+    """Whether the run clipped without the gradients of single examples; then so does its rehearsal."""
+    return resident.config.privacy.name != "none" and resident.config.privacy.clipping == "ghost"
+
+
 def audited_names(resident: "Resident") -> list[str]:
     if sum(value.numel() for value in resident.parameters.values()) <= MOST_PARAMETERS:
-        return list(resident.parameters)
+        every = list(resident.parameters)
+        return [name for name in every if not (ghostly(resident) and embeds(resident.roles[name]))]
     last = max((role.layer for role in resident.roles.values() if role.layer is not None), default=None)
     return [name for name, role in resident.roles.items() if role.kind == "head" or role.layer == last]
 
