@@ -71,7 +71,8 @@ def rows_of(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
 
 def main_table(lines: Mapping[Group, Mapping[str, Any]]) -> list[str]:
     """Everybody in every round, one client a domain and three."""
-    head = ["method", "4 clients: mean", "worst", "12 clients: mean", "worst", "after", "bytes up", "fusion"]
+    head = ["method", "4 clients: mean", "worst", "12 clients: mean", "worst", "after"]
+    head += ["bytes up, a client and round", "fusion"]
     body = []
     for method in ("zero-shot", "local only", PROMPTFL, PROX, PFEDDC):
         four, twelve = (lines.get((split, 1.0, method)) for split in ("domain", "domain x3"))

@@ -38,7 +38,7 @@ from strategies.federation import Federation
 from strategies.pfeddc import PFedDC
 from tests.conftest import Run, same_bits
 from tests.runtime.test_wire import forget_process, wired
-from tests.sites.inprocess import Sites
+from tests.sites.inprocess import SiteGrid, Sites
 from tests.strategies.dual import CLIP, TEXT_TOKENS, TEXT_WIDTH, VISION_TOKENS, VISION_WIDTH, WORDS, flat
 from tests.strategies.watched import PROJECT, read_all, watch
 
@@ -231,10 +231,18 @@ def test_private_parts_outlive_a_restart(train):
 
 @pytest.mark.parametrize(
     "design",
-    ["both", pytest.param("text", marks=pytest.mark.slow), pytest.param("vision", marks=pytest.mark.slow)],
+    [
+        "strategy.modalities=both",
+        pytest.param("strategy.modalities=text", marks=pytest.mark.slow),
+        pytest.param("strategy.modalities=vision", marks=pytest.mark.slow),
+        pytest.param(
+            "strategy.prompts=global strategy.modalities=text strategy.mu=1", marks=pytest.mark.slow
+        ),
+        pytest.param("strategy.prompts=local", marks=pytest.mark.slow),
+    ],
 )
 def test_cohort_equals_sequential(train, design):
-    words = [f"strategy.modalities={design}", "model.dtype=float64", "client.fusion_lr=0.3", "personal=true"]
+    words = [*design.split(), "model.dtype=float64", "client.fusion_lr=0.3", "personal=true"]
     one = train(*WORDS, *words, folder="one", small=False)
     other = train(*WORDS, *words, "runtime.runner=cohort", folder="other", small=False)
     for name, value in one.model.items():
@@ -479,6 +487,29 @@ def test_no_message_of_a_deployed_site_holds_a_private_array(sites, tmp_path, mo
     for name in sites.names:
         arrays = load_file(sites.kit(name).var / "state" / "test" / "2" / "private.safetensors")
         assert len(arrays) == 10 and all(raw_bytes(value) in kept for value in arrays.values())
+
+
+@pytest.mark.slow  # tests/sites/test_executor.py does the same with strategy=local in the default run
+def test_a_site_s_private_arrays_outlive_its_processes_and_a_round_asked_for_twice(sites):
+    """The server dies after round 3, before its checkpoint; all processes start again: the same bits."""
+
+    class Dies(SiteGrid):
+        def push_messages(self, messages):
+            messages = list(messages)
+            if messages and messages[0].metadata.group_id == "4":
+                raise KeyboardInterrupt
+            return super().push_messages(messages)
+
+    words = ["num_rounds=4", "client.local_steps=2", "checkpoint.every=1", "personal=false"]
+    whole = sites.train(*words, "run_id=whole", folder="whole")
+    with pytest.raises(KeyboardInterrupt):
+        sites.train(*words, "run_id=broken", folder="broken", make_grid=Dies)
+    shutil.rmtree(sites.folder / "broken" / "checkpoints" / "3")
+    broken = sites.train(*words, "run_id=broken", folder="broken", resume=True)
+    assert same_bits(whole.model, broken.model)
+    for name in sites.names:
+        one, other = (sites.kit(name).var / "state" / run / "4" for run in ("whole", "broken"))
+        assert (one / "private.safetensors").read_bytes() == (other / "private.safetensors").read_bytes()
 
 
 def test_a_deployed_site_takes_part_in_promptfl_with_fedprox(sites):
