@@ -93,6 +93,8 @@ class Resident:
 
     def can_turn_to(self, config: Config) -> bool:
         """Whether that run has this model, these data and this local training."""
+        if isinstance(self.model, PromptedDual):  # where its prompts began, and their design, are one run's
+            return False
         parts = ("model", "dataset", "client", "runtime", "device")
         return all(getattr(config, part) == getattr(self.config, part) for part in parts)
 
