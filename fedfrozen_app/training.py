@@ -33,6 +33,7 @@ from fedfrozen_app.runtime.resident import Resident
 from fedfrozen_app.runtime.simulation import app_folder, run_app, show
 from fedfrozen_app.runtime.track import check_installed
 from fedfrozen_app.sweep.status import recorded
+from strategies import STRATEGIES
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,13 @@ def evaluate(arguments: list[str]) -> None:
     """`fedfrozen evaluate RUN [OVERRIDES]`: judge the run's final model on its test set."""
     run, extra = run_folder("evaluate", arguments)
     resident = load_run(run, extra)
-    figures = {f"test_{key}": value for key, value in resident.evaluate_test().items()}
+    if STRATEGIES[resident.config.strategy["name"]].personal and not resident.has_global:
+        raise UserError(
+            f"The clients of {run} shared nothing, so that it has no model of its own to judge: how each of "
+            "theirs does is in its personal.json, which a run with personal=true writes."
+        )
+    with resident.only_global():
+        figures = {f"test_{key}": value for key, value in resident.evaluate_test().items()}
     print(json.dumps({"run": str(run), "examples": len(resident.corpus.test), **figures}))
 
 

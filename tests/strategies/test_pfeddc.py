@@ -25,7 +25,7 @@ from fedfrozen_app.models.build import InputShape, build_prompted
 from fedfrozen_app.models.design import PromptDesign
 from fedfrozen_app.models.dual import DualEncoder, random_dual
 from fedfrozen_app.models.roles import roles_of
-from fedfrozen_app.runtime import checkpoint
+from fedfrozen_app.runtime import checkpoint, cohort
 from fedfrozen_app.runtime import resident as residents
 from fedfrozen_app.runtime.cohort import CohortRunner
 from fedfrozen_app.runtime.private import keep_private, private_arrays
@@ -298,6 +298,37 @@ def test_folders_of_domains_are_clients_that_read_class_names(train, tmp_path, s
     assert run.rows[-1]["clients_failed"] == 0
     config = read(resolved(compose_config(words)))
     assert load_corpus(config).classes == ("egg_shell", "pole")
+
+
+@pytest.mark.parametrize("fusion", ["cross", "sum"])
+def test_evaluate_judges_what_the_server_judged(tmp_path, capsys, fusion):
+    """The global prompts alone: a server has no client's local ones."""
+    words = [*WORDS, f"strategy.fusion={fusion}", "client.lr=1", f"hydra.run.dir={tmp_path}/run"]
+    assert command(words) == 0
+    assert command(["evaluate", f"{tmp_path}/run"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    row = Run(tmp_path / "run").rows[-1]
+    assert told["test_loss"] == pytest.approx(row["test_loss"])
+    assert told["test_accuracy"] == pytest.approx(row["test_accuracy"])
+
+
+def test_evaluate_says_where_to_look_when_there_is_no_global_model(train, capsys):
+    run = train(*WORDS, "strategy.prompts=local", "num_rounds=1", small=False)
+    assert command(["evaluate", str(run.folder)]) == 2
+    assert "personal=true" in capsys.readouterr().err
+
+
+def test_only_prompts_and_fusion_are_stacked(train, monkeypatch):
+    stacked = set()
+
+    class Watched(cohort.Step):
+        def __init__(self, resident, layout, *args, **kwargs):
+            stacked.update(layout.names)
+            super().__init__(resident, layout, *args, **kwargs)
+
+    monkeypatch.setattr(cohort, "Step", Watched)
+    train(*WORDS, "runtime.runner=cohort", "num_rounds=1", small=False)
+    assert stacked == set(residents_of().exchanged) and len(stacked) == 4 + 8
 
 
 def test_zero_shot_is_the_template_alone(train, monkeypatch):
