@@ -202,6 +202,7 @@ def main() -> None:
         beside_flower(options, corpus)
         return
     figures, rows, checks = [], [], {}
+    others = [name for name in (*RUNNERS, "central", "central, compiled") if name != "cohort"]
     for number in options.cases:
         with unheard():
             figure = case(options, corpus, *CASES[number])
@@ -214,14 +215,10 @@ def main() -> None:
         checks[f"{name}_{goal}_times_clients_in_turn"] = over["in turn, step by step"].median >= goal
         if figure["clients"] == 50:
             checks[f"{name}_as_fast_as_central"] = over["central"].median >= 1
-    result: dict[str, Any] = {
-        "setting": {"images": options.images, "repeats": options.repeats},
-        "figures": figures,
-    }
-    if torch.cuda.is_available():
-        result["gpu"] = torch.cuda.get_device_name()
-    path = write_result("cohort", result | {"checks": checks})
-    others = [name for name in (*RUNNERS, "central", "central, compiled") if name != "cohort"]
+        # After each case: whoever stops the rest keeps what there is.
+        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+        setting = {"images": options.images, "repeats": options.repeats}
+        path = write_result("cohort", {"setting": setting, "gpu": gpu, "figures": figures, "checks": checks})
     show("Cohort runner, times faster: median (range)", ("", "images/s", *others), rows, checks, path)
 
 
