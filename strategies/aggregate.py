@@ -10,6 +10,9 @@ from torch import Tensor
 from fedfrozen_app.exchange.block import Block, Slice
 from strategies.passes import CHUNK, add_means, subtract
 
+# Of an update's norm times its weight: far below what float32 holds, so that no sum over clients overflows.
+TOO_LARGE = 1e32
+
 
 class Gate:
     """Sets aside updates whose norm is over `far_out` times the usual; knows the norms of those it let in."""
@@ -40,13 +43,12 @@ class OpenBlock:
         parts = block.layout.views(self._updates).values()  # (clients, *shape) each
         norms = [torch.linalg.vector_norm(p.flatten(1), dim=1, dtype=torch.float64) for p in parts]
         self._norms = torch.stack(norms, dim=1)  # (clients, names)
-        self._sound = torch.isfinite(self._norms).tolist()
+        self._sound = (self._norms < TOO_LARGE).all(dim=1).tolist()
         self._totals = None if gate is None else torch.linalg.vector_norm(self._norms, dim=1).tolist()
 
     def accept(self, number: int, weight: float) -> str | None:
-        sound = self._sound[number]
-        if not all(sound):
-            return f"holds values that are not finite in {self.block.layout.names[sound.index(False)]}"
+        if not self._sound[number]:
+            return unsound(dict(zip(self.block.layout.names, self._norms[number].tolist(), strict=True)))
         if self._gate and self._totals and (far := self._gate.problem(self._totals[number])):
             return far
         self.weights[number] = weight
@@ -63,6 +65,13 @@ class OpenBlock:
         sums = self.block.layout.views(weights.to(self._updates.dtype) @ self._updates)
         squares = weights @ self._norms.square()
         return sums, dict(zip(names, squares.unbind(), strict=True))
+
+
+def unsound(norms: Mapping[str, float]) -> str:
+    """Why an update with these norms is set aside, as the rest of a sentence."""
+    name = next(name for name, norm in norms.items() if not norm < TOO_LARGE)
+    finite = math.isfinite(norms[name])
+    return f"holds values that are {'too large to average' if finite else 'not finite'} in {name}"
 
 
 class RunningMean:
@@ -103,9 +112,8 @@ class RunningMean:
         for name, tensor in arrays.items():
             norms[name] = subtract(tensor, self._model[name], self._scratch)  # the reply becomes the update
         # A NaN or an infinity anywhere shows in its tensor's norm: one look for the whole reply.
-        if norms and not torch.isfinite(torch.stack(list(norms.values()))).all():
-            bad = next(name for name, norm in norms.items() if not math.isfinite(norm))
-            return f"holds values that are not finite in {bad}"
+        if norms and not (torch.stack(list(norms.values())) * weight < TOO_LARGE).all():
+            return unsound({name: float(norm) * weight for name, norm in norms.items()})
         if norms and self.gate:
             total = float(torch.linalg.vector_norm(torch.stack(list(norms.values()))))
             if far := self.gate.problem(total):

@@ -1,6 +1,9 @@
 """Small real runs for every test: real digits, a real ViT, the real apps, in seconds."""
 
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +84,17 @@ def train(tmp_path, monkeypatch):
         return Run(target)
 
     return train
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """Files end at so many bytes, half-written, as they would on a disk that has no more room."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

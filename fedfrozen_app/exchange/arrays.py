@@ -4,6 +4,7 @@ Flower's own `Array(tensor)` goes through `np.save`: a header, a copy, no bfloat
 """
 
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -118,13 +119,11 @@ def to_tensor(array: Array) -> Tensor:
     dtype = DTYPES.get(array.dtype)
     if array.stype != RAW or dtype is None:
         raise ValueError(f"has the unknown type {array.stype}/{array.dtype}")
-    count = 1
-    for size in array.shape:
-        count *= size
-    if len(array.data) != count * dtype.itemsize:
+    count = math.prod(array.shape)
+    if min(array.shape, default=0) < 0 or len(array.data) != count * dtype.itemsize:
         raise ValueError(f"has {len(array.data)} bytes for the shape {tuple(array.shape)}")
     if count == 0:
-        return torch.empty(array.shape, dtype=dtype)
+        return torch.empty(0, dtype=dtype).reshape(array.shape)
     # The copy makes it writable: the server turns a reply into an update in place.
     return torch.frombuffer(bytearray(array.data), dtype=dtype).reshape(array.shape)
 

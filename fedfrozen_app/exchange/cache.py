@@ -6,6 +6,7 @@ file an array, shared by all clients of the machine, bounded in size, and verifi
 
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor
 from fedfrozen_app.exchange.arrays import digest as digest_of
 
 log = logging.getLogger(__name__)
+DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Cache:
@@ -56,7 +58,11 @@ class Cache:
         # Other processes read this folder too: a file appears whole or not at all.
         handle, temporary = tempfile.mkstemp(dir=self._folder, suffix=".part")
         os.close(handle)
-        save_file({"array": tensor.detach().cpu().contiguous()}, temporary)
+        try:
+            save_file({"array": tensor.detach().cpu().contiguous()}, temporary)
+        except (OSError, SafetensorError):
+            Path(temporary).unlink()
+            raise
         Path(temporary).replace(path)
 
     def get(self, digest: str) -> Tensor | None:
@@ -86,6 +92,8 @@ class Cache:
 
     def _path(self, digest: str) -> Path:
         assert self._folder is not None
+        if not DIGEST.fullmatch(digest):  # the server's word: it must not lead out of this folder
+            raise ValueError("an array is asked for by something that is no digest")
         return self._folder / f"{digest}.safetensors"
 
     def _make_room(self, size: int) -> None:

@@ -1,5 +1,7 @@
-"""Whether a reply may enter the sum: names, shapes, dtypes, weight, and the order it answers."""
+"""Whether a reply may enter the sum: names, shapes, dtypes, weight, figures, and the order it answers."""
 
+import math
+import re
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -8,6 +10,12 @@ from fedfrozen_app.exchange.block import Slice
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.plan import Order, layers_of
 from fedfrozen_app.models.roles import Role
+
+# What the server finds out itself: a client that sent such a figure would speak in its place.
+SERVERS_OWN = re.compile(
+    "round|stage|seconds|drift|private|failures|discarded|by_client|usual_norm|effective_clients|"
+    "trained_params|epsilon_max|selection|clients.*|bytes_.*|val_.*"
+)
 
 
 def problem_of(
@@ -19,6 +27,8 @@ def problem_of(
     """
     if reply.order != order.digest:
         return "answers another order than this round's"
+    if problem := problem_of_figures(reply, order):
+        return problem
     if isinstance(reply.arrays, Slice):
         # Rows of a block have the model's shapes by construction; whether these are the plan's names is all.
         return None if tuple(reply.arrays) == order.plan.shared else "holds other names than the plan shares"
@@ -40,6 +50,18 @@ def problem_of(
             return f"has the type {tensor.dtype} for {name}, not {expected.dtype}"
     if reply.examples <= 0:
         return f"claims {reply.examples} examples"
+    return None
+
+
+def problem_of_figures(reply: Reply, order: Order) -> str | None:
+    for name, value in reply.metrics.items():
+        if not math.isfinite(value):
+            return f"sent the figure {name}, which is not finite"
+        # On the test set only personal models are judged by those who have them.
+        if SERVERS_OWN.fullmatch(name) or (name.startswith("test_") and not order.plan.private):
+            return f"sent the figure {name}, which is not a client's to tell"
+    if ("epsilon" in reply.metrics) != ("delta" in reply.metrics):
+        return "tells only one of epsilon and delta"
     return None
 
 

@@ -57,14 +57,14 @@ class Conversation:
         sent = self._push([hello_message(node, self.card, self.hello_timeout) for node in strangers])
         deadline = time.monotonic() + self.hello_timeout
         for node, message_id in zip(strangers, sent, strict=True):
-            answer = self._pull(message_id, deadline)
-            if answer is None or answer.has_error():
-                reason = "no answer" if answer is None else answer.error.reason
-                log.warning("Node %s did not say who it is (%s): asking again next round.", node, reason)
-                self.refusals[node] = reason or "no reason given"
+            try:
+                hello = self._read_hello(self._pull(message_id, deadline), online)
+            except ValueError as error:
+                log.warning("Node %s did not say who it is (%s): asking again next round.", node, error)
+                self.refusals[node] = str(error)
                 continue
             self.refusals.pop(node, None)
-            hello = self._known[node] = read_hello(answer)
+            self._known[node] = hello
             # A checkpoint's ledger knows better than a simulated node, which starts with nothing.
             if hello.held or not self.ledger.knows(hello.name):
                 self.ledger.confirm(hello.name, hello.held)
@@ -72,6 +72,18 @@ class Conversation:
         # Whoever did not answer is asked again next round.
         self._online = online if len(self._names) == len(online) else []
         return self._names
+
+    def _read_hello(self, answer: Message | None, online: Sequence[int]) -> Hello:
+        """`ValueError` with a reason where there is none, or where it takes the name of another node."""
+        if answer is None:
+            raise ValueError("no answer")
+        if answer.has_error():
+            raise ValueError(answer.error.reason or "no reason given")
+        hello = read_hello(answer)
+        # Whoever came first keeps the name: a site must not pose as another that is online.
+        if any(node in self._known and self._known[node].name == hello.name for node in online):
+            raise ValueError(f"it calls itself {hello.name}, and so does another node")
+        return hello
 
     def wait_for(self, count: int, timeout: float) -> dict[str, int]:
         """Greet until at least so many nodes are there."""

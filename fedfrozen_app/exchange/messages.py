@@ -16,6 +16,8 @@ from fedfrozen_app.exchange.block import Slice
 from fedfrozen_app.exchange.plan import Order, read_order
 
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
+# What JSON texts and records that are not ours end in, however they are made.
+UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,17 @@ def hello_reply(message: Message, hello: Hello) -> Message:
 
 
 def read_hello(message: Message) -> Hello:
-    return Hello(**json.loads(str(message.content["hello"]["json"])))
+    """`ValueError` with a reason when the message is no hello of ours."""
+    try:
+        data = json.loads(str(_record(message, "hello", ConfigRecord)["json"]))
+        name, parts, held = data["name"], data["num_partitions"], data["held"]
+    except UNREADABLE as error:
+        raise ValueError(f"sent no readable hello ({type(error).__name__}: {error})") from error
+    if not isinstance(name, str) or not (parts is None or type(parts) is int):
+        raise ValueError("sent a hello without a name, or with partitions that are no number")
+    if not isinstance(held, list) or not all(isinstance(digest, str) for digest in held):
+        raise ValueError("sent a hello in which what it holds is no list of digests")
+    return Hello(name, parts, held)
 
 
 def train_content(
@@ -122,7 +134,7 @@ def read_reply(message: Message) -> Reply:
             declined=str(data.get("declined", "")),
             text=text,
         )
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"sent no readable reply ({type(error).__name__}: {error})") from error
     if isinstance(record, SliceRecord):
         reply.arrays = record.slice

@@ -12,7 +12,7 @@ from fedfrozen_app.report.curves import write_curves
 from fedfrozen_app.report.page import write_report
 from fedfrozen_app.report.selection import write_selection
 from fedfrozen_app.report.summary import summarise
-from fedfrozen_app.runtime.checkpoint import replace_file, save_tensors
+from fedfrozen_app.runtime.checkpoint import replace_file, replace_tensors
 
 
 def write_outputs(
@@ -24,9 +24,7 @@ def write_outputs(
 ) -> dict[str, Any]:
     """`model.safetensors`, `summary.json`, `curves.png` and `report.html`; returns the summary."""
     if model:  # a run that failed before its first round has none
-        part = folder / ".model.part"
-        save_tensors(model, part, metadata)
-        part.replace(folder / "model.safetensors")
+        replace_tensors(model, folder / "model.safetensors", metadata)
     summary = summarise(rows, **facts)
     replace_file(folder / "summary.json", json.dumps(summary, indent=2))
     write_curves(rows, folder / "curves.png", title=headline(summary))

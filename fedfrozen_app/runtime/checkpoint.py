@@ -5,7 +5,7 @@ A checkpoint is a folder `checkpoints/N`, written beside and then renamed, so th
     model.safetensors     the full global model after round N
     clients.safetensors   what clients keep for themselves, as CLIENT/NAME (only where they keep something)
     strategy.safetensors  what the strategy keeps beside the model (only where it keeps something)
-    state.json            round, configuration, the round's row, ledger, the hooks' state
+    state.json            round, configuration, the round's row, ledger, the hooks' state, and digests of all
 
 No generator has a position to save: every draw is seeded by its purpose and round (see seeds.py).
 """
@@ -13,7 +13,8 @@ No generator has a position to save: every draw is seeded by its purpose and rou
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.runtime.seal import DAMAGED, sealed, unsealed
 
 if TYPE_CHECKING:  # torch takes seconds to import, and whoever only looks at runs does not need it
     from torch import Tensor
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass
@@ -46,30 +48,29 @@ def write(checkpoint: Checkpoint, folder: Path, keep: int) -> Path:
     """Write `folder/N` and drop all but the `keep` newest."""
     target = folder / str(checkpoint.round)
     part = folder / f".{checkpoint.round}.part"
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    save_tensors(checkpoint.model, part / "model.safetensors", checkpoint.metadata)
-    clients = {
-        f"{client}/{name}": tensor
-        for client, arrays in checkpoint.clients.items()
-        for name, tensor in arrays.items()
-    }
-    if clients:
-        save_tensors(clients, part / "clients.safetensors")
-    if checkpoint.strategy:
-        save_tensors(checkpoint.strategy, part / "strategy.safetensors")
-    state = {
-        "format": FORMAT,
-        "round": checkpoint.round,
-        "config": checkpoint.config,
-        "overrides": checkpoint.overrides,
-        "row": checkpoint.row,
-        "ledger": checkpoint.ledger,
-        "hooks": checkpoint.hooks,
-    }
-    (part / "state.json").write_text(json.dumps(state))
-    for path in part.iterdir():
-        flush(path)
+    with fresh_folder(part):
+        save_tensors(checkpoint.model, part / "model.safetensors", checkpoint.metadata)
+        clients = {
+            f"{client}/{name}": tensor
+            for client, arrays in checkpoint.clients.items()
+            for name, tensor in arrays.items()
+        }
+        if clients:
+            save_tensors(clients, part / "clients.safetensors")
+        if checkpoint.strategy:
+            save_tensors(checkpoint.strategy, part / "strategy.safetensors")
+        state = {
+            "format": FORMAT,
+            "round": checkpoint.round,
+            "config": checkpoint.config,
+            "overrides": checkpoint.overrides,
+            "row": checkpoint.row,
+            "ledger": checkpoint.ledger,
+            "hooks": checkpoint.hooks,
+        }
+        (part / "state.json").write_text(sealed(state, *sorted(part.iterdir())))
+        for path in part.iterdir():
+            flush(path)
     shutil.rmtree(target, ignore_errors=True)
     part.rename(target)
     flush(folder)
@@ -78,11 +79,23 @@ def write(checkpoint: Checkpoint, folder: Path, keep: int) -> Path:
     return target
 
 
+@contextmanager
+def fresh_folder(part: Path) -> Iterator[None]:
+    """An empty folder to fill; when the disk gives out on the way, it is removed again."""
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield
+    except (OSError, SafetensorError):
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+
+
 def read(folder: Path) -> Checkpoint:
     from safetensors.torch import load_file
 
     try:
-        state = json.loads((folder / "state.json").read_text())
+        state = unsealed(folder / "state.json")
         model = load_file(folder / "model.safetensors")
         clients: dict[str, dict[str, Tensor]] = {}
         if (folder / "clients.safetensors").exists():
@@ -101,17 +114,10 @@ def read(folder: Path) -> Checkpoint:
             clients=clients,
             strategy=load_file(kept) if kept.exists() else {},
         )
-    except (
-        OSError,
-        json.JSONDecodeError,
-        SafetensorError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except (SafetensorError, *DAMAGED) as error:
         raise UserError(
-            f"{folder} is no readable checkpoint ({type(error).__name__}): "
-            "give a folder RUN/checkpoints/N that a run wrote."
+            f"{folder} is no readable checkpoint ({type(error).__name__}: {error}): give a folder "
+            "RUN/checkpoints/N that a run wrote; from=RUN/checkpoints/N starts from an older one."
         ) from error
 
 
@@ -143,11 +149,28 @@ def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, metadata: dict[str
     save_file(arrays, path, metadata=metadata)
 
 
+def replace_tensors(
+    tensors: "Mapping[str, Tensor]", path: Path, metadata: dict[str, str] | None = None
+) -> None:
+    """Write a file of arrays whole or not at all."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        save_tensors(tensors, part, metadata)
+    except (OSError, SafetensorError):
+        part.unlink(missing_ok=True)
+        raise
+    part.replace(path)
+
+
 def replace_file(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     part = path.with_name(f".{path.name}.part")
-    part.write_text(text)
-    flush(part)
+    try:
+        part.write_text(text)
+        flush(part)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
     part.replace(path)
 
 

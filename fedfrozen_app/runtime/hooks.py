@@ -40,9 +40,7 @@ class BestModel:
             return False, {}
         if score > self.best:
             self.best, self.round, self.waited = score, row["round"], 0
-            part = self.folder / ".best.part"
-            checkpoint.save_tensors(strategy.model, part, self.metadata)
-            part.replace(self.folder / "best.safetensors")
+            checkpoint.replace_tensors(strategy.model, self.folder / "best.safetensors", self.metadata)
             return False, {}
         self.waited += 1
         stop = self.patience is not None and self.waited >= self.patience

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
-from fedfrozen_app.runtime.checkpoint import save_tensors
+from fedfrozen_app.runtime.checkpoint import replace_tensors
 from fedfrozen_app.runtime.resident import Resident
 
 log = logging.getLogger(__name__)
@@ -40,9 +40,7 @@ def keep_private(context: Context, arrays: Mapping[str, Tensor], *, local: bool)
     context.state["private"] = to_record(arrays, local=local)
     if (path := disk_place(context)) is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        save_tensors(arrays, part)
-        part.replace(path)
+        replace_tensors(arrays, path)
 
 
 def disk_place(context: Context) -> Path | None:

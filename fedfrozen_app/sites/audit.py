@@ -1,9 +1,10 @@
 """The site's own record of what was asked, sent and refused: one JSON line each, only ever appended.
 
-Each line holds the SHA-256 of the line before it, so that a line taken out or changed later shows.
+Each line holds its own SHA-256 and that of the line before, so that one taken out or changed later shows.
 """
 
 import datetime
+import errno
 import hashlib
 import json
 import os
@@ -20,19 +21,27 @@ class AuditLog:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         entries = read_audit(path)
-        self._last = _digest(entries[-1]) if entries else FIRST
+        self._last = entries[-1]["digest"] if entries else FIRST
         self._sent = [entry["time"] for entry in entries if entry["event"] == "sent"]
 
     def write(self, event: str, **details: Any) -> None:
         """On the disk when this returns: what is sent is on record before it is sent."""
         entry = {"time": _now().isoformat(), "event": event, **details, "previous": self._last}
+        entry["digest"] = _digest(entry)
+        line = (json.dumps(entry) + "\n").encode()
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            os.write(handle, (json.dumps(entry) + "\n").encode())
-            os.fsync(handle)
+            whole = os.fstat(handle).st_size
+            try:
+                if os.write(handle, line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+                os.fsync(handle)
+            except OSError:
+                os.ftruncate(handle, whole)  # half a line would break the chain for good
+                raise
         finally:
             os.close(handle)
-        self._last = _digest(entry)
+        self._last = entry["digest"]
         if event == "sent":
             self._sent.append(entry["time"])
 
@@ -52,8 +61,9 @@ def read_audit(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1):
         try:
             entry = json.loads(line)
-            sound = entry["previous"] == last and isinstance(entry["time"], str) and "event" in entry
-        except (ValueError, KeyError, TypeError, RecursionError):
+            told = {key: value for key, value in entry.items() if key != "digest"}
+            sound = entry["previous"] == last and entry["digest"] == _digest(told)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             sound = False
         if not sound:
             raise UserError(
@@ -61,7 +71,7 @@ def read_audit(path: Path) -> list[dict[str, Any]]:
                 "and find out why before this site goes on."
             )
         entries.append(entry)
-        last = _digest(entry)
+        last = entry["digest"]
     return entries
 
 

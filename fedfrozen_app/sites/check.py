@@ -30,6 +30,7 @@ from fedfrozen_app.sites.store import Budget
 
 MIN_FREE_GB = 2.0
 SECRETS = ("node.key", "executor.secret")
+UNTOLD = ("time", "event", "previous", "digest", "bundle")  # of an entry, where it is shown in a line
 
 
 def main(arguments: list[str]) -> None:
@@ -62,7 +63,7 @@ def audit(arguments: list[str]) -> None:
                 f"{entry['bytes']} bytes from {entry['examples']} examples{epsilon}"
             )
         else:
-            rest = {k: v for k, v in entry.items() if k not in ("time", "event", "previous", "bundle")}
+            rest = {k: v for k, v in entry.items() if k not in UNTOLD}
             print(f"{head}{json.dumps(rest)}")
 
 

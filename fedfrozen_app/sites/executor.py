@@ -79,7 +79,10 @@ class Executor:
         except Exception as error:
             # Its text may hold a path or a value of the site's.
             log.exception("A message could not be answered.")
-            self.audit.write("failed", **told, error=type(error).__name__)
+            try:
+                self.audit.write("failed", **told, error=type(error).__name__)
+            except OSError:  # nothing was sent, so there is nothing that must be on record
+                log.exception("The audit log could not be written.")
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, FAILED), reply_to=message)
 
     def _hello(self, message: Message, context: Context, run: Run, told: dict) -> Message:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from fedfrozen_app.config import Config, absolute_paths, compose_config, read, resolved, strategy_settings
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.cache import DIGEST
 from fedfrozen_app.exchange.plan import Order
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.sites.kit import read_yaml
@@ -91,6 +92,8 @@ class Policy:
         names = {*order.plan.trained, *order.plan.shared, *order.plan.private, *order.base}
         if unknown := sorted(names - set(roles)):
             return f"the order names {unknown[0]}, which the run's model does not have"
+        if not all(DIGEST.fullmatch(digest) for digest in order.base.values()):
+            return "the order names an array by something that is no digest"
         kinds = {roles[name].kind for name in order.plan.shared}
         if refused := sorted(kinds - set(self.upload_roles)):
             return f"the order asks for {refused[0]} parameters, which may not leave it"

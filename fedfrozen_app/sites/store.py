@@ -10,7 +10,6 @@ twice, no private array moves twice, no noise is drawn twice. RUN is our own id 
 """
 
 import hashlib
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +22,8 @@ from torch import Tensor
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.messages import Reply
-from fedfrozen_app.runtime.checkpoint import flush, replace_file, save_tensors
+from fedfrozen_app.runtime.checkpoint import flush, fresh_folder, replace_file, save_tensors
+from fedfrozen_app.runtime.seal import DAMAGED, sealed, unsealed
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,14 @@ class RunStore:
         """What was sent for this very order, if it was."""
         folder = self.folder / str(server_round)
         try:
-            told = json.loads((folder / "reply.json").read_text("utf-8"))
+            told = unsealed(folder / "reply.json")
             if told["order"] != order:
                 return None
             arrays = load_file(folder / "reply.safetensors") if told["names"] else {}
-            if sorted(arrays) != sorted(told["names"]):
-                return None
             arrays = {name: arrays[name] for name in told["names"]}
             return Reply(order, int(told["examples"]), arrays, dict(told["metrics"]))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
-            return None  # damaged: as if it had not been kept
+        except (SafetensorError, *DAMAGED):
+            return None  # not there, or damaged: as if it had not been kept
 
     def private_before(self, server_round: int) -> dict[str, Tensor] | None:
         """What the site kept after its newest round before this one."""
@@ -67,8 +63,9 @@ class RunStore:
             path = self.folder / str(number) / "private.safetensors"
             if path.exists():
                 try:
+                    unsealed(path.with_name("reply.json"))
                     return load_file(path)
-                except (OSError, ValueError, SafetensorError) as error:
+                except (SafetensorError, *DAMAGED) as error:
                     raise UserError(
                         f"The private state {path} is damaged: bring it back or remove it."
                     ) from error
@@ -77,21 +74,20 @@ class RunStore:
     def write(self, server_round: int, reply: Reply, private: Mapping[str, Tensor]) -> None:
         """Whole or not at all. Later rounds belong to a future that a resumed run has given up."""
         part = self.folder / f".{server_round}.part"
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        if private:
-            save_tensors(private, part / "private.safetensors")
-        if reply.arrays:
-            save_tensors(reply.arrays, part / "reply.safetensors")
-        told = {
-            "order": reply.order,
-            "names": list(reply.arrays),
-            "examples": reply.examples,
-            "metrics": reply.metrics,
-        }
-        (part / "reply.json").write_text(json.dumps(told))
-        for path in part.iterdir():
-            flush(path)
+        with fresh_folder(part):
+            if private:
+                save_tensors(private, part / "private.safetensors")
+            if reply.arrays:
+                save_tensors(reply.arrays, part / "reply.safetensors")
+            told = {
+                "order": reply.order,
+                "names": list(reply.arrays),
+                "examples": reply.examples,
+                "metrics": reply.metrics,
+            }
+            (part / "reply.json").write_text(sealed(told, *sorted(part.iterdir())))
+            for path in part.iterdir():
+                flush(path)
         for number in self.rounds():
             if number >= server_round:
                 shutil.rmtree(self.folder / str(number))
@@ -131,7 +127,7 @@ class Budget:
         entry = runs.setdefault(run, {"epsilon": epsilon, "overrides": _digest(overrides), "rounds": {}})
         entry["rounds"][str(server_round)] = order
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(self.path, json.dumps(runs, indent=1))
+        replace_file(self.path, sealed({"runs": runs}))
         flush(self.path.parent)
 
     def spent(self) -> float:
@@ -142,17 +138,12 @@ class Budget:
         if not self.path.exists():
             return {}
         try:
-            runs = json.loads(self.path.read_text("utf-8"))
-            for entry in runs.values():
-                if not 0 <= float(entry["epsilon"]) < float("inf") or not isinstance(entry["rounds"], dict):
-                    raise ValueError(entry)
-                str(entry["overrides"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            return unsealed(self.path)["runs"]
+        except DAMAGED as error:
             raise UserError(
                 f"{self.path}, the record of spent epsilon, is damaged: bring it back from a backup. "
                 "Without it this site answers nothing."
             ) from error
-        return runs
 
 
 def _digest(text: str) -> str:

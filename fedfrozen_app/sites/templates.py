@@ -73,7 +73,9 @@ for key in sites/*.pub; do
   site=$(basename "$key" .pub)
   answer=$(flwr supernode register "$key" federation --name "$site" --format json 2>&1) || true
   case "$answer" in
-    *'"success": true'*) echo "$site: registered" ;;
+    *'"success": true'*)
+      echo "$answer" | grep -o '"node-id": "*[0-9]*' | grep -o '[0-9]*$' >> "sites/$site.id"
+      echo "$site: registered" ;;
     *already*) echo "$site: registered before" ;;
     *) echo "$site: NOT registered: $answer"; failed=1 ;;
   esac
@@ -88,13 +90,12 @@ set -eu
 cd "$(dirname "$0")"
 . ./environment.sh
 site=${1:?say which site: sh revoke.sh NAME}
-id=$(flwr supernode list federation --format json | python3 -c '
-import json, sys
-nodes = json.load(sys.stdin)["nodes"]
-print(next((n["node-id"] for n in nodes if n.get("name") == sys.argv[1]), ""))' "$site")
-[ -n "$id" ] || { echo "No site $site is registered."; exit 1; }
-flwr supernode unregister "$id" federation
-rm -f "sites/$site.pub"
+# Flower's list tells no names: register.sh wrote the ids down, one for each key the site has had.
+[ -s "sites/$site.id" ] || { echo "No site $site is registered."; exit 1; }
+while read -r id; do
+  flwr supernode unregister "$id" federation < /dev/null
+done < "sites/$site.id"
+rm -f "sites/$site.id" "sites/$site.pub"
 echo "$site: revoked. Take it out of federation.yaml too, or provisioning brings its key back."
 """
 

@@ -4,9 +4,11 @@ import os
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from fedfrozen_app.exchange.arrays import digest
 from fedfrozen_app.exchange.cache import Cache
+from tests.conftest import full_disk
 
 
 def base_of(arrays):
@@ -79,3 +81,18 @@ def test_memory_holds_one_base(arrays):
     cache.complete(base_of(later), {"a": later["a"]}, verify=False)
     assert cache.get(digest(arrays["a"])) is None
     assert cache.get(digest(later["a"])) is later["a"]
+
+
+def test_a_digest_that_is_a_path_leads_nowhere(tmp_path, arrays):
+    """The server names digests: it must not reach, read or remove a file outside the cache."""
+    other = tmp_path / "model.safetensors"
+    other.write_bytes(b"the site's own")
+    with pytest.raises(ValueError, match="no digest"):
+        Cache(tmp_path / "cache", 10**6).complete({"a": "../model"}, {}, verify=True)
+    assert other.read_bytes() == b"the site's own"
+
+
+def test_a_full_disk_leaves_no_half_array(tmp_path, arrays):
+    with full_disk(20), pytest.raises(SafetensorError):
+        Cache(tmp_path, 10**6).complete(base_of(arrays), arrays, verify=True)
+    assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,7 @@
 """Killed anywhere and resumed: 50 random points at which the process dies, against the unbroken run."""
 
 import random
+from contextlib import ExitStack
 
 import pytest
 
@@ -8,7 +9,7 @@ from fedfrozen_app import client_app
 from fedfrozen_app.errors import RunFailed
 from fedfrozen_app.runtime import checkpoint
 from strategies.base import PlannedFedAvg
-from tests.conftest import same_bits
+from tests.conftest import full_disk, same_bits
 
 WORDS = ("num_clients=2", "num_rounds=3", "strategy.warmup_rounds=1", "dataset.limit=80", "eval_every=3")
 PRIVATE = ("strategy=local", "num_clients=2", "num_rounds=3", "dataset.limit=80", "eval_every=3")
@@ -76,21 +77,24 @@ def run_folder(train, folder):
     return train.__closure__[[*train.__code__.co_freevars].index("tmp_path")].cell_contents / folder
 
 
-def test_a_full_disk_ends_with_a_sentence_and_goes_on_when_there_is_room(train, monkeypatch):
+@pytest.mark.parametrize("size", [0, 10_000], ids=["no room", "room for half a model"])
+def test_a_full_disk_ends_with_a_sentence_and_goes_on_when_there_is_room(train, monkeypatch, size):
     whole = train(*WORDS, folder="whole")
-    real = checkpoint.save_tensors
+    real = checkpoint.write
+    room = ExitStack()
 
-    def full(tensors, path, *more):
-        if "2.part" in str(path):
-            raise OSError(28, "No space left on device")
-        return real(tensors, path, *more)
+    def full(state, *more, **settings):
+        if state.round == 2:  # and from then on
+            room.enter_context(full_disk(size))
+        return real(state, *more, **settings)
 
-    monkeypatch.setattr(checkpoint, "save_tensors", full)
-    with pytest.raises(RunFailed, match=r"No space left on device.*: make room there.*fedfrozen resume"):
+    monkeypatch.setattr(checkpoint, "write", full)
+    with room, pytest.raises(RunFailed, match=r"File too large.*: make room there.*fedfrozen resume"):
         train(*WORDS, folder="full")
     folder = run_folder(train, "full")
     assert checkpoint.numbers(folder / "checkpoints") == [1]
-    monkeypatch.setattr(checkpoint, "save_tensors", real)
+    assert not [path for path in folder.rglob("*") if path.name.endswith(".part")]
+    monkeypatch.setattr(checkpoint, "write", real)
     assert same_bits(whole.model, train(*WORDS, folder="full", resume=True).model)
 
 

@@ -86,6 +86,9 @@ def test_two_sites_across_the_switch_equal_one_process(tmp_path):
             log = read_audit(Kit.read(deployment.kits / site).audit)
             assert [entry["event"] for entry in log] == ["hello", "sent", "sent"]
             assert deployment.log(f"{site}-executor").count("keeps its model and data loaded") == 1
+        assert deployment.server("revoke", "nobody").returncode == 1
+        assert deployment.server("revoke", sites[0]).returncode == 0
+        assert statuses(deployment) == ["online", "unregistered"]
     (tmp_path / "twin").mkdir()
     twin = the_same_in_process(deployment, sites, tmp_path / "twin", *rounds)
     same_result(Run(tmp_path / "run"), twin)
@@ -166,14 +169,23 @@ def test_three_sites_through_the_proxy_and_who_is_turned_away(tmp_path):
 
 
 def runs(deployment: Deployment) -> list:
+    return asked(deployment, "list")["runs"]
+
+
+def statuses(deployment: Deployment) -> list[str]:
+    return sorted(node["status"] for node in asked(deployment, "supernode", "list")["nodes"])
+
+
+def asked(deployment: Deployment, *words: str) -> dict:
+    """What the SuperLink answers on its own machine."""
     done = subprocess.run(
-        ["flwr", "list", "federation", "--format", "json"],
+        ["flwr", *words, "federation", "--format", "json"],
         env=flower_environment(deployment.kits / "server" / "flwr"),
         capture_output=True,
         text=True,
         check=True,
     )
-    return json.loads(done.stdout)["runs"]
+    return json.loads(done.stdout)
 
 
 def supernode(kit) -> str:
@@ -301,8 +313,8 @@ def app_with_kills(app):
     text = base.read_text() + KILLS
     places = {
         "        nodes = talk.greet()\n": '        _die("configure", server_round)\n',
-        "            record.take(client, reply)\n": '            _die("wait", server_round)\n',
-        "        folding = time.perf_counter()\n": '        _die("aggregate", server_round)\n',
+        "            if record.take(client, reply):\n": '            _die("wait", server_round)\n',
+        "        merged, drift = record.finish(len(cohort))\n": '        _die("aggregate", server_round)\n',
     }
     for line, kill in places.items():
         assert text.count(line) == 1

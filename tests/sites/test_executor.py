@@ -17,7 +17,7 @@ from fedfrozen_app.sites.audit import AuditLog, read_audit
 from fedfrozen_app.sites.executor import FAILED
 from fedfrozen_app.sites.policy import read_run
 from fedfrozen_app.sites.store import Budget
-from tests.conftest import same_bits
+from tests.conftest import full_disk, same_bits
 from tests.sites.inprocess import BUNDLE, SiteGrid, Sites
 
 NO_KERNEL = ["embedding", "value", "output", "mlp", "norm", "head"]
@@ -141,6 +141,7 @@ def test_after_the_switch_a_site_that_keeps_its_kernel_takes_part(sites):
         (lambda order: replace(order, algorithm="fedprox"), "the algorithm fedprox"),
         (lambda order: replace(order, round=9), "round 9 of 1"),
         (lambda order: replace(order, plan=Plan.full([*order.plan.trained, "spy"])), "names spy"),
+        (lambda order: replace(order, base=dict.fromkeys(order.base, "../../model")), "that is no digest"),
     ],
 )
 def test_an_order_of_another_kind_is_refused(sites, change, sentence):
@@ -260,6 +261,23 @@ def test_a_supernode_that_forgot_the_hello_is_no_harm(sites):
     assert all(row["clients_failed"] == 0 for row in sites.train(*ROUNDS, make_grid=Forgets).rows[1:])
 
 
+@pytest.mark.parametrize("size", [0, 300, 10_000], ids=["no room", "a little", "room for half a reply"])
+def test_a_site_whose_disk_is_full_sends_nothing_and_is_there_again_when_there_is_room(sites, size):
+    class Full(SiteGrid):
+        def _answer(self, message):
+            if (message.metadata.group_id, message.metadata.dst_node_id) != ("2", 2):
+                return super()._answer(message)
+            with full_disk(size):
+                return super()._answer(message)
+
+    run = sites.train(*ROUNDS, make_grid=Full)
+    assert [row["clients_ok"] for row in run.rows[1:]] == [3, 2, 3]
+    assert run.rows[2]["failures"] == [f"Client south was set aside: it failed: {FAILED}."]
+    south = sites.kit("south")
+    assert [entry["round"] for entry in events(sites, "south") if entry["event"] == "sent"] == [1, 3]
+    assert not [path for path in south.var.rglob("*") if path.name.endswith(".part")]
+
+
 # Epsilon ----------------------------------------------------------------------------------------------------
 
 
@@ -343,7 +361,7 @@ def test_a_damaged_budget_ends_all_work(tmp_path):
 # The audit log ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("harm", ["changed", "removed", "cut"])
+@pytest.mark.parametrize("harm", ["changed", "last one changed", "removed", "cut"])
 def test_an_audit_log_that_was_tampered_with_shows(tmp_path, harm):
     log = AuditLog(tmp_path / "audit.jsonl")
     for number in range(4):
@@ -353,6 +371,8 @@ def test_an_audit_log_that_was_tampered_with_shows(tmp_path, harm):
     lines = log.path.read_text().splitlines(keepends=True)
     if harm == "changed":
         lines[1] = lines[1].replace('"round": 1', '"round": 7')
+    elif harm == "last one changed":
+        lines[-1] = lines[-1].replace("again", "never")
     elif harm == "removed":
         del lines[2]
     else:
@@ -360,6 +380,17 @@ def test_an_audit_log_that_was_tampered_with_shows(tmp_path, harm):
     log.path.write_text("".join(lines))
     with pytest.raises(UserError, match="was changed or cut"):
         read_audit(log.path)
+
+
+def test_half_a_line_is_taken_back_when_the_disk_is_full(tmp_path):
+    log = AuditLog(tmp_path / "audit.jsonl")
+    log.write("sent", round=1)
+    before = log.path.read_bytes()
+    with full_disk(len(before) + 50), pytest.raises(OSError, match="No space left"):
+        log.write("sent", round=2)
+    assert log.path.read_bytes() == before
+    log.write("sent", round=3)
+    assert [entry["round"] for entry in read_audit(log.path)] == [1, 3] and log.sent_today() == 2
 
 
 def test_the_log_is_json_lines_with_a_mode_of_its_own(tmp_path):
