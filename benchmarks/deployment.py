@@ -1,5 +1,7 @@
 """Real SuperNodes on loopback, with TLS and node keys from provisioned kits: seconds and bytes a round.
 
+`same`: FedFrozen across the switch and SAFL with differential privacy over three sites, each with a folder of
+its own, through the proxy (where nginx is installed), against the same runs in one process.
 `executor`: the resident executor against Flower's process for each message, on the same federation, in turns.
 `link`: over a link of so many Mbit/s, shared by the sites: full broadcast (FedAvg, everything both ways)
 against plan and ledger (FedFrozen, after its switch).
@@ -7,6 +9,7 @@ against plan and ledger (FedFrozen, after its switch).
 
 import asyncio
 import json
+import shutil
 import statistics
 import sys
 import tempfile
@@ -19,12 +22,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import arguments, ratio, show, spread, write_result  # noqa: E402
+from common import arguments, ratio, show, spread, write_result  # noqa: E402
+
 from fedfrozen_app.__main__ import run as command  # noqa: E402
 from fedfrozen_app.runtime.simulation import free_port  # noqa: E402
-from tests.sites.federation import Deployment, federation, write_data  # noqa: E402
+from tests.sites.federation import SITES, Deployment, federation, write_data  # noqa: E402
+from tests.sites.twin import compare_with_one_process  # noqa: E402
 
-SITES = ("north", "south", "west")
 MODEL = [f"model.config.{key}" for key in ("intermediate_size=256", "num_hidden_layers=4")]
 WORK = ["client.local_steps=2", "runtime.threads=1", "runtime.node_timeout=180", "runtime.min_nodes=3"]
 
@@ -163,11 +167,24 @@ def measure_link(mbit: float, rounds: int) -> dict:
 
 def main() -> None:
     parser = arguments(__doc__ or "", repeats=3)
-    parser.add_argument("what", choices=("executor", "link"), help="which of the two")
+    parser.add_argument("what", choices=("same", "executor", "link"), help="which of the three")
     parser.add_argument("--rounds", type=int, default=5, help="of each run (default 5, at least 4)")
     parser.add_argument("--mbit", type=float, default=10, help="of the link (default 10)")
     options = parser.parse_args()
-    if options.what == "executor":
+    if options.what == "same":
+        with tempfile.TemporaryDirectory() as place:
+            figures = compare_with_one_process(Path(place), shutil.which("nginx"))
+        runs = figures["runs"]
+        checks = {
+            "weights as in one process": all(run.get("difference", 0) <= 1e-6 for run in runs.values()),
+            "what goes beyond the budget is refused": all(figures["refused"].values()),
+        }
+        columns = ["run", "seconds", "largest difference of a weight", "epsilon"]
+        rows = [
+            [name, f"{run['seconds']:.0f}", str(run.get("difference", "-")), str(run["epsilon_max"] or "-")]
+            for name, run in runs.items()
+        ]
+    elif options.what == "executor":
         found = measure_executor(options.repeats, options.rounds)
         factor = ratio(found["process a message"], found["resident"])
         figures = {"seconds_per_round": {k: spread(v) for k, v in found.items()}, "ratio": factor}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Array, Message, RecordDict
+from flwr.common.constant import ErrorCode  # internal
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -141,7 +142,14 @@ class Conversation:
         traffic: Traffic,
         deadline: float,
     ) -> Reply | str:
-        reply = self._receive(message_id, deadline, traffic)
+        message = self._pull(message_id, deadline)
+        while message is not None and is_gone(message) and (back := self._returned(client, deadline)):
+            # What it had begun is lost with it; what it had finished it sends again, and does not do twice.
+            node = back
+            names = self.ledger.missing(client, order.base)
+            (again,) = self._push([self._order_message(node, order, names, model, traffic)])
+            message = self._pull(again, deadline)
+        reply = self._read(message, traffic)
         # First what it asks for; then everything, which needs no cache at all.
         for everything in (False, True):
             if isinstance(reply, str) or not reply.lacks or reply.order != order.digest:
@@ -149,7 +157,7 @@ class Conversation:
             wanted = [name for name in order.base if everything or name in reply.lacks]
             log.info("Client %s lacks %d arrays: sending %d.", client, len(reply.lacks), len(wanted))
             (again,) = self._push([self._order_message(node, order, wanted, model, traffic)])
-            reply = self._receive(again, deadline, traffic)
+            reply = self._read(self._pull(again, deadline), traffic)
         if isinstance(reply, str):
             return reply
         if reply.declined:
@@ -183,8 +191,15 @@ class Conversation:
         traffic.sent(by_role, order.json)
         return train_message(node, order, content, ttl=self.timeout)
 
-    def _receive(self, message_id: str, deadline: float, traffic: Traffic) -> Reply | str:
-        message = self._pull(message_id, deadline)
+    def _returned(self, client: str, deadline: float) -> int | None:
+        """The node of a client that was gone, once it is there again; None when it stays away."""
+        log.warning("Client %s is gone: waiting for it to come back.", client)
+        patience = min(deadline, time.monotonic() + self.hello_timeout)
+        while (node := self.greet().get(client)) is None and time.monotonic() < patience:
+            time.sleep(0.5)
+        return node
+
+    def _read(self, message: Message | None, traffic: Traffic) -> Reply | str:
         if message is None:
             return f"did not answer within {self.timeout:g} s"
         try:
@@ -206,3 +221,8 @@ class Conversation:
                 return None
             time.sleep(pause)
             pause = min(2 * pause, 0.5)  # quick rounds are not slowed down, long ones not polled to death
+
+
+def is_gone(message: Message) -> bool:
+    """Flower answers for a node that has not been heard of for two of its heartbeats."""
+    return message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE

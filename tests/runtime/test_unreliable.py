@@ -4,7 +4,8 @@ when it should be."""
 import shlex
 
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 
 from fedfrozen_app import client_app
 from fedfrozen_app.config import compose_config, read, resolved
@@ -17,7 +18,7 @@ from fedfrozen_app.runtime.resident import Resident
 from fedfrozen_app.server_app import federate
 from tests.conftest import SMALL, Run, same_bits
 
-ROUNDS = ("num_rounds=3", "strategy.warmup_rounds=1", "runtime.round_timeout=0.5", "checkpoint.keep=9")
+ROUNDS = ("num_rounds=3", "strategy.warmup_rounds=1", "runtime.round_timeout=0.5", "runtime.node_timeout=0.5")
 BAD = 2  # the node that misbehaves: client 1
 
 
@@ -66,7 +67,7 @@ def run(tmp_path, make_grid, *more, folder="run"):
     corpus = load_corpus(config)
     resident = Resident(config, corpus, shares=share_out(corpus, config, 3))
     grid = make_grid(words)
-    talk = Conversation(grid, resident.roles, card=resident.card, hello_timeout=0.5)
+    talk = Conversation(grid, resident.roles, card=resident.card, hello_timeout=config.runtime.node_timeout)
     federate(config, plain, words, talk, resident, tmp_path / folder)
     return Run(tmp_path / folder), grid
 
@@ -171,6 +172,42 @@ def test_a_node_dies_in_a_round_and_comes_back_as_another(tmp_path):
     back, grid = run(tmp_path, Back, folder="back")
     assert [row["clients_ok"] for row in back.rows[1:]] == [3, 2, 3]
     assert back.rows[3]["clients"] == ["0", "1", "2"] and grid.greeted == [1, 3, 99]
+
+
+class Killed(Grid):
+    """Flower finds that client 1 does not send heartbeats any more, in round 2."""
+
+    def replies(self, server_round, node, answer):
+        if (server_round, node) != (2, BAD) or self.polls:
+            return [answer()]
+        self.polls = 1
+        del self.online[BAD]
+        return [Message(Error(ErrorCode.NODE_UNAVAILABLE, "no heartbeat"), reply_to=reply_to(self, BAD))]
+
+
+@pytest.mark.parametrize("after", [0, 2])  # looks; at the first it is there again
+def test_a_killed_node_that_returns_in_time_is_asked_again_and_nothing_is_lost(tmp_path, whole, after):
+    class Back(Killed):
+        looks = 0
+
+        def get_node_ids(self):
+            if BAD not in self.online.values():
+                self.looks += 1
+                if self.looks > after:
+                    self.online[99] = BAD
+            return super().get_node_ids()
+
+    found, grid = run(tmp_path, Back, "runtime.round_timeout=60", "runtime.node_timeout=60")
+    assert 99 in grid.online and same_bits(whole.model, found.model)
+    assert all(row["clients_failed"] == 0 for row in found.rows[1:])
+    assert found.rows[2]["bytes_down"] > whole.rows[2]["bytes_down"]
+    assert found.rows[2]["bytes_up"] == whole.rows[2]["bytes_up"]
+
+
+def test_a_killed_node_that_stays_away_is_not_waited_for_for_ever(tmp_path):
+    found, _ = run(tmp_path, Killed)
+    assert [row["clients_ok"] for row in found.rows[1:]] == [3, 2, 2]
+    assert found.rows[2]["failures"] == ["Client 1 was set aside: it failed: no heartbeat."]
 
 
 @pytest.mark.parametrize(
