@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Array, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode  # internal
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.block import Slice
 from fedfrozen_app.exchange.check import problem_of
 from fedfrozen_app.exchange.count import Traffic, bytes_by_role
 from fedfrozen_app.exchange.ledger import Ledger
@@ -46,7 +47,6 @@ class Conversation:
     _online: list[int] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
     # Of this round, shared by its messages:
-    _made: dict[str, Array] = field(default_factory=dict)
     _contents: dict[tuple[str, ...], tuple[RecordDict, Counter[str]]] = field(default_factory=dict)
 
     def greet(self) -> dict[str, int]:
@@ -118,7 +118,7 @@ class Conversation:
         reply is in memory, whatever the cohort's size.
         """
         deadline = time.monotonic() + self.timeout
-        self._made, self._contents = {}, {}
+        self._contents = {}
         messages = []
         for client, node in cohort:
             names = self.ledger.missing(client, order.base)
@@ -130,7 +130,7 @@ class Conversation:
         for message_id in ready:
             client, node = sent[message_id]
             yield client, self._answer(client, node, message_id, order, model, traffic, deadline)
-        self._made, self._contents = {}, {}
+        self._contents = {}
 
     def _answer(
         self,
@@ -171,6 +171,8 @@ class Conversation:
                 return str(error)
         if problem := problem_of(reply, order, model, self.roles):
             return problem
+        if not isinstance(reply.arrays, Slice):  # in the plan's order, whatever the way did to it
+            reply.arrays = {n: reply.arrays[n] for n in order.plan.shared if n in reply.arrays}
         self.ledger.confirm(client, order.base.values())
         return reply
 
@@ -185,7 +187,7 @@ class Conversation:
         # Clients that lack the same are sent the same: nobody changes a message's content.
         if (key := tuple(names)) not in self._contents:
             arrays = {name: model[name] for name in names}
-            content = train_content(order, arrays, local=self.local, made=self._made)
+            content = train_content(order, arrays, local=self.local)
             self._contents[key] = content, bytes_by_role(arrays, self.roles)
         content, by_role = self._contents[key]
         traffic.sent(by_role, order.json)

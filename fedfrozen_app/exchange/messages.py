@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedfrozen_app.exchange.arrays import to_record, to_tensor, to_tensors
+from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.block import Slice
 from fedfrozen_app.exchange.plan import Order, read_order
 
@@ -67,12 +67,10 @@ def read_hello(message: Message) -> Hello:
     return Hello(name, parts, held)
 
 
-def train_content(
-    order: Order, arrays: Mapping[str, Tensor], *, local: bool, made: dict[str, Array]
-) -> RecordDict:
-    """What an order's message holds; `made` keeps arrays by name for the round's other messages."""
+def train_content(order: Order, arrays: Mapping[str, Tensor], *, local: bool) -> RecordDict:
+    """What an order's message holds."""
     content = RecordDict()
-    content["arrays"] = to_record(arrays, local=local, made=made)
+    content["arrays"] = to_record(arrays, local=local)
     content["order"] = ConfigRecord({"json": order.json})
     return content
 
@@ -139,13 +137,7 @@ def read_reply(message: Message) -> Reply:
     if isinstance(record, SliceRecord):
         reply.arrays = record.slice
         return reply
-    arrays = {}
-    for name, array in record.items():
-        try:
-            arrays[name] = to_tensor(array)
-        except ValueError as error:
-            raise ValueError(f"sent the array {name}, which {error}") from error
-    reply.arrays = arrays
+    reply.arrays = to_tensors(record)
     return reply
 
 

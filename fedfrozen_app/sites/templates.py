@@ -161,6 +161,7 @@ StartLimitIntervalSec=0
 
 [Service]
 WorkingDirectory=/opt/fedfrozen/{folder}
+Environment=PATH=/opt/fedfrozen/venv/bin:/usr/local/bin:/usr/bin:/bin
 ExecStart={command}
 Restart=always
 RestartSec=15
@@ -211,7 +212,9 @@ Sites: @sites. They reach the server at @address:@port, which only the proxy ope
 
 1. Start the SuperLink and what runs its side of the training, and the proxy: `sh start.sh` and, in another
    terminal, `nginx -p "$PWD" -c nginx.conf`. For good: copy the `.service` files to /etc/systemd/system (they
-   expect this folder as /opt/fedfrozen/server and a user `fedfrozen`), or `docker compose up --build`.
+   expect this folder as /opt/fedfrozen/server, the package in /opt/fedfrozen/venv or system-wide, and a user
+   `fedfrozen`), or `docker compose up --build`, and then each command below as
+   `docker compose exec superlink COMMAND`.
 2. Let the sites in, once it runs: `sh register.sh`. Again after a new site or a renewed key.
 3. Train: `fedfrozen runtime=deployed runtime.server_kit="$PWD" runtime.min_nodes=@count dataset=images
    dataset.path=DIR` with a folder of test pictures. After a crash: `fedfrozen resume RUN`.
@@ -240,7 +243,7 @@ SERVER = {
     ),
     "fedfrozen-proxy.service": UNIT.format(
         what="proxy", folder="server", command="/usr/sbin/nginx -p /opt/fedfrozen/server -c nginx.conf"
-    ),
+    ).replace("User=", "AmbientCapabilities=CAP_NET_BIND_SERVICE\nUser="),  # for a port like 443
     "Dockerfile": DOCKERFILE,
     "docker-compose.yaml": SERVER_COMPOSE,
     "README.md": SERVER_README,
@@ -315,7 +318,8 @@ Put your data where `site.yaml` says, read `policy.yaml` and change it to what y
 
 1. `fedfrozen site check .` tells whether all is in order: name, TLS, key, data, disk, policy.
 2. `sh start.sh` joins the federation. For good: copy the `.service` files to /etc/systemd/system (they expect
-   this folder as /opt/fedfrozen/@name and a user `fedfrozen`), or `docker compose up --build`.
+   this folder as /opt/fedfrozen/@name, the package in /opt/fedfrozen/venv or system-wide, and a user
+   `fedfrozen`), or `docker compose up --build`.
 3. `fedfrozen site audit .` shows what was asked, what was sent and what was refused.
 
 `node.key` is this site's identity, `executor.secret` ties the two processes together: neither leaves this

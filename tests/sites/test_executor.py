@@ -167,13 +167,13 @@ def test_other_messages_are_refused(sites):
 
 def test_an_exception_on_a_site_stays_there(sites, monkeypatch):
     def fail(*args):
-        raise RuntimeError("patient 4711 in /data/patients.csv")
+        raise RuntimeError("patient Mustermann in /data/patients.csv")
 
     monkeypatch.setattr(client_app, "train_client", fail)
     with pytest.raises(RuntimeError, match=FAILED):
         sites.train("num_rounds=1", "strategy.warmup_rounds=1")
     run = (sites.folder / "run" / "metrics.jsonl").read_text()
-    assert "4711" not in run and "patients" not in run
+    assert "Mustermann" not in run and "patients" not in run
     assert events(sites)[-1]["event"] == "failed" and events(sites)[-1]["error"] == "RuntimeError"
 
 
