@@ -103,7 +103,9 @@ def to_record(tensors: Mapping[str, Tensor], *, local: bool) -> ArrayRecord:
         for name, tensor in tensors.items():
             record[name] = LocalArray(tensor)
     elif tensors:
-        data = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
+        # Numbered, because the format has an order of its own.
+        named = {f"{number} {name}": tensor for number, (name, tensor) in enumerate(tensors.items())}
+        data = save({name: tensor.detach().cpu().contiguous() for name, tensor in named.items()})
         record[PACKED] = Array(dtype="uint8", shape=(len(data),), stype=PACKED, data=data)
     return record
 
@@ -139,7 +141,8 @@ def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
 
 def _unpack(array: Array) -> dict[str, Tensor]:
     try:
-        found = load(array.data)
+        named = {(int(key.partition(" ")[0]), key): tensor for key, tensor in load(array.data).items()}
+        found = {key.partition(" ")[2]: named[number, key] for number, key in sorted(named)}
     except (SafetensorError, ValueError, KeyError, RuntimeError, AssertionError) as error:
         raise ValueError(f"sent arrays that cannot be read ({error})") from error
     for name, tensor in found.items():

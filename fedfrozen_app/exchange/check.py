@@ -57,8 +57,9 @@ def problem_of_figures(reply: Reply, order: Order) -> str | None:
     for name, value in reply.metrics.items():
         if not math.isfinite(value):
             return f"sent the figure {name}, which is not finite"
-        # On the test set only personal models are judged by those who have them.
-        if SERVERS_OWN.fullmatch(name) or (name.startswith("test_") and not order.plan.private):
+        # The test set is the server's to judge by, but for personal models, which only their owners have.
+        own = name.startswith("test_") and not (order.plan.private or order.judge)
+        if own or SERVERS_OWN.fullmatch(name):
             return f"sent the figure {name}, which is not a client's to tell"
     if ("epsilon" in reply.metrics) != ("delta" in reply.metrics):
         return "tells only one of epsilon and delta"

@@ -13,7 +13,6 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.block import Slice
 from fedfrozen_app.exchange.check import problem_of
 from fedfrozen_app.exchange.count import Traffic, bytes_by_role
 from fedfrozen_app.exchange.ledger import Ledger
@@ -171,8 +170,6 @@ class Conversation:
                 return str(error)
         if problem := problem_of(reply, order, model, self.roles):
             return problem
-        if not isinstance(reply.arrays, Slice):  # in the plan's order, whatever the way did to it
-            reply.arrays = {n: reply.arrays[n] for n in order.plan.shared if n in reply.arrays}
         self.ledger.confirm(client, order.base.values())
         return reply
 

@@ -25,6 +25,11 @@ def test_there_and_back(shape, dtype, seed):
     back.zero_()  # the server turns a reply into an update in place
 
 
+def test_names_keep_their_order():
+    tensors = {f"{name}.{number}": torch.ones(1) for number in range(12) for name in ("b", "a b", "")}
+    assert list(to_tensors(to_record(tensors, local=False))) == list(tensors)
+
+
 def test_nothing_is_packed_where_there_is_nothing():
     assert len(to_record({}, local=False)) == 0 and to_tensors(to_record({}, local=False)) == {}
 
@@ -36,7 +41,7 @@ def test_nothing_is_packed_where_there_is_nothing():
         (save({"x": torch.zeros(3)})[:-1], "cannot be read"),
         (b"\xff" * 20, "cannot be read"),
         (
-            save({"x": torch.zeros(3, dtype=torch.int64)}),
+            save({"0 x": torch.zeros(3, dtype=torch.int64)}),
             "x, which has the unknown type torch.int64",
         ),
     ],

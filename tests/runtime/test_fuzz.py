@@ -13,10 +13,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Met
 from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.arrays import PACKED, digest
+from fedfrozen_app.exchange.arrays import PACKED, digest, to_record
 from fedfrozen_app.exchange.cache import Cache
 from fedfrozen_app.exchange.check import problem_of
 from fedfrozen_app.exchange.messages import Reply, read_hello, read_reply, train_reply
@@ -97,7 +96,7 @@ def array_record(found):
 @st.composite
 def packs(draw):
     """As arrays really travel, damaged."""
-    data = damaged(save(MODEL), draw)
+    data = damaged(to_record(MODEL, local=False)[PACKED].data, draw)
     return array_record({PACKED: Array("uint8", (len(data),), PACKED, data)})
 
 
