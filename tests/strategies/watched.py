@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_to_proto
 from flwr.serverapp import ServerApp
 
 from fedfrozen_app import client_app, server_app
-from fedfrozen_app.exchange.arrays import raw_bytes
+from fedfrozen_app.exchange.arrays import raw_bytes, to_tensors
 from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.exchange.messages import SliceRecord
 from fedfrozen_app.runtime import grid as grids
@@ -50,10 +50,10 @@ def write_message(folder: Path, message: Message) -> None:
         names, payload = [], str(message.error).encode()
     else:
         payload = recorddict_to_proto(message.content).SerializeToString()
-        record = message.content.get("arrays", {})
+        record = message.content.get("arrays", ArrayRecord())
         arrays = record.slice if isinstance(record, SliceRecord) else {}  # a block's slice has no bytes yet
         payload += b"".join(raw_bytes(value) for value in arrays.values())
-        names = [*record, *arrays]
+        names = [*to_tensors(record), *arrays]
     write(folder / "messages", {"type": message.metadata.message_type, "names": names}, payload)
 
 
