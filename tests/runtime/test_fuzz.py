@@ -155,7 +155,7 @@ def cases(share):
 
     def both(test):
         quiet = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
-        few = settings(max_examples=100, derandomize=True, **quiet)
+        few = settings(max_examples=60, derandomize=True, **quiet)
         many = settings(max_examples=int(FUZZ_CASES * share), derandomize=True, **quiet)
         slow = pytest.mark.slow
         return pytest.mark.parametrize("run", [few, pytest.param(many, marks=slow)], ids=["slice", "all"])(

@@ -72,15 +72,21 @@ def run(tmp_path, make_grid, *more, folder="run"):
     return Run(tmp_path / folder), grid
 
 
+def without_pictures(patch):
+    patch.setattr("fedfrozen_app.report.output.write_curves", lambda *args, **kwargs: None)
+    patch.setattr("fedfrozen_app.server_app.draw_labels", lambda *args: None)
+
+
 @pytest.fixture(autouse=True)
 def _no_pictures(monkeypatch):
-    monkeypatch.setattr("fedfrozen_app.report.output.write_curves", lambda *args, **kwargs: None)
-    monkeypatch.setattr("fedfrozen_app.server_app.draw_labels", lambda *args: None)
+    without_pictures(monkeypatch)
 
 
-@pytest.fixture
-def whole(tmp_path):
-    return run(tmp_path, Grid, "runtime.round_timeout=60", folder="whole")[0]
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        without_pictures(patch)
+        return run(tmp_path_factory.mktemp("whole"), Grid, "runtime.round_timeout=60", folder="whole")[0]
 
 
 def test_a_slow_node_is_waited_for(tmp_path, whole):
