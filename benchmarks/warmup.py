@@ -314,7 +314,9 @@ def table_of(cells: list[dict[str, Any]]) -> list[list[str]]:
         values = [torch.tensor(list(by[label].values()), dtype=torch.float64) * 100 for label in LABELS]
         stops = [cell["freeze_after"] for cell in cells if (cell["setting"], cell["warmup"]) == (name, AUTO)]
         told = ", ".join("never" if stop is None else str(stop) for stop in stops)
-        rows.append([name, *(f"{v.mean():.1f} ± {v.std(correction=1):.1f}" for v in values), told])
+        rows.append(
+            [name, *(f"{v.mean():.1f} ± {v.std(correction=min(1, len(v) - 1)):.1f}" for v in values), told]
+        )
     return rows
 
 

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,15 +56,17 @@ class Conversation:
         strangers = [node for node in online if node not in self._known]
         sent = self._push([hello_message(node, self.card, self.hello_timeout) for node in strangers])
         deadline = time.monotonic() + self.hello_timeout
+        taken = {self._known[node].name for node in online if node in self._known}
         for node, message_id in zip(strangers, sent, strict=True):
             try:
-                hello = self._read_hello(self._pull(message_id, deadline), online)
+                hello = self._read_hello(self._pull(message_id, deadline), taken)
             except ValueError as error:
                 log.warning("Node %s did not say who it is (%s): asking again next round.", node, error)
                 self.refusals[node] = str(error)
                 continue
             self.refusals.pop(node, None)
             self._known[node] = hello
+            taken.add(hello.name)
             # A checkpoint's ledger knows better than a simulated node, which starts with nothing.
             if hello.held or not self.ledger.knows(hello.name):
                 self.ledger.confirm(hello.name, hello.held)
@@ -73,7 +75,7 @@ class Conversation:
         self._online = online if len(self._names) == len(online) else []
         return self._names
 
-    def _read_hello(self, answer: Message | None, online: Sequence[int]) -> Hello:
+    def _read_hello(self, answer: Message | None, taken: Collection[str]) -> Hello:
         """`ValueError` with a reason where there is none, or where it takes the name of another node."""
         if answer is None:
             raise ValueError("no answer")
@@ -81,7 +83,7 @@ class Conversation:
             raise ValueError(answer.error.reason or "no reason given")
         hello = read_hello(answer)
         # Whoever came first keeps the name: a site must not pose as another that is online.
-        if any(node in self._known and self._known[node].name == hello.name for node in online):
+        if hello.name in taken:
             raise ValueError(f"it calls itself {hello.name}, and so does another node")
         return hello
 

@@ -10,9 +10,11 @@ so freezing after 0, 1, …, T rounds of one walk costs less than the walk itsel
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import pairwise
+from multiprocessing import get_context
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +25,7 @@ from fedfrozen_app.theory.problem import Problem, Setting, make
 from strategies.warmup import Rule, follow, freeze_after
 
 T = TypeVar("T")
+FEW = 8  # jobs: fewer are done before other processes have started
 CLIENTS_AT_ONCE = 24  # of any seed: measured; what they read in a step then fits a core's cache
 
 
@@ -198,7 +201,7 @@ def explore(settings: Iterable[Setting], seeds: Sequence[int]) -> dict[Setting, 
     order = sorted(set(settings), key=lambda s: -s.local_steps * s.cohort * s.rounds)
     jobs = [(setting, some) for setting in order for some in split(seeds, setting.cohort)]
     parts: dict[Setting, list[Outcome]] = {setting: [] for setting in order}
-    for (setting, _), found in zip(jobs, in_threads(_explore_one, jobs), strict=True):
+    for (setting, _), found in zip(jobs, in_processes(_explore_one, jobs), strict=True):
         parts[setting].append(found)
     return {setting: _join(found) for setting, found in parts.items()}
 
@@ -210,13 +213,16 @@ def split(seeds: Sequence[int], clients: int) -> list[tuple[int, ...]]:
     return [tuple(seeds[start:end]) for start, end in pairwise(ends)]
 
 
-def in_threads(work: Callable[..., T], jobs: Iterable[tuple]) -> list[T]:
-    """A thread a core; torch leaves Python alone while it computes, and its own threads would only wait."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def in_processes(work: Callable[..., T], jobs: Sequence[tuple]) -> list[T]:
+    """A process a core: the arrays are so small that threads would wait for Python. Few jobs stay here."""
+    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    torch.set_num_threads(1)  # its own threads would only wait
     try:
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            return list(pool.map(lambda job: work(*job), jobs))
+        if len(jobs) < FEW or cores == 1:
+            return [work(*job) for job in jobs]
+        start = partial(torch.set_num_threads, 1)
+        with ProcessPoolExecutor(cores, get_context("spawn"), start) as pool:
+            return list(pool.map(work, *zip(*jobs, strict=True)))
     finally:
         torch.set_num_threads(threads)
 

@@ -8,7 +8,7 @@ import torch
 from scipy.stats import t as student
 from torch import Tensor
 
-from fedfrozen_app.theory.descent import Outcome, follow_walk, in_threads, objective, split, walk
+from fedfrozen_app.theory.descent import Outcome, follow_walk, in_processes, objective, split, walk
 from fedfrozen_app.theory.problem import Setting, make
 from strategies.warmup import Rule
 
@@ -93,7 +93,7 @@ def freeze_value(seeds: Sequence[int], setting: Setting | None = None, after: in
     """F after every round, (seeds, T+1), where the value block is frozen instead of the kernel."""
     setting = setting or Setting()
     jobs = [(setting, some, after) for some in split(seeds, setting.cohort)]
-    return torch.cat(in_threads(_freeze_value, jobs))
+    return torch.cat(in_processes(_freeze_value, jobs))
 
 
 def _freeze_value(setting: Setting, seeds: tuple[int, ...], after: int) -> Tensor:
