@@ -100,6 +100,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- simulation --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_completes_and_its_log_arrives_line_by_line(
     toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,7 +79,7 @@ def test_without_a_round_before_nothing_is_far_out():
     assert gate.usual() == 1.5e9
 
 
-@pytest.mark.parametrize("runner", ["sequential", "cohort"])
+@pytest.mark.parametrize("runner", [pytest.param("sequential", marks=pytest.mark.slow), "cohort"])
 def test_a_poisoned_run_and_its_cures(train, monkeypatch, runner):
     """One client of five sends its update times 500 in every round but the first."""
     from fedfrozen_app.runtime import grid

@@ -37,7 +37,7 @@ def watch(signals, noise, clients=10, rule=RULE, seed=0):
 # Streams --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("clients", [2, 10, 100])
+@pytest.mark.parametrize("clients", [2, 10, pytest.param(100, marks=pytest.mark.slow)])
 def test_pure_noise_freezes_soon_whatever_the_cohort(clients):
     seen, figures = watch([0.0] * 30, noise=1.0, clients=clients)
     assert seen.last_round is not None and seen.last_round < 15
@@ -143,7 +143,9 @@ def test_partial_participation(train):
     assert all(1 < row["effective_clients"] <= 2 for row in run.rows[1:])
 
 
-@pytest.mark.parametrize("stop", [2, 3, 4])
+@pytest.mark.parametrize(
+    "stop", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_resumed_and_forked_runs_decide_as_the_unbroken_one(train, tmp_path, stop):
     words = [
         *AUTO,
