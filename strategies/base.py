@@ -1,10 +1,11 @@
 """The round that every strategy shares. A strategy says how the plan changes; nothing else."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
@@ -16,9 +17,8 @@ from fedfrozen_app.exchange.count import count_parameters
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.plan import Order, Plan, Selection
 from fedfrozen_app.exchange.prune import upload_sizes
-from fedfrozen_app.models.roles import KERNEL
 from strategies.cohort import draw_cohort, participations
-from strategies.federation import Federation, Hook, Settings
+from strategies.federation import Evaluate, Federation, Hook, Settings
 from strategies.record import RoundRecord, Row
 from strategies.robust import make_mean
 
@@ -115,7 +115,7 @@ class PlannedFedAvg(FlowerFedAvg):
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        evaluate_fn: Evaluate | None = None,
     ) -> Result:
         """Run the rounds; `Result.arrays` is the full model. The two configurations are not used."""
         self.model = to_tensors(initial_arrays)
@@ -160,7 +160,8 @@ class PlannedFedAvg(FlowerFedAvg):
         trained = count_parameters(self.model, self.client_plan(server_round).trained)
         cohort = draw_cohort(nodes, *drawing, server_round)
         how = self.federation.aggregation
-        mean = make_mean(how, self.model, self._drift_group, self.usual_norm, zero_fill=self.zero_fill)
+        group = partial(self.federation.drift_group, self.model)
+        mean = make_mean(how, self.model, group, self.usual_norm, zero_fill=self.zero_fill)
         record = RoundRecord(server_round, mean, how.quorum, began=time.perf_counter())  # the plan is made
         members = [(client, nodes[client]) for client in cohort]
         for client, reply in talk.round(order, members, self.model, record.traffic):
@@ -181,12 +182,7 @@ class PlannedFedAvg(FlowerFedAvg):
         row["seconds"]["aggregate"] += time.perf_counter() - folding
         return row
 
-    def _close_round(
-        self,
-        row: Row,
-        began: float,
-        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
-    ) -> bool:
+    def _close_round(self, row: Row, began: float, evaluate_fn: Evaluate | None) -> bool:
         """Evaluate, then let the hooks write, save and show the round; whether one of them says stop."""
         seconds = row.setdefault("seconds", {})
         evaluating = time.perf_counter()
@@ -201,9 +197,3 @@ class PlannedFedAvg(FlowerFedAvg):
             row.update(more)
             stops.append(stop)
         return any(stops)
-
-    def _drift_group(self, name: str) -> str | None:
-        role = self.federation.roles[name]
-        if role.kind == "key" and self.model[name].ndim == 1:
-            return None  # softmax ignores key biases: their movement is rounding noise
-        return "kernel" if role.kind in KERNEL else "rest"

@@ -4,17 +4,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, Self
 
+from flwr.app import ArrayRecord, MetricRecord
 from torch import Tensor
 
 from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.models.design import PromptDesign
-from fedfrozen_app.models.roles import Role
+from fedfrozen_app.models.roles import KERNEL, Role
 from strategies.record import Row
 from strategies.robust import Aggregation
 
 if TYPE_CHECKING:
     from strategies.base import PlannedFedAvg
+
+
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]  # Flower's: what the server judges a model by
 
 
 class Hook(Protocol):
@@ -52,3 +56,10 @@ class Federation:
     @property
     def roles(self) -> Mapping[str, Role]:
         return self.talk.roles
+
+    def drift_group(self, model: Mapping[str, Tensor], name: str) -> str | None:
+        """The part of the model that this array's drift counts for; None leaves it out."""
+        role = self.roles[name]
+        if role.kind == "key" and model[name].ndim == 1:
+            return None  # softmax ignores key biases: their movement is rounding noise
+        return "kernel" if role.kind in KERNEL else "rest"

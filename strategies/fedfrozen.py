@@ -68,7 +68,7 @@ class FedFrozen(base.PlannedFedAvg):
         return "warmup" if last is None or server_round <= last else "frozen"
 
     def observe(self, row: Row, merged: Mapping[str, Tensor]) -> Row:
-        kernel = [name for name in merged if self._drift_group(name) == "kernel"]
+        kernel = [name for name in merged if self.federation.drift_group(self.model, name) == "kernel"]
         if self.settings.warmup_rounds != AUTO or not kernel:
             return {}
         figures = self.watch.see(row, {name: merged[name] - self.model[name] for name in kernel})

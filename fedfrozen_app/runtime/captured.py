@@ -53,9 +53,7 @@ class Recorder:
         step, schedule = self._step, lay_out(resident, [client], order, 1)
 
         def enter(turns: Sequence[Turn]) -> None:
-            step.admit(
-                [0], [layout.flatten({name: resident.parameters[name].detach() for name in layout.names})]
-            )
+            step.admit([0], [step.loaded()])
             if resident.config.client.class_weights:
                 step.class_weights[0] = resident.class_weights(resident.rows(client).train)
 

@@ -73,9 +73,7 @@ class CohortRunner:
         slots = self._room(clients, order)
         schedule = lay_out(resident, clients, order, slots)
         step = self._step(layout, slots, schedule.index.shape[2], order)
-        start = layout.flatten(
-            {name: resident.parameters[name].detach() for name in layout.names}
-        )  # (width,)
+        start = step.loaded()
         own = [private.get(client, {}) for client in clients]
         before = self._judge_base(clients, own)
         if before is not None and order.plan.private:  # then others were loaded to be judged
@@ -102,10 +100,6 @@ class CohortRunner:
         """What travels comes first: the aggregation then sees one piece of every row."""
         names = (*order.plan.shared, *order.plan.private)
         return Layout.of({name: self.resident.parameters[name] for name in names})
-
-    def _start(self, layout: Layout) -> Tensor:
-        """(width,) the model as it is loaded."""
-        return layout.flatten({name: self.resident.parameters[name].detach() for name in layout.names})
 
     def _enter(
         self,
@@ -147,7 +141,6 @@ class CohortRunner:
     def _measure(self, client: str, order: Order) -> int:
         """How many clients fit: the memory that one more client takes in a real step, and what is free."""
         layout, peaks = self._layout(order), []
-        start = self._start(layout)
         for size in (1, 2):
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
@@ -155,6 +148,7 @@ class CohortRunner:
             step = Step(self.resident, layout, size, order, how="eager")
             schedule = lay_out(self.resident, [client] * size, order, size)
             step.begin(order)
+            start = step.loaded()
             step.admit(range(size), [start] * size)
             step.run(schedule.index[0], schedule.mask[0])
             torch.cuda.synchronize()

@@ -76,6 +76,10 @@ class Step:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
 
+    def loaded(self) -> Tensor:
+        """(width,) the model as it is loaded: where a client starts that keeps nothing of its own."""
+        return self.layout.flatten({n: self.resident.parameters[n].detach() for n in self.layout.names})
+
     def admit(self, slots: Sequence[int], starts: Sequence[Tensor]) -> None:
         """Clients that start from these rows take these slots, with a fresh optimiser.
 
