@@ -4,7 +4,8 @@
 
 The app's own rounds (exchange, training, aggregation; evaluation apart) with FedAvg on a ViT of width 192 and
 6 layers, bf16, AdamW: 10 clients with batches of 64 and 50 with batches of 32, equal sizes and Dirichlet 0.3.
-Useful images only: padding is not work. Contestants take turns, a round each.
+Useful images only: padding is not work. Contestants take turns, a round each. Cases that are already in the
+result file with the same settings stay there (--cases picks those to run).
 """
 
 import json
@@ -14,11 +15,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import Spread, arguments, interleave, ratio, show, spread, write_result
+from common import RESULTS, Spread, about, arguments, interleave, ratio, show, spread, write_result
 from turns import AppTurns, unheard
 
 from fedfrozen_app.config import compose_config, read, resolved
@@ -201,34 +203,54 @@ def main() -> None:
     if options.flower:
         beside_flower(options, corpus)
         return
-    figures, rows, checks = [], [], {}
+    setting = {"images": options.images, "repeats": options.repeats}
+    figures = [known for known in earlier(setting) if case_of(known) not in options.cases]
     others = [name for name in (*RUNNERS, "central", "central, compiled") if name != "cohort"]
     for number in options.cases:
         with unheard():
             figure = case(options, corpus, *CASES[number])
         print(json.dumps(figure, default=lambda value: round(value.median, 4)), flush=True)
-        figures.append(figure)
-        rows.append(row(figure))
-        name = f"{figure['clients']}x{figure['batch']}_{figure['split']}"
-        over = figure["cohort_over"]
-        goal = GOALS[figure["clients"]]
-        checks[f"{name}_{goal}_times_clients_in_turn"] = over["in turn, step by step"].median >= goal
-        if figure["clients"] == 50:
-            checks[f"{name}_as_fast_as_central"] = over["central"].median >= 1
+        figures = sorted([*figures, plain(figure | {"about": about()})], key=case_of)
         # After each case: whoever stops the rest keeps what there is.
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-        setting = {"images": options.images, "repeats": options.repeats}
+        checks = {name: met for known in figures for name, met in goals(known).items()}
         path = write_result("cohort", {"setting": setting, "gpu": gpu, "figures": figures, "checks": checks})
+    rows = [row(figure) for figure in figures]
     show("Cohort runner, times faster: median (range)", ("", "images/s", *others), rows, checks, path)
+
+
+def case_of(figure: dict[str, Any]) -> int:
+    return CASES.index((figure["clients"], figure["batch"], figure["split"]))
+
+
+def earlier(setting: dict[str, Any]) -> list[dict[str, Any]]:
+    """The cases of the result file, where it was made with these settings: a table can grow."""
+    path = RESULTS / "cohort.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    return found["figures"] if found.get("setting") == setting else []
+
+
+def plain(figure: dict[str, Any]) -> dict[str, Any]:
+    """As it is read again from the file."""
+    return json.loads(json.dumps(figure, default=asdict))
+
+
+def goals(figure: dict[str, Any]) -> dict[str, bool]:
+    over, clients = figure["cohort_over"], figure["clients"]
+    name, goal = f"{clients}x{figure['batch']}_{figure['split']}", GOALS[clients]
+    met = {f"{name}_{goal}_times_clients_in_turn": over["in turn, step by step"]["median"] >= goal}
+    if clients == 50:
+        met[f"{name}_as_fast_as_central"] = over["central"]["median"] >= 1
+    return met
 
 
 def row(figure: dict[str, Any]) -> tuple[str, ...]:
     def text(value: Spread) -> str:
         return f"{value:.1f}" if value.median >= 10 else f"{value:.2f}"
 
-    times = [text(value) for value in figure["cohort_over"].values()]
+    times = [text(Spread(**value)) for value in figure["cohort_over"].values()]
     name = f"{figure['clients']} x {figure['batch']}, {figure['split']}"
-    return (name, f"{figure['images_per_second']['cohort']:.0f}", *times)
+    return (name, f"{Spread(**figure['images_per_second']['cohort']):.0f}", *times)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from torch import Tensor
 
 RAW = "raw"
 PACKED = "safetensors"  # the name and the type of the one array that holds all
-PIECE = 2**20  # bytes that one thread hashes at a time
+PIECE = 2**18  # bytes that one thread hashes at a time; part of what a digest is
 DTYPES = {
     str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16, torch.uint8)
 }
@@ -37,10 +37,13 @@ def digest(tensor: Tensor) -> str:
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """By name; on threads, because hashing is most of what a large model costs the server."""
-    here = _fetched(tensors)
-    pieces = {name: [_pool().submit(_hash, piece) for piece in _pieces(t)] for name, t in here.items()}
-    return {name: _digest_of(tensors[name], (job.result() for job in jobs)) for name, jobs in pieces.items()}
+    """By name; large ones on threads, because hashing is most of what a large model costs the server."""
+    pieces = {name: _pieces(tensor) for name, tensor in _fetched(tensors).items()}
+    jobs = {n: [_pool().submit(_hash, piece) for piece in own] for n, own in pieces.items() if len(own) > 1}
+    # The small ones here meanwhile: handing them over would take longer.
+    here = {name: list(map(_hash, own)) for name, own in pieces.items() if name not in jobs}
+    hashes = here | {name: [job.result() for job in own] for name, own in jobs.items()}
+    return {name: _digest_of(tensor, hashes[name]) for name, tensor in tensors.items()}
 
 
 def _fetched(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
@@ -152,11 +153,12 @@ def drawn_rows(
     """The row numbers of all steps one after another, shuffled anew every epoch by the client's own
     generator, and how many of them each step takes."""
     generator = torch_generator(seed, "batches", client, server_round)
-    epochs = [rows[torch.randperm(len(rows), generator=generator)] for _ in range(settings.local_epochs)]
-    whole, rest = divmod(len(rows), settings.batch_size)
+    own, count = rows.numpy(), len(rows)  # numpy's indexing: there are many small clients
+    epochs = [own[torch.randperm(count, generator=generator).numpy()] for _ in range(settings.local_epochs)]
+    whole, rest = divmod(count, settings.batch_size)
     sizes = ([settings.batch_size] * whole + [rest] * (rest > 0)) * settings.local_epochs
     sizes = sizes[: settings.local_steps]
-    return torch.cat(epochs)[: sum(sizes)], sizes
+    return torch.from_numpy(np.concatenate(epochs)[: sum(sizes)]), sizes
 
 
 def batches(rows: Tensor, settings: ClientConfig, seed: int, client: str, server_round: int) -> list[Tensor]:
