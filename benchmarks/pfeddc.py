@@ -203,6 +203,8 @@ def cell_of(
 ) -> dict[str, Any]:
     """What the tables need of a run."""
     personal, trained = summary["personal"], rows[1:]
+    if failed := personal.get("not_judged"):
+        raise RuntimeError(f"{len(failed)} clients could not be judged: {next(iter(failed.values()))}")
     sent = {
         f"array_bytes_{way}_per_client": statistics.fmean(
             sum(row[f"bytes_{way}_by_role"].values()) / len(row["clients"]) for row in trained

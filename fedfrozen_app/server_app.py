@@ -246,10 +246,12 @@ def upload_keeper(
 def judge_personal(strategy: PlannedFedAvg, resident: Resident, folder: Path) -> dict[str, Any]:
     """Every client on its own test rows, in `personal.json` and `fairness.png`; the figures over clients."""
     rows = read_rows(folder)
-    judged, traffic = judge_clients(strategy, rows[-1]["round"])
+    judged, failed, traffic = judge_clients(strategy, rows[-1]["round"])
     parts = resident.shares.partition
     figures = tally(judged, rows, () if parts is None else parts.names)
     figures |= {"bytes_up": traffic.up, "bytes_down": traffic.down}
+    if failed:
+        figures["not_judged"] = failed
     write_personal(figures, folder)
     return {key: value for key, value in figures.items() if key != "clients"}
 

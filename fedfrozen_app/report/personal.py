@@ -112,7 +112,9 @@ def compare(arguments: list[str]) -> None:
             if model in figures:
                 values = accuracies(figures, model)
                 numbers = (f"{figures[model][key]:.4f}" for key in ("mean", "worst", "std"))
-                table.add_row(run.name, WORDS[model], str(len(values)), *numbers)
+                failed = len(figures.get("not_judged", ()))
+                count = f"{len(values)} of {len(values) + failed}" if failed else str(len(values))
+                table.add_row(run.name, WORDS[model], count, *numbers)
                 lines[f"{run.name}: {WORDS[model]}"] = values
     Console(width=110).print(table)
     picture = Path(named[-1]) if named else runs[0] / "fairness.png"

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fedfrozen_app import client_app
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.report.personal import tally, write_personal
 
@@ -46,3 +47,19 @@ def test_any_strategy_can_be_judged_by_its_clients(train):
     assert personal["global"] == personal["personal"] and personal["after"]["mean"] > 0
     local = train("strategy=local", "num_rounds=1", folder="local").summary["personal"]
     assert "global" not in local and local["personal"]["worst"] <= local["personal"]["mean"]
+
+
+def test_who_could_not_be_judged_is_named_beside_the_mean(train, monkeypatch, capsys):
+    """A mean over fewer clients than there are must not look like one over all."""
+    plain = client_app.judge_client
+
+    def judge(resident, client, *rest):
+        if client == "1":
+            raise MemoryError("no memory left")
+        return plain(resident, client, *rest)
+
+    monkeypatch.setattr(client_app, "judge_client", judge)
+    run = train("strategy=fedavg", "personal=true", "num_rounds=1", "num_clients=3")
+    assert run.summary["personal"]["not_judged"] == {"1": "failed: MemoryError: no memory left"}
+    assert command(["personal", str(run.folder)]) == 0
+    assert "2 of 3" in capsys.readouterr().out
