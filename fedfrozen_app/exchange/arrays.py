@@ -33,12 +33,13 @@ def raw_bytes(tensor: Tensor) -> bytes:
 
 def digest(tensor: Tensor) -> str:
     """SHA-256 of an array's dtype, shape and the digests of its bytes, piece by piece."""
-    return _digest_of(tensor, map(_hash, _pieces(tensor)))
+    (found,) = digests({"": tensor}).values()
+    return found
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """By name; large ones on threads, because hashing is most of what a large model costs the server."""
-    pieces = {name: _pieces(tensor) for name, tensor in _fetched(tensors).items()}
+    pieces = {name: _pieces(data) for name, data in _bytes_of(tensors).items()}
     jobs = {n: [_pool().submit(_hash, piece) for piece in own] for n, own in pieces.items() if len(own) > 1}
     # The small ones here meanwhile: handing them over would take longer.
     here = {name: list(map(_hash, own)) for name, own in pieces.items() if name not in jobs}
@@ -46,15 +47,14 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: _digest_of(tensor, hashes[name]) for name, tensor in tensors.items()}
 
 
-def _fetched(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the host. From a GPU all are on their way at once, and waited for together."""
-    if not any(tensor.is_cuda for tensor in tensors.values()):
-        return dict(tensors)
-    here = {n: torch.empty(t.shape, dtype=t.dtype, pin_memory=True) for n, t in tensors.items()}
-    for name, tensor in tensors.items():
-        here[name].copy_(tensor.detach(), non_blocking=True)
-    torch.cuda.synchronize()
-    return here
+def _bytes_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """On the host, as bytes: views where they are there already; from a GPU all in one copy."""
+    flat = {name: t.detach().contiguous().reshape(-1).view(torch.uint8) for name, t in tensors.items()}
+    if not any(data.is_cuda for data in flat.values()):
+        return flat
+    together = torch.cat(list(flat.values()))
+    here = torch.empty(together.shape, dtype=torch.uint8, pin_memory=True).copy_(together)
+    return dict(zip(flat, here.split([len(data) for data in flat.values()]), strict=True))
 
 
 def _digest_of(tensor: Tensor, hashes: Iterable[bytes]) -> str:
@@ -64,10 +64,9 @@ def _digest_of(tensor: Tensor, hashes: Iterable[bytes]) -> str:
     return found.hexdigest()
 
 
-def _pieces(tensor: Tensor) -> list[memoryview]:
-    """Views of its bytes: nothing is copied but from a device."""
-    data = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
-    return [data[start : start + PIECE] for start in range(0, len(data), PIECE)]
+def _pieces(data: Tensor) -> list[memoryview]:
+    view = data.numpy().data
+    return [view[start : start + PIECE] for start in range(0, len(view), PIECE)]
 
 
 def _hash(piece: memoryview) -> bytes:

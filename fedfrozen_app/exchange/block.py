@@ -41,7 +41,7 @@ class Layout:
         parts = []
         for name, span in zip(self.names, self.spans, strict=True):
             flat = arrays[name].reshape(-1)
-            parts.append(torch.nn.functional.pad(flat, (0, span - flat.numel())))
+            parts.append(flat if len(flat) == span else torch.nn.functional.pad(flat, (0, span - len(flat))))
         return torch.cat(parts)
 
 

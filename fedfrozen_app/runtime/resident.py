@@ -150,12 +150,12 @@ class Resident:
 
     def load(self, arrays: Mapping[str, Tensor], digests: Mapping[str, str]) -> None:
         """Put these values into the model; those that are in it already, by digest, are left alone."""
-        with torch.no_grad():
-            for name, value in arrays.items():
-                wanted = digests.get(name)
-                if wanted is None or self._loaded.get(name) != wanted:
-                    self.parameters[name].copy_(value)
-                self._loaded[name] = wanted
+        wanted = {name: digests.get(name) for name in arrays}
+        new = [name for name, own in wanted.items() if own is None or self._loaded.get(name) != own]
+        if new:
+            with torch.no_grad():
+                torch._foreach_copy_([self.parameters[name] for name in new], [arrays[name] for name in new])
+        self._loaded |= wanted
 
     def touched(self, names: Iterable[str]) -> None:
         """These are about to change: the next client must load them again."""
