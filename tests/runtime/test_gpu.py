@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedfrozen_app.data.table import Table
+from fedfrozen_app.exchange.arrays import digests
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, plain_loss
 from fedfrozen_app.privacy.ghost import GhostClipping
 from fedfrozen_app.runtime import checkpoint, cohort
@@ -45,6 +46,11 @@ def test_compiled_and_recorded_steps_equal_plain_ones(train, strategy, client, r
     for row, twin in zip(plain.rows, quick.rows, strict=True):
         for key in ("bytes_up", "bytes_down", "bytes_up_by_role", "clients", "stage", "trained_params"):
             assert row.get(key) == twin.get(key), key
+
+
+def test_a_model_s_digests_do_not_depend_on_where_it_lies():
+    host = {"a": torch.randn(70_000, 3), "b": torch.randn(5, 7).bfloat16(), "c": torch.tensor(2.0)}
+    assert digests({name: tensor.cuda() for name, tensor in host.items()}) == digests(host)
 
 
 def test_the_same_seed_gives_the_same_bits(train):
