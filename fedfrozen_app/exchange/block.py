@@ -55,6 +55,7 @@ class Block:
     values: Tensor  # (clients, width)
     examples: Sequence[int]
     metrics: dict[str, Tensor] = field(default_factory=dict)  # name: (clients,)
+    told: Sequence[dict[str, float]] = ()  # by client: figures that not every one of them has
     kept: Sequence[dict[str, Tensor]] = ()  # by client: what its plan calls private, which no slice holds
 
     def shared(self, names: tuple[str, ...]) -> "Block":

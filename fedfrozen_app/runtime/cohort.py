@@ -76,7 +76,7 @@ class CohortRunner:
         start = step.loaded()
         own = [private.get(client, {}) for client in clients]
         before = self._judge_base(clients, own)
-        if before is not None and order.plan.private:  # then others were loaded to be judged
+        if before and order.plan.private:  # then others were loaded to be judged
             resident.load(layout.views(start), {})
         enter = partial(self._enter, step, clients, own, start)
         step.begin(order)
@@ -89,10 +89,8 @@ class CohortRunner:
             resident.model.eval()
             examples = [len(resident.rows(client).train) for client in members]
             block = Block(tuple(members), layout, start, values, examples, {"train_loss": losses})
-            if before is not None:
-                block.metrics["client_val_before"] = before[[turn.client for turn in turns]]
-            block.metrics |= self._judge_rows(block, order, validate=before is not None)
-            if before is not None or order.plan.private:
+            block.told = [self._judge_row(block, number, order, before) for number in range(len(members))]
+            if before or order.plan.private:
                 resident.load(layout.views(start), {})  # the others go on from here
             yield block.shared(order.plan.shared) if order.plan.private else block
 
@@ -170,34 +168,28 @@ class CohortRunner:
 
     # Judging -----------------------------------------------------------------------------------------------
 
-    def _judge_base(self, clients: Sequence[str], own: Sequence[Mapping[str, Tensor]]) -> Tensor | None:
-        """Accuracy on each client's own validation rows as the round begins: (clients,)."""
-        rows = [self.resident.rows(client).validation for client in clients]
-        if not all(len(part) for part in rows):
-            return None
-        shares = []
-        for part, private in zip(rows, own, strict=True):
-            self.resident.load(private, {})
-            shares.append(self.resident.evaluate_rows(part)[self.resident.task.headline])
-        return torch.tensor(shares, dtype=torch.float64)
+    def _judge_base(self, clients: Sequence[str], own: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+        """As the round begins, of each client that has validation rows: how it does on them."""
+        found = {}
+        for client, private in zip(clients, own, strict=True):
+            if len(rows := self.resident.rows(client).validation):
+                self.resident.load(private, {})
+                found[client] = self.resident.evaluate_rows(rows)[self.resident.task.headline]
+        return found
 
-    def _judge_rows(self, block: Block, order: Order, *, validate: bool) -> dict[str, Tensor]:
-        """The same for what each client has become, and what else the sequential runner would tell."""
-        resident = self.resident
-        personal = bool(order.plan.private)
-        if not validate and not personal:
+    def _judge_row(
+        self, block: Block, number: int, order: Order, before: Mapping[str, float]
+    ) -> dict[str, float]:
+        """The same for what a client has become, and what else the sequential runner would tell."""
+        resident, client = self.resident, block.clients[number]
+        if client not in before and not order.plan.private:
             return {}
-        found: dict[str, list[float]] = {}
-        for number, client in enumerate(block.clients):
-            resident.load(block.slice(number), {})
-            figures = resident.figures()
-            if validate:
-                rows = resident.rows(client).validation
-                figures["client_val_after"] = resident.evaluate_rows(rows)[resident.task.headline]
-            if personal and resident.judges(order.round):
-                figures |= resident.judge_personal(client)
-            for key, value in figures.items():
-                found.setdefault(key, []).append(value)
-        # A figure that only some clients have (those with test rows) stays out of a block's table.
-        whole = {key: values for key, values in found.items() if len(values) == len(block.clients)}
-        return {key: torch.tensor(values, dtype=torch.float64) for key, values in whole.items()}
+        resident.load(block.slice(number), {})
+        figures = resident.figures()
+        if client in before:
+            rows = resident.rows(client).validation
+            figures["client_val_before"] = before[client]
+            figures["client_val_after"] = resident.evaluate_rows(rows)[resident.task.headline]
+        if order.plan.private and resident.judges(order.round):
+            figures |= resident.judge_personal(client)
+        return figures

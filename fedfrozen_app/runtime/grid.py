@@ -174,6 +174,7 @@ class CohortGrid(InProcessGrid):
                 figures = cast(MetricRecord, message.content["metrics"])
                 for name, values in block.figures.items():
                     figures[name] = values[number]
+                figures.update(block.told[number])
                 yield message
 
     def _client(self, message: Message) -> str:
