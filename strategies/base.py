@@ -167,6 +167,7 @@ class PlannedFedAvg(FlowerFedAvg):
         for client, reply in talk.round(order, members, self.model, record.traffic):
             names = tuple(reply.arrays) if isinstance(reply, Reply) else ()
             if self.federation.watch is not None and isinstance(reply, Reply):
+                reply.arrays = {n: v.clone() for n, v in reply.arrays.items()}  # a block's rows change as one
                 self.federation.watch(server_round, client, reply, self.model)
             if record.take(client, reply):
                 self.heard(client, names)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.runtime.checkpoint import read as checkpoint_of
@@ -139,6 +140,15 @@ def test_private_models_train_together_and_stay_apart(train):
         assert row["train_loss"] == pytest.approx(twin["train_loss"], rel=1e-9)
         assert row["test_accuracy"] == pytest.approx(twin["test_accuracy"])
         assert twin["bytes_up_by_role"] == {}
+
+
+@pytest.mark.parametrize("client", ["0", "1", "2"])
+def test_what_a_client_sent_is_kept_as_it_was_sent(train, client):
+    words = ["model.dtype=float64", "partition=iid", "num_rounds=1", f"checkpoint.uploads='{client}'"]
+    runs = [train(*words, f"runtime.runner={r}", folder=r) for r in ("sequential", "cohort")]
+    sent, twin = (load_file(run.folder / "uploads" / "1" / f"{client}.safetensors") for run in runs)
+    for name, value in sent.items():
+        torch.testing.assert_close(twin[name], value, rtol=1e-6, atol=1e-8)
 
 
 def test_dropout_differs_between_clients_and_still_learns(train):
