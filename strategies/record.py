@@ -56,7 +56,7 @@ class RoundRecord:
     def finish(self, cohort: int) -> tuple[dict[str, Tensor], Row]:
         """The new values and the drift; nothing where fewer replies were sound than the round must have."""
         sound = cohort - len(self.failures)
-        if sound >= self.quorum * cohort:
+        if sound / max(cohort, 1) >= self.quorum:  # 0.56 · 25 is more than 14 in floating point
             if (problem := self.mean.problem()) is None:
                 return self.mean.finish()
         else:

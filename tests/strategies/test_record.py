@@ -33,6 +33,14 @@ def test_clients_that_judge_nothing_leave_no_table():
     assert "by_client" not in record.row("train", ["north"], 2, {})
 
 
+def test_as_many_replies_as_the_quorum_asks_for_are_enough():
+    record = RoundRecord(1, RunningMean({"w": torch.zeros(2)}, lambda name: "rest"), quorum=0.56)
+    for client in range(25):  # 0.56 · 25 is a little more than 14 in floating point
+        record.take(str(client), reply(1, 1.0) if client < 14 else "did not answer")
+    merged, _ = record.finish(25)
+    assert record.discarded is None and torch.equal(merged["w"], torch.ones(2))
+
+
 @pytest.mark.parametrize("runner", ["sequential", "cohort"])
 def test_every_client_of_a_real_round_is_there(train, runner):
     row = train("num_rounds=1", f"runtime.runner={runner}", "num_clients=2", "partition.min_size=20").rows[1]
