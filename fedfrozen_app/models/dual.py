@@ -143,7 +143,7 @@ class DualEncoder(nn.Module):
     def words(self, classes: tuple[str, ...], count: int, template: str) -> Words:
         """CoOp's texts, [start] P_1..P_count [class] . [end]; without prompt vectors the template's."""
         if count == 0:
-            return self.sentences([template.format(spoken(name)) for name in classes])
+            return self.sentences([template.replace("{}", spoken(name)) for name in classes])
         plain = self.sentences([f"{spoken(name)}." for name in classes])
         special = set(self.tokenizer.all_special_ids)
         start = 1 if int(plain.ids[0, 0]) in special else 0

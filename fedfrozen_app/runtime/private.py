@@ -27,7 +27,7 @@ def private_arrays(context: Context, resident: Resident, names: tuple[str, ...])
         return {}
     record = context.state.get("private")
     if isinstance(record, ArrayRecord):
-        return to_tensors(record)
+        return {name: value.to(resident.device) for name, value in to_tensors(record).items()}
     initial = resident.initial()
     if found := _from_disk(context):
         if {name: found[name].shape for name in found} == {name: initial[name].shape for name in names}:

@@ -119,5 +119,12 @@ def test_stacked_prompts_and_private_rows_equal_one_client_after_another(train, 
             assert gap > 0 and twin[f"fusion_gap_{tower}"] == pytest.approx(gap, rel=1e-2)
 
 
+def test_private_rows_go_on_from_a_checkpoint(train):
+    words = [*dual.WORDS, "device=cuda", "runtime.runner=cohort"]
+    train(*words, "num_rounds=1", small=False)
+    run = train(*words, small=False, resume=True)
+    assert [row["clients_ok"] for row in run.rows[1:]] == [3, 3]
+
+
 def private_parts(run, server_round):
     return checkpoint.read(run.folder / "checkpoints" / str(server_round)).clients

@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from fedfrozen_app import client_app
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
-from fedfrozen_app.exchange.arrays import raw_bytes, to_tensors
+from fedfrozen_app.exchange.arrays import raw_bytes, to_record, to_tensors
 from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.exchange.count import Traffic, bytes_by_role
 from fedfrozen_app.models.build import InputShape, build_prompted
@@ -331,6 +332,13 @@ def test_only_prompts_and_fusion_are_stacked(train, monkeypatch):
     assert stacked == set(residents_of().exchanged) and len(stacked) == 4 + 8
 
 
+@pytest.mark.parametrize("template", ["a {} or a {}", "a {} {here}", "{ a {}"])
+def test_a_template_is_read_as_it_is_written(template):
+    clip = residents_of("strategy.prompts=none", "num_rounds=0").model.backbone
+    texts = [template.replace("{}", name) for name in ("ice cream", "cup")]
+    assert torch.equal(clip.words(("ice_cream", "cup"), 0, template).ids, clip.sentences(texts).ids)
+
+
 def test_zero_shot_is_the_template_alone(train, monkeypatch):
     # Nobody trains, so there is no step whose memory the cohort runner could measure.
     monkeypatch.setattr(CohortRunner, "_room", lambda *given: pytest.fail("slots for nobody"))
@@ -457,6 +465,16 @@ def test_a_site_s_private_arrays_are_on_its_disk(tmp_path):
     assert same_bits(to_tensors(context.state["private"]), changed)
     del context.state["private"]  # a new process: Flower's state is gone
     assert same_bits(private_arrays(context, resident, names), changed)
+
+
+def test_private_arrays_go_on_where_the_model_is():
+    """A checkpoint's arrays lie on the host, wherever the model is: "meta" stands for another device."""
+    own = {"prompts.text.local": torch.ones(2)}
+    context = wired(WORDS, [{"partition-id": 0}], num_clients=1).contexts[1]
+    context.state["private"] = to_record(own, local=True)
+    elsewhere = SimpleNamespace(device=torch.device("meta"))
+    (found,) = private_arrays(context, elsewhere, tuple(own)).values()
+    assert found.device == elsewhere.device
 
 
 # What is in a message, in every runtime --------------------------------------------------------------------
