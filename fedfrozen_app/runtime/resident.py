@@ -214,7 +214,7 @@ class Resident:
         of its own to judge, on the whole test set."""
         own = self.own_test(client)
         found = {f"personal_{k}": v for k, v in self.task.evaluate(own).items()} if len(own) else {}
-        if not self.has_global:
+        if not self.has_global and len(self._test):
             found |= {f"test_{key}": value for key, value in self.evaluate_test().items()}
         return found
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from fedfrozen_app.errors import UserError
 from fedfrozen_app.runtime import checkpoint
 from tests.runtime.test_runtimes import is_key_bias
 
@@ -115,3 +116,19 @@ def test_a_client_without_rows_to_be_judged_by_takes_nobody_s_figures_away(train
     assert len(by_client["client_val_after"]) == 4  # of five clients, one has a single row
     if strategy == "local":
         assert len(by_client["personal_accuracy"]) == 4
+
+
+def test_data_without_test_rows_end_in_a_sentence(train, tmp_path):
+    """A class with a single row trains on it: nothing is left to be held out."""
+    for name in "abcdef":
+        folder = tmp_path / "pictures" / name
+        folder.mkdir(parents=True)
+        Image.new("L", (8, 8)).save(folder / "1.png")
+    words = [
+        "dataset=images",
+        f"dataset.path={tmp_path / 'pictures'}",
+        "partition=iid",
+        "partition.min_size=2",
+    ]
+    with pytest.raises(UserError, match="no test rows"):
+        train(*words, "num_clients=2")
