@@ -8,9 +8,10 @@ from flwr.app import ArrayRecord
 from torch import Tensor
 
 from fedfrozen_app import client_app
-from fedfrozen_app.config import Config
+from fedfrozen_app.config import Config, DatasetConfig, PartitionConfig
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.data.table import Corpus
+from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import digest, to_record, to_tensors
 from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.runtime.checkpoint import Checkpoint
@@ -79,9 +80,26 @@ def make_grid(resident: Resident, num_clients: int, settings: dict[str, str]) ->
 
 def restore(grid: InProcessGrid, resident: Resident, start: Checkpoint) -> None:
     """Give the clients back what they had: private arrays, and the base that the ledger says they hold."""
+    if start.clients:
+        check_same_clients(resident.config, len(grid.contexts), start.config)
     for context in grid.contexts.values():
         arrays = start.clients.get(str(context.node_config["partition-id"]))
         if arrays is not None:
             context.state["private"] = to_record(arrays, local=True)
     for tensor in start.model.values():
         resident.cache.put(digest(tensor), tensor)
+
+
+def check_same_clients(config: Config, num_clients: int, before: dict[str, Any]) -> None:
+    """Private arrays go back to a client with the rows they were trained on, or to nobody."""
+    alike = {
+        "seed": before["seed"] == config.seed,
+        "num_clients": before["num_clients"] == num_clients,
+        "partition": PartitionConfig(**before["partition"]) == config.partition,
+        "dataset": DatasetConfig(**before["dataset"] | {"path": config.dataset.path}) == config.dataset,
+    }
+    if other := [key for key, same in alike.items() if not same]:
+        raise UserError(
+            f"This run has another {other[0]} than the checkpoint, whose clients keep private arrays for "
+            "rows of their own: give the same seed, num_clients, partition and dataset."
+        )

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from fedfrozen_app import client_app
-from tests.conftest import Run, same_bits
+from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.errors import UserError
+from tests.conftest import SMALL, Run, same_bits
 
 KEEP_ALL = "checkpoint.keep=100"
 
@@ -106,6 +108,20 @@ def test_fork_of_a_fedavg_prefix_is_the_unbroken_fedfrozen(train):
     fork = train(*frozen, f"from={prefix.folder}/checkpoints/2", folder="fork")
     assert same_bits(fork.model, train(*frozen, folder="whole").model)
     assert [row["round"] for row in fork.rows] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("change", ["num_clients=4", "seed=1", "partition=iid", "dataset.limit=200"])
+def test_nobody_goes_on_with_another_client_s_private_arrays(train, change):
+    first = train("strategy=local", "num_rounds=1")
+    with pytest.raises(UserError, match=f"another {change.partition('=')[0].partition('.')[0]} than"):
+        train("strategy=local", change, f"from={first.folder}/checkpoints/1", folder="fork")
+
+
+def test_a_fork_that_has_no_round_to_train_is_refused(train, tmp_path, capsys):
+    first = train("num_rounds=2")
+    words = [*SMALL, "num_rounds=2", f"from={first.folder}/checkpoints/2", f"output_dir={tmp_path}/fork"]
+    assert command(words) == 2
+    assert "num_rounds=2 leaves no round to train after" in capsys.readouterr().err
 
 
 def test_interrupted_run_keeps_what_was_done(train, monkeypatch, tmp_path):
