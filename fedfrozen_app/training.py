@@ -58,6 +58,11 @@ def train(arguments: list[str]) -> None:
             with recorded(folder, plain, overrides):
                 config = read(plain)
                 start = checkpoint.read(Path(config.start_from)) if config.start_from else None
+                if start is not None and start.round >= config.num_rounds:
+                    raise UserError(
+                        f"num_rounds={config.num_rounds} leaves no round to train after "
+                        f"from={config.start_from}: set it to {start.round + 1} or more."
+                    )
                 execute(config, plain, overrides, folder, start)
         except (UserError, RunFailed) as error:
             failed.append(error)
