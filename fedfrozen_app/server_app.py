@@ -154,8 +154,8 @@ def federate(
             carry_budgets(Path(config.start_from).parents[1] / "privacy", folder / "privacy")
         model = {name: start.model[name].to(resident.device) for name in model}
         talk.ledger.load_state_dict(start.ledger)
-        best.load_state_dict(start.hooks["best"])
         source = Path(config.start_from).parents[1] if config.start_from else folder
+        best.go_on(start.hooks["best"], source)
         metrics.go_on_after(start.row, read_rows(source))
         first_round = start.round + 1
 

@@ -162,6 +162,17 @@ def replace_tensors(
     part.replace(path)
 
 
+def same_round(path: Path, number: int) -> bool:
+    """Whether this file of arrays is there and holds the model of that round."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            return (file.metadata() or {}).get("round") == str(number)
+    except (OSError, SafetensorError):
+        return False
+
+
 def replace_file(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     part = path.with_name(f".{path.name}.part")

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from strategies.record import Row
 
 log = logging.getLogger(__name__)
 Outcome = tuple[bool, Row]
+BEST = "best.safetensors"
 
 
 @dataclass
@@ -40,7 +42,8 @@ class BestModel:
             return False, {}
         if score > self.best:
             self.best, self.round, self.waited = score, row["round"], 0
-            checkpoint.replace_tensors(strategy.model, self.folder / "best.safetensors", self.metadata)
+            whose = self.metadata | {"round": str(self.round)}
+            checkpoint.replace_tensors(strategy.model, self.folder / BEST, whose)
             return False, {}
         self.waited += 1
         stop = self.patience is not None and self.waited >= self.patience
@@ -52,9 +55,16 @@ class BestModel:
         best = None if self.round is None else self.best  # -inf is no JSON
         return {"best": best, "round": self.round, "waited": self.waited}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.best = -math.inf if state["best"] is None else state["best"]
-        self.round, self.waited = state["round"], state["waited"]
+    def go_on(self, state: dict[str, Any], run: Path) -> None:
+        """From a checkpoint of `run`, with the model that it calls the best: if that is gone, without any."""
+        if state["round"] is None:
+            return
+        if not checkpoint.same_round(run / BEST, state["round"]):
+            log.info("The model of round %d, the best until then, is gone: choosing anew.", state["round"])
+            return
+        if run.resolve() != self.folder.resolve():
+            shutil.copyfile(run / BEST, self.folder / BEST)
+        self.best, self.round, self.waited = state["best"], state["round"], state["waited"]
 
 
 @dataclass

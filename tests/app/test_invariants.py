@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fedfrozen_app import client_app
 from fedfrozen_app.__main__ import run as command
@@ -108,6 +109,24 @@ def test_fork_of_a_fedavg_prefix_is_the_unbroken_fedfrozen(train):
     fork = train(*frozen, f"from={prefix.folder}/checkpoints/2", folder="fork")
     assert same_bits(fork.model, train(*frozen, folder="whole").model)
     assert [row["round"] for row in fork.rows] == [0, 1, 2, 3, 4]
+
+
+def test_a_fork_has_the_model_of_the_round_it_names_as_its_best(train):
+    """Rounds after the fork learn nothing here, so that the best one lies before it."""
+    first = train("num_rounds=3", "client.lr=5e-3", "dataset.limit=400", KEEP_ALL)
+    best = first.summary["selected_round"]
+    words = ["client.lr=1e-12", "dataset.limit=400", "num_rounds=5"]
+
+    def fork(after, folder):
+        return train(*words, f"from={first.folder}/checkpoints/{after}", folder=folder)
+
+    late = fork(3, "late")
+    assert late.summary["selected_round"] == best < 3
+    assert same_bits(load_file(late.folder / "best.safetensors"), first.model_after(best))
+    # The first run's file holds a later round's model now: the fork must choose among its own rounds.
+    early = fork(best - 1, "early")
+    assert early.summary["selected_round"] >= best
+    assert (early.folder / "best.safetensors").exists()
 
 
 @pytest.mark.parametrize("change", ["num_clients=4", "seed=1", "partition=iid", "dataset.limit=200"])
