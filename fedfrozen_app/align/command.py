@@ -14,8 +14,9 @@ from transformers import AutoConfig, AutoModel, VisionTextDualEncoderConfig, Vis
 from fedfrozen_app.align.tiny import pictures_of
 from fedfrozen_app.align.train import AlignSettings, Pictures, align, save
 from fedfrozen_app.config import compose_config, device_of, read, resolved, sentence
-from fedfrozen_app.data.federated import align_rows, load_corpus
+from fedfrozen_app.data.federated import align_rows, input_shape, load_corpus
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.models.build import check_pictures
 from fedfrozen_app.models.dual import DualEncoder, tokenizer_of
 from fedfrozen_app.models.quiet import quiet
 
@@ -53,6 +54,7 @@ def make(arguments: list[str]) -> None:
     if not len(rows):
         raise UserError("No rows are set apart to align on: add dataset.align=0.2, here and in later runs.")
     dual = join(own["vision"], own["text"], own.get("text_pooling", "mean"), own.get("projection_dim", "256"))
+    check_pictures(dual, input_shape(corpus, config))
     pictures = pictures_of(corpus, rows)
     if config.dataset.mean is None and len(corpus.mean) == len(IMAGENET["mean"]):
         # Pretrained image encoders expect ImageNet's normalisation, not that of a slice of other data.

@@ -19,9 +19,11 @@ from flwr.supercore.utils import get_flwr_home
 from transformers import ByT5Tokenizer
 
 from fedfrozen_app.align.train import AlignSettings, Pictures, align, save
-from fedfrozen_app.data.federated import align_rows
+from fedfrozen_app.data.federated import align_rows, input_shape
 from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.arrays import digest
+from fedfrozen_app.models.build import check_pictures
 from fedfrozen_app.models.dual import DualEncoder, random_dual
 
 if TYPE_CHECKING:
@@ -39,17 +41,20 @@ def aligned_folder(config: "Config", corpus: Corpus) -> Path:
             "model.source=aligned needs rows of its own to align on: set dataset.align, say to 0.3, or use "
             "model=checkpoint."
         )
-    model, dataset = config.model, config.dataset
-    facts = [model.model_type, model.config, vars(dataset), corpus.classes, vars(SETTINGS), torch.__version__]
+    model = config.model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SETTINGS.seed)
+        dual = DualEncoder(random_dual(model.model_type, model.config), ByT5Tokenizer(), pooling="mean")
+    check_pictures(dual, input_shape(corpus, config))
+    pictures = pictures_of(corpus, rows)
+    # The pictures themselves: a path may hold others by now, or be another folder's relative name.
+    seen = [digest(pictures.pixels), digest(pictures.labels), pictures.classes, pictures.mean, pictures.std]
+    facts = [model.model_type, model.config, seen, vars(SETTINGS), torch.__version__]
     key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     folder = get_flwr_home() / "fedfrozen" / "aligned" / key
     if folder.is_dir():
         return folder
     log.info("Training two small encoders on %d rows that are neither federated nor tested.", len(rows))
-    pictures = pictures_of(corpus, rows)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SETTINGS.seed)
-        dual = DualEncoder(random_dual(model.model_type, model.config), ByT5Tokenizer(), pooling="mean")
     figures = align(dual, pictures, SETTINGS, torch.device("cpu"))
     log.info("Zero-shot accuracy on held-out rows: %.3f.", figures["zero_shot_accuracy"])
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -178,9 +178,7 @@ def build_prompted(
     backbone: DualEncoder, design: PromptDesign, *, shape: InputShape, seed: int
 ) -> PromptedDual:
     """A frozen dual encoder with fresh prompts, in eval mode; the same seed gives the same bits."""
-    if shape.task != "image":
-        raise UserError("strategy=pfeddc classifies pictures: choose an image dataset")
-    _check_image(backbone.config.vision_config, shape)
+    check_pictures(backbone, shape)
     dtype = backbone.scale().dtype
     if dtype == torch.bfloat16:
         raise UserError(
@@ -193,6 +191,13 @@ def build_prompted(
         if name not in model.frozen_names:
             parameter.data = parameter.data.to(dtype)
     return model.eval()
+
+
+def check_pictures(backbone: DualEncoder, shape: InputShape) -> None:
+    """Whether the data are pictures that this dual encoder can read."""
+    if shape.task != "image":
+        raise UserError("strategy=pfeddc classifies pictures: choose an image dataset")
+    _check_image(backbone.config.vision_config, shape)
 
 
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
@@ -389,7 +394,7 @@ def _check_image(config: PretrainedConfig, shape: InputShape) -> None:
     if config.num_channels != shape.channels:
         raise UserError(
             f"the model reads {config.num_channels} channels but the images have {shape.channels}: "
-            "convert the images or choose another model"
+            f"set dataset.channels={config.num_channels}, or choose another model"
         )
     patch = config.patch_size
     if not isinstance(patch, int) or patch < 1 or size % patch:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ class Resident:
         design = strategy_settings(self.config).prompt_design()
         if design is not None:
             return build_prompted(
-                load_backbone(self.config, self.corpus),
+                self._backbone,
                 design,
                 shape=input_shape(self.corpus, self.config),
                 seed=seed_for(self.config.seed, "model"),
@@ -125,6 +125,11 @@ class Resident:
             dtype=settings.dtype,
             seed=seed_for(self.config.seed, "model"),
         )
+
+    @cached_property
+    def _backbone(self) -> DualEncoder:
+        """Looked up once: a client's private part begins with a model built anew."""
+        return load_backbone(self.config, self.corpus)
 
     def _settled(self, table: Table) -> Table:
         """On the device; pictures that no prompt can change are read once, here, and rest as features."""

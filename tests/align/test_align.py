@@ -5,9 +5,11 @@ import json
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from transformers import BertConfig, BertModel, Dinov2Config, Dinov2Model, VisionTextDualEncoderModel
 
 from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.align.tiny import aligned_folder
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import align_rows, load_corpus, share_out
 from fedfrozen_app.models.dual import load_dual
@@ -94,3 +96,32 @@ def test_bad_words_are_one_sentence(words, told, parts, capsys, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     assert command(["align", *words[:1], *parts, *words[1:]] if words else ["align"]) == 2
     assert told in capsys.readouterr().err
+
+
+def save_pictures(folder, seed, mode="L"):
+    rng = np.random.default_rng(seed)
+    for name in ("cup", "ice_cream"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for number in range(20):
+            pixels = Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8))
+            pixels.convert(mode).save(folder / name / f"{number}.png")
+    return ["strategy=pfeddc", "dataset=images", f"dataset.path={folder}", "dataset.align=0.3"]
+
+
+def test_pictures_that_do_not_fit_the_small_encoders_are_said_so(tmp_path, capsys, parts):
+    words = save_pictures(tmp_path / "pictures", seed=0, mode="RGB")
+    assert command([*words, "num_clients=2", f"output_dir={tmp_path}/run"]) == 2
+    assert "dataset.channels=1" in capsys.readouterr().err
+    assert command(["align", str(tmp_path / "dual"), *parts, *words[1:]]) == 2
+    assert "dataset.channels=1" in capsys.readouterr().err
+
+
+def test_other_pictures_under_the_same_name_are_aligned_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
+
+    def folder_for(seed):
+        config = read(resolved(compose_config(save_pictures(tmp_path / "pictures", seed))))
+        return aligned_folder(config, load_corpus(config))
+
+    first = folder_for(seed=0)
+    assert folder_for(seed=0) == first and folder_for(seed=1) != first
