@@ -53,7 +53,13 @@ class Shares:
 
 def load_corpus(config: Config, path: str | None = None, classes: tuple[str, ...] | None = None) -> Corpus:
     """The run's corpus; a site passes its own path and the federation's class order."""
-    return load(_spec(config.dataset, path), _tokenizer(config), classes)
+    corpus = load(_spec(config.dataset, path), _tokenizer(config), classes)
+    if classes is None and not len(corpus.test):  # a site is judged by the server's rows
+        raise UserError(
+            "There are no test rows, and none could be held out: no class has two rows (or two documents or "
+            "patients, which are never parted). Name a test split with dataset.test_split, or use more data."
+        )
+    return corpus
 
 
 def share_out(corpus: Corpus, config: Config, num_clients: int | None) -> Shares:

@@ -93,6 +93,41 @@ def test_words_beyond_the_cut_are_counted(tmp_path, caplog):
     assert corpus.train.inputs["input_ids"].shape == (2, 4)
 
 
+def test_conll_2003_marks_and_a_byte_order_mark(tmp_path):
+    """-X- stands for no name in CoNLL-2003. Windows puts a mark before the first line."""
+    text = "-DOCSTART- -X- -X- O\r\n\r\nfever\tB-problem\r\n\r\n" * 3
+    (tmp_path / "a.conll").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    corpus = load(spec("conll", tmp_path, test_fraction=0.0))
+    assert corpus.columns["document"].tolist() == ["a/1", "a/2", "a/3"]
+    assert [words_of(corpus, row) for row in range(3)] == [[("fever", "B-problem")]] * 3
+
+
+def test_files_of_one_name_in_two_folders_are_two_documents(tmp_path):
+    for site in ("north", "south"):
+        (tmp_path / site).mkdir()
+        (tmp_path / site / "1.conll").write_text("fever\tB-problem\n")
+        (tmp_path / site / "1.txt").write_text("fever")
+        (tmp_path / site / "1.ann").write_text("T1\tproblem 0 5\tfever\n")
+    for kind in ("conll", "brat"):
+        corpus = load(spec(kind, tmp_path, test_fraction=0.0))
+        assert corpus.columns["document"].tolist() == ["north/1", "south/1"], kind
+
+
+def test_odd_spaces_and_line_ends_within_a_word_stay_there(tmp_path):
+    (tmp_path / "a.conll").write_text("5\xa0mg\tB-dose\nof\x85it\tO\n\nno\tB-test\n")
+    corpus = load(spec("conll", tmp_path, test_fraction=0.0))
+    assert words_of(corpus, 0) == [("5\xa0mg", "B-dose"), ("of\x85it", "O")]
+
+
+def test_one_document_cannot_give_test_rows(tmp_path):
+    (tmp_path / "a.conll").write_text("fever\tB-problem\n\ncough\tB-problem\n")
+    config = read(resolved(compose_config(["dataset=conll", f"dataset.path={tmp_path}", "model=bert_tiny"])))
+    with pytest.raises(UserError, match=r"no test rows.*documents"):
+        load_corpus(config)
+    # A site is judged by the server's test rows, not by its own.
+    assert len(load_corpus(config, str(tmp_path), ("O", "B-problem", "I-problem")).train) == 2
+
+
 # i2b2 2010 ------------------------------------------------------------------------------------------------
 
 
@@ -136,7 +171,52 @@ def test_a_concept_that_does_not_fit_is_named(tmp_path, line, match):
         load(spec("i2b2", tmp_path))
 
 
+def test_a_page_break_ends_no_line(tmp_path):
+    text, concept = "Seen today\x0cPage 2\nNo cough\n", 'c="cough" 2:1 2:1||t="problem"\n'
+    i2b2(tmp_path, "beth", "a", text, "\ufeff" + concept)
+    corpus = load(spec("i2b2", tmp_path, test_fraction=0.0))
+    assert words_of(corpus, 1) == [("No", "O"), ("cough", "B-problem")]
+
+
 # brat -----------------------------------------------------------------------------------------------------
+
+
+def brat(folder, text, annotations):
+    (folder / "case.txt").write_bytes(text.encode())
+    (folder / "case.ann").write_bytes(annotations.encode())
+    return load(spec("brat", folder, test_fraction=0.0))
+
+
+def test_an_entity_across_sentences_is_left_out_whole(tmp_path, caplog):
+    """Not left out in the first sentence and tagged in the second, as an entity nobody annotated."""
+    with caplog.at_level(logging.INFO):
+        corpus = brat(
+            tmp_path, "No chest\npain or rash", "T1\tproblem 3 13\tchest pain\nT2\tsign 17 21\trash\n"
+        )
+    assert "1 entities in pieces, overlapping others or across" in caplog.text
+    assert words_of(corpus, 1) == [("pain", "O"), ("or", "O"), ("rash", "B-sign")]
+
+
+@pytest.mark.parametrize("place", [10, 8])  # \\r\\n counted as two characters, and as one
+def test_windows_line_ends_do_not_shift_entities(tmp_path, place):
+    annotations = f"\ufeffT1\tproblem {place} {place + 4}\trash\r\n"
+    corpus = brat(tmp_path, "Seen\r\nTo\r\nrash noted", annotations)
+    assert words_of(corpus, 2) == [("rash", "B-problem"), ("noted", "O")]
+
+
+def test_a_span_that_covers_other_words_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"Line 1 of .*case.ann .* 'ras'"):
+        brat(tmp_path, "A rash", "T1\tproblem 2 5\trash\n")
+
+
+@pytest.mark.parametrize("kind", ["brat", "i2b2", "conll"])
+def test_texts_in_another_encoding_are_named(tmp_path, kind):
+    (tmp_path / "a.txt").write_bytes("fièvre".encode("latin-1"))
+    (tmp_path / "a.ann").write_text("")
+    (tmp_path / "a.con").write_text("")
+    (tmp_path / "a.conll").write_bytes("fièvre O".encode("latin-1"))
+    with pytest.raises(UserError, match=r"a\.(txt|conll) cannot be read as UTF-8"):
+        load(spec(kind, tmp_path))
 
 
 def test_brat(tmp_path, caplog):

@@ -329,6 +329,11 @@ def test_json_lines_with_a_split_field(tmp_path, caplog):
     assert corpus.vocab_size > 258
 
 
+def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path):
+    (tmp_path / "notes.jsonl").write_bytes(b"\xef\xbb\xbf" + lines(ROWS).encode())
+    assert load(text_spec(tmp_path)).classes == ("a", "b")
+
+
 def test_csv_with_train_and_test_files(tmp_path):
     (tmp_path / "train.csv").write_text('id,sentence,label\n007,"a, b\nc",NA\n008,d,10\n009,,9\n')
     (tmp_path / "test.csv").write_text("id,sentence,label\n1,e,10\n")

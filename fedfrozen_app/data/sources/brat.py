@@ -1,6 +1,8 @@
 """brat's standoff format: NAME.txt, and NAME.ann with the spans of its entities by character.
 
 T1<TAB>Medication 104 113<TAB>ibuprofen        spans in pieces (10 14;20 25) are left out, and counted
+
+Tools differ in whether \\r\\n counts as one character or as two; the words beside the spans tell which it is.
 """
 
 from __future__ import annotations
@@ -9,12 +11,12 @@ import logging
 import re
 from pathlib import Path
 
-from fedfrozen_app.data.sources.entities import Sentences, found_in_files, tag_spans
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found
+from fedfrozen_app.data.sources.entities import Sentences, document_of, found_in_files, tag_spans
+from fedfrozen_app.data.sources.rows import DatasetSpec, Found, lines_of, read_utf8
 from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)
-ENTITY = re.compile(r"T\d+\t(\S+) ([\d ;]+)\t.*")
+ENTITY = re.compile(r"T\d+\t(\S+) ([\d ;]+)\t(.*)")
 SENTENCE_END = re.compile(r"\n+|(?<=[.!?])\s+(?=[A-Z])")
 WORD = re.compile(r"\w+|[^\w\s]")
 
@@ -29,12 +31,11 @@ def _read(files: list[Path], root: Path) -> Sentences:
         text_file = file.with_suffix(".txt")
         if not text_file.is_file():
             raise UserError(f"{file} has no text beside it: {text_file.name} is missing.")
-        text = text_file.read_text(encoding="utf-8")
-        spans, pieces = _spans(file, len(text))
+        text, spans, pieces = _fitted(file, read_utf8(text_file))
         lost += pieces
         start = 0
         for end, following in [*((m.start(), m.end()) for m in SENTENCE_END.finditer(text)), (len(text), 0)]:
-            lost += _add_sentence(found, text, start, end, spans, file)
+            lost += _add_sentence(found, text, start, end, spans, document_of(file, root))
             start = following
     if lost:
         logger.info("%d entities in pieces, overlapping others or across sentences were left out.", lost)
@@ -42,25 +43,36 @@ def _read(files: list[Path], root: Path) -> Sentences:
 
 
 def _add_sentence(
-    found: Sentences, text: str, start: int, end: int, spans: list[tuple[int, int, str]], file: Path
+    found: Sentences, text: str, start: int, end: int, spans: list[tuple[int, int, str]], document: str
 ) -> int:
     words = list(WORD.finditer(text, start, end))
     inside = []
     cut = 0
     for first, last, kind in spans:
         touched = [n for n, word in enumerate(words) if word.start() < last and word.end() > first]
-        if touched and last <= end:
+        if touched and start <= first and last <= end:
             inside.append((touched[0], touched[-1], kind))
         cut += start <= first < end < last
     tags, dropped = tag_spans(len(words), inside)
-    found.add([word.group() for word in words], tags, file.stem, f"character {start} of {file.stem}.txt")
+    found.add([word.group() for word in words], tags, document, f"character {start} of {document}.txt")
     return cut + dropped
 
 
-def _spans(file: Path, length: int) -> tuple[list[tuple[int, int, str]], int]:
+def _fitted(file: Path, text: str) -> tuple[str, list[tuple[int, int, str]], int]:
+    """The text with its line ends as the annotations count them, its spans, and how many are in pieces."""
+    try:
+        return text, *_spans(file, text)
+    except UserError:
+        if "\r\n" not in text:
+            raise
+    text = text.replace("\r\n", "\n")
+    return text, *_spans(file, text)
+
+
+def _spans(file: Path, text: str) -> tuple[list[tuple[int, int, str]], int]:
     """(first, end, type) by character, and how many entities are in several pieces."""
     spans, pieces = [], 0
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines_of(file), start=1):
         if not line.startswith("T"):
             continue  # relations, events and notes
         match = ENTITY.fullmatch(line)
@@ -72,7 +84,13 @@ def _spans(file: Path, length: int) -> tuple[list[tuple[int, int, str]], int]:
             pieces += 1
             continue
         first, end = (int(value) for value in match[2].split())
-        if not 0 <= first < end <= length:
+        if not 0 <= first < end <= len(text):
             raise UserError(f"Line {number} of {file} names characters its text does not have: {line!r}.")
+        told, covered = match[3].split(), text[first:end].split()
+        if told and told != covered:
+            raise UserError(
+                f"Line {number} of {file} says {match[3]!r} where its text has {text[first:end]!r}: the "
+                "annotations belong to another version of the text."
+            )
         spans.append((first, end, match[1]))
     return spans, pieces

@@ -64,6 +64,11 @@ def tag_spans(count: int, spans: Sequence[tuple[int, int, str]]) -> tuple[list[s
     return tags, dropped
 
 
+def document_of(file: Path, root: Path) -> str:
+    """With the folders on the way to it: two sites may both have a 1.txt."""
+    return file.stem if file == root else file.relative_to(root).with_suffix("").as_posix()
+
+
 def found_in_files(
     spec: DatasetSpec, pattern: str, what: str, read: Callable[[list[Path], Path], Sentences]
 ) -> Found:

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from fedfrozen_app.data.sources.entities import Sentences, found_in_files, tag_spans
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, existing
+from fedfrozen_app.data.sources.rows import DatasetSpec, Found, existing, lines_of
 from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ def read_i2b2(spec: DatasetSpec) -> Found:
         for file in files:
             if file.stem not in concepts:
                 continue  # the corpus also has texts without annotations
-            lines = file.read_text(encoding="utf-8").splitlines()
+            lines = lines_of(file)
             spans = _spans(concepts[file.stem], lines)
             for number, line in enumerate(lines, start=1):
                 words = line.split()
@@ -48,7 +48,7 @@ def read_i2b2(spec: DatasetSpec) -> Found:
 
 def _spans(file: Path, lines: list[str]) -> Spans:
     found: Spans = {}
-    for number, text in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, text in enumerate(lines_of(file), start=1):
         if not text.strip():
             continue
         match = CONCEPT.fullmatch(text.strip())

@@ -99,5 +99,18 @@ def word_in_name(word: str, file: Path, root: Path) -> bool:
     return any(word == part or word in re.split(r"[-_ ]", part) for part in parts)
 
 
+def read_utf8(file: Path) -> str:
+    """A text as it is, without the mark that Windows puts first; line ends stay, because spans count them."""
+    try:
+        return file.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read as UTF-8 text ({first_line(error)}): convert it.") from error
+
+
+def lines_of(file: Path) -> list[str]:
+    """By line ends alone: `splitlines` would also part a line at a page break, and shift all that follow."""
+    return re.split(r"\r\n|\r|\n", read_utf8(file))
+
+
 def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -172,7 +172,7 @@ def _csv_frame(file: Path) -> Frame:
 def _json_frame(file: Path) -> Frame:
     try:
         data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-        lines = io.StringIO(data.decode()).readlines()
+        lines = io.StringIO(data.decode("utf-8-sig")).readlines()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read as JSON lines ({first_line(error)}).") from error
     records: list[dict[str, Any]] = []
