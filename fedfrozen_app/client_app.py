@@ -108,8 +108,12 @@ def refusal(context: Context, config: Config, order: Order) -> str:
         return "declines: how a model does on its own rows is told without noise, which its epsilon excludes"
     if "max-epsilon" not in context.node_config:
         return ""
-    if config.privacy.name == "none" or config.privacy.seeded_noise:
-        return "declines: it takes part with differential privacy and noise of its own only (max-epsilon)"
+    privacy = config.privacy
+    if privacy.name == "none" or privacy.seeded_noise or privacy.selection == "unaccounted":
+        return (
+            "declines: it takes part only with differential privacy, noise of its own, and no unaccounted "
+            "choice of layers (max-epsilon)"
+        )
     return ""
 
 

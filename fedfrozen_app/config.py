@@ -307,7 +307,7 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
     "checkpoint.every": (0, True, float("inf")),
     "checkpoint.keep": (1, True, float("inf")),
     "early_stop.patience": (1, True, float("inf")),
-    "privacy.epsilon": (0, False, float("inf")),
+    "privacy.epsilon": (0.01, True, 1000),
     "privacy.delta": (0, False, 0.5),
     "privacy.max_grad_norm": (0, False, float("inf")),
     "privacy.examples": (1, True, float("inf")),

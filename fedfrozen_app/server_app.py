@@ -149,7 +149,8 @@ def federate(
         metrics.path.write_text("")
     else:
         check_fits(start.model, model)
-        check_start(config.privacy, plain["dataset"], start.config)
+        dealt = resident.shares.partition is not None
+        check_start(plain, start.config, start.row.get("epsilon_max", 0.0), dealt=dealt)
         if config.start_from:
             carry_budgets(Path(config.start_from).parents[1] / "privacy", folder / "privacy")
         model = {name: start.model[name].to(resident.device) for name in model}

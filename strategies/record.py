@@ -38,14 +38,14 @@ class RoundRecord:
     def take(self, client: str, reply: Reply | str) -> bool:
         """Fold a reply in, or note why it was set aside; whether it was taken."""
         folding = time.perf_counter()
+        if isinstance(reply, Reply) and "epsilon" in reply.metrics:  # it has left the client, taken or not
+            self.spent[client] = reply.metrics.pop("epsilon"), reply.metrics.pop("delta")
         refused = reply if isinstance(reply, str) else self.mean.add(reply.arrays, float(reply.examples))
         if refused is not None:
             self.failures.append(f"Client {client} was set aside: it {refused}.")
             log.warning("Round %d: %s", self.number, self.failures[-1])
         elif isinstance(reply, Reply):
             self.weights.append(reply.examples)
-            if "epsilon" in reply.metrics:
-                self.spent[client] = reply.metrics.pop("epsilon"), reply.metrics.pop("delta")
             for key, value in reply.metrics.items():
                 self.metrics.setdefault(key, {})[client] = (value, reply.examples)
         if isinstance(reply, Reply):

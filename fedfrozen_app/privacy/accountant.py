@@ -26,6 +26,7 @@ from fedfrozen_app.privacy.steps import Steps
 PRECISION = 200  # the PRV accountant's figure is at most the budget / PRECISION above the true one
 WHOLE_ORDERS = [*range(2, 64), 96, 128, 256, 512]
 LEAST_NOISE = 0.05
+LEAST_EPSILON = 0.01  # below it the PRV accountant's grid takes minutes, and more memory than there is
 STRIDE = 0.2  # in log σ, when looking for a bracket
 
 
@@ -96,9 +97,19 @@ def solve_noise(
             f"No noise keeps the training steps within privacy.epsilon={epsilon:g}: what is spent beside "
             "them is more than that. Raise privacy.epsilon, or lower privacy.selection_share."
         )
+    unreached = UserError(
+        f"The {kind} accountant cannot reckon with epsilon {epsilon:g}: raise privacy.epsilon, or the share "
+        "of it that the choice of layers has (privacy.selection_share)"
+        + (", or use privacy.accountant=prv." if kind == "rdp" else ".")
+    )
+    if epsilon < LEAST_EPSILON:
+        raise unreached
     low = high = _guess(rate, times, epsilon, delta)
-    while excess(high) > 0:
-        low, high = high, high + STRIDE
+    try:
+        while excess(high) > 0:
+            low, high = high, high + STRIDE
+    except (ValueError, OverflowError) as error:  # no Rényi order shows so little: more noise overflows
+        raise unreached from error
     while low > math.log(LEAST_NOISE) and excess(low) < 0:
         low, high = low - STRIDE, low
     near = brentq(excess, low, high, xtol=2e-4) if excess(low) > 0 else low

@@ -61,12 +61,14 @@ class PrivateClient:
         self.file = BudgetFile(folder, client)
         self.units = units_of(resident, client)
         self._declared = declared
-        self._limit = min(resident.config.privacy.epsilon, limit or math.inf)
+        self._limit = min(resident.config.privacy.epsilon, math.inf if limit is None else limit)
         seed = (resident.config.seed, client, order.round) if resident.config.privacy.seeded_noise else None
         self._source = Noise(resident.device, seed)
 
     def take_part(self, start: dict[str, Tensor]) -> LocalResult | Declined:
         """Train and reply, resend what was sent for the very same order, or decline."""
+        if self._limit <= 0:
+            return Declined("declines: of its privacy budget of epsilon 0 nothing can be spent")
         budget = self.file.read() or self._open()
         if budget.unit != (unit := self.resident.config.privacy.unit):
             raise UserError(
@@ -252,6 +254,11 @@ def units_of(resident: "Resident", client: str) -> list[np.ndarray]:
         )
     values = resident.corpus.columns[column]
     names = values[rows]
+    if not all(str(name).strip() for name in names):  # they would be one unit, and nobody in it covered alone
+        raise UserError(
+            f"A row of client {client} names no {privacy.unit} in its column '{column}', so that epsilon "
+            f"cannot cover its {privacy.unit}: fill the column, or leave such rows out."
+        )
     parts = resident.shares.partition
     elsewhere = [] if parts is None else [part for n, part in enumerate(parts.indices) if str(n) != client]
     if shared := sorted(set(names) & {name for part in elsewhere for name in values[part]}):

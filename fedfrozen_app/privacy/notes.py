@@ -1,5 +1,6 @@
 """What a private run says of itself: at its start, and in the header of every model it writes."""
 
+from pathlib import Path
 from typing import Any
 
 from fedfrozen_app.config import PrivacyConfig
@@ -10,6 +11,8 @@ UNACCOUNTED = (
     "noise. Everybody sees that choice, and epsilon does not cover what it tells."
 )
 SEEDED = "privacy.seeded_noise=true: whoever knows the seed can take the noise off again. NOTHING IS PRIVATE."
+
+DEALING = ("dataset", "partition", "num_clients", "seed")  # what says which rows a simulated client has
 
 
 def opening_lines(privacy: PrivacyConfig) -> list[str]:
@@ -33,15 +36,48 @@ def model_metadata(privacy: PrivacyConfig) -> dict[str, str]:
         return {"privacy": "none"}
     if privacy.seeded_noise:
         return {"privacy": "NOT PRIVATE: the noise was seeded"}
-    return {"privacy": f"epsilon at most {privacy.epsilon:g} per {privacy.unit}, for each client"}
+    but = ", but not the choice of layers" if privacy.selection == "unaccounted" else ""
+    return {"privacy": f"epsilon at most {privacy.epsilon:g} per {privacy.unit}, for each client{but}"}
 
 
-def check_start(config: PrivacyConfig, dataset: dict[str, Any], earlier: dict[str, Any]) -> None:
-    """A model that has seen these data without noise cannot be made private afterwards."""
-    then = earlier.get("privacy", {}).get("name", "none")
-    if then == config.name or earlier.get("dataset") != dataset:
+def check_start(now: dict[str, Any], earlier: dict[str, Any], spent: float, *, dealt: bool) -> None:
+    """A model that has seen these data cannot be made more private afterwards.
+
+    Both are whole configurations, and `spent` is the largest epsilon of a client in the earlier run. `dealt`:
+    clients have their rows from the configuration, so that another one gives them to others.
+    """
+    if _source(now["dataset"]) != _source(earlier.get("dataset", {})):
         return
-    raise UserError(
-        f"The checkpoint comes from a run with privacy={then} on the same data, and this run has "
-        f"privacy={config.name}: its epsilon would not be true. Start anew, or use privacy={then}."
-    )
+    promise, then = _promise(now["privacy"]), _promise(earlier.get("privacy", {}))
+    if then != promise:
+        raise UserError(
+            f"The checkpoint comes from a run with {then} on the same data, and this run has {promise}: its "
+            f"epsilon would not be true. Start anew, or use {then}."
+        )
+    if now["privacy"]["name"] == "none":
+        return
+    if dealt and (other := [key for key in DEALING if now[key] != earlier.get(key)]):
+        raise UserError(
+            f"This run would deal rows of which the run before has spent privacy to other clients "
+            f"({', '.join(other)} differ), and their records would not know it: keep the same, or start anew."
+        )
+    if (epsilon := now["privacy"]["epsilon"]) < spent:
+        raise UserError(
+            f"privacy.epsilon={epsilon:g} is less than the {spent:.3f} that a client has spent already: "
+            "set it to more than that, or start anew."
+        )
+
+
+def _source(dataset: dict[str, Any]) -> tuple[Any, ...]:
+    """Where rows come from: however many are read and whatever is done with them, they are the same data."""
+    path = dataset.get("path")
+    return dataset.get("kind"), None if path is None else Path(path).expanduser().resolve()
+
+
+def _promise(privacy: dict[str, Any]) -> str:
+    """What a run's epsilon is worth, by the key that says so."""
+    if privacy.get("name", "none") == "none":
+        return "privacy=none"
+    if privacy["seeded_noise"]:
+        return "privacy.seeded_noise=true"
+    return "privacy.selection=unaccounted" if privacy["selection"] == "unaccounted" else "privacy=dp_sgd"

@@ -86,6 +86,13 @@ def test_a_full_sample_is_accounted_too():
     )
 
 
+def test_a_budget_below_an_accountant_s_reach_is_one_sentence():
+    with pytest.raises(UserError, match=r"rdp accountant cannot.*epsilon 0\.05"):
+        solve_noise(0.25, 4, epsilon=0.05, delta=DELTA, kind="rdp")
+    with pytest.raises(UserError, match=r"prv accountant cannot.*epsilon 0\.001"):
+        solve_noise(0.25, 4, epsilon=0.001, delta=DELTA, kind="prv")
+
+
 def test_an_impossible_budget_is_one_sentence():
     beside = (Steps(0.5, 1.0, 10),)
     with pytest.raises(UserError, match="No noise keeps the training steps within"):

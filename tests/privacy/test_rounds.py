@@ -14,7 +14,7 @@ from safetensors import safe_open
 from fedfrozen_app import client_app
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.messages import read_reply
+from fedfrozen_app.exchange.messages import Reply, read_reply
 from fedfrozen_app.exchange.plan import Order, Plan
 from fedfrozen_app.privacy import client as private
 from fedfrozen_app.privacy.accountant import epsilon_of
@@ -23,7 +23,9 @@ from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.selection import noisy_sum
 from fedfrozen_app.privacy.steps import Steps
 from fedfrozen_app.server_app import RunFailed
+from strategies.aggregate import RunningMean
 from strategies.fedavg import FedAvg
+from strategies.record import RoundRecord
 from tests.conftest import same_bits
 
 PRIVATE = ("privacy=dp_sgd", "privacy.seeded_noise=true", "client.local_steps=2")
@@ -233,6 +235,68 @@ def test_a_model_that_saw_the_data_without_noise_is_no_start(train):
         train("strategy=fedavg", *PRIVATE, f"from={plain.folder / 'checkpoints' / '1'}", folder="private")
 
 
+def test_a_smaller_dataset_is_still_the_same_data(train):
+    plain = train("strategy=fedavg", "num_rounds=1", folder="plain")
+    start = f"from={plain.folder / 'checkpoints' / '1'}"
+    with pytest.raises(UserError, match="a run with privacy=none on the same data"):
+        train("strategy=fedavg", *PRIVATE, start, "dataset.limit=150", folder="private")
+
+
+def test_rows_that_are_spent_are_not_dealt_to_clients_without_a_record(train):
+    """Client 3 of four would have a fresh budget for rows of which three clients have spent all."""
+    words = ["strategy=fedavg", *PRIVATE, "num_rounds=1"]
+    first = train(*words, folder="first")
+    start = f"from={first.folder / 'checkpoints' / '1'}"
+    for word, key in (
+        *(("num_clients=4", "num_clients"), ("seed=1", "seed"), ("partition.alpha=9", "partition")),
+        ("dataset.limit=150", "dataset"),
+    ):
+        with pytest.raises(UserError, match=f"to other clients \\({key} differ"):
+            train(*words, "num_rounds=2", start, word, folder="second")
+
+
+@pytest.mark.parametrize("weak", ["privacy.seeded_noise=true", "privacy.selection=unaccounted"])
+def test_what_was_not_private_does_not_become_so(train, weak):
+    """Round 1 has no privacy that epsilon covers, so a run that goes on from it has none to claim."""
+    words = ["strategy=safl", "privacy=dp_sgd", "client.local_steps=1", "strategy.top_k=1"]
+    run = train(*words, weak, "num_rounds=1")
+    with pytest.raises(UserError, match=f"a run with {weak} on the same data"):
+        train(*words, "num_rounds=2", resume=True)
+    with safe_open(run.folder / "model.safetensors", "pt") as file:
+        assert "epsilon" not in file.metadata()["privacy"] or "not the choice" in file.metadata()["privacy"]
+
+
+def test_no_less_can_be_claimed_than_is_spent(train):
+    train("strategy=fedavg", *PRIVATE, "num_rounds=1")
+    with pytest.raises(UserError, match=r"privacy.epsilon=2 is less than the 8\.000 that a client has spent"):
+        train("strategy=fedavg", *PRIVATE, "num_rounds=2", "privacy.epsilon=2", resume=True)
+
+
+def test_a_reply_that_is_set_aside_was_paid_for_all_the_same():
+    record = RoundRecord(1, RunningMean({"w": torch.zeros(2)}, lambda name: "rest"))
+    sent = Reply("order", 5, {"w": torch.full((2,), math.nan)}, {"epsilon": 3.0, "delta": 1e-5})
+    assert not record.take("north", sent)
+    assert record.row("train", ["north"], 2, {})["epsilon"] == {"north": 3.0}
+
+
+def test_a_site_that_gives_nothing_declines(train, monkeypatch, replies):
+    real = private.PrivateClient.__init__
+
+    def at_the_limit(self, *args, declared=None, limit=None):
+        real(self, *args, limit=0.0)
+
+    monkeypatch.setattr(private.PrivateClient, "__init__", at_the_limit)
+    with pytest.raises(RunFailed, match="declines: of its privacy budget of epsilon 0"):
+        train("strategy=fedavg", *PRIVATE, "num_rounds=1")
+    assert all(not reply.arrays for _, reply in replies)
+
+
+@pytest.mark.parametrize("epsilon", ["inf", "1e6", "1e-5"])
+def test_budgets_no_accountant_can_reckon_with_are_one_sentence(epsilon):
+    with pytest.raises(UserError, match=r"privacy.epsilon=.* is out of range"):
+        read(resolved(compose_config(["privacy=dp_sgd", f"privacy.epsilon={epsilon}"])))
+
+
 def test_a_site_may_insist_on_privacy():
     def at(overrides, **node):
         config = read(resolved(compose_config(overrides)))
@@ -242,6 +306,7 @@ def test_a_site_may_insist_on_privacy():
     assert at(["privacy=none"]) == ""
     assert "declines" in at(["privacy=none"], **{"max-epsilon": 4.0})
     assert "declines" in at(["privacy=dp_sgd", "privacy.seeded_noise=true"], **{"max-epsilon": 4.0})
+    assert "declines" in at(["privacy=dp_sgd", "privacy.selection=unaccounted"], **{"max-epsilon": 4.0})
     assert at(["privacy=dp_sgd"], **{"max-epsilon": 4.0}) == ""
 
 

@@ -1,6 +1,7 @@
 """Texts: a LLaMA under SAFL with privacy, and patients with several notes."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,19 @@ def test_a_tiny_llama_trains_under_safl_with_privacy(train, notes, tmp_path):
 @pytest.mark.parametrize("clipping", ["per_example", "ghost"])
 def test_stories15m_trains_under_safl_with_privacy(train, notes, clipping):
     check_llama(train, notes, WEIGHTS / "stories15m", 2, f"privacy.clipping={clipping}")
+
+
+def test_a_row_without_a_patient_is_named(train, notes, tmp_path):
+    """Rows of many patients would else be one unit, and each of them covered by half of what is claimed."""
+    text = (tmp_path / "notes.csv").read_text()
+    (tmp_path / "notes.csv").write_text(re.sub(",p.,", ", ,", text))
+    words = ["strategy=fedavg", "model=bert_tiny", *notes, *PRIVATE, "num_rounds=1", "privacy.unit=patient"]
+    with pytest.raises(UserError, match="row of client 0 names no patient in its column 'patient'"):
+        train(
+            *(w for w in words if not w.startswith(("partition", "num_clients"))),
+            "num_clients=1",
+            small=False,
+        )
 
 
 def test_a_patient_is_one_unit_and_is_not_split(train, notes, monkeypatch):
