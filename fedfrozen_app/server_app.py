@@ -149,13 +149,13 @@ def federate(
         metrics.path.write_text("")
     else:
         check_fits(start.model, model)
-        dealt = resident.shares.partition is not None
-        check_start(plain, start.config, start.row.get("epsilon_max", 0.0), dealt=dealt)
+        source = Path(config.start_from).parents[1] if config.start_from else folder
+        records = source / "privacy" if resident.shares.partition is not None else None
+        check_start(plain, start.config, start.row, records)
         if config.start_from:
-            carry_budgets(Path(config.start_from).parents[1] / "privacy", folder / "privacy")
+            carry_budgets(source / "privacy", folder / "privacy")
         model = {name: start.model[name].to(resident.device) for name in model}
         talk.ledger.load_state_dict(start.ledger)
-        source = Path(config.start_from).parents[1] if config.start_from else folder
         best.go_on(start.hooks["best"], source)
         metrics.go_on_after(start.row, read_rows(source))
         first_round = start.round + 1

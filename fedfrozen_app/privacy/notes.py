@@ -40,11 +40,13 @@ def model_metadata(privacy: PrivacyConfig) -> dict[str, str]:
     return {"privacy": f"epsilon at most {privacy.epsilon:g} per {privacy.unit}, for each client{but}"}
 
 
-def check_start(now: dict[str, Any], earlier: dict[str, Any], spent: float, *, dealt: bool) -> None:
+def check_start(
+    now: dict[str, Any], earlier: dict[str, Any], row: dict[str, Any], records: Path | None
+) -> None:
     """A model that has seen these data cannot be made more private afterwards.
 
-    Both are whole configurations, and `spent` is the largest epsilon of a client in the earlier run. `dealt`:
-    clients have their rows from the configuration, so that another one gives them to others.
+    `now` and `earlier` are whole configurations, `row` the earlier run's last. `records` is where that run's
+    clients kept theirs; None where they are sites, which have records and rows of their own.
     """
     if _source(now["dataset"]) != _source(earlier.get("dataset", {})):
         return
@@ -56,16 +58,25 @@ def check_start(now: dict[str, Any], earlier: dict[str, Any], spent: float, *, d
         )
     if now["privacy"]["name"] == "none":
         return
-    if dealt and (other := [key for key in DEALING if now[key] != earlier.get(key)]):
-        raise UserError(
-            f"This run would deal rows of which the run before has spent privacy to other clients "
-            f"({', '.join(other)} differ), and their records would not know it: keep the same, or start anew."
-        )
-    if (epsilon := now["privacy"]["epsilon"]) < spent:
+    epsilon, spent = now["privacy"]["epsilon"], row.get("epsilon_max", 0.0)
+    if epsilon < spent:
         raise UserError(
             f"privacy.epsilon={epsilon:g} is less than the {spent:.3f} that a client has spent already: "
             "set it to more than that, or start anew."
         )
+    if records is None:
+        return
+    if other := [key for key in DEALING if now[key] != earlier.get(key)]:
+        raise UserError(
+            f"This run would deal rows of which the run before has spent privacy to other clients "
+            f"({', '.join(other)} differ), and their records would not know it: keep the same, or start anew."
+        )
+    for client in row.get("epsilon", {}):
+        if not (records / f"{client}.json").is_file():
+            raise UserError(
+                f"The checkpoint's client {client} has spent privacy, and there is no record of it in "
+                f"{records}: put that folder back, or start anew."
+            )
 
 
 def _source(dataset: dict[str, Any]) -> tuple[Any, ...]:

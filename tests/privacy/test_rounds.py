@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -253,6 +254,19 @@ def test_rows_that_are_spent_are_not_dealt_to_clients_without_a_record(train):
     ):
         with pytest.raises(UserError, match=f"to other clients \\({key} differ"):
             train(*words, "num_rounds=2", start, word, folder="second")
+
+
+def test_a_lost_record_is_no_fresh_budget(train, tmp_path):
+    """Neither where a run goes on, nor where a checkpoint was copied without what lies beside it."""
+    words = ["strategy=fedavg", *PRIVATE]
+    run = train(*words, "num_rounds=1")
+    shutil.copytree(run.folder / "checkpoints", tmp_path / "copy" / "checkpoints")
+    (run.folder / "privacy" / "1.json").unlink()
+    start = f"from={tmp_path / 'copy' / 'checkpoints' / '1'}"
+    with pytest.raises(UserError, match=r"client 1 has spent .* no record .*run/privacy"):
+        train(*words, "num_rounds=2", resume=True)
+    with pytest.raises(UserError, match=r"client 0 has spent .* no record .*copy/privacy"):
+        train(*words, "num_rounds=2", start, folder="fork")
 
 
 @pytest.mark.parametrize("weak", ["privacy.seeded_noise=true", "privacy.selection=unaccounted"])
