@@ -32,6 +32,7 @@ from fedfrozen_app.privacy.budget import BudgetFile
 from fedfrozen_app.privacy.client import sampling
 from fedfrozen_app.privacy.dpsgd import Recipe
 from fedfrozen_app.privacy.steps import Steps
+from fedfrozen_app.report.curves import read_rows
 from fedfrozen_app.report.output import replace_file
 from fedfrozen_app.runtime.resident import Resident
 from fedfrozen_app.training import load_run, run_folder
@@ -52,12 +53,14 @@ def audit(arguments: list[str]) -> None:
     run, words = run_folder("audit", arguments)
     settings = read_settings(words)
     resident = load_run(run, [])
+    clients = took_part(resident, run)
+    check_client(resident, run, settings.client)
     final = {name: value.detach().clone() for name, value in resident.parameters.items()}
     found = {
         "run": str(run),
         "strategy": resident.config.strategy["name"],
         "settings": asdict(settings),
-        "final_model": attack_model(resident, final, settings),
+        "final_model": attack_model(resident, clients, final, settings),
         "uploads": attack_uploads(resident, run, settings),
         "canaries": attack_mechanism(resident, run, final, settings),
     }
@@ -85,11 +88,30 @@ def read_settings(words: list[str]) -> AuditSettings:
     return settings
 
 
-def attack_model(resident: Resident, final: dict[str, Tensor], settings: AuditSettings) -> dict[str, Any]:
-    """Members are all clients' training rows, the others the test rows."""
+def took_part(resident: Resident, run: Path) -> list[str]:
     assert resident.shares.partition is not None
-    clients = range(len(resident.shares.partition.indices))
-    members = torch.cat([resident.rows(str(client)).train for client in clients])
+    clients = sorted({client for row in read_rows(run) for client in row.get("clients", ())})
+    if not clients or not set(clients) <= set(map(str, range(len(resident.shares.partition.indices)))):
+        raise UserError(
+            f"{run} cannot be audited here: it needs trained rounds, and its clients' rows at hand."
+        )
+    return clients
+
+
+def check_client(resident: Resident, run: Path, client: str) -> None:
+    assert resident.shares.partition is not None
+    count = len(resident.shares.partition.indices)
+    if client not in map(str, range(count)):
+        raise UserError(f"{run} has no client {client}: choose one from 0 to {count - 1}.")
+    if resident.config.privacy.name != "none" and BudgetFile(run / "privacy", client).read() is None:
+        raise UserError(f"In {run} client {client} took no private step: choose one that has taken part.")
+
+
+def attack_model(
+    resident: Resident, clients: list[str], final: dict[str, Tensor], settings: AuditSettings
+) -> dict[str, Any]:
+    """Members are the training rows of all clients that took part, the others the test rows."""
+    members = torch.cat([resident.rows(client).train for client in clients])
     pool = _pool(resident, members, settings)
     losses = losses_of(resident, pool.rows, final)
     hard = shadow_losses(resident, pool, settings.shadow_pairs, settings.shadow_epochs, settings.seed)

@@ -8,6 +8,7 @@ import torch
 from scipy.stats import beta
 
 from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.audit import command as audit_command
 from fedfrozen_app.audit.canaries import epsilon_lower, p_value, rehearse
 from fedfrozen_app.audit.membership import area, interval, pool_of
 from fedfrozen_app.config import compose_config, read, resolved
@@ -17,6 +18,7 @@ from fedfrozen_app.privacy.accountant import solve_noise
 from fedfrozen_app.privacy.dpsgd import NoisyOptimizer, Recipe
 from fedfrozen_app.privacy.engine import GradSampleHooksFastGradientClipping
 from fedfrozen_app.runtime.resident import Resident
+from fedfrozen_app.training import load_run
 from tests.conftest import SMALL
 
 EPSILON, DELTA = 1.0, 1e-5
@@ -139,6 +141,28 @@ def test_a_private_run_is_audited_against_its_claim(train, capsys, monkeypatch):
     )
 
 
+def test_who_never_took_part_is_no_member_and_has_no_steps_to_rehearse(train, capsys, monkeypatch):
+    """Not attacked as if the run had claimed no privacy, and its rows not counted as trained on."""
+    run = train(
+        "strategy=fedavg", "privacy=dp_sgd", "client.local_steps=1", "num_rounds=1", "participation=0.3"
+    )
+    (there,) = run.rows[-1]["clients"]
+    away = next(client for client in "012" if client != there)
+    words = ["shadow_pairs=1", "shadow_epochs=1", "canaries=8"]
+    pools = []
+    monkeypatch.setattr(
+        audit_command, "pool_of", lambda members, *rest: pools.append(members) or pool_of(members, *rest)
+    )
+    assert command(["audit", str(run.folder), *words, f"client={there}"]) == 0
+    resident = load_run(run.folder, [])
+    assert len(pools[0]) == len(resident.rows(there).train)
+    assert command(["audit", str(run.folder), *words, f"client={away}"]) == 2
+    assert f"client {away} took no private step" in capsys.readouterr().err
+    for nobody in ("3", "-1", "north"):
+        assert command(["audit", str(run.folder), *words, f"client={nobody}"]) == 2
+        assert f"has no client {nobody}: choose one from 0 to 2." in capsys.readouterr().err
+
+
 def test_bad_words_are_one_sentence(tmp_path, capsys):
     assert command(["audit", str(tmp_path / "none")]) == 2
     assert "There is no run folder" in capsys.readouterr().err
@@ -146,3 +170,9 @@ def test_bad_words_are_one_sentence(tmp_path, capsys):
     assert "fedfrozen audit: " in capsys.readouterr().err
     assert command(["audit", str(tmp_path), "canaries=3"]) == 2
     assert "canaries=3 is too few" in capsys.readouterr().err
+
+
+def test_a_run_without_rounds_is_one_sentence(train, capsys):
+    run = train("strategy=fedavg", "num_rounds=0")
+    assert command(["audit", str(run.folder)]) == 2
+    assert "it needs trained rounds" in capsys.readouterr().err
