@@ -98,6 +98,11 @@ def is_causal(model: nn.Module) -> bool:
 def check_tokens(tokens: Tokens, *, causal: bool) -> None:
     """Refuse the sets that cannot tell layers apart."""
     if not isinstance(tokens, str):
+        if not isinstance(tokens, Sequence) or not all(type(token) is int for token in tokens):
+            raise UserError(
+                f"strategy.tokens={tokens} is no list of token ids, such as [101,2003]: give one, or one of "
+                f"{', '.join(TOKEN_SETS)}."
+            )
         if not tokens:
             raise UserError("strategy.tokens is an empty list: name at least one token id, or cls.")
         return

@@ -1,11 +1,13 @@
 """A client's own part of the round's plan: profile the layers on its data, and take the best."""
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.plan import Order, Plan, layers_of
 from fedfrozen_app.models.profile import Tokens, default_tokens, head_scores
 from fedfrozen_app.models.select import select_layers
@@ -15,6 +17,7 @@ from fedfrozen_app.seeds import torch_generator
 if TYPE_CHECKING:
     from fedfrozen_app.runtime.resident import Resident
 
+log = logging.getLogger(__name__)
 SHARE, LEAST = 0.1, 8  # a tenth of a client's rows is profiled, and no fewer than eight where it has them
 
 
@@ -49,7 +52,14 @@ def profile(resident: "Resident", client: str, order: Order, start: dict[str, Te
     count = min(order.selection.examples, max(round(SHARE * len(rows)), LEAST), len(rows))
     generator = torch_generator(resident.config.seed, "profile", client, order.round)
     index = rows[torch.randperm(len(rows), generator=generator)[:count]].to(resident.device)
-    return head_scores(resident.model, profile_batch(resident, index), token_set(resident, order)).mean(dim=0)
+    scores = head_scores(resident.model, profile_batch(resident, index), token_set(resident, order))
+    if not scores.any():
+        log.warning(
+            "Client %s: none of its profiled texts has a token of strategy.tokens, so every layer scores "
+            "0 and the last are taken.",
+            client,
+        )
+    return scores.mean(dim=0)
 
 
 def profile_batch(resident: "Resident", index: Tensor) -> Batch:
@@ -59,4 +69,11 @@ def profile_batch(resident: "Resident", index: Tensor) -> Batch:
 
 def token_set(resident: "Resident", order: Order) -> Tokens:
     assert order.selection is not None
-    return order.selection.tokens or default_tokens(resident.model, resident.corpus.task)
+    tokens = order.selection.tokens or default_tokens(resident.model, resident.corpus.task)
+    known = range(resident.corpus.vocab_size)
+    if known and not isinstance(tokens, str) and (strange := [t for t in tokens if t not in known]):
+        raise UserError(
+            f"strategy.tokens names {strange[0]}, which no text can have: token ids here go from 0 to "
+            f"{len(known) - 1}."
+        )
+    return tokens

@@ -5,6 +5,8 @@ import torch
 import transformers
 
 from fedfrozen_app import client_app
+from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.data.sources.synthetic import word_tokenizer
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import to_tensors
 from fedfrozen_app.exchange.check import problem_of
@@ -183,6 +185,28 @@ def test_a_cohort_that_chooses_trains_one_by_one_and_says_so(train, caplog):
     together = train(*words, "runtime.runner=cohort", folder="together")
     assert caplog.text.count("because each of them chooses its own layers") == 1
     assert same_bits(alone.model, together.model)
+
+
+NOTES = ("dataset=synthetic_clinical", "model=bert_tiny", "num_rounds=1", "num_clients=2", "dataset.limit=60")
+
+
+@pytest.mark.parametrize("tokens", ["101", "[a]", "[1.5]", "[true]"])
+def test_tokens_that_are_no_ids_are_refused_before_the_run(tokens):
+    with pytest.raises(UserError, match=r"strategy.tokens=.* list of token ids"):
+        read(resolved(compose_config(["strategy=safl", f"strategy.tokens={tokens}"])))
+
+
+@pytest.mark.parametrize("private", [(), ("privacy=dp_sgd", "client.local_steps=1")])
+def test_tokens_that_cannot_be_there_are_refused(train, private):
+    with pytest.raises(UserError, match=r"strategy.tokens names 999999, .* 0 to \d+"):
+        train("strategy=safl", "strategy.tokens=[999999]", *NOTES, *private, small=False)
+
+
+def test_tokens_that_no_text_has_choose_nothing_and_it_is_said(train, caplog):
+    """All layers score 0, so that the last K are taken: not attention, and not in silence."""
+    unused = word_tokenizer().unk_token_id  # all words are known
+    train("strategy=safl", f"strategy.tokens=[{unused}]", *NOTES, small=False)
+    assert "none of its profiled texts has a token of strategy.tokens" in caplog.text
 
 
 def test_random_layers_differ_by_client_and_round_and_repeat(train):
