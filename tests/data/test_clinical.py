@@ -285,6 +285,18 @@ def test_mimic(tmp_path, zipped):
     assert corpus.columns["patient"].tolist() == ["1", "1", "2"] and corpus.units.tolist() == [0, 0, 1]
 
 
+def test_mimic_as_pandas_saves_it_again(tmp_path):
+    """A column with gaps comes back as 100.0 and 1.0, and then nothing matches and no error is an error."""
+    notes = [
+        *((1, "100.0", DISCHARGE, "", "first"), (1, "100.0", DISCHARGE, "1.0", "an error")),
+        (2, "200.0", DISCHARGE, "0.0", "second"),
+    ]
+    mimic(tmp_path, notes, [(1, 100, 1, "4019"), (2, 200, 1, "42731")])
+    corpus = load(spec("mimic", tmp_path, test_fraction=0.0))
+    texts = [bytes(int(i) - 3 for i in row if i > 2).decode() for row in corpus.train.inputs["input_ids"]]
+    assert texts == ["first", "second"] and corpus.columns["document"].tolist() == ["100", "200"]
+
+
 def test_mimic_keeps_patients_apart(tmp_path):
     rng = np.random.default_rng(0)
     notes, codes = [], []

@@ -19,6 +19,7 @@ CATEGORY = "Discharge summary"
 NOTES = ("SUBJECT_ID", "HADM_ID", "CATEGORY", "TEXT")
 CHUNK = 20_000  # lines at once
 CODES = ("HADM_ID", "SEQ_NUM", "ICD9_CODE")
+NUMBERS = ("SUBJECT_ID", "HADM_ID", "ISERROR")
 
 
 def read_mimic(spec: DatasetSpec) -> Found:
@@ -54,12 +55,18 @@ def _table(root: Path, name: str, columns: tuple[str, ...], only: str | None = N
             keep_default_na=False,
             chunksize=CHUNK,
         )
-        table = pandas.concat([_of_category(part.rename(columns=str.upper), only) for part in parts])
+        table = pandas.concat([_of_category(_whole(part.rename(columns=str.upper)), only) for part in parts])
     except (ValueError, OSError, csv.Error, EOFError, zlib.error) as error:
         raise UserError(f"{files[0]} cannot be read as a table ({first_line(error)}).") from error
     if missing := [column for column in columns if column not in table.columns]:
         raise UserError(f"{files[0]} has no column {missing[0]}, as MIMIC-III has.")
     return table
+
+
+def _whole(part: pandas.DataFrame) -> pandas.DataFrame:
+    """Numbers without the .0 that they have where pandas has saved a column with gaps again."""
+    numbers = {name: part[name].str.removesuffix(".0") for name in NUMBERS if name in part}
+    return part.assign(**numbers)
 
 
 def _of_category(part: pandas.DataFrame, only: str | None) -> pandas.DataFrame:
