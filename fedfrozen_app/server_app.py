@@ -129,11 +129,6 @@ def federate(
 ) -> dict[str, Any]:
     """Run the rounds over `talk`, write every output into `folder`, and return the summary."""
     began = time.perf_counter()
-    if not len(resident.corpus.test):
-        raise UserError(
-            "The data have no test rows, because no class has two rows of which one could be held out: add "
-            "rows, or a test split."
-        )
     folder.mkdir(parents=True, exist_ok=True)
     settings = strategy_settings(config)
     plain = plain | {"strategy": {"name": config.strategy["name"], **asdict(settings)}}

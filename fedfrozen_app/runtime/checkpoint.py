@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.runtime.seal import DAMAGED, sealed, unsealed
@@ -164,8 +164,6 @@ def replace_tensors(
 
 def same_round(path: Path, number: int) -> bool:
     """Whether this file of arrays is there and holds the model of that round."""
-    from safetensors import safe_open
-
     try:
         with safe_open(path, "pt") as file:
             return (file.metadata() or {}).get("round") == str(number)
