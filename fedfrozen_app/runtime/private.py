@@ -8,6 +8,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from flwr.app import ArrayRecord, Context
 from flwr.supercore.utils import get_flwr_home
 from safetensors import SafetensorError
@@ -37,6 +38,11 @@ def private_arrays(context: Context, resident: Resident, names: tuple[str, ...])
 
 
 def keep_private(context: Context, arrays: Mapping[str, Tensor], *, local: bool) -> None:
+    """For the next round, unless training has diverged: from such arrays a client would never come back."""
+    norms = torch.stack(torch._foreach_norm(list(arrays.values())))  # one look at the device for all
+    if not torch.isfinite(norms).all():
+        log.warning("A client's private arrays are not finite: it goes on from those it had before.")
+        return
     context.state["private"] = to_record(arrays, local=local)
     if (path := disk_place(context)) is not None:
         path.parent.mkdir(parents=True, exist_ok=True)

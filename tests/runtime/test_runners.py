@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.runtime import checkpoint
+from fedfrozen_app.runtime import checkpoint, sequential, step
+from tests.conftest import same_bits
 from tests.runtime.test_runtimes import is_key_bias
 
 TRAIN_ROWS = {"one": 1, "two": 2, "five": 5, "thirteen": 13, "twenty": 20}
@@ -116,6 +117,24 @@ def test_a_client_without_rows_to_be_judged_by_takes_nobody_s_figures_away(train
     assert len(by_client["client_val_after"]) == 4  # of five clients, one has a single row
     if strategy == "local":
         assert len(by_client["personal_accuracy"]) == 4
+
+
+@pytest.mark.parametrize("runner", ["sequential", "cohort"])
+def test_a_round_that_diverged_does_not_stay_with_a_client_for_good(train, monkeypatch, runner):
+    """Its private arrays would be NaN in every later round: it goes on from those of the round before."""
+    real = sequential.learning_rate
+
+    def too_high(settings, server_round, resident):
+        return 1e30 if server_round == 2 else real(settings, server_round, resident)
+
+    for module in (sequential, step):
+        monkeypatch.setattr(module, "learning_rate", too_high)
+    run = train(
+        "strategy=local", "client=sgd", f"runtime.runner={runner}", "checkpoint.keep=9", "personal=false"
+    )
+    assert [row["clients_ok"] for row in run.rows[1:]] == [3, 0, 3]
+    first, second = (checkpoint.read(run.folder / "checkpoints" / str(n)).clients for n in (1, 2))
+    assert all(same_bits(first[client], second[client]) for client in first)
 
 
 def test_data_without_test_rows_end_in_a_sentence(train, tmp_path):
