@@ -3,7 +3,9 @@
 import difflib
 import importlib
 import sys
+from dataclasses import fields
 
+from fedfrozen_app.config import Config
 from fedfrozen_app.errors import RunFailed, UserError
 
 # verb: where its function lies. It takes the words after the verb; imported only when it is called, because
@@ -39,6 +41,8 @@ def dispatch(arguments: list[str]) -> int:
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(VERBS)}."
         raise UserError(f"'{verb}' is neither a verb nor a setting (KEY=VALUE): {hint}")
     place, words = (VERBS[verb], arguments[1:]) if verb in VERBS else (TRAIN, arguments)
+    if place == TRAIN:
+        _check_dashes(words)
     module, _, function = place.partition(":")
     try:
         getattr(importlib.import_module(module), function)(words)
@@ -46,3 +50,12 @@ def dispatch(arguments: list[str]) -> int:
         print(f"fedfrozen: the run failed. {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _check_dashes(words: list[str]) -> None:
+    """--num_rounds=5 is what other commands would take; Hydra answers it with its own usage."""
+    for word in words:
+        name, _, value = word.lstrip("-").partition("=")
+        key = name.replace("-", "_")
+        if word.startswith("-") and key.partition(".")[0] in {known.name for known in fields(Config)}:
+            raise UserError(f"{word}: settings have no dashes before them, write {key}={value or 'VALUE'}.")

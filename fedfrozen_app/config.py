@@ -4,6 +4,7 @@ Hydra composes `conf/`; `read` turns the result into the dataclasses below or ra
 """
 
 import difflib
+import math
 import re
 import shlex
 import sys
@@ -15,7 +16,12 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -201,6 +207,11 @@ def compose_config(overrides: str | list[str]) -> DictConfig:
             return compose("config", overrides=words)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(sentence(error)) from error
+    except ValueError as error:  # Hydra's own, for strategy=null and strategy=5
+        raise UserError(
+            "A group such as strategy takes the name of one of its files, not null or a number: "
+            "`fedfrozen --help` lists them."
+        ) from error
 
 
 def with_hydra(
@@ -250,7 +261,7 @@ def strategy_settings(config: Config) -> Any:
             OmegaConf.merge(OmegaConf.structured(STRATEGIES[name].Settings), settings)
         )
     except OmegaConfBaseException as error:
-        raise UserError(f"strategy.{sentence(error)}") from error
+        raise UserError(sentence(error, within="strategy.")) from error
     return typed.checked(config.num_rounds)  # type: ignore[union-attr]
 
 
@@ -285,6 +296,7 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
     "num_rounds": (0, True, float("inf")),
     "participation": (0, False, 1),
     "eval_every": (1, True, float("inf")),
+    "seed": (0, True, float("inf")),
     "client.lr": (0, False, float("inf")),
     "client.fusion_lr": (0, False, float("inf")),
     "client.weight_decay": (0, True, float("inf")),
@@ -298,6 +310,7 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
     "dataset.validation": (0, True, 0.9),
     "dataset.client_validation": (0, True, 0.9),
     "dataset.align": (0, True, 0.9),
+    "dataset.split_seed": (0, True, float("inf")),
     "dataset.max_tokens": (1, True, float("inf")),
     "dataset.limit": (1, True, float("inf")),
     "dataset.top_labels": (2, True, float("inf")),
@@ -343,10 +356,10 @@ def _check(config: Config) -> None:
             raise UserError(f"{key}={value} is unknown: choose one of {', '.join(choices)}.")
     for key, (low, inclusive, high) in _RANGES.items():
         value = _value(config, key)
-        if value is None or (low < value <= high) or (inclusive and value == low):
+        if value is None or (low < value <= high and math.isfinite(value)) or (inclusive and value == low):
             continue
         bound = f"at least {low:g}" if inclusive else f"above {low:g}"
-        limit = "" if high == float("inf") else f" and at most {high:g}"
+        limit = " and finite" if high == float("inf") else f" and at most {high:g}"
         raise UserError(f"{key}={value} is out of range: it must be {bound}{limit}.")
     if config.runtime.name != "inprocess" and config.runtime.runner == "cohort":
         raise UserError(
@@ -426,8 +439,12 @@ def _known_keys(node: Any, prefix: str = "") -> list[str]:
     return keys
 
 
-def sentence(error: Exception) -> str:
-    """One sentence out of Hydra's and OmegaConf's several lines."""
+def sentence(error: Exception, within: str = "") -> str:
+    """One sentence out of Hydra's and OmegaConf's several lines; `within` is where its keys lie."""
+    if isinstance(error, OverrideParseException):
+        return f"'{error.override}' cannot be read: write KEY=VALUE, without spaces, or quote the value."
+    if (swept := re.search(r"Ambiguous value for argument '(.*)'", str(error))) is not None:
+        return f"{swept[1]} gives several values: add -m to run each of them, or write a list as [a,b]."
     if isinstance(error, ConfigCompositionException) and isinstance(
         error.__cause__, (HydraException, OmegaConfBaseException)
     ):
@@ -436,7 +453,7 @@ def sentence(error: Exception) -> str:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         options = ", ".join(option for option in sorted(error.options) if option != "base")
         return f"Unknown {group} '{name}': choose one of {options}."
-    unknown = _unknown_key(error)
+    unknown = _unknown_key(error, within)
     if unknown:
         return unknown
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -444,16 +461,16 @@ def sentence(error: Exception) -> str:
     if "Missing mandatory value" in str(error):
         return f"{key} is not set: add {key}=VALUE to the command."
     told = lines[0].rstrip(".")
-    return f"{key}: {told}." if key else f"{told}."
+    return f"{within}{key}: {told}." if key else f"{told}."
 
 
-def _unknown_key(error: Exception) -> str:
+def _unknown_key(error: Exception, within: str = "") -> str:
     from strategies import STRATEGIES
 
     found = re.search(r"Could not override '([^']+)'|Key '([^']+)' (?:is )?not in", str(error))
     if not found:
         return ""
-    key = found[1] or found[2]
+    key = within + (found[1] or found[2])
     if key.startswith("model.config"):
         return f"The model's file does not set '{key}': write +{key}=VALUE to add it."
     plain = OmegaConf.to_container(OmegaConf.structured(Config))

@@ -3,6 +3,7 @@
 hᵢ(w) = fᵢ(w) + (μ/2)‖w − w_t‖²        over the trained names; μ = 0 is FedAvg
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -15,8 +16,8 @@ class Settings(base.Settings):
     mu: float = 0.01
 
     def checked(self, num_rounds: int) -> Self:
-        if self.mu < 0:
-            raise UserError(f"strategy.mu={self.mu:g} is negative: it must be 0 (FedAvg) or more.")
+        if not 0 <= self.mu < math.inf:
+            raise UserError(f"strategy.mu={self.mu:g} is out of range: it must be 0 (FedAvg) or more.")
         return self
 
 
