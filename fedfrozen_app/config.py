@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     import torch
 
 DEFAULT_CLIENTS = 10
+# Where Hydra keeps its own files: in output_dir too, and not in a second folder that may not be writable.
+OmegaConf.register_new_resolver(
+    "run_folder", lambda named, usual: str(Path(named).expanduser()) if named else usual, replace=True
+)
 
 
 @dataclass
@@ -422,6 +426,22 @@ def absolute_paths(plain: dict[str, Any]) -> dict[str, str]:
         if value is not None:
             found[key] = value
     return {key: str(Path(value).expanduser().resolve()) for key, value in found.items()}
+
+
+def settle_paths(plain: dict[str, Any]) -> list[str]:
+    """Make the paths to data and models absolute in `plain`, and return the overrides that say so.
+
+    Whoever resumes or evaluates the run from another directory means the same files.
+    """
+    found = {key: path for key, path in absolute_paths(plain).items() if key != "output_dir"}
+    words = []
+    for key, path in found.items():
+        group, _, name = key.rpartition(".")
+        place = plain[group] if group else plain
+        if place[name] != path:
+            place[name] = path
+            words.append(quoted(key, path))
+    return words
 
 
 def quoted(key: str, value: str) -> str:

@@ -4,7 +4,6 @@ import json
 import logging
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from fedfrozen_app.config import (
     quoted,
     read,
     resolved,
+    settle_paths,
     with_hydra,
 )
 from fedfrozen_app.data.federated import load_corpus, share_out
@@ -47,28 +47,30 @@ def train(arguments: list[str]) -> None:
         return
     # Kept here, because Hydra would add a line of its own to an error.
     failed: list[Exception] = []
+    begun = False
 
     def job(composed: DictConfig) -> float | None:
+        nonlocal begun
+        begun = True
         plain = resolved(composed)
         settings = HydraConfig.get()
-        overrides = list(settings.overrides.task)
-        folder = Path(plain["output_dir"] or settings.runtime.output_dir).resolve()
+        overrides = [*settings.overrides.task, *settle_paths(plain)]
+        folder = Path(plain["output_dir"] or settings.runtime.output_dir).expanduser().resolve()
         try:
             _check_writable(folder)
             with recorded(folder, plain, overrides):
                 config = read(plain)
-                start = checkpoint.read(Path(config.start_from)) if config.start_from else None
-                if start is not None and start.round >= config.num_rounds:
-                    raise UserError(
-                        f"num_rounds={config.num_rounds} leaves no round to train after "
-                        f"from={config.start_from}: set it to {start.round + 1} or more."
-                    )
-                execute(config, plain, overrides, folder, start)
+                execute(config, plain, overrides, folder, fork_start(config))
         except (UserError, RunFailed) as error:
             failed.append(error)
         return None
 
-    with_hydra(job, arguments)
+    try:
+        with_hydra(job, arguments)
+    except OSError as error:
+        if begun:
+            raise
+        raise _unwritable(error.filename, error) from error  # Hydra makes the folder before it calls the job
     if failed:
         raise failed[0]
 
@@ -79,7 +81,7 @@ def resume(arguments: list[str]) -> None:
     start = checkpoint.newest(run)
     overrides = start.overrides + extra
     plain = resolved(compose_config(overrides))
-    config = replace(read(plain), start_from=None)  # a fork goes on from its own rows, not its origin's
+    config = read(plain | {"from": None})  # a fork goes on from its own rows, not its origin's
     if start.round >= config.num_rounds:
         raise UserError(
             f"{run} has already finished its {start.round} rounds: add num_rounds=N to go on to round N."
@@ -139,6 +141,19 @@ def execute(
     return summary
 
 
+def fork_start(config: Config) -> checkpoint.Checkpoint | None:
+    """The checkpoint of another run that this one starts from."""
+    if config.start_from is None:
+        return None
+    start = checkpoint.read(Path(config.start_from))
+    if start.round >= config.num_rounds:
+        raise UserError(
+            f"from={config.start_from} was written after round {start.round}, so that num_rounds="
+            f"{config.num_rounds} leaves nothing to train: raise num_rounds."
+        )
+    return start
+
+
 def _run_with_flower(
     config: Config,
     plain: dict[str, Any],
@@ -196,7 +211,7 @@ def load_run(run: Path, extra: list[str]) -> Resident:
         model = load_file(run / "model.safetensors")
     except (OSError, KeyError, json.JSONDecodeError) as error:
         raise UserError(f"{run} holds no finished run ({error}): give the folder of one.") from error
-    config = read(resolved(compose_config(command[1:] + extra)))
+    config = read(resolved(compose_config(command[1:] + extra)) | {"from": None})
     corpus = load_corpus(config)
     resident = Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))
     resident.load(model, {})
@@ -210,7 +225,11 @@ def _check_writable(folder: Path) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise UserError(
-            f"The output folder {folder} cannot be written ({error.strerror}): "
-            "set output_dir=DIR to one that can."
-        ) from error
+        raise _unwritable(folder, error) from error
+
+
+def _unwritable(folder: Path | str, error: OSError) -> UserError:
+    return UserError(
+        f"The output folder {folder} cannot be written ({error.strerror}): "
+        "set output_dir=DIR to one that can."
+    )

@@ -73,7 +73,7 @@ class WarmupSettings(base.Settings):
         filled = {name: getattr(self, name) for name in (*shares, "warmup_cap")}
         for name, share in shares.items():
             if filled[name] is None:
-                filled[name] = max(1, round(share * num_rounds))
+                filled[name] = min(max(1, round(share * num_rounds)), num_rounds)
         for name, value in filled.items():
             if value is None or (name == "warmup_rounds" and value == AUTO):
                 continue

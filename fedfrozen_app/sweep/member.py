@@ -10,13 +10,13 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from fedfrozen_app.config import Config, read, resolved
+from fedfrozen_app.config import Config, read, resolved, settle_paths
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.report.curves import read_rows
 from fedfrozen_app.runtime import checkpoint
 from fedfrozen_app.sweep import status
-from fedfrozen_app.training import execute
+from fedfrozen_app.training import execute, fork_start
 
 log = logging.getLogger(__name__)
 TOKEN = "FEDFROZEN_SWEEP"  # the environment variable that tells a member which sweep asked for it
@@ -30,7 +30,9 @@ def member(composed: DictConfig) -> float | None:
     overrides = list(settings.overrides.task)
     log.info("Run %s: %s", settings.job.num, " ".join(overrides))
     wanted = Path(settings.runtime.output_dir).resolve()
-    return run_member(resolved(composed), overrides, wanted, os.environ.get(TOKEN, ""))
+    plain = resolved(composed)
+    overrides += settle_paths(plain)
+    return run_member(plain, overrides, wanted, os.environ.get(TOKEN, ""))
 
 
 def run_member(plain: dict[str, Any], overrides: list[str], wanted: Path, sweep: str) -> float | None:
@@ -76,7 +78,7 @@ def beginning(config: Config, folder: Path) -> tuple[Config, checkpoint.Checkpoi
         start = checkpoint.newest(folder)
         log.info("Going on after round %d.", start.round)
         return replace(config, start_from=None), start  # a fork goes on from its own rows, not its origin's
-    return config, checkpoint.read(Path(config.start_from)) if config.start_from else None
+    return config, fork_start(config)
 
 
 def objective(folder: Path) -> float | None:

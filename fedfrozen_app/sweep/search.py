@@ -20,7 +20,7 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 from joblib import Parallel, delayed
 from rich.console import Console
 
-from fedfrozen_app.config import compose_config, resolved
+from fedfrozen_app.config import compose_config, resolved, settle_paths
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.runtime.checkpoint import replace_file
@@ -41,6 +41,10 @@ def search(arguments: list[str]) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="how many at once; default: 1")
     parser.add_argument("--seed", type=int, default=0, help="of the sampler, not of the runs; default: 0")
     given, words = parser.parse_known_args(arguments)
+    if given.trials < 1 or given.jobs < 1 or given.seed < 0:
+        raise UserError("--trials and --jobs must be at least 1, and --seed at least 0.")
+    if flags := [word for word in words if word.startswith("-")]:
+        raise UserError(f"Searching takes no {flags[0]}: see fedfrozen search --help.")
     folder, words = sweep_folder(words)
     parsed = OverridesParser.create().parse_overrides(words)
     asks = [ask for word in parsed if (ask := question(word)) is not None]
@@ -87,7 +91,8 @@ def search(arguments: list[str]) -> None:
 
 def attempt(line: list[str], folder: Path, token: str) -> float | None:
     prepare_logging()
-    return run_member(resolved(compose_config(line)), line, folder, token)
+    plain = resolved(compose_config(line))
+    return run_member(plain, [*line, *settle_paths(plain)], folder, token)
 
 
 def question(word: Override) -> Ask | None:
@@ -97,6 +102,10 @@ def question(word: Override) -> Ask | None:
     key, value = str(word.get_key_element()), word.value()
     if isinstance(value, IntervalSweep):
         low, high, log = value.start or 0, value.end or 0, "log" in value.tags
+        if not low < high or (log and low <= 0):
+            raise UserError(
+                f"{word.input_line} is no interval: give a lower end first, above 0 for a log scale."
+            )
         return lambda trial: f"{key}={trial.suggest_float(key, low, high, log=log)}"
     if isinstance(value, RangeSweep | ChoiceSweep):
         choices = list(word.sweep_string_iterator())

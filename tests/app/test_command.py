@@ -1,6 +1,7 @@
 """The command as a person meets it: bad input, verbs, multirun, files."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -73,10 +74,21 @@ def test_bad_input_leaves_no_folder(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_output_folder_that_cannot_be_written(tmp_path, capsys):
+@pytest.mark.parametrize("words", [["output_dir=file"], ["output_dir=file/below"], []])
+def test_an_output_folder_that_cannot_be_written(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    assert command([*SMALL, f"output_dir={tmp_path}/file", f"hydra.run.dir={tmp_path}/hydra"]) == 2
+    (tmp_path / "outputs").touch()  # the default's folder
+    assert command([*SMALL, *words]) == 2
     assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_named_output_folder_is_the_only_one_and_may_lie_at_home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", f"{tmp_path}/my home")
+    assert command([*SMALL, "num_rounds=0", "output_dir='~/run'"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["my home"]
+    assert (tmp_path / "my home" / "run" / "summary.json").is_file()
 
 
 def test_a_run_leaves_what_the_contract_says(tmp_path):
@@ -153,3 +165,32 @@ def test_local_only_is_a_baseline_with_its_own_figures(train):
     assert row["bytes_up_by_role"] == {} and row["trained_params"] > 0
     assert row["test_accuracy"] != run.rows[0]["test_accuracy"]
     assert row["train_loss"] < run.rows[1]["train_loss"]
+
+
+def test_a_run_finds_its_files_from_another_directory(tmp_path, monkeypatch, capsys):
+    """And not others of the same name that lie there."""
+    rows = [
+        f"{word} {number},{label}" for number in range(30) for word, label in (("a b", "x"), ("c d", "y"))
+    ]
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "notes.csv").write_text("\n".join(["text,label", *rows]))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "notes.csv").write_text("not,the,same")
+    monkeypatch.chdir(tmp_path / "here")
+    words = ["dataset=text", "dataset.path=notes.csv", "model=bert_tiny", "num_clients=2", "num_rounds=1"]
+    assert command([*words, "strategy=fedavg", "output_dir=first"]) == 0
+    assert command([*words, "num_rounds=2", "from=first/checkpoints/1", "output_dir=fork"]) == 0
+    shutil.rmtree("first")  # a fork stands on its own once it has begun
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    capsys.readouterr()
+    assert command(["resume", "../here/fork", "num_rounds=3"]) == 0
+    capsys.readouterr()
+    assert command(["evaluate", "../here/fork"]) == 0
+    assert json.loads(capsys.readouterr().out)["examples"] == 12
+
+
+def test_a_fork_that_would_train_nothing_is_refused(train, tmp_path, capsys):
+    train("num_rounds=2", folder="origin")
+    origin = tmp_path / "origin" / "checkpoints" / "2"
+    assert command([*SMALL, "num_rounds=2", f"from={origin}", f"output_dir={tmp_path}/fork"]) == 2
+    assert "leaves nothing to train: raise num_rounds" in capsys.readouterr().err

@@ -242,6 +242,10 @@ def test_bad_searches(quick, capsys):
     for words, told in (
         (["num_rounds=2"], "nothing to search"),
         (["client.lr=interval(1,2)", "num_round=2"], "did you mean num_rounds?"),
+        (["client.lr=interval(1,2)", "--trails", "3"], "takes no --trails"),
+        (["client.lr=interval(1,2)", "--jobs", "0"], "at least 1"),
+        (["client.lr=interval(2,1)"], "give a lower end first"),
+        (["client.lr=tag(log,interval(0,1))"], "above 0 for a log scale"),
     ):
         assert command(["search", *words]) == 2
         assert told in capsys.readouterr().err
