@@ -39,6 +39,7 @@ from fedfrozen_app.runtime.resident import Resident, make_card
 from fedfrozen_app.runtime.track import Tracking
 from strategies import STRATEGIES
 from strategies.base import Federation, PlannedFedAvg
+from strategies.cohort import cohort_size
 from strategies.judge import judge_clients
 from strategies.robust import Aggregation
 
@@ -129,6 +130,9 @@ def federate(
 ) -> dict[str, Any]:
     """Run the rounds over `talk`, write every output into `folder`, and return the summary."""
     began = time.perf_counter()
+    how = Aggregation(**vars(config.aggregation))
+    if (parts := resident.shares.partition) is not None:  # of sites, more may come
+        check_clients(config, how, len(parts.indices))
     folder.mkdir(parents=True, exist_ok=True)
     settings = strategy_settings(config)
     plain = plain | {"strategy": {"name": config.strategy["name"], **asdict(settings)}}
@@ -167,7 +171,6 @@ def federate(
         best,
         client_state,
     )
-    how = Aggregation(**vars(config.aggregation))
     private = config.privacy.name != "none"
     spent = [PrivacySpent(config.privacy.unit, config.privacy.seeded_noise)] if private else []
     for hook in spent:
@@ -206,7 +209,7 @@ def federate(
         # What was done is kept, however the run ended.
         rows = read_rows(folder)
         trained = [row for row in rows if row["round"] > 0]
-        if trained and not any(row["clients_ok"] for row in trained):
+        if trained and not any(row["clients_ok"] and "discarded" not in row for row in trained):
             status = "failed"
         with clear_end(folder):
             summary = write_outputs(
@@ -223,8 +226,16 @@ def federate(
                 personal=personal,
             )
     if status == "failed":
+        if "discarded" in trained[-1]:
+            raise RunFailed(f"No round changed the model: {trained[-1]['discarded']}.")
         raise RunFailed(f"No client gave a sound reply in any round: {trained[-1]['failures'][0]}")
     return summary
+
+
+def check_clients(config: Config, how: Aggregation, count: int) -> None:
+    how.check_cohort(cohort_size(config.participation, count))
+    if (watched := config.checkpoint.uploads) is not None and watched not in map(str, range(count)):
+        raise UserError(f"checkpoint.uploads={watched} is no client: give a number from 0 to {count - 1}.")
 
 
 def upload_keeper(

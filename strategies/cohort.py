@@ -10,9 +10,13 @@ from functools import lru_cache
 from fedfrozen_app.seeds import numpy_generator
 
 
+def cohort_size(participation: float, clients: int) -> int:
+    return max(1, round(participation * clients))
+
+
 def draw_cohort(names: Iterable[str], participation: float, seed: int, server_round: int) -> list[str]:
     population = _sorted(tuple(names))
-    size = max(1, round(participation * len(population)))
+    size = cohort_size(participation, len(population))
     if size >= len(population):
         return list(population)
     chosen = numpy_generator(seed, "cohort", server_round).choice(len(population), size=size, replace=False)

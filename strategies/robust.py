@@ -15,6 +15,7 @@ import torch
 from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 from torch import Tensor
 
+from fedfrozen_app.errors import UserError
 from strategies.aggregate import Gate, RunningMean
 
 
@@ -27,6 +28,18 @@ class Aggregation:
     malicious: int = 0
     far_out: float | None = None
     quorum: float = 0.0
+
+    @property
+    def replies_needed(self) -> int:
+        return self.malicious + 3 if self.name == "krum" else 1
+
+    def check_cohort(self, size: int) -> None:
+        """Fewer clients a round than it needs replies would never change the model."""
+        if size < self.replies_needed:
+            raise UserError(
+                f"Krum with aggregation.malicious={self.malicious} needs {self.replies_needed} clients in a "
+                f"round, and there are {size}: raise num_clients or participation, or lower it."
+            )
 
 
 class HeldReplies(RunningMean):
@@ -48,8 +61,8 @@ class HeldReplies(RunningMean):
         return refused
 
     def problem(self) -> str | None:
-        needed = self._how.malicious + 3
-        if self._how.name == "krum" and 0 < len(self._held) < needed:
+        needed = self._how.replies_needed
+        if 0 < len(self._held) < needed:
             return f"{len(self._held)} sound replies came, and Krum needs {needed}"
         return None
 

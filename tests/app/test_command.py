@@ -1,6 +1,7 @@
 """The command as a person meets it: bad input, verbs, multirun, files."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import torch
 from transformers import AutoModelForImageClassification
 
 from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.errors import RunFailed, UserError
+from strategies.robust import Aggregation
 from tests.conftest import SMALL, Run
 
 
@@ -194,3 +197,22 @@ def test_a_fork_that_would_train_nothing_is_refused(train, tmp_path, capsys):
     origin = tmp_path / "origin" / "checkpoints" / "2"
     assert command([*SMALL, "num_rounds=2", f"from={origin}", f"output_dir={tmp_path}/fork"]) == 2
     assert "leaves nothing to train: raise num_rounds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["aggregation=krum", "aggregation.malicious=1"], "needs 4 clients in a round, and there are 3"),
+        (["checkpoint.uploads=3"], "checkpoint.uploads=3 is no client: give a number from 0 to 2."),
+    ],
+)
+def test_what_these_clients_cannot_do_is_refused(words, told, train):
+    with pytest.raises(UserError, match=re.escape(told)):
+        train(*words)
+
+
+def test_a_run_whose_every_round_was_discarded_has_failed(train, tmp_path, monkeypatch):
+    monkeypatch.setattr(Aggregation, "check_cohort", lambda self, size: None)  # as with sites
+    with pytest.raises(RunFailed, match="No round changed the model: 3 sound replies came"):
+        train("aggregation=krum", "aggregation.malicious=1")
+    assert Run(tmp_path / "run").summary["status"] == "failed"
