@@ -136,13 +136,6 @@ def test_nobody_goes_on_with_another_client_s_private_arrays(train, change):
         train("strategy=local", change, f"from={first.folder}/checkpoints/1", folder="fork")
 
 
-def test_a_fork_that_has_no_round_to_train_is_refused(train, tmp_path, capsys):
-    first = train("num_rounds=2")
-    words = [*SMALL, "num_rounds=2", f"from={first.folder}/checkpoints/2", f"output_dir={tmp_path}/fork"]
-    assert command(words) == 2
-    assert "num_rounds=2 leaves no round to train after" in capsys.readouterr().err
-
-
 def test_interrupted_run_keeps_what_was_done(train, monkeypatch, tmp_path):
     kill_in_round(monkeypatch, 3)
     with pytest.raises(KeyboardInterrupt):
