@@ -7,9 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from fedfrozen_app import client_app
-from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.errors import UserError
-from tests.conftest import SMALL, Run, same_bits
+from tests.conftest import Run, same_bits
 
 KEEP_ALL = "checkpoint.keep=100"
 
