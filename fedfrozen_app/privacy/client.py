@@ -24,15 +24,13 @@ from fedfrozen_app.privacy.dpsgd import Clipping, ExampleGradients, Recipe, draw
 from fedfrozen_app.privacy.ghost import GhostClipping
 from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.selection import choose_privately, choose_publicly, plan_of
-from fedfrozen_app.privacy.steps import Steps
+from fedfrozen_app.privacy.steps import SLACK, Steps
 from fedfrozen_app.runtime.choose import choose
 from fedfrozen_app.runtime.sequential import LocalResult, learning_rate, make_optimizer, seeded
 from fedfrozen_app.seeds import seed_for
 
 if TYPE_CHECKING:
     from fedfrozen_app.runtime.resident import Resident
-
-SLACK = 1e-6  # of ε, for rounding between what was solved and what is counted
 
 
 class PrivateClient:

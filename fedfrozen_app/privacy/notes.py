@@ -5,6 +5,7 @@ from typing import Any
 
 from fedfrozen_app.config import PrivacyConfig
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.privacy.steps import SLACK
 
 UNACCOUNTED = (
     "privacy.selection=unaccounted: which layers a client sends is chosen from its private data without "
@@ -59,7 +60,7 @@ def check_start(
     if now["privacy"]["name"] == "none":
         return
     epsilon, spent = now["privacy"]["epsilon"], row.get("epsilon_max", 0.0)
-    if epsilon < spent:
+    if spent > epsilon * (1 + SLACK):
         raise UserError(
             f"privacy.epsilon={epsilon:g} is less than the {spent:.3f} that a client has spent already: "
             "set it to more than that, or start anew."

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+SLACK = 1e-6  # of ε, for rounding between what was solved and what is counted
+
 
 class Steps(NamedTuple):
     """`times` releases of a sum over a Poisson sample, each example's part clipped to norm C."""

@@ -12,6 +12,8 @@ from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import client_rows, load_corpus, share_out
 from fedfrozen_app.data.sources import DatasetSpec, load
 from fedfrozen_app.data.sources.entities import iob2, tag_spans
+from fedfrozen_app.data.sources.labels import unit_numbers
+from fedfrozen_app.data.sources.rows import Rows
 from fedfrozen_app.data.sources.synthetic import word_tokenizer
 from fedfrozen_app.data.table import CONTINUED, IGNORED
 from fedfrozen_app.errors import UserError
@@ -381,6 +383,11 @@ def test_synthetic_notes_in_three_readings():
     )
     assert {name[2:] for name in tagged.classes[1:]} == {"problem", "test", "treatment"}
     assert len(np.unique(one.columns["hospital"])) == 8
+
+
+def test_rows_that_name_no_unit_are_units_of_their_own():
+    rows = Rows(["x"] * 6, ["a"] * 6, {"patient": ["p", "", "", "p", None, None]}, [""] * 6)
+    assert unit_numbers(rows, "patient").tolist() == [0, 1, 2, 0, 3, 4]
 
 
 def test_iob2_and_spans():

@@ -143,7 +143,9 @@ def unit_numbers(rows: Rows, unit: str | None) -> np.ndarray:
     """(n,): which rows belong together; every row to itself where there is no unit."""
     if unit is None:
         return np.arange(len(rows.content))
-    values = [str(value) for value in rows.columns[unit]]
+    # Rows that name nobody are not all one patient's.
+    named = enumerate(rows.columns[unit])
+    values = [row if value is None or not str(value).strip() else str(value) for row, value in named]
     place = {value: position for position, value in enumerate(dict.fromkeys(values))}
     return np.array([place[value] for value in values], dtype=np.int64)
 
