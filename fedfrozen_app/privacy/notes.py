@@ -67,7 +67,8 @@ def check_start(
         )
     if records is None:
         return
-    if other := [key for key in DEALING if now[key] != earlier.get(key)]:
+    here, there = (config | {"dataset": config["dataset"] | {"path": None}} for config in (now, earlier))
+    if other := [key for key in DEALING if here[key] != there.get(key)]:  # that the path is the same is known
         raise UserError(
             f"This run would deal rows of which the run before has spent privacy to other clients "
             f"({', '.join(other)} differ), and their records would not know it: keep the same, or start anew."

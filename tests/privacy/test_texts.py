@@ -83,6 +83,14 @@ def test_stories15m_trains_under_safl_with_privacy(train, notes, clipping):
     check_llama(train, notes, WEIGHTS / "stories15m", 2, f"privacy.clipping={clipping}")
 
 
+def test_the_same_file_by_another_path_is_the_same_file(train, notes, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["strategy=fedavg", "model=bert_tiny", *notes, *PRIVATE]
+    train(*words, "num_rounds=1", small=False)
+    run = train(*words, "dataset.path=notes.csv", "num_rounds=2", small=False, resume=True)
+    assert len(run.rows) == 3
+
+
 def test_a_row_without_a_patient_is_named(train, notes, tmp_path):
     """Rows of many patients would else be one unit, and each of them covered by half of what is claimed."""
     text = (tmp_path / "notes.csv").read_text()
