@@ -95,11 +95,13 @@ def deal_test(
     """
     rng = np.random.default_rng([seed, _TEST])
     dealt: list[list[np.ndarray]] = [[] for _ in indices]
-    keys = [f"{label}/{group}" for label, group in zip(*test, strict=True)]
+    found: dict[str, list[int]] = {}
+    for row, (label, group) in enumerate(zip(*test, strict=True)):
+        found.setdefault(f"{label}/{group}", []).append(row)
     train_keys = np.array([f"{label}/{group}" for label, group in zip(*train, strict=True)], dtype=object)
     own = [Counter(train_keys[rows].tolist()) for rows in indices]
-    for key in sorted(set(keys)):
-        rows = rng.permutation([row for row, found in enumerate(keys) if found == key])
+    for key in sorted(found):
+        rows = rng.permutation(found[key])
         counts = np.array([counter[key] for counter in own], dtype=np.float64)
         if not counts.sum():
             continue
