@@ -106,16 +106,17 @@ def compare(arguments: list[str]) -> None:
         raise UserError("Say which runs: fedfrozen personal RUN..., where RUN is the folder of its results.")
     table = Table("run", "model", "clients", "mean", "worst", "std")
     lines: dict[str, list[float]] = {}
-    for run in runs:
-        figures = read(run)
+    names = [run.resolve().name for run in runs]
+    for run, name in zip(runs, names, strict=True):
+        figures, label = read(run), name if names.count(name) == 1 else str(run)
+        everybody = len(figures["clients"]) + len(figures.get("not_judged", ()))
         for model in MODELS:
             if model in figures:
                 values = accuracies(figures, model)
                 numbers = (f"{figures[model][key]:.4f}" for key in ("mean", "worst", "std"))
-                failed = len(figures.get("not_judged", ()))
-                count = f"{len(values)} of {len(values) + failed}" if failed else str(len(values))
-                table.add_row(run.name, WORDS[model], count, *numbers)
-                lines[f"{run.name}: {WORDS[model]}"] = values
+                count = str(everybody) if len(values) == everybody else f"{len(values)} of {everybody}"
+                table.add_row(label, WORDS[model], count, *numbers)
+                lines[f"{label}: {WORDS[model]}"] = values
     Console(width=110).print(table)
     picture = Path(named[-1]) if named else runs[0] / "fairness.png"
     fairness_picture(lines, picture)

@@ -4,6 +4,7 @@ import pytest
 
 from fedfrozen_app import client_app
 from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.report import personal
 from fedfrozen_app.report.personal import tally, write_personal
 
 JUDGED = {
@@ -41,10 +42,27 @@ def test_the_verb_puts_runs_side_by_side(tmp_path, capsys):
     assert command(["personal", str(tmp_path)]) == 2 and "personal=true" in capsys.readouterr().err
 
 
+def test_runs_of_one_name_stay_apart_and_clients_without_test_rows_count(tmp_path, capsys, monkeypatch):
+    runs = [tmp_path / group / "run" for group in ("a", "b")]
+    for run in runs:
+        run.mkdir(parents=True)
+        write_personal(tally(JUDGED, ROWS, ()), run)
+    drawn = []
+    monkeypatch.setattr(personal, "fairness_picture", lambda lines, path: drawn.append(lines))
+    monkeypatch.chdir(tmp_path)
+    assert command(["personal", "a/run", "b/run"]) == 0
+    out = capsys.readouterr().out
+    assert "a/run" in out and "b/run" in out and len(drawn[0]) == 6  # three models of two runs
+    assert out.count("2 of 3") == 6  # one client has no test rows
+    monkeypatch.chdir(runs[0])
+    assert command(["personal", "."]) == 0
+    assert "run: personal" in drawn[1]
+
+
 def test_any_strategy_can_be_judged_by_its_clients(train):
     run = train("strategy=fedavg", "personal=true", "num_rounds=1")
-    personal = run.summary["personal"]
-    assert personal["global"] == personal["personal"] and personal["after"]["mean"] > 0
+    judged = run.summary["personal"]
+    assert judged["global"] == judged["personal"] and judged["after"]["mean"] > 0
     local = train("strategy=local", "num_rounds=1", folder="local").summary["personal"]
     assert "global" not in local and local["personal"]["worst"] <= local["personal"]["mean"]
 
