@@ -274,7 +274,9 @@ def evaluator(
     """The central evaluation of the full model, on the test set and the server's validation rows."""
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        if server_round and not resident.judges(server_round):
+        # Where nothing is shared the server's own model stays what it was built as: no round's result.
+        nothing = strategy.personal and not resident.has_global
+        if server_round and (nothing or not resident.judges(server_round)):
             return None
         resident.load(to_tensors(arrays), strategy.digests)
         with resident.only_global():

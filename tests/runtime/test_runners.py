@@ -133,6 +133,9 @@ def test_a_round_that_diverged_does_not_stay_with_a_client_for_good(train, monke
         "strategy=local", "client=sgd", f"runtime.runner={runner}", "checkpoint.keep=9", "personal=false"
     )
     assert [row["clients_ok"] for row in run.rows[1:]] == [3, 0, 3]
+    # The server has no model of its own: its initial one must not stand for a round without replies.
+    assert "test_accuracy" in run.rows[1] and "test_accuracy" not in run.rows[2]
+    assert "selected_round" not in run.summary
     first, second = (checkpoint.read(run.folder / "checkpoints" / str(n)).clients for n in (1, 2))
     assert all(same_bits(first[client], second[client]) for client in first)
 
