@@ -299,9 +299,9 @@ def draw_labels(resident: Resident, folder: Path) -> None:
     label_picture(counts, classes, parts.names, folder / "labels.png")
 
 
-def check_fits(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def check_fits(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     shapes = ({name: tuple(value.shape) for name, value in part.items()} for part in (found, expected))
     if next(shapes) != next(shapes):
         raise UserError(
-            "The checkpoint's model is not this run's model: give the same model and dataset settings."
+            "The stored model is not the one these settings make: give the same model and dataset settings."
         )

@@ -10,6 +10,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedfrozen_app.config import (
@@ -30,8 +31,10 @@ from fedfrozen_app.runtime import checkpoint
 from fedfrozen_app.runtime.deployed import run_deployed
 from fedfrozen_app.runtime.inprocess import run_in_process
 from fedfrozen_app.runtime.resident import Resident
+from fedfrozen_app.runtime.seal import DAMAGED
 from fedfrozen_app.runtime.simulation import app_folder, run_app, show
 from fedfrozen_app.runtime.track import check_installed
+from fedfrozen_app.server_app import check_fits
 from fedfrozen_app.sweep.status import recorded
 from strategies import STRATEGIES
 
@@ -209,11 +212,12 @@ def load_run(run: Path, extra: list[str]) -> Resident:
     try:
         command = shlex.split(json.loads((run / "summary.json").read_text())["command"])
         model = load_file(run / "model.safetensors")
-    except (OSError, KeyError, json.JSONDecodeError) as error:
+    except (SafetensorError, *DAMAGED) as error:
         raise UserError(f"{run} holds no finished run ({error}): give the folder of one.") from error
     config = read(resolved(compose_config(command[1:] + extra)) | {"from": None})
     corpus = load_corpus(config)
     resident = Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))
+    check_fits(model, resident.exchanged)
     resident.load(model, {})
     return resident
 

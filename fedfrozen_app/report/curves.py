@@ -47,7 +47,10 @@ def read_rows(run_dir: Path) -> list[Row]:
     path = run_dir / "metrics.jsonl"
     if not path.is_file():
         raise UserError(f"{run_dir} holds no metrics.jsonl: give the folder of a run.")
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no text: give the folder of a run whose rows are whole.") from error
     rows = []
     for number, line in enumerate(lines, start=1):
         try:

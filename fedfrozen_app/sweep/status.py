@@ -106,11 +106,12 @@ def recorded(folder: Path, plain: Mapping[str, Any], overrides: list[str], sweep
     try:
         yield
     except BaseException as error:
-        told = " ".join(str(error).split())
+        told, stopped = " ".join(str(error).split()), isinstance(error, KeyboardInterrupt)
+        named = told if isinstance(error, UserError) else f"{type(error).__name__}: {told}".rstrip(": ")
         status = replace(
             status,
-            state="interrupted" if isinstance(error, KeyboardInterrupt) else "failed",
-            reason=told if isinstance(error, UserError) else f"{type(error).__name__}: {told}".rstrip(": "),
+            state="interrupted" if stopped else "failed",
+            reason="" if stopped else named,
             bad_input=isinstance(error, UserError),
         )
         raise

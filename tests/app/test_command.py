@@ -216,3 +216,31 @@ def test_a_run_whose_every_round_was_discarded_has_failed(train, tmp_path, monke
     with pytest.raises(RunFailed, match="No round changed the model: 3 sound replies came"):
         train("aggregation=krum", "aggregation.malicious=1")
     assert Run(tmp_path / "run").summary["status"] == "failed"
+
+
+def test_a_damaged_run_is_bad_input_to_every_verb(train, tmp_path, capsys):
+    run = train("num_rounds=1").folder
+    good = {
+        name: (run / name).read_bytes() for name in ("summary.json", "model.safetensors", "metrics.jsonl")
+    }
+    cases = {
+        "summary.json": (b"", b"[]", b"\xff\xfe"),
+        "model.safetensors": (b"", good["model.safetensors"][:-9]),
+        "metrics.jsonl": (b"\xff\xfe\n",),
+    }
+    for name, contents in cases.items():
+        for content in contents:
+            (run / name).write_bytes(content)
+            verbs = ("show", "report") if name == "metrics.jsonl" else ("evaluate",)
+            for verb in verbs:
+                assert command([verb, str(run)]) == 2, (verb, name, content)
+                assert capsys.readouterr().err.count("fedfrozen: ") == 1
+        (run / name).write_bytes(good[name])
+
+
+def test_another_model_is_not_judged_by_half(train, capsys):
+    """A layer that the run never had would be judged with random values."""
+    run = train("num_rounds=1").folder
+    for setting in ("num_hidden_layers=3", "num_hidden_layers=1", "intermediate_size=48"):
+        assert command(["evaluate", str(run), f"model.config.{setting}"]) == 2
+        assert "is not the one these settings make" in capsys.readouterr().err
