@@ -266,6 +266,9 @@ def strategy_settings(config: Config) -> Any:
         )
     except OmegaConfBaseException as error:
         raise UserError(sentence(error, within="strategy.")) from error
+    for key, value in vars(typed).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"strategy.{key}={value:g} is out of range: it must be finite.")
     return typed.checked(config.num_rounds)  # type: ignore[union-attr]
 
 

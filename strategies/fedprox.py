@@ -3,7 +3,6 @@
 hᵢ(w) = fᵢ(w) + (μ/2)‖w − w_t‖²        over the trained names; μ = 0 is FedAvg
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -16,8 +15,8 @@ class Settings(base.Settings):
     mu: float = 0.01
 
     def checked(self, num_rounds: int) -> Self:
-        if not 0 <= self.mu < math.inf:
-            raise UserError(f"strategy.mu={self.mu:g} is out of range: it must be 0 (FedAvg) or more.")
+        if self.mu < 0:
+            raise UserError(f"strategy.mu={self.mu:g} is negative: it must be 0 (FedAvg) or more.")
         return self
 
 
