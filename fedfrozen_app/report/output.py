@@ -1,6 +1,7 @@
 """The files a run leaves behind, written when it ends."""
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ def write_outputs(
         replace_tensors(model, folder / "model.safetensors", metadata)
     summary = summarise(rows, **facts)
     replace_file(folder / "summary.json", json.dumps(summary, indent=2))
+    for name in ("model.safetensors", "best.safetensors"):  # safetensors' own mode shuts everybody else out
+        if (folder / name).exists():
+            shutil.copymode(folder / "summary.json", folder / name)
     write_curves(rows, folder / "curves.png", title=headline(summary))
     if any(row.get("selection") for row in rows):
         write_selection(rows, folder / "selection.png")

@@ -101,6 +101,8 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
     run = Run(folder)
     for name in ("model.safetensors", "report.html", "curves.png", "labels.png", "checkpoints/3/state.json"):
         assert (folder / name).exists(), name
+    for name in ("model.safetensors", "best.safetensors"):  # for whoever may read the figures
+        assert (folder / name).stat().st_mode == (folder / "summary.json").stat().st_mode
     row = run.rows[-1]
     for key in (
         *("round", "stage", "test_loss", "test_accuracy", "train_loss", "bytes_up", "bytes_down"),
