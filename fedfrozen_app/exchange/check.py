@@ -14,8 +14,10 @@ from fedfrozen_app.models.roles import Role
 # What the server finds out itself: a client that sent such a figure would speak in its place.
 SERVERS_OWN = re.compile(
     "round|stage|seconds|drift|private|failures|discarded|by_client|usual_norm|effective_clients|"
-    "trained_params|epsilon_max|selection|clients.*|bytes_.*|val_.*"
+    "trained_params|epsilon_max|selection|warmup|clients.*|bytes_.*|val_.*"
 )
+MOST_EXAMPLES = 2**53  # a weight beyond is no whole number any more, and one beyond 1e38 no float32
+TOO_LARGE = 1e32  # of a figure: weighted, and summed it stays finite
 
 
 def problem_of(
@@ -48,15 +50,15 @@ def problem_of(
             return f"has the shape {tuple(tensor.shape)} for {name}, not {tuple(expected.shape)}"
         if tensor.dtype != expected.dtype:
             return f"has the type {tensor.dtype} for {name}, not {expected.dtype}"
-    if reply.examples <= 0:
-        return f"claims {reply.examples} examples"
+    if not 0 < reply.examples <= MOST_EXAMPLES:
+        return f"claims {reply.examples:g} examples"
     return None
 
 
 def problem_of_figures(reply: Reply, order: Order) -> str | None:
     for name, value in reply.metrics.items():
-        if not math.isfinite(value):
-            return f"sent the figure {name}, which is not finite"
+        if not abs(value) < TOO_LARGE:
+            return f"sent the figure {name}, which is {'too large' if math.isfinite(value) else 'not finite'}"
         # The test set is the server's to judge by, but for personal models, which only their owners have.
         own = name.startswith("test_") and not (order.plan.private or order.judge)
         if own or SERVERS_OWN.fullmatch(name):

@@ -59,6 +59,22 @@ def without_examples(message, reply):
     reply.content["metrics"]["num-examples"] = 0
 
 
+def unchanged_with_endless_examples(message, reply):
+    """An update of zero, so that weight times norm is no warning."""
+    base = client_app.read_train(message)[1]
+    for name, array in reply.content["arrays"].items():
+        array.__dict__["tensor"].copy_(base[name])
+    reply.content["metrics"]["num-examples"] = 1e300
+
+
+def with_a_huge_figure(message, reply):
+    reply.content["metrics"]["train_loss"] = 1e308
+
+
+def with_a_warm_up_of_its_own(message, reply):
+    reply.content["metrics"]["warmup"] = 1.0
+
+
 def with_garbage(message, reply):
     return Message(RecordDict({"reply": ConfigRecord({"json": "{"})}), reply_to=message)
 
@@ -78,6 +94,9 @@ def with_nothing(message, reply):
         (with_torn_array, "3 bytes for the shape"),
         (for_another_order, "another order"),
         (without_examples, "claims 0 examples"),
+        (unchanged_with_endless_examples, "claims 1e+300 examples"),
+        (with_a_huge_figure, "train_loss, which is too large"),
+        (with_a_warm_up_of_its_own, "warmup, which is not a client's to tell"),
         (with_garbage, "no readable reply"),
         (with_nothing, "no readable reply"),
     ],
