@@ -23,12 +23,17 @@ log = logging.getLogger(__name__)
 
 
 def private_arrays(context: Context, resident: Resident, names: tuple[str, ...]) -> dict[str, Tensor]:
-    """What this client has kept for itself; at its first round, the values every model starts with."""
+    """What this client has kept for itself; at its first round, the values every model starts with.
+
+    These names alone: what it kept under another plan stays with it, and does not enter what this one shares.
+    """
     if not names:
         return {}
     record = context.state.get("private")
     if isinstance(record, ArrayRecord):
-        return {name: value.to(resident.device) for name, value in to_tensors(record).items()}
+        kept = to_tensors(record)
+        fresh = {} if set(names) <= set(kept) else resident.initial()
+        return {name: (kept[name] if name in kept else fresh[name]).to(resident.device) for name in names}
     initial = resident.initial()
     if found := _from_disk(context):
         if {name: found[name].shape for name in found} == {name: initial[name].shape for name in names}:
