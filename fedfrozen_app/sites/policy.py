@@ -145,7 +145,10 @@ def read_run(overrides: str, flower_run: int, bundle: str) -> Run | str:
         return "its configuration changes how configurations are read"
     try:
         plain = resolved(compose_config(overrides))
-        if paths := absolute_paths(plain):
+        # The folders of images are looked for below the site's own, and an absolute one would not lie there.
+        splits = {f"dataset.{key}": str(plain["dataset"][key]) for key in ("train_split", "test_split")}
+        paths = absolute_paths(plain) | {key: name for key, name in splits.items() if name.startswith("/")}
+        if paths:
             return f"it names a path ({next(iter(paths))}), and only the site itself may do that"
         config = read(plain)
     except (UserError, ValueError):
