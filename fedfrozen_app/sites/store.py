@@ -110,8 +110,9 @@ class Budget:
             same = runs[run]["overrides"] == _digest(overrides) and runs[run]["epsilon"] == epsilon
             return None if same else "a private run of this name began with other settings"
         spent = sum(entry["epsilon"] for entry in runs.values())
-        if spent + epsilon > limit:
-            return f"the run asks for epsilon {epsilon:g}, and {max(limit - spent, 0):g} is left"
+        left = round(limit - spent, 9)  # 0.1 + 0.1 + 0.1 is more than 0.3 in floating point
+        if epsilon > left:
+            return f"the run asks for epsilon {epsilon:g}, and {max(0.0, left):g} is left"
         return None
 
     def problem_of_round(self, run: str, server_round: int, order: str) -> str | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from safetensors.torch import load_file
 
 from fedfrozen_app import client_app
 from fedfrozen_app.errors import UserError
@@ -87,6 +88,8 @@ def sites_told(sites, *overrides):
     ("word", "sentence"),
     [
         ("dataset.path=/etc", "names a path (dataset.path)"),
+        ("dataset.train_split=/etc", "names a path (dataset.train_split)"),
+        ("dataset.test_split=/etc", "names a path (dataset.test_split)"),
         ("from=/etc", "names a path (from)"),
         ("runtime.cache_dir=/etc", "names a path (runtime.cache_dir)"),
         ("model.source=checkpoint model.path=/etc", "names a path (model.path)"),
@@ -252,6 +255,33 @@ def test_private_state_survives_restarts_and_no_round_counts_twice(sites, strate
             assert not both[0].exists() or both[0].read_bytes() == both[1].read_bytes()
 
 
+def test_what_a_site_kept_is_not_shared_when_the_next_plan_keeps_another_part(sites):
+    """The server's second order asks for the head that it let the sites keep in the first."""
+    asked = {}
+
+    class Turns(SiteGrid):
+        def _answer(self, message):
+            if message.metadata.message_type == MessageType.TRAIN:
+                order, _ = client_app.read_train(message)
+                names = order.plan.trained
+                kept = [name for name in names if ("classifier" in name) == (order.round == 1)]
+                plan = Plan.full(names).keep_private(kept)
+                order = replace(order, plan=plan)
+                message.content["order"] = ConfigRecord({"json": order.json})
+                asked[order.round] = plan
+            return super()._answer(message)
+
+    # The second round's learning rate is 0: what is sent is what the site began with.
+    words = ("num_rounds=2", "strategy.warmup_rounds=2", "client.lr_schedule=linear", "client.lr_final=0")
+    with pytest.raises(RuntimeError):
+        sites.train(*words, make_grid=Turns)
+    state = sites.kit("north").var / "state" / "test"
+    assert asked[2].shared and set(asked[2].shared) == set(asked[1].private)
+    kept = load_file(state / "1" / "private.safetensors")
+    sent = load_file(state / "2" / "reply.safetensors")
+    assert sent and not any(torch.equal(kept[name], value) for name, value in sent.items())
+
+
 def test_a_supernode_that_forgot_the_hello_is_no_harm(sites):
     class Forgets(SiteGrid):
         def _answer(self, message):
@@ -348,6 +378,14 @@ def test_a_run_that_promises_too_little_gets_no_hello(sites, policy, words, sent
     sites.change("north", "policy.yaml", **policy)
     with pytest.raises(UserError, match=sentence):
         sites_told(sites, "privacy=dp_sgd", *words)
+
+
+def test_what_is_left_can_be_spent_to_the_last_tenth(tmp_path):
+    budget = Budget(tmp_path / "budget.json")
+    for number in range(3):  # 0.1 + 0.1 + 0.1 is more than 0.3 in floating point
+        assert budget.problem(f"run{number}", 0.1, "a", 0.3) is None
+        budget.charge(f"run{number}", 0.1, "a", 1, "order")
+    assert budget.problem("run3", 0.1, "a", 0.3) == "the run asks for epsilon 0.1, and 0 is left"
 
 
 def test_a_damaged_budget_ends_all_work(tmp_path):
