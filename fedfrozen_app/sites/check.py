@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL  # internal
@@ -29,6 +30,7 @@ from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.store import Budget
 
 MIN_FREE_GB = 2.0
+EXPIRED = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
 SECRETS = ("node.key", "executor.secret")
 UNTOLD = ("time", "event", "previous", "digest", "bundle")  # of an entry, where it is shown in a line
 
@@ -93,14 +95,19 @@ def check_name(kit: Kit) -> str:
 
 def check_tls(kit: Kit) -> str:
     host, port = _server(kit)
+    context = ssl.create_default_context(cadata=_authority(kit))
     try:
-        context = ssl.create_default_context(cafile=str(kit.folder / "ca.crt"))
         with (
             socket.create_connection((host, port), timeout=10) as raw,
             context.wrap_socket(raw, server_hostname=host) as wrapped,
         ):
             certificate = wrapped.getpeercert()
     except ssl.SSLCertVerificationError as error:
+        if error.verify_code == EXPIRED:
+            raise UserError(
+                "the server's certificate has expired, or this machine's clock is wrong: ask the server for "
+                "a new one (fedfrozen provision --renew server)."
+            ) from error
         raise UserError(
             f"the server's certificate is not this federation's ({error.verify_message}): do not go on."
         ) from error
@@ -126,7 +133,7 @@ def check_key(kit: Kit) -> str:
         RuntimeVersionHttpInterceptor(component_name="SuperNode"),
         NodeAuthHttpInterceptor(key, key.public_key()),
     )
-    authority = (kit.folder / "ca.crt").read_bytes()
+    authority = _authority(kit).encode()
     request = ActivateNodeRequest(
         public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
     )
@@ -155,7 +162,10 @@ def check_data(kit: Kit) -> str:
 
 
 def check_disk(kit: Kit) -> str:
-    kit.var.mkdir(parents=True, exist_ok=True)
+    try:
+        kit.var.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{kit.var} cannot be written ({error.strerror}): it must be a folder.") from error
     free = shutil.disk_usage(kit.var).free / 1e9
     needed = kit.cache_gb + MIN_FREE_GB
     if free < needed:
@@ -167,6 +177,17 @@ def check_record(kit: Kit) -> str:
     entries = read_audit(kit.audit)
     spent = Budget(kit.var / "state" / "budget.json").spent()
     return f"{len(entries)} entries, unbroken; epsilon {spent:g} spent"
+
+
+def _authority(kit: Kit) -> str:
+    """The certificate that vouches for the server, as text."""
+    path = kit.folder / "ca.crt"
+    try:
+        text = path.read_text("ascii")
+        x509.load_pem_x509_certificate(text.encode())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}): ask for the kit again.") from error
+    return text
 
 
 def _server(kit: Kit) -> tuple[str, int]:
