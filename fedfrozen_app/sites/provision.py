@@ -16,7 +16,7 @@ import os
 import re
 import secrets
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +96,16 @@ def read_federation(path: Path) -> Plan:
     unknown += sorted({str(key) for key in server} - {"address", "port", "internal_port", "names"})
     if unknown:
         raise UserError(f"{path} holds the unknown key {unknown[0]}: remove it.")
+    more = server.get("names", [])
+    if not isinstance(more, list) or not all(_is_host(name) for name in more):
+        raise UserError("server.names must be a list of host names and addresses: [fed.example.org].")
     party = Party(
         address=str(server["address"]),
         port=port_number(server["port"], "server.port"),
         internal_port=port_number(server.get("internal_port", 8000), "server.internal_port"),
-        names=tuple(str(name) for name in server.get("names", [])),
+        names=tuple(more),
     )
-    if not re.fullmatch(r"[A-Za-z0-9.:-]{1,253}", party.address):
+    if not _is_host(party.address):
         raise UserError(f"server.address={party.address} is no host name and no address: write one.")
     if party.port == party.internal_port:
         raise UserError(
@@ -119,6 +122,13 @@ def read_federation(path: Path) -> Plan:
     return Plan(party, sites, days)
 
 
+def _is_host(name: Any) -> bool:
+    """A host name, or an address: only the latter may hold colons."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9.:-]{1,253}", name):
+        return False
+    return ":" not in name or isinstance(_general_name(name), x509.IPAddress)
+
+
 def _site(entry: Any, number: int) -> Site:
     settings = entry if isinstance(entry, dict) else {"name": entry}
     name = settings.get("name")
@@ -131,7 +141,10 @@ def _site(entry: Any, number: int) -> Site:
     if unknown := sorted(set(settings) - {"name", "port", "data"}):
         raise UserError(f"The site {name} has the unknown key {unknown[0]}: use name, port, data.")
     site = Site(name, port_number(settings.get("port", FIRST_PORT + number), f"the port of site {name}"))
-    return Site(site.name, site.port, dict(settings["data"])) if "data" in settings else site
+    data = settings.get("data", site.data)
+    if not isinstance(data, dict):
+        raise UserError(f"The site {name} must say the kind and the path of the data: {{kind, path}}.")
+    return replace(site, data=data)
 
 
 # The kits ----------------------------------------------------------------------------------------------
@@ -168,9 +181,15 @@ def _authority(folder: Path) -> Authority:
     """The federation's own certificate authority: made once, then read."""
     key_file, certificate_file = folder / "ca.key", folder / "ca.crt"
     if key_file.exists():
-        key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
+        try:
+            key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
+            certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
+        except (OSError, ValueError) as error:
+            raise UserError(f"The authority in {folder} cannot be read ({error}): bring it back.") from error
         assert isinstance(key, ec.EllipticCurvePrivateKey)
-        return Authority(key, x509.load_pem_x509_certificate(certificate_file.read_bytes()))
+        return Authority(key, certificate)
+    if (folder.parent / "server" / "ca.crt").exists():  # a new one would vouch for what no site believes
+        raise UserError(f"The federation's authority is not here: bring {folder} back from where it is kept.")
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedfrozen federation")])
     usage = x509.KeyUsage(

@@ -2,8 +2,14 @@
 
 import argparse
 import re
+import shutil
+import socket
+import ssl
 import stat
 import subprocess
+from contextlib import suppress
+from dataclasses import replace
+from threading import Thread
 
 import pytest
 import yaml
@@ -17,9 +23,10 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as sup
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.sites.check import check_tls
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.policy import Policy
-from fedfrozen_app.sites.provision import read_federation
+from fedfrozen_app.sites.provision import Party, Plan, Site, read_federation, write_kits
 
 PLAN = {
     "server": {"address": "fed.example.org", "port": 8443, "names": ["10.1.2.3"]},
@@ -152,6 +159,9 @@ def test_again_adds_a_site_and_keeps_the_rest(kits, tmp_path):
         ({"server": {"address": "x"}}, "where the server is"),
         ({"server": {"address": "x", "port": "y"}}, "server.port must be a number"),
         ({"server": {"address": "x; rm -rf /", "port": 1}}, "no host name"),
+        ({"server": {"address": "fed.example.org:8443", "port": 1}}, "no host name"),
+        ({"server": {"address": "x", "port": 1, "names": "fed2.example.org"}}, "server.names must be a list"),
+        ({"server": {"address": "x", "port": 1, "names": None}}, "server.names must be a list"),
         ({"server": {"address": "x", "port": 8000}}, "need one each"),
         ({"server": {"address": "x", "port": 1, "hosts": []}}, "unknown key hosts"),
         ({"sites": []}, "must name the sites"),
@@ -159,6 +169,7 @@ def test_again_adds_a_site_and_keeps_the_rest(kits, tmp_path):
         ({"sites": ["../north"]}, "cannot be used"),
         ({"sites": ["north", "north"]}, "named twice"),
         ({"sites": [{"name": "north", "key": 1}]}, "unknown key key"),
+        ({"sites": [{"name": "north", "data": "images"}]}, "the kind and the path of the data"),
         ({"valid_days": 0}, "valid_days=0"),
         ({"more": 1}, "unknown key more"),
     ],
@@ -168,6 +179,58 @@ def test_a_bad_file_ends_with_a_sentence(tmp_path, change, sentence):
     path.write_text(yaml.safe_dump(PLAN | change))
     with pytest.raises(UserError, match=re.escape(sentence)):
         read_federation(path)
+
+
+def test_an_authority_that_is_off_line_is_not_replaced(kits, tmp_path, capsys):
+    """A new one would vouch for a server that no site believes."""
+    folder = tmp_path / "kits"
+    shutil.copytree(kits, folder)
+    (folder / "authority").rename(tmp_path / "off-line")
+    plan = tmp_path / "federation.yaml"
+    plan.write_text(yaml.safe_dump(PLAN))
+    before = (folder / "server" / "server.crt").read_bytes()
+    assert command(["provision", str(plan), "-o", str(folder), "--renew", "server"]) == 2
+    assert "authority is not here" in capsys.readouterr().err
+    assert not (folder / "authority").exists()
+    assert (folder / "server" / "server.crt").read_bytes() == before
+    (tmp_path / "off-line").rename(folder / "authority")
+    (folder / "authority" / "ca.crt").write_text("cut")
+    assert command(["provision", str(plan), "-o", str(folder)]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("harm", ["missing", "garbage"])
+def test_a_check_goes_on_where_a_file_of_the_kit_is_bad(kits, tmp_path, capsys, harm):
+    folder = tmp_path / "north"
+    shutil.copytree(kits / "north", folder)
+    site = folder / "site.yaml"
+    site.write_text(site.read_text().replace("fed.example.org:8443", "127.0.0.1:1"))
+    (folder / "ca.crt").unlink() if harm == "missing" else (folder / "ca.crt").write_text("garbage")
+    (folder / "var").write_text("a file where a folder should be")
+    assert command(["site", "check", str(folder)]) == 2
+    told = dict(re.findall(r"^FAILED  ([\w ]+): (.*)$", capsys.readouterr().out, re.MULTILINE))
+    assert sorted(told) == ["TLS", "data", "disk", "key"]
+    assert all("ca.crt cannot be read" in told[name] for name in ("TLS", "key"))
+    assert "cannot be written" in told["disk"]
+
+
+def test_a_check_tells_an_expired_certificate_from_a_false_one(tmp_path):
+    plan = Plan(Party("127.0.0.1", 1), (Site("north", 9094),), valid_days=0)  # expired when it is read
+    write_kits(plan, tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "server" / "server.crt", tmp_path / "server" / "server.key")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        kit = replace(Kit.read(tmp_path / "north"), superlink=f"127.0.0.1:{listener.getsockname()[1]}")
+
+        def greet():
+            with suppress(OSError), context.wrap_socket(listener.accept()[0], server_side=True):
+                pass
+
+        thread = Thread(target=greet)
+        thread.start()
+        with pytest.raises(UserError, match=r"has expired.*--renew server"):
+            check_tls(kit)
+        thread.join()
 
 
 def test_no_file_and_no_yaml(tmp_path):
