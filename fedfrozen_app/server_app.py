@@ -66,7 +66,8 @@ def main(grid: Grid, context: Context) -> None:
     talk.roles = resident.roles
     log.info("Results go to %s", folder)
     start = checkpoint.read(Path(config.start_from)) if config.start_from else None
-    federate(config, plain, overrides, talk, resident, folder, start=start)
+    with clear_end(folder):
+        federate(config, plain, overrides, talk, resident, folder, start=start)
 
 
 def gather(talk: Conversation, config: Config) -> int | None:
@@ -101,10 +102,9 @@ def clear_end(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise RunFailed(
-            f"{folder} could not be written ({error}): make room there, then go on with: "
-            f"fedfrozen resume {shlex.quote(str(folder))}"
-        ) from error
+        kept = checkpoint.numbers(folder / "checkpoints")
+        again = f"go on with: fedfrozen resume {shlex.quote(str(folder))}" if kept else "start it again."
+        raise RunFailed(f"{folder} could not be written ({error}): make room there, then {again}") from error
 
 
 def announce(strategy: PlannedFedAvg, model: dict[str, Tensor], timeout: float) -> None:
@@ -191,7 +191,7 @@ def federate(
     initial = [to_record(model, local=True)]
     del model
     try:
-        with clear_end(folder), progress, tracking:
+        with progress, tracking:
             strategy.start(
                 talk.grid,
                 initial.pop(),  # nobody keeps the first model while later ones are trained
@@ -211,20 +211,19 @@ def federate(
         trained = [row for row in rows if row["round"] > 0]
         if trained and not any(row["clients_ok"] and "discarded" not in row for row in trained):
             status = "failed"
-        with clear_end(folder):
-            summary = write_outputs(
-                folder,
-                strategy.model,
-                rows,
-                metadata=best.metadata,
-                config=plain,
-                status=status,
-                seconds=time.perf_counter() - began,
-                device=str(resident.device),
-                command=shlex.join(["fedfrozen", *overrides]),
-                selected_round=best.round,
-                personal=personal,
-            )
+        summary = write_outputs(
+            folder,
+            strategy.model,
+            rows,
+            metadata=best.metadata,
+            config=plain,
+            status=status,
+            seconds=time.perf_counter() - began,
+            device=str(resident.device),
+            command=shlex.join(["fedfrozen", *overrides]),
+            selected_round=best.round,
+            personal=personal,
+        )
     if status == "failed":
         if "discarded" in trained[-1]:
             raise RunFailed(f"No round changed the model: {trained[-1]['discarded']}.")

@@ -35,7 +35,7 @@ from fedfrozen_app.runtime.seal import DAMAGED
 from fedfrozen_app.runtime.simulation import app_folder, run_app, show
 from fedfrozen_app.runtime.track import check_installed
 from fedfrozen_app.server_app import check_fits
-from fedfrozen_app.sweep.status import recorded
+from fedfrozen_app.sweep import status
 from strategies import STRATEGIES
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def train(arguments: list[str]) -> None:
         folder = Path(plain["output_dir"] or settings.runtime.output_dir).expanduser().resolve()
         try:
             _check_writable(folder)
-            with recorded(folder, plain, overrides):
+            with status.recorded(folder, plain, overrides):
                 config = read(plain)
                 execute(config, plain, overrides, folder, fork_start(config))
         except (UserError, RunFailed) as error:
@@ -85,12 +85,15 @@ def resume(arguments: list[str]) -> None:
     overrides = start.overrides + extra
     plain = resolved(compose_config(overrides))
     config = read(plain | {"from": None})  # a fork goes on from its own rows, not its origin's
-    if start.round >= config.num_rounds:
+    before = status.read(run)
+    # A run that stopped while it wrote its results has them written now.
+    complete = before is None or before.state == "complete"
+    if start.round > config.num_rounds or (start.round == config.num_rounds and complete):
         raise UserError(
             f"{run} has already finished its {start.round} rounds: add num_rounds=N to go on to round N."
         )
     log.info("Going on after round %d.", start.round)
-    with recorded(run, plain, overrides):
+    with status.recorded(run, plain, overrides):
         execute(config, plain, overrides, run, start)
 
 

@@ -18,7 +18,7 @@ from fedfrozen_app.runtime.checkpoint import Checkpoint
 from fedfrozen_app.runtime.cohort import CohortRunner
 from fedfrozen_app.runtime.grid import CohortGrid, InProcessGrid
 from fedfrozen_app.runtime.resident import Resident, install, run_key
-from fedfrozen_app.server_app import federate
+from fedfrozen_app.server_app import clear_end, federate
 
 log = logging.getLogger(__name__)
 SMALL_MODEL = 50_000  # parameters; measured on two cores, where stacking wins below and loses above
@@ -60,7 +60,10 @@ def run_in_process(
             if "private" in context.state
         }
 
-    return federate(config, plain, overrides, talk, resident, folder, start=start, client_state=client_state)
+    with clear_end(folder):
+        return federate(
+            config, plain, overrides, talk, resident, folder, start=start, client_state=client_state
+        )
 
 
 def make_grid(resident: Resident, num_clients: int, settings: dict[str, str]) -> InProcessGrid:

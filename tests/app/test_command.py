@@ -10,10 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForImageClassification
 
+from fedfrozen_app import server_app
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.errors import RunFailed, UserError
+from fedfrozen_app.sweep import status
 from strategies.robust import Aggregation
-from tests.conftest import SMALL, Run
+from tests.conftest import SMALL, Run, full_disk
 
 
 @pytest.mark.parametrize(
@@ -140,6 +142,33 @@ def test_verbs_on_a_finished_run(tmp_path, capsys):
     assert loaded.config.id2label[3] == "3"
     for name, value in loaded.named_parameters():
         assert torch.equal(value, Run(folder).model[name])
+
+
+def test_a_disk_that_is_full_from_the_start_is_a_sentence(tmp_path, capsys):
+    """The picture of the labels is the first large file."""
+    folder = tmp_path / "run"
+    with full_disk(8_000):
+        assert command([*SMALL, f"output_dir={folder}"]) == 1
+    errors = capsys.readouterr().err
+    assert "File too large): make room there, then start it again." in errors and "resume" not in errors
+    assert status.read(folder).state == "failed"
+
+
+def test_resume_writes_what_the_end_of_a_run_left_out(tmp_path, capsys):
+    """All rounds are done, and then the disk is full, or somebody presses Ctrl-C again."""
+    folder = tmp_path / "run"
+    with full_disk(30_000), pytest.MonkeyPatch.context() as roomy:
+        roomy.setattr(server_app, "draw_labels", lambda *args: None)
+        assert command([*SMALL, f"output_dir={folder}"]) == 1
+    assert f"fedfrozen resume {folder}" in capsys.readouterr().err
+    assert not (folder / "curves.png").exists()
+    before = [row["test_loss"] for row in Run(folder).rows]
+
+    assert command(["resume", str(folder)]) == 0
+    assert (folder / "curves.png").exists() and (folder / "report.html").exists()
+    assert [row["test_loss"] for row in Run(folder).rows] == before
+    assert status.read(folder).state == "complete"
+    assert command(["resume", str(folder)]) == 2
 
 
 def test_a_sweep_goes_on_after_a_failure_and_ends_with_its_code(tmp_path, capsys):
