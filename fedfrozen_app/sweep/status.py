@@ -101,6 +101,12 @@ def now() -> str:
 def recorded(folder: Path, plain: Mapping[str, Any], overrides: list[str], sweep: str = "") -> Iterator[None]:
     """Keep `status.json` true while the block runs, however it ends."""
     folder.mkdir(parents=True, exist_ok=True)
+    before = read(folder)
+    if before is not None and before.alive and before.pid != os.getpid():
+        raise UserError(
+            f"{folder} is being run by process {before.pid}: wait for its end, or give another output_dir "
+            f"(if that process is something else, remove {FILE} there)."
+        )
     status = begun(plain, overrides, sweep)
     write(folder, status)
     try:

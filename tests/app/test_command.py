@@ -1,10 +1,12 @@
 """The command as a person meets it: bad input, verbs, multirun, files."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -169,6 +171,19 @@ def test_resume_writes_what_the_end_of_a_run_left_out(tmp_path, capsys):
     assert [row["test_loss"] for row in Run(folder).rows] == before
     assert status.read(folder).state == "complete"
     assert command(["resume", str(folder)]) == 2
+
+
+def test_a_run_that_goes_on_elsewhere_is_left_alone(tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert command([*SMALL, "num_rounds=1", f"output_dir={folder}"]) == 0
+    before = (folder / "metrics.jsonl").read_text()
+    other = replace(status.read(folder), state="running", pid=os.getppid())
+    status.write(folder, other)
+    for words in (["resume", str(folder), "num_rounds=2"], [*SMALL, f"output_dir={folder}"]):
+        capsys.readouterr()
+        assert command(words) == 2
+        assert f"is being run by process {os.getppid()}" in capsys.readouterr().err
+    assert status.read(folder) == other and (folder / "metrics.jsonl").read_text() == before
 
 
 def test_a_sweep_goes_on_after_a_failure_and_ends_with_its_code(tmp_path, capsys):
