@@ -211,11 +211,9 @@ def compose_config(overrides: str | list[str]) -> DictConfig:
             return compose("config", overrides=words)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(sentence(error)) from error
-    except ValueError as error:  # Hydra's own, for strategy=null and strategy=5
-        raise UserError(
-            "A group such as strategy takes the name of one of its files, not null or a number: "
-            "`fedfrozen --help` lists them."
-        ) from error
+    except ValueError as error:
+        _refuse_null_group(error)
+        raise
 
 
 def with_hydra(
@@ -227,6 +225,18 @@ def with_hydra(
         hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")(job)()
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(sentence(error)) from error
+    except ValueError as error:
+        _refuse_null_group(error)
+        raise
+
+
+def _refuse_null_group(error: ValueError) -> None:
+    """Hydra answers strategy=null and strategy=5 with a plain ValueError."""
+    if str(error).startswith("Config group override must be"):
+        raise UserError(
+            "A group such as strategy takes the name of one of its files, not null or a number: "
+            "`fedfrozen --help` lists them."
+        ) from error
 
 
 def resolved(composed: DictConfig) -> dict[str, Any]:

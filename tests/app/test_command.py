@@ -45,6 +45,8 @@ from tests.conftest import SMALL, Run, full_disk
         (["client.lr=inf"], "client.lr=inf is out of range: it must be above 0 and finite."),
         (["seed=-1"], "seed=-1 is out of range"),
         (["strategy=null"], "takes the name of one of its files"),
+        (["-m", "strategy=fedavg,null"], "takes the name of one of its files"),
+        (["--cfg", "job", "strategy=5"], "takes the name of one of its files"),
         (["+strategy.foo=1"], "There is no key 'strategy.foo' in this configuration"),
         (["strategy=fedavg,fedprox"], "add -m to run each of them"),
         (["num_rounds =5"], "'num_rounds =5' cannot be read: write KEY=VALUE"),
