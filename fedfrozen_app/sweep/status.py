@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -41,7 +42,7 @@ class Status:
     @property
     def alive(self) -> bool:
         """Whether its process is still there, as far as this machine can tell."""
-        if self.state != "running" or self.host != socket.gethostname():
+        if self.state != "running" or self.host != socket.gethostname() or self._before_boot():
             return False
         try:
             os.kill(self.pid, 0)
@@ -50,6 +51,13 @@ class Status:
         except PermissionError:
             return True  # somebody else's, but there
         return True
+
+    def _before_boot(self) -> bool:
+        """Whether the machine was started since, so that its number is another process's by now."""
+        if not self.started or not hasattr(time, "CLOCK_BOOTTIME"):
+            return False
+        boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        return datetime.fromisoformat(self.started).timestamp() < boot
 
 
 def digest_of(plain: Mapping[str, Any]) -> str:
