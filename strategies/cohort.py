@@ -39,4 +39,4 @@ def _sorted(names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _natural(name: str) -> tuple[int, int | str]:
     """Partition numbers by their value, site names by the alphabet."""
-    return (0, int(name)) if name.isdigit() else (1, name)
+    return (0, int(name)) if name.isdecimal() else (1, name)

@@ -15,6 +15,7 @@ from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.block import Slice
 from fedfrozen_app.exchange.plan import Order, read_order
 
+LONGEST_NAME = 100  # a client's; it stands in tables, figures and log lines
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 # What JSON texts and records that are not ours end in, however they are made.
 UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
@@ -62,6 +63,8 @@ def read_hello(message: Message) -> Hello:
         raise ValueError(f"sent no readable hello ({type(error).__name__}: {error})") from error
     if not isinstance(name, str) or not (parts is None or type(parts) is int):
         raise ValueError("sent a hello without a name, or with partitions that are no number")
+    if not (0 < len(name) <= LONGEST_NAME and name.isprintable()):
+        raise ValueError(f"sent a hello whose name is no line of 1 to {LONGEST_NAME} characters")
     if not isinstance(held, list) or not all(isinstance(digest, str) for digest in held):
         raise ValueError("sent a hello in which what it holds is no list of digests")
     return Hello(name, parts, held)

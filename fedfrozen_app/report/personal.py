@@ -35,7 +35,7 @@ def tally(
     clients: list[dict[str, Any]] = [
         {
             "client": client,
-            "name": names[int(client)] if client.isdigit() and int(client) < len(names) else client,
+            "name": names[int(client)] if client.isdecimal() and int(client) < len(names) else client,
             "rounds": took_part[client],
             **{key: int(figures[key]) for key in ("train_rows", "test_rows")},
             **{model: figures[model] for model in MODELS if model in figures},

@@ -9,6 +9,7 @@ from flwr.app import Array, ConfigRecord, Message, RecordDict
 from fedfrozen_app import client_app
 from fedfrozen_app.errors import RunFailed
 from fedfrozen_app.exchange.cache import Cache
+from fedfrozen_app.exchange.messages import Hello, hello_reply
 from tests.conftest import same_bits
 
 
@@ -168,6 +169,20 @@ def test_a_client_that_joins_after_the_freeze_gets_the_kernel(train):
         if row["stage"] == "frozen" and fresh:
             assert row["bytes_down_by_role"]["query"] > 0
     assert all(row["clients_failed"] == 0 for row in run.rows[1:])
+
+
+@pytest.mark.parametrize("name", ["²", "9" * 5000, "a\nround 3: accuracy 1.0", ""])
+def test_a_node_with_a_name_that_is_none_leaves_the_others_alone(train, monkeypatch, name):
+    real = client_app.app
+
+    def app(message, context):
+        if message.metadata.message_type == "query" and context.node_config["partition-id"] == 2:
+            return hello_reply(message, Hello(name, 3))
+        return real(message, context)
+
+    monkeypatch.setattr(client_app, "app", app)
+    run = train("num_rounds=1", "runtime.min_nodes=2", "runtime.node_timeout=1")
+    assert run.rows[1]["clients_ok"] >= 2 and {"0", "1"} <= set(run.rows[1]["clients"]) <= {"0", "1", "²"}
 
 
 def spoil_replies(monkeypatch, change, clients=("1",), rounds=(2,)):
