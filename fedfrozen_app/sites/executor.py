@@ -6,10 +6,12 @@ site's policy before anything runs. Names marked internal are no public API of F
 """
 
 import argparse
+import fcntl
 import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -215,12 +217,27 @@ def bundle_of(fab: Fab) -> str:
     return hashlib.sha256(fab.content).hexdigest()
 
 
+@contextmanager
+def alone(kit: Kit) -> Iterator[None]:
+    """One executor a kit: two would each go on from their own last line of the audit log, and break it."""
+    kit.var.mkdir(parents=True, exist_ok=True)
+    with (kit.var / "executor.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"An executor of {kit.folder} is running already: end it first."
+            ) from error
+        yield
+
+
 def main(arguments: list[str]) -> None:
     """`fedfrozen site exec [KIT]`."""
     parser = argparse.ArgumentParser("fedfrozen site exec", description="The resident executor of a site.")
     parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
     kit = Kit.read(parser.parse_args(arguments).kit)
     try:
-        serve(kit, Executor(kit))
+        with alone(kit):
+            serve(kit, Executor(kit))
     except FileNotFoundError as error:
         raise UserError(f"{error.filename} is missing: this kit is not whole.") from error

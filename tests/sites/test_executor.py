@@ -15,7 +15,8 @@ from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.privacy.budget import Declined
 from fedfrozen_app.sites.audit import AuditLog, read_audit
-from fedfrozen_app.sites.executor import FAILED
+from fedfrozen_app.sites.executor import FAILED, alone
+from fedfrozen_app.sites.executor import main as executor_of
 from fedfrozen_app.sites.policy import read_run
 from fedfrozen_app.sites.store import Budget
 from tests.conftest import full_disk, same_bits
@@ -192,6 +193,15 @@ def test_a_policy_that_cannot_be_read_allows_nothing(sites):
 
     run = sites.train("num_rounds=1", "strategy.warmup_rounds=1", make_grid=Break)
     assert run.rows[1]["clients_ok"] == 2 and FAILED in run.rows[1]["failures"][0]
+
+
+def test_a_kit_has_one_executor_at_a_time(sites):
+    kit = sites.kit("north")
+    with alone(kit), pytest.raises(UserError, match="is running already"):
+        executor_of([str(kit.folder)])
+    (kit.folder / "executor.secret").unlink()
+    with pytest.raises(UserError, match=r"executor\.secret is missing"):  # the first is gone: this one starts
+        executor_of([str(kit.folder)])
 
 
 # What a site remembers --------------------------------------------------------------------------------------
