@@ -225,9 +225,7 @@ def alone(kit: Kit) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserError(
-                f"An executor of {kit.folder} is running already: end it first."
-            ) from error
+            raise UserError(f"An executor of {kit.folder} is running already: end it first.") from error
         yield
 
 

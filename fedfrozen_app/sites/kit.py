@@ -90,9 +90,10 @@ def port_number(value: Any, what: str) -> int:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping, or a sentence."""
+    """A YAML file that holds a mapping, each key once, or a sentence."""
     try:
-        found = yaml.safe_load(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        node, found = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({error}): give a readable YAML file.") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -100,4 +101,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid YAML ({where or type(error).__name__}): correct it.") from error
     if not isinstance(found, dict):
         raise UserError(f"{path} must hold keys and values, not {type(found).__name__}: correct it.")
+    keys = [key.value for key, _ in node.value]
+    if double := [key for number, key in enumerate(keys) if key in keys[:number]]:  # the last would count
+        raise UserError(f"{path} says {double[0]} twice: keep one of them.")
     return found

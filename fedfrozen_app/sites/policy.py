@@ -55,7 +55,8 @@ class Policy:
             whole = key in ("min_examples", "rounds_per_day")
             good = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
             if not good or not 0 <= value < float("inf"):
-                raise UserError(f"{path}: {key} must be a number from 0 on.")
+                how = "" if whole else " (1.0e-6: YAML asks for the point)"
+                raise UserError(f"{path}: {key} must be a number from 0 on{how}.")
         for key in ("privacy_required", "downloads"):
             if not isinstance(found.get(key, False), bool):
                 raise UserError(f"{path}: {key} must be true or false.")
@@ -103,7 +104,7 @@ class Policy:
         if order.algorithm != strategy.algorithm_for(strategy_settings(run.config)):
             return f"the order asks for the algorithm {order.algorithm}, which is not the strategy's"
         last = run.config.num_rounds + order.judge  # judged is what the last round has left
-        if not 1 <= order.round <= last:
+        if type(order.round) is not int or not 1 <= order.round <= last:  # 1.5 would be a round of its own
             return f"the order is for round {order.round} of {run.config.num_rounds}"
         settings = run.config.client
         if settings.local_steps is not None:

@@ -17,7 +17,7 @@ from fedfrozen_app.privacy.budget import Declined
 from fedfrozen_app.sites.audit import AuditLog, read_audit
 from fedfrozen_app.sites.executor import FAILED, alone
 from fedfrozen_app.sites.executor import main as executor_of
-from fedfrozen_app.sites.policy import read_run
+from fedfrozen_app.sites.policy import Policy, read_run
 from fedfrozen_app.sites.store import Budget
 from tests.conftest import full_disk, same_bits
 from tests.sites.inprocess import BUNDLE, SiteGrid, Sites
@@ -144,6 +144,7 @@ def test_after_the_switch_a_site_that_keeps_its_kernel_takes_part(sites):
     [
         (lambda order: replace(order, algorithm="fedprox"), "the algorithm fedprox"),
         (lambda order: replace(order, round=9), "round 9 of 1"),
+        (lambda order: replace(order, round=0.5 + order.round / 2), "round 1.0 of 1"),
         (lambda order: replace(order, plan=Plan.full([*order.plan.trained, "spy"])), "names spy"),
         (lambda order: replace(order, base=dict.fromkeys(order.base, "../../model")), "that is no digest"),
     ],
@@ -193,6 +194,22 @@ def test_a_policy_that_cannot_be_read_allows_nothing(sites):
 
     run = sites.train("num_rounds=1", "strategy.warmup_rounds=1", make_grid=Break)
     assert run.rows[1]["clients_ok"] == 2 and FAILED in run.rows[1]["failures"][0]
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("privacy_required: true\n", "says privacy_required twice"),  # the later one would count
+        ("max_delta: 1e-6\n", r"max_delta must be a number from 0 on \(1\.0e-6: YAML asks for the point\)"),
+        ("max_delta: .nan\n", "max_delta must be a number"),
+        ("privacy: true\n", "unknown key privacy"),
+    ],
+)
+def test_a_slip_in_the_policy_ends_with_a_sentence(sites, line, sentence):
+    path = sites.kit("north").policy
+    path.write_text(line + path.read_text())
+    with pytest.raises(UserError, match=sentence):
+        Policy.read(path)
 
 
 def test_a_kit_has_one_executor_at_a_time(sites):
