@@ -173,14 +173,16 @@ def federate(
     )
     private = config.privacy.name != "none"
     spent = [PrivacySpent(config.privacy.unit, config.privacy.seeded_noise)] if private else []
+    history = read_rows(folder)  # the rounds before a checkpoint: their time counts, as their bytes do
+    began -= sum(row.get("seconds", {}).get("total", 0.0) for row in history)
     for hook in spent:
-        hook.look_back(read_rows(folder))
+        hook.look_back(history)
     strategy = STRATEGIES[config.strategy["name"]](
         Federation(talk, config.participation, config.seed, how, upload_keeper(config, folder), private),
         settings,
         hooks=[best, *spent, saver, metrics, ShowProgress(progress), tracking],
         first_round=first_round,
-        history=read_rows(folder),
+        history=history,
     )
     if start is not None:
         strategy.load_state({name: value.to(resident.device) for name, value in start.strategy.items()})
