@@ -13,6 +13,7 @@ from fedfrozen_app.report.console import rounds_text
 from fedfrozen_app.report.curves import metric_name, number, read_rows, series
 from fedfrozen_app.report.html import document, fold, raw_table
 from fedfrozen_app.report.summary import read_summary
+from fedfrozen_app.sweep import status
 
 
 def sweep_page(folder: Path, *, link: comparison.Link, version: str = "") -> str:
@@ -33,7 +34,9 @@ def _states(runs: Sequence[Path], link: comparison.Link) -> str:
         summary = read_summary(run, rows)
         metric = metric_name(rows)
         scores = series(rows, f"test_{metric}").values
-        facts.append((run, shlex.split(str(summary.get("command", "")))[1:], rows, summary, scores))
+        known = status.read(run)  # the only word of a run that failed before its first checkpoint
+        words = shlex.split(str(summary.get("command", "")))[1:] or (known.overrides if known else [])
+        facts.append((run, words, rows, summary, scores))
     everywhere = set.intersection(*(set(words) for _, words, *_ in facts)) if len(facts) > 1 else set()
     body = []
     for run, words, rows, summary, scores in facts:
@@ -41,9 +44,9 @@ def _states(runs: Sequence[Path], link: comparison.Link) -> str:
         target = link(run)
         name = escape(own) if target is None else f'<a href="{escape(target)}">{escape(own)}</a>'
         score = f"{number(scores[-1]):.4f}" if scores else ""
-        status = escape(str(summary.get("status", "completed")))
+        state = escape(str(summary.get("status", "completed")))
         done = rounds_text(rows, {**summary, "status": "completed"})  # the state has its own column
-        body.append([name, escape(run.name), status, score, escape(done)])
+        body.append([name, escape(run.name), state, score, escape(done)])
     told = raw_table(["settings", "run", "state", "test", "rounds"], body)
     complete = all(summary.get("status", "completed") == "completed" for *_, summary, _ in facts)
     return fold(f"How each run stands ({len(body)})", told, unfolded=not complete)

@@ -92,11 +92,10 @@ def conclude_table(folder: Path, token: str) -> None:
 
 
 def conclude(folder: Path, token: str) -> None:
-    """Compare what is complete, and fail if anything is not."""
+    """Compare what is complete, naming the rest, and fail if anything is not."""
     found = members(folder, token)
-    complete = [one.folder for one in found if one.status.state == "complete"]
-    if complete:
-        comparison = collect(complete)
+    if any(one.status.state == "complete" for one in found):
+        comparison = collect([one.folder for one in found])
         show(comparison, write_all(comparison, folder))
     raise_failures(found)
 

@@ -169,6 +169,10 @@ def test_a_failure_is_told_and_takes_no_other_with_it(quick, capsys):
     told = capsys.readouterr()
     assert "1 of 2 runs failed" in told.err and "500 clients" in told.err
     assert "500 clients" in told.out
+    for page in ("comparison.md", "comparison.html"):  # which outlast the terminal
+        assert "500 clients" in (quick / "sweep" / page).read_text()
+    assert command(["report", "sweep"]) == 0
+    assert ">num_clients=500</td>" in (quick / "sweep" / "comparison.html").read_text()
     assert Run(quick / "sweep" / "1").summary["status"] == "completed"
     assert status.read(quick / "sweep" / "0").bad_input
     assert command(words) == 2 and states(quick / "sweep")["1"] == "kept"
