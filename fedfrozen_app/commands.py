@@ -5,7 +5,6 @@ import importlib
 import sys
 from dataclasses import fields
 
-from fedfrozen_app.config import Config
 from fedfrozen_app.errors import RunFailed, UserError
 
 # verb: where its function lies. It takes the words after the verb; imported only when it is called, because
@@ -54,6 +53,8 @@ def dispatch(arguments: list[str]) -> int:
 
 def _check_dashes(words: list[str]) -> None:
     """--num_rounds=5 is what other commands would take; Hydra answers it with its own usage."""
+    from fedfrozen_app.config import Config
+
     for word in words:
         name, _, value = word.lstrip("-").partition("=")
         key = name.replace("-", "_")

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from fedfrozen_app.exchange.block import Block, Slice
+from fedfrozen_app.exchange.check import TOO_LARGE
 from strategies.passes import CHUNK, add_means, subtract
-
-# Of an update's norm times its weight: far below what float32 holds, so that no sum over clients overflows.
-TOO_LARGE = 1e32
 
 
 class Gate:

@@ -17,7 +17,9 @@ SERVERS_OWN = re.compile(
     "trained_params|epsilon_max|selection|warmup|clients.*|bytes_.*|val_.*"
 )
 MOST_EXAMPLES = 2**53  # a weight beyond is no whole number any more, and one beyond 1e38 no float32
-TOO_LARGE = 1e32  # of a figure: weighted, and summed it stays finite
+# Of a figure, and of an update's norm times its weight: far below what float32 holds, so that no sum over
+# clients overflows.
+TOO_LARGE = 1e32
 
 
 def problem_of(

@@ -6,14 +6,13 @@ from typing import Any
 from fedfrozen_app.config import PrivacyConfig
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.privacy.steps import SLACK
+from fedfrozen_app.runtime.checkpoint import dealt_otherwise
 
 UNACCOUNTED = (
     "privacy.selection=unaccounted: which layers a client sends is chosen from its private data without "
     "noise. Everybody sees that choice, and epsilon does not cover what it tells."
 )
 SEEDED = "privacy.seeded_noise=true: whoever knows the seed can take the noise off again. NOTHING IS PRIVATE."
-
-DEALING = ("dataset", "partition", "num_clients", "seed")  # what says which rows a simulated client has
 
 
 def opening_lines(privacy: PrivacyConfig) -> list[str]:
@@ -67,8 +66,7 @@ def check_start(
         )
     if records is None:
         return
-    here, there = (config | {"dataset": config["dataset"] | {"path": None}} for config in (now, earlier))
-    if other := [key for key in DEALING if here[key] != there.get(key)]:  # that the path is the same is known
+    if other := dealt_otherwise(now, earlier):
         raise UserError(
             f"This run would deal rows of which the run before has spent privacy to other clients "
             f"({', '.join(other)} differ), and their records would not know it: keep the same, or start anew."

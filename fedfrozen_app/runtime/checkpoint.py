@@ -141,6 +141,12 @@ def newest_state(run: Path) -> dict[str, Any] | None:
     return json.loads((run / "checkpoints" / str(found[-1]) / "state.json").read_text()) if found else None
 
 
+def dealt_otherwise(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    """What differs in how two runs' configurations deal rows to clients; the same data may lie elsewhere."""
+    here, there = (config | {"dataset": config["dataset"] | {"path": None}} for config in (now, before))
+    return [key for key in ("seed", "num_clients", "partition", "dataset") if here[key] != there.get(key)]
+
+
 def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, metadata: dict[str, str] | None = None) -> None:
     """`metadata` goes into the file's header."""
     from safetensors.torch import save_file

@@ -8,13 +8,13 @@ from flwr.app import ArrayRecord
 from torch import Tensor
 
 from fedfrozen_app import client_app
-from fedfrozen_app.config import Config, DatasetConfig, PartitionConfig
+from fedfrozen_app.config import Config
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import digest, to_record, to_tensors
 from fedfrozen_app.exchange.conversation import Conversation
-from fedfrozen_app.runtime.checkpoint import Checkpoint
+from fedfrozen_app.runtime.checkpoint import Checkpoint, dealt_otherwise
 from fedfrozen_app.runtime.cohort import CohortRunner
 from fedfrozen_app.runtime.grid import CohortGrid, InProcessGrid
 from fedfrozen_app.runtime.resident import Resident, install, run_key
@@ -50,7 +50,7 @@ def run_in_process(
     grid = make_grid(resident, plain["num_clients"], settings)
     install(run_key(next(iter(grid.contexts.values()))), resident)
     if start is not None:
-        restore(grid, resident, start)
+        restore(grid, resident, start, plain)
     talk = Conversation(grid, resident.roles, card=resident.card, local=True)
 
     def client_state() -> dict[str, dict[str, Tensor]]:
@@ -81,28 +81,16 @@ def make_grid(resident: Resident, num_clients: int, settings: dict[str, str]) ->
     return InProcessGrid(client_app.app, num_clients, settings)
 
 
-def restore(grid: InProcessGrid, resident: Resident, start: Checkpoint) -> None:
+def restore(grid: InProcessGrid, resident: Resident, start: Checkpoint, plain: dict[str, Any]) -> None:
     """Give the clients back what they had: private arrays, and the base that the ledger says they hold."""
-    if start.clients:
-        check_same_clients(resident.config, len(grid.contexts), start.config)
+    if start.clients and (other := dealt_otherwise(plain, start.config)):
+        raise UserError(
+            f"This run has another {other[0]} than the checkpoint, whose clients keep private arrays for "
+            "rows of their own: give the same seed, num_clients, partition and dataset."
+        )
     for context in grid.contexts.values():
         arrays = start.clients.get(str(context.node_config["partition-id"]))
         if arrays is not None:
             context.state["private"] = to_record(arrays, local=True)
     for tensor in start.model.values():
         resident.cache.put(digest(tensor), tensor)
-
-
-def check_same_clients(config: Config, num_clients: int, before: dict[str, Any]) -> None:
-    """Private arrays go back to a client with the rows they were trained on, or to nobody."""
-    alike = {
-        "seed": before["seed"] == config.seed,
-        "num_clients": before["num_clients"] == num_clients,
-        "partition": PartitionConfig(**before["partition"]) == config.partition,
-        "dataset": DatasetConfig(**before["dataset"] | {"path": config.dataset.path}) == config.dataset,
-    }
-    if other := [key for key, same in alike.items() if not same]:
-        raise UserError(
-            f"This run has another {other[0]} than the checkpoint, whose clients keep private arrays for "
-            "rows of their own: give the same seed, num_clients, partition and dataset."
-        )
