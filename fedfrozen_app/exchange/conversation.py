@@ -173,6 +173,8 @@ class Conversation:
         if problem := problem_of(reply, order, model, self.roles):
             return problem
         self.ledger.confirm(client, order.base.values())
+        if not self.local:  # bytes arrive on the host, and the server's model may lie on a GPU
+            reply.arrays = {name: tensor.to(model[name].device) for name, tensor in reply.arrays.items()}
         return reply
 
     def _order_message(

@@ -13,6 +13,7 @@ from fedfrozen_app.runtime import checkpoint, cohort
 from tests.conftest import same_bits
 from tests.privacy.test_dpsgd import parts, task_of
 from tests.runtime.test_runtimes import is_key_bias
+from tests.runtime.test_wire import run_wired
 from tests.strategies import dual
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -56,6 +57,22 @@ def test_a_model_s_digests_do_not_depend_on_where_it_lies():
 def test_the_same_seed_gives_the_same_bits(train):
     words = [*WORDS, "runtime.runner=sequential"]
     assert same_bits(train(*words, folder="one").model, train(*words, folder="other").model)
+
+
+OVER_THE_WIRE = {
+    "mean": ["strategy=fedfrozen"],
+    "median": ["strategy=fedavg", "aggregation=median"],
+    "layers of their own, pruned": ["strategy=safl", "strategy.top_k=1", "strategy.keep=0.5"],
+    "private arrays": dual.WORDS,
+}
+
+
+@pytest.mark.parametrize("words", OVER_THE_WIRE.values(), ids=OVER_THE_WIRE)
+def test_replies_that_come_as_bytes_give_what_references_give(train, tmp_path, words):
+    words = [*words, "device=cuda", "runtime.runner=sequential", "num_rounds=2"]
+    small = words[0] != "strategy=pfeddc"
+    one = train(*words, folder="one", small=small)
+    assert same_bits(one.model, run_wired(tmp_path, extra=words, small=small).model)
 
 
 def test_a_cohort_larger_than_the_free_memory_trains_in_turns_and_says_so(train, caplog, monkeypatch):

@@ -8,6 +8,7 @@ import shlex
 import numpy as np
 import pytest
 import torch
+from flwr.clientapp import ClientApp
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -16,6 +17,10 @@ from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, server_only, share_out
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.conversation import Conversation
+from fedfrozen_app.exchange.count import Traffic
+from fedfrozen_app.exchange.messages import Hello, Reply, hello_reply, train_reply
+from fedfrozen_app.exchange.plan import Order, Plan
+from fedfrozen_app.models.roles import Role
 from fedfrozen_app.models.task import Batch
 from fedfrozen_app.runtime import resident as residents
 from fedfrozen_app.runtime.grid import InProcessGrid
@@ -43,8 +48,8 @@ def wired(words, nodes, before_round=None, num_clients=3):
     return grid
 
 
-def run_wired(tmp_path, before_round=None, extra=ROUNDS):
-    words = [*SMALL, *extra, f"runtime.cache_dir={tmp_path}/cache"]
+def run_wired(tmp_path, before_round=None, extra=ROUNDS, small=True):
+    words = [*(SMALL if small else ()), *extra, f"runtime.cache_dir={tmp_path}/cache"]
     nodes = [{"partition-id": number, "num-partitions": 3} for number in range(3)]
     grid = wired(words, nodes, before_round)
     plain = resolved(compose_config(words))
@@ -68,6 +73,26 @@ def test_bytes_on_the_wire_give_the_same_bits_as_no_wire(train, tmp_path):
     for row, twin in zip(one.rows, other.rows, strict=True):
         for key in ("bytes_up", "bytes_down", "bytes_up_by_role", "bytes_down_by_role", "clients"):
             assert row.get(key) == twin.get(key)
+
+
+def test_a_reply_lies_where_the_server_s_model_does():
+    """Here without a GPU: a model on the meta device, which has a place but no values."""
+    order = Order(round=1, plan=Plan.full(["w"]), base={})
+    app = ClientApp()
+
+    @app.query()
+    def hello(message, context):
+        return hello_reply(message, Hello(str(context.node_config["partition-id"])))
+
+    @app.train()
+    def train(message, context):
+        reply = Reply(order.digest, examples=1, arrays={"w": torch.ones(2)})
+        return train_reply(message, reply, local=False)
+
+    talk = Conversation(InProcessGrid(app, 1, {}), {"w": Role("other")})
+    model = {"w": torch.zeros(2, device="meta")}
+    ((_, reply),) = talk.round(order, list(talk.greet().items()), model, Traffic())
+    assert reply.arrays["w"].device.type == "meta"
 
 
 @pytest.mark.parametrize("harm", ["nothing", "deleted", "damaged", "deleted again and again"])
