@@ -11,7 +11,8 @@ Intervals are paired: seeds and notes (MACCROBAT: documents) are drawn together 
 method whose interval above the majority class reaches 0 "did not learn", and no claim is made on it. F1 is
 macro F1 over classes; of entities strict F1. A table has the seeds that all its methods have.
 
-With --epsilons MTSamples is run for these budgets too, clipping norms tuned as well, in larger batches.
+With --epsilons MTSamples is run for these budgets too, clipping norms tuned as well, in larger batches and
+with a rate of its own for the head: it is new, and under this noise it needs one that would ruin the layers.
 
 So that a cell is cheap, and for all methods alike: texts are cut to --tokens, matrix products on a GPU are in
 TF32, and a model is judged at the end alone.
@@ -85,10 +86,13 @@ class Cell:
     seed: int
     epsilon: float | None = None
     clip: float | None = None
+    head_lr: float | None = None
 
     @property
     def name(self) -> str:
-        private = "" if self.epsilon is None else f"-eps{self.epsilon:g}-clip{self.clip:g}"
+        private = (
+            "" if self.epsilon is None else f"-eps{self.epsilon:g}-clip{self.clip:g}-head{self.head_lr:g}"
+        )
         return f"{self.dataset}-{self.method}{private}-lr{self.lr:g}-seed{self.seed}"
 
 
@@ -118,6 +122,7 @@ def words_for(cell: Cell, options: argparse.Namespace) -> list[str]:
     if options.limit:
         words.append(f"dataset.limit={options.limit}")
     if cell.epsilon is not None:
+        words.append(f"client.head_lr={cell.head_lr}")
         words += ["privacy=dp_sgd", f"privacy.epsilon={cell.epsilon}", f"privacy.max_grad_norm={cell.clip}"]
         words.append(f"privacy.physical_batch={GRADIENTS_AT_ONCE.get(cell.method, options.private_batch)}")
     return words
@@ -255,7 +260,8 @@ class Cells:
             self._keep(json.loads(line))
 
     def _keep(self, result: dict[str, Any]) -> None:
-        self._found[Cell(**result["cell"])] = result
+        cell = Cell(**result["cell"])
+        self._found[cell] = result | {"cell": vars(cell)}  # lines of older sittings lack newer fields
 
     def add(self, result: dict[str, Any]) -> None:
         with self._path.open("a") as file:
@@ -291,11 +297,11 @@ def groups(options: argparse.Namespace) -> list[Group]:
 
 def trials(group: Group, method: str, options: argparse.Namespace) -> list[Cell]:
     """As many for every method, on a seed that is not reported."""
+    cell = Cell(group.dataset, method, 0.0, TUNING_SEED, group.epsilon)
     if group.epsilon is None:
-        settings = itertools.product(options.lrs, [None])
-    else:
-        settings = itertools.product(options.private_lrs, options.clips)
-    return [Cell(group.dataset, method, lr, TUNING_SEED, group.epsilon, clip) for lr, clip in settings]
+        return [replace(cell, lr=lr) for lr in options.lrs]
+    settings = itertools.product(options.private_lrs, options.clips)
+    return [replace(cell, lr=lr, clip=clip, head_lr=options.head_times * lr) for lr, clip in settings]
 
 
 def final_cells(group: Group, method: str, options: argparse.Namespace, cells: Cells) -> list[Cell]:
@@ -423,7 +429,7 @@ def figures(results: list[dict[str, Any]]) -> dict[str, Any]:
     }
     if "epsilon" in mean:
         mean["epsilon_spent"] = mean.pop("epsilon")
-    return mean | {key: results[0]["cell"][key] for key in ("lr", "clip")}
+    return mean | {key: results[0]["cell"][key] for key in ("lr", "clip", "head_lr")}
 
 
 def majority(counts: np.ndarray) -> np.ndarray:
@@ -446,7 +452,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", default=list(PLAIN), choices=list(METHODS))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--maccrobat-seeds", type=int, default=5, help="at most --seeds")
-    parser.add_argument("--lrs", type=float, nargs="+", default=[1e-4, 3e-4, 1e-3])
+    parser.add_argument("--lrs", type=float, nargs="+", default=[1e-4, 3e-4, 1e-3, 3e-3])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--batch", type=int, default=32)
@@ -458,6 +464,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--private-lrs", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3], help="fewer and larger steps"
+    )
+    parser.add_argument(
+        "--head-times", type=float, default=100, help="with privacy: the head's rate in units of the others'"
     )
     parser.add_argument("--clips", type=float, nargs="+", default=[0.3, 3.0], help="clipping norms to try")
     parser.add_argument("--private-seeds", type=int, default=3)

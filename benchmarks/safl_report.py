@@ -43,13 +43,19 @@ def report(found: Mapping[str, Any], options: argparse.Namespace) -> str:
 
 def about(found: Mapping[str, Any], options: argparse.Namespace) -> str:
     where = found.get("gpu") or found["machine"]["processor"]
-    return (
+    text = (
         f"On {where}, torch {found['versions']['torch']}: {options.clients} clients, {options.rounds} rounds "
-        f"of one epoch, batch {options.batch} (with privacy {options.private_batch}), texts cut to "
-        f"{options.tokens['mtsamples']} and {options.tokens['maccrobat']} tokens. Trials of every method: "
-        f"learning rates {_list(options.lrs)}; with privacy {_list(options.private_lrs)} and clipping norms "
-        f"{_list(options.clips)}. F1 in points, macro over classes, of MACCROBAT strict over entities, with "
-        "95 % intervals over notes and seeds. MB up are those of all clients in the whole run."
+        f"of one epoch, batch {options.batch}, texts cut to {options.tokens['mtsamples']} and "
+        f"{options.tokens['maccrobat']} tokens. Trials of every method: learning rates {_list(options.lrs)}. "
+    )
+    if options.epsilons:
+        text += (
+            f"With privacy: batch {options.private_batch}, learning rates {_list(options.private_lrs)}, for "
+            f"the head {options.head_times:g} times that, clipping norms {_list(options.clips)}. "
+        )
+    return text + (
+        "F1 in points, macro over classes, of MACCROBAT strict over entities, with 95 % intervals over notes "
+        "and seeds. MB up are those of all clients in the whole run."
     )
 
 
@@ -69,14 +75,24 @@ def plain_table(lines: Sequence[Line]) -> list[str]:
 
 def private_table(lines: Sequence[Line]) -> list[str]:
     """Every budget with its own floor."""
-    head = ["method", "epsilon", "F1", "largest spent", "MB up", "learning rate", "clipping norm", ""]
+    head = [
+        "method",
+        "epsilon",
+        "F1",
+        "largest spent",
+        "MB up",
+        "learning rate, of the head",
+        "clipping norm",
+        "",
+    ]
     body = []
     for epsilon in sorted({line["epsilon"] for line in lines}, reverse=True):
         for line in in_order([line for line in lines if line["epsilon"] == epsilon]):
             spent = f"{line['epsilon_spent']:.3f}" if "epsilon_spent" in line else "-"
             clip = f"{line['clip']:g}" if line.get("clip") else "-"
             row = [NAMES[line["method"]], f"{epsilon:g}", f1(line), spent, megabytes(line.get("bytes_up"))]
-            body.append([*row, rate(line), clip, note(line)])
+            own = f", {line['head_lr']:g}" if line.get("head_lr") else ""
+            body.append([*row, rate(line) + own, clip, note(line)])
     return rows_of(head, body)
 
 
