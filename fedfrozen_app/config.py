@@ -98,6 +98,7 @@ class ClientConfig:
     clip: float | None = None
     precision: str = "float32"
     class_weights: bool = False
+    head_lr: float | None = None
     fusion_lr: float | None = None
 
 
@@ -315,6 +316,7 @@ _RANGES: dict[str, tuple[float, bool, float]] = {
     "eval_every": (1, True, float("inf")),
     "seed": (0, True, float("inf")),
     "client.lr": (0, False, float("inf")),
+    "client.head_lr": (0, False, float("inf")),
     "client.fusion_lr": (0, False, float("inf")),
     "client.weight_decay": (0, True, float("inf")),
     "client.momentum": (0, True, 1),

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedfrozen_app.data.table import Table
 from fedfrozen_app.models.task import Batch
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, plain_loss
-from fedfrozen_app.runtime.sequential import batches, make_optimizer, seeded
+from fedfrozen_app.runtime.sequential import batches, optimizer_for, seeded
 from fedfrozen_app.seeds import numpy_generator, seed_for
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _train_shadow(resident: "Resident", rows: Table, epochs: int, seed: int, nam
     parameters = resident.parameters
     for parameter in parameters.values():
         parameter.requires_grad_(True)
-    optimizer = make_optimizer(settings, list(parameters.values()), settings.lr)
+    optimizer = optimizer_for(resident, parameters, settings.lr)
     table = rows.to(resident.device)
     resident.model.train()
     with seeded(seed_for(seed, "audit dropout", name), resident.device):

@@ -26,7 +26,7 @@ from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.selection import choose_privately, choose_publicly, plan_of
 from fedfrozen_app.privacy.steps import SLACK, Steps
 from fedfrozen_app.runtime.choose import choose
-from fedfrozen_app.runtime.sequential import LocalResult, learning_rate, make_optimizer, seeded
+from fedfrozen_app.runtime.sequential import LocalResult, learning_rate, optimizer_for, seeded
 from fedfrozen_app.seeds import seed_for
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class PrivateClient:
             loss = partial(_loss, algorithm=partial(algorithm, anchor=anchor, **order.settings))
             gradients = ExampleGradients(resident.model, resident.task, list(trained), loss)
         rate = learning_rate(config.client, order.round, resident)
-        optimizer = make_optimizer(config.client, list(trained.values()), rate)
+        optimizer = optimizer_for(resident, trained, rate)
         resident.model.train()
         with seeded(seed_for(config.seed, "dropout", self.client, order.round), resident.device):
             mean = train_steps(

@@ -79,9 +79,7 @@ def eager_steps(resident: "Resident", client: str, order: Order, start: Mapping[
     algorithm = ALGORITHMS[order.algorithm]
     loss_of = partial(algorithm, task=resident.task, anchor=anchor, **order.settings)
     # Only trained names enter: decoupled weight decay would move a frozen one even with a zero gradient.
-    rate = learning_rate(settings, order.round, resident)
-    optimizer = make_optimizer(settings, list(trained.values()), rate)
-    set_fusion_rate(optimizer, resident, trained, rate)
+    optimizer = optimizer_for(resident, trained, learning_rate(settings, order.round, resident))
     weights = resident.class_weights(rows.train) if settings.class_weights else None
 
     losses: list[Tensor] = []
@@ -183,23 +181,24 @@ def make_optimizer(
     )
 
 
-def set_fusion_rate(
-    optimizer: Optimizer, resident: "Resident", trained: Mapping[str, Tensor], rate: float
-) -> None:
-    """Give the fusion the rate of its own that `client.fusion_lr` asks for, on the same schedule."""
-    scale = fusion_scale(resident.config.client)
-    fusion = [value for name, value in trained.items() if resident.roles[name].kind == "fusion"]
-    if scale == 1.0 or not fusion:
-        return
-    (group,) = optimizer.param_groups
-    inside = {id(value) for value in fusion}
-    group["params"] = [value for value in group["params"] if id(value) not in inside]
-    optimizer.add_param_group({"params": fusion, "lr": rate * scale})
+def optimizer_for(resident: "Resident", trained: Mapping[str, Tensor], rate: float) -> Optimizer:
+    """A fresh one for one client; head and fusion may have rates of their own, on the same schedule."""
+    settings = resident.config.client
+    optimizer = make_optimizer(settings, list(trained.values()), rate)
+    (others,) = optimizer.param_groups
+    for kind, scale in rate_scales(settings).items():
+        own = [value for name, value in trained.items() if resident.roles[name].kind == kind]
+        if own:
+            inside = {id(value) for value in own}
+            others["params"] = [value for value in others["params"] if id(value) not in inside]
+            optimizer.add_param_group({"params": own, "lr": rate * scale})
+    return optimizer
 
 
-def fusion_scale(settings: ClientConfig) -> float:
-    """The fusion's learning rate in units of everyone else's."""
-    return 1.0 if settings.fusion_lr is None else settings.fusion_lr / settings.lr
+def rate_scales(settings: ClientConfig) -> dict[str, float]:
+    """The kinds of parameters with a learning rate of their own, in units of `client.lr`."""
+    own = {"head": settings.head_lr, "fusion": settings.fusion_lr}
+    return {kind: rate / settings.lr for kind, rate in own.items() if rate not in (None, settings.lr)}
 
 
 def learning_rate(settings: ClientConfig, server_round: int, resident: "Resident") -> float:

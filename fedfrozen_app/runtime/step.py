@@ -22,7 +22,7 @@ from fedfrozen_app.models.convolution import as_products
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.profile import is_causal
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
-from fedfrozen_app.runtime.sequential import fusion_scale, learning_rate, make_optimizer
+from fedfrozen_app.runtime.sequential import learning_rate, make_optimizer, rate_scales
 from fedfrozen_app.runtime.slots import Schedule, Turn
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Step:
         self._loss = self._make_loss(order)
         # (clients, classes); all ones where classes are not weighed: the mean over a batch stays the same.
         self.class_weights = torch.ones(size, len(resident.corpus.classes)).to(self.flat)
-        self._shares = self._fusion_shares()
+        self._shares = self._rate_shares()
         self._gradient: Callable[..., tuple[Tensor, Tensor]] | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         # A graph replays what it recorded: the rate is a tensor that later rounds change in place.
@@ -58,14 +58,14 @@ class Step:
         rate: Any = self._lr if self.on_gpu else 1.0
         self.optimizer = make_optimizer(resident.config.client, self._rows, rate, capturable=self.on_gpu)
 
-    def _fusion_shares(self) -> Tensor | None:
-        """(width,) the learning rate of each column in units of the others', where the fusion has its own."""
-        scale = fusion_scale(self.resident.config.client)
-        fusion = [self.resident.roles[name].kind == "fusion" for name in self.layout.names]
-        if scale == 1.0 or not any(fusion):
+    def _rate_shares(self) -> Tensor | None:
+        """(width,) the learning rate of each column in units of `client.lr`; None where all have that."""
+        scales = rate_scales(self.resident.config.client)
+        own = [scales.get(self.resident.roles[name].kind, 1.0) for name in self.layout.names]
+        if set(own) <= {1.0}:
             return None
-        spans = zip(fusion, self.layout.spans, strict=True)
-        return torch.cat([torch.full((span,), scale if own else 1.0) for own, span in spans]).to(self.flat)
+        spans = zip(own, self.layout.spans, strict=True)
+        return torch.cat([torch.full((span,), scale) for scale, span in spans]).to(self.flat)
 
     def begin(self, order: Order) -> None:
         """A round begins: nobody is in a slot yet."""

@@ -57,6 +57,7 @@ RUNS = st.tuples(
     st.sampled_from(["client=adamw client.weight_decay=0.1", "client=sgd client.momentum=0.9"]),
     one_of("client.clip", "null", 0.05),
     one_of("client.class_weights", "true", "false"),
+    one_of("client.head_lr", "null", 0.006),
     one_of("client.local_epochs", 1, 3),
     one_of("client.local_steps", "null", 1, 4),
     one_of("client.batch_size", 1, 4, 7, 64),
@@ -154,3 +155,17 @@ def test_data_without_test_rows_end_in_a_sentence(train, tmp_path):
     ]
     with pytest.raises(UserError, match="no test rows"):
         train(*words, "num_clients=2")
+
+
+@pytest.mark.parametrize("how", ["runtime.runner=sequential", "runtime.runner=cohort", "privacy=dp_sgd"])
+def test_a_head_with_a_rate_of_its_own_moves_by_it(train, how):
+    """One step of SGD from the same start, and with the same noise: only the head goes further, 3 times."""
+    words = [how, "strategy=fedavg", "client=sgd", "client.momentum=0", "client.lr=0.01", "num_rounds=1"]
+    words += ["client.local_steps=1", "model.dtype=float64"]
+    words += ["privacy.seeded_noise=true"] if how.startswith("privacy") else []
+    start = train(*words, "num_rounds=0", folder="start").model
+    one, other = train(*words, folder="one").model, train(*words, "client.head_lr=0.03", folder="other").model
+    for name, value in start.items():
+        times = 3 if name.startswith("classifier") else 1
+        torch.testing.assert_close(other[name] - value, times * (one[name] - value), rtol=1e-9, atol=1e-12)
+    assert (one["classifier.weight"] - start["classifier.weight"]).norm() > 1e-4
