@@ -225,6 +225,7 @@ def federate(
             command=shlex.join(["fedfrozen", *overrides]),
             selected_round=best.round,
             personal=personal,
+            majority=None if strategy.personal else majority_share(resident.corpus.test.labels),
         )
     if status == "failed":
         if "discarded" in trained[-1]:
@@ -288,6 +289,13 @@ def evaluator(
         return record
 
     return evaluate
+
+
+def majority_share(labels: Tensor) -> float | None:
+    """The share of the most frequent class; None where a row has several labels, or there is no row."""
+    if labels.dim() > 1 or not len(labels):
+        return None
+    return float(labels.unique(return_counts=True)[1].max()) / len(labels)
 
 
 def draw_labels(resident: Resident, folder: Path) -> None:

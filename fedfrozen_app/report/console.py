@@ -62,6 +62,9 @@ def _figures(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tuple[str
 
     if (key := f"final_test_{metric}") in summary:
         yield f"Final test {metric}", score(key)
+    if metric == "accuracy" and (floor := summary.get("majority_accuracy")) is not None:
+        beaten = number(summary.get(key)) > floor
+        yield "The most frequent class alone", f"{floor:.4f}" + ("" if beaten else ": the model is no better")
     if (key := f"best_test_{metric}") in summary:
         yield f"Best test {metric}", score(key, "best_test_round")
     if summary.get(key := f"selected_test_{metric}") is not None:

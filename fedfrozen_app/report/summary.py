@@ -40,8 +40,12 @@ def summarise(
     command: str,
     selected_round: int | None,
     personal: dict[str, Any] | None = None,
+    majority: float | None = None,
 ) -> dict[str, Any]:
-    judged = {} if personal is None else {"personal": personal}
+    """`majority`: the accuracy of always saying the most frequent class of the test rows."""
+    judged: dict[str, Any] = {} if personal is None else {"personal": personal}
+    if majority is not None:
+        judged["majority_accuracy"] = majority
     return {"status": status, **_figures(rows, selected_round, config), **judged} | {
         "seconds": seconds,
         "seed": config["seed"],

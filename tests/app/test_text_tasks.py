@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from fedfrozen_app.server_app import majority_share
+
 SMALL_TEXT = [
     "dataset=synthetic_clinical",
     "model=bert_small",
@@ -27,6 +29,8 @@ def test_every_task_trains_under_safl(train, task, extra):
     key = "test_accuracy" if task == "classification" else "test_f1"
     assert 0 <= row[key] <= 1 and f"final_{key}" in run.summary
     assert (key == "test_f1") == ("test_accuracy" not in row)
+    floor = run.summary.get("majority_accuracy")
+    assert (floor is not None and 1 / 12 <= floor < 1) if task == "classification" else floor is None
     assert row["selection"].keys() == {"0", "1", "2"} and "selected_round" in run.summary
     assert all(0 < score < 1 for score in row["layer_scores"])
 
@@ -38,3 +42,9 @@ def test_both_runners_agree(train, task):
     all_at_once = train(*words, "runtime.runner=cohort", folder="all").model
     for name, value in one.items():
         assert torch.allclose(value, all_at_once[name], rtol=0, atol=1e-9), name
+
+
+def test_the_share_of_the_most_frequent_class_by_hand():
+    assert majority_share(torch.tensor([4, 1, 1, 2])) == 0.5
+    assert majority_share(torch.tensor([[0, 1], [1, 1]])) is None
+    assert majority_share(torch.tensor([])) is None

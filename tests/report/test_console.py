@@ -216,3 +216,10 @@ def test_a_bare_summary_still_gives_a_table(save_run):
     nan = dict(final_figures([], {"final_test_accuracy": math.nan, "total_bytes_up": 5}))
     assert nan["Final test accuracy"] == "nan"
     assert nan["Sent up, all clients"] == "5 B (5 bytes)"
+
+
+@pytest.mark.parametrize(("final", "text"), [(0.3, "0.2080"), (0.208, "0.2080: the model is no better")])
+def test_a_model_that_learned_nothing_is_called_so(final, text):
+    rows = [{"round": 1, "test_accuracy": final}]
+    figures = dict(final_figures(rows, {"final_test_accuracy": final, "majority_accuracy": 0.208}))
+    assert figures["The most frequent class alone"] == text
