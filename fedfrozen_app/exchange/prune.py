@@ -27,7 +27,8 @@ def prune(
         if not prunable(name, roles):
             sent[name] = value
             continue
-        moved = (value - base[name]).abs().flatten()
+        # What came as bytes, or from a checkpoint, lies on the host.
+        moved = (value - base[name].to(value.device)).abs().flatten()
         mask = torch.zeros_like(moved, dtype=torch.bool)
         mask[moved.topk(kept(value.numel(), keep), sorted=False).indices] = True
         sent[name] = value.flatten()[mask]

@@ -75,6 +75,16 @@ def test_replies_that_come_as_bytes_give_what_references_give(train, tmp_path, w
     assert same_bits(one.model, run_wired(tmp_path, extra=words, small=small).model)
 
 
+@pytest.mark.parametrize("words", OVER_THE_WIRE.values(), ids=OVER_THE_WIRE)
+def test_what_comes_from_a_checkpoint_gives_what_never_left(train, words):
+    words = [*words, "device=cuda", "runtime.runner=sequential", "client.lr_schedule=constant"]
+    small = words[0] != "strategy=pfeddc"
+    whole = train(*words, "num_rounds=3", folder="whole", small=small)
+    train(*words, "num_rounds=2", folder="halves", small=small)
+    halves = train(*words, "num_rounds=3", folder="halves", small=small, resume=True)
+    assert same_bits(whole.model, halves.model)
+
+
 def test_a_cohort_larger_than_the_free_memory_trains_in_turns_and_says_so(train, caplog, monkeypatch):
     monkeypatch.setattr(cohort, "SPARE", 0.0)  # as if the card were full: one client at a time
     words = [*WORDS, "runtime.runner=cohort", "num_clients=10", "dataset.limit=400", "partition=iid"]
