@@ -46,6 +46,13 @@ Scalar = str | int | float | bool
 CONNECTION = "own"  # the SuperLink's name in the config.toml that we write for `flwr run`
 TAIL_LINES = 40
 RECONNECTS = 120  # a second each, without a word in between
+NO_CLUSTER = "local"  # Ray's word for one of our own
+CLUSTER_PATIENCE = 30  # seconds
+ASK_CLUSTER = """
+import json, ray
+ray.init(log_to_driver=False, logging_level="ERROR")
+print(json.dumps([node["Resources"] for node in ray.nodes() if node["Alive"]]))
+"""
 ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -134,15 +141,16 @@ def toml_scalars(values: Mapping[str, Scalar]) -> str:
 
 
 # What Flower and Ray say of themselves; the whole log lies in the run's folder.
+WORKER = r"\(\w+ pid=\d+(, ip=[^)]+)?\)"  # Ray names the machine where it is not this one
 FLOWERS_OWN = re.compile(
-    r"^(INFO|WARNING|DEBUG) :|^Successfully installed |^\((\w+ pid=\d+|raylet)\)"
+    rf"^(INFO|WARNING|DEBUG) :|^Successfully installed |^({WORKER}|\(raylet(, ip=[^)]+)?\))"
     r"|FutureWarning|^  warnings\.warn|^\s*$"
 )
 
 
 def show(line: str) -> None:
     """Print a line of a run's log, unless it is Flower's own; a worker's name is cut off."""
-    line = re.sub(r"^\(\w+ pid=\d+\) (?=Worker \d+ trains on )", "", line)
+    line = re.sub(rf"^{WORKER} (?=Worker \d+ trains on )", "", line)
     if not FLOWERS_OWN.search(line):
         print(line, flush=True)
 
@@ -168,13 +176,39 @@ def tail(lines: list[str]) -> str:
 
 def check_resources(num_supernodes: int, cpus_per_client: float, gpus_per_client: float) -> None:
     """Ray would find out too, but only when all is up, and in its own words."""
-    cpus = os.cpu_count() or 1
     if num_supernodes < 1:
         raise UserError(f"A simulation needs at least one client, not {num_supernodes}.")
-    if not 0 < cpus_per_client <= cpus:
-        raise UserError(f"CPUs per client must be above 0 and at most {cpus}: {cpus_per_client}.")
-    if gpus_per_client < 0:
-        raise UserError(f"GPUs per client must not be negative: {gpus_per_client}.")
+    if cpus_per_client <= 0 or gpus_per_client < 0:
+        raise UserError(
+            f"runtime.cpus_per_client={cpus_per_client:g} must be above 0, and "
+            f"runtime.gpus_per_client={gpus_per_client:g} not below."
+        )
+    machines = [(node.get("CPU", 0), node.get("GPU", 0)) for node in ray_nodes()]
+    if not any(cpus_per_client <= cpus and gpus_per_client <= gpus for cpus, gpus in machines):
+        offered = "; ".join(f"{cpus:g} CPUs and {gpus:g} GPUs" for cpus, gpus in machines)
+        raise UserError(
+            f"No machine has room for a client with runtime.cpus_per_client={cpus_per_client:g} and "
+            f"runtime.gpus_per_client={gpus_per_client:g}: there is one with {offered}. Lower them."
+        )
+
+
+def ray_nodes() -> list[dict[str, float]]:
+    """What each machine of the Ray cluster at RAY_ADDRESS offers; without a cluster, what this one does."""
+    address = os.environ.get("RAY_ADDRESS") or NO_CLUSTER
+    if address == NO_CLUSTER:
+        import torch  # takes seconds, and other verbs import this file
+
+        return [{"CPU": os.cpu_count() or 1, "GPU": torch.cuda.device_count()}]
+    # In a process of its own: Ray takes minutes to give an address up, and cannot be told to be quicker.
+    command = [sys.executable, "-c", ASK_CLUSTER]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=CLUSTER_PATIENCE)
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
+        raise UserError(
+            f"No Ray cluster answers at RAY_ADDRESS={address}: run this on one of its machines, with the "
+            "address that `ray start --head` has named, or unset RAY_ADDRESS."
+        ) from error
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def flower_environment(home: Path) -> dict[str, str]:
@@ -189,6 +223,8 @@ def flower_environment(home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; Flower's default is 1
+        # Left to itself Ray joins whatever cluster somebody has started on this machine.
+        "RAY_ADDRESS": inherited.get("RAY_ADDRESS") or NO_CLUSTER,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",  # every worker says which device it uses, in almost the same words
         # Nobody looks at Ray's metrics, and the workers that it starts in advance are never used,

@@ -145,7 +145,9 @@ def test_an_app_that_flower_refuses_is_refused_here_in_its_words(tmp_path: Path)
 needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 
 
-@pytest.mark.parametrize(("nodes", "cpus", "gpus"), [(0, 1, 0), (2, 0, 0), (2, 10_000, 0), (2, 1, -1)])
+@pytest.mark.parametrize(
+    ("nodes", "cpus", "gpus"), [(0, 1, 0), (2, 0, 0), (2, 10_000, 0), (2, 1, -1), (2, 1, 999)]
+)
 def test_impossible_resources_are_refused_before_anything_starts(
     tmp_path: Path, nodes: int, cpus: float, gpus: float
 ) -> None:
@@ -159,6 +161,37 @@ def test_impossible_resources_are_refused_before_anything_starts(
             work_dir=tmp_path / "work",
         )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no-address"])
+def test_a_cluster_that_is_not_there_is_named_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(simulation, "CLUSTER_PATIENCE", 3)
+    with pytest.raises(UserError, match=f"RAY_ADDRESS={address}"):
+        run_app(tmp_path, {}, num_supernodes=2, work_dir=tmp_path / "work")
+
+
+def test_a_run_joins_a_cluster_only_when_it_is_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert simulation.flower_environment(tmp_path)["RAY_ADDRESS"] == "local"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert simulation.flower_environment(tmp_path)["RAY_ADDRESS"] == "10.0.0.1:6379"
+
+
+def test_what_workers_of_other_machines_say_is_shown_as_what_those_here_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for where in ("pid=7", "pid=8, ip=10.0.0.2"):
+        simulation.show(f"(ClientAppActor {where}) INFO :      of Flower")
+        simulation.show(
+            f"(ClientAppActor {where}) Worker 7 trains on cpu and keeps its model and data loaded."
+        )
+    simulation.show("(raylet, ip=10.0.0.2) of Ray")
+    assert capsys.readouterr().out == 2 * "Worker 7 trains on cpu and keeps its model and data loaded.\n"
 
 
 def processes() -> dict[int, tuple[int, int, str]]:
