@@ -99,7 +99,11 @@ def train_privately(
         declared=int(node["declared-examples"]) if "declared-examples" in node else None,
         limit=float(node["max-epsilon"]) if "max-epsilon" in node else None,
     )
-    return client.take_part(start)
+    # Flower's state follows the client from machine to machine of a Ray cluster; its record may not.
+    client.check_record(int(str(context.state["privacy"]["rounds"])) if "privacy" in context.state else 0)
+    answer = client.take_part(start)
+    context.state["privacy"] = ConfigRecord({"rounds": client.rounds_paid()})
+    return answer
 
 
 def refusal(context: Context, config: Config, order: Order) -> str:

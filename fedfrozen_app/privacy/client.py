@@ -55,7 +55,7 @@ class PrivateClient:
                 "privacy=dp_sgd covers what all clients share, but this strategy keeps parts of the model on "
                 "the client: choose another strategy, or privacy=none."
             )
-        self.resident, self.client, self.order = resident, client, order
+        self.resident, self.client, self.order, self.folder = resident, client, order, folder
         self.file = BudgetFile(folder, client)
         self.units = units_of(resident, client)
         self._declared = declared
@@ -97,6 +97,20 @@ class PrivateClient:
         self.file.note({"round": self.order.round, "train_loss": loss})
         self.file.keep_reply(self.order.digest, arrays)
         return LocalResult(arrays, budget.declared, self._metrics(budget))
+
+    def rounds_paid(self) -> int:
+        """By the record."""
+        budget = self.file.read()
+        return 0 if budget is None else budget.rounds
+
+    def check_record(self, paid: int) -> None:
+        """`paid`: the rounds that this client is known to have paid for."""
+        if (recorded := self.rounds_paid()) < paid:
+            raise UserError(
+                f"Client {self.client} has paid for {paid} rounds, and its privacy record in {self.folder} "
+                f"knows of {recorded}, so that what it has spent is unknown: put the record back; on a Ray "
+                "cluster, set output_dir to a folder that all its machines share."
+            )
 
     # Money -----------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from strategies.aggregate import RunningMean
 from strategies.fedavg import FedAvg
 from strategies.record import RoundRecord
 from tests.conftest import same_bits
+from tests.runtime.test_wire import run_wired
 
 PRIVATE = ("privacy=dp_sgd", "privacy.seeded_noise=true", "client.local_steps=2")
 
@@ -267,6 +268,17 @@ def test_a_lost_record_is_no_fresh_budget(train, tmp_path):
         train(*words, "num_rounds=2", resume=True)
     with pytest.raises(UserError, match=r"client 0 has spent .* no record .*copy/privacy"):
         train(*words, "num_rounds=2", start, folder="fork")
+
+
+def test_a_client_that_moves_to_a_machine_without_its_record_spends_nothing_there(tmp_path, monkeypatch):
+    """As on a Ray cluster whose machines share no folder: there its epsilon would begin at 0 again."""
+
+    def move(server_round):
+        monkeypatch.setenv("FLWR_HOME", str(tmp_path / f"machine {server_round % 2}"))
+
+    with pytest.raises(UserError, match=r"Client 0 has paid for 1 rounds.* knows of 0.* machines share"):
+        run_wired(tmp_path, move, extra=["strategy=fedavg", *PRIVATE])
+    assert not list((tmp_path / "machine 0").rglob("*.json"))
 
 
 @pytest.mark.parametrize("weak", ["privacy.seeded_noise=true", "privacy.selection=unaccounted"])
