@@ -34,7 +34,14 @@ from fedfrozen_app.report.curves import read_rows
 from fedfrozen_app.report.output import write_outputs
 from fedfrozen_app.report.personal import tally, write_personal
 from fedfrozen_app.runtime import checkpoint
-from fedfrozen_app.runtime.hooks import BestModel, Checkpoints, MetricsFile, PrivacySpent, ShowProgress
+from fedfrozen_app.runtime.hooks import (
+    BestModel,
+    Checkpoints,
+    MetricsFile,
+    PrivacySpent,
+    ShowProgress,
+    WorkersAlive,
+)
 from fedfrozen_app.runtime.resident import Resident, make_card
 from fedfrozen_app.runtime.track import Tracking
 from strategies import STRATEGIES
@@ -180,7 +187,7 @@ def federate(
     strategy = STRATEGIES[config.strategy["name"]](
         Federation(talk, config.participation, config.seed, how, upload_keeper(config, folder), private),
         settings,
-        hooks=[best, *spent, saver, metrics, ShowProgress(progress), tracking],
+        hooks=[WorkersAlive(), best, *spent, saver, metrics, ShowProgress(progress), tracking],
         first_round=first_round,
         history=history,
     )

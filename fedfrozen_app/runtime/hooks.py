@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -12,14 +13,17 @@ from typing import Any
 
 from torch import Tensor
 
+from fedfrozen_app.errors import RunFailed
 from fedfrozen_app.report.console import Progress
 from fedfrozen_app.runtime import checkpoint
+from fedfrozen_app.runtime.resident import simulated
 from strategies.base import PlannedFedAvg
 from strategies.record import Row
 
 log = logging.getLogger(__name__)
 Outcome = tuple[bool, Row]
 BEST = "best.safetensors"
+DEAD_WORKER = re.compile(r"ray\.exceptions\.(ActorDied|OutOfMemory)Error")
 
 
 @dataclass
@@ -120,6 +124,23 @@ class PrivacySpent:
     def look_back(self, rows: list[Row]) -> None:
         for row in rows:
             self.spent.update(row.get("epsilon", {}))
+
+
+class WorkersAlive:
+    """Ends a simulation in which a Ray worker has died.
+
+    Flower starts no other and goes on handing orders to the dead one, which fails them at once and so takes
+    most of those of every later round.
+    """
+
+    def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
+        if simulated() and any(DEAD_WORKER.search(failure) for failure in row.get("failures", ())):
+            raise RunFailed(
+                f"A worker of Flower's simulation died in round {row['round']} (its machine was lost, or had "
+                "no memory left), and Flower starts no other: go on with `fedfrozen resume RUN`; with a "
+                "larger runtime.cpus_per_client fewer workers share a machine's memory."
+            )
+        return False, {}
 
 
 @dataclass

@@ -307,7 +307,7 @@ def _build_for(context: Context) -> Resident:
     path = node.get("data-path")
     if "model-path" in node:
         config = replace(config, model=replace(config.model, path=str(node["model-path"])))
-    if path is None and config.dataset.kind not in BUILT_IN and not _simulated():
+    if path is None and config.dataset.kind not in BUILT_IN and not simulated():
         raise UserError(
             "This node names no data of its own: start its SuperNode with "
             "--node-config 'data-path=\"/folder/of/this/site\"'."
@@ -332,7 +332,7 @@ def disk_cache(context: Context) -> Cache:
     return Cache(folder, limit_bytes=int(room * 1e9))
 
 
-def _simulated() -> bool:
-    """Whether this is a worker of Flower's simulation, where run and data are the same person's."""
-    ray = sys.modules.get("ray")  # Flower imports it in its workers, and nowhere else
+def simulated() -> bool:
+    """Whether this is a process of Flower's simulation, where run and data are the same person's."""
+    ray = sys.modules.get("ray")  # Flower imports it there, and nowhere else
     return ray is not None and ray.is_initialized()

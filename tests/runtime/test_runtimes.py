@@ -1,14 +1,21 @@
 """One app, three runtimes, one result: in process, Flower's simulation, real SuperNodes."""
 
+import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
+from subprocess import PIPE
 
 import pytest
 import torch
 
 from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.errors import RunFailed
+from fedfrozen_app.runtime import hooks
 from fedfrozen_app.runtime.simulation import app_folder
-from tests.conftest import SMALL, Run
+from tests.conftest import SMALL, Run, same_bits
 from tests.runtime.federation import deployed
 
 # A width and a learning rate at which accuracies move: at chance every comparison would pass.
@@ -47,6 +54,37 @@ def test_flower_simulation_equals_one_process(train, tmp_path):
     # Two workers answered three clients in two rounds, and each loaded the model and the data once.
     workers = re.findall(r"Worker (\d+) trains on cpu and keeps", (folder / "flower" / "run.log").read_text())
     assert len(workers) == len(set(workers)) == 2
+
+
+def test_a_dead_worker_ends_a_simulation_and_nothing_else(monkeypatch):
+    died = "Client 1 was set aside: it failed: <class 'ray.exceptions.ActorDiedError'>:<'The actor died'>."
+    sound, harmed = {"round": 4}, {"round": 5, "failures": [died]}
+    assert hooks.WorkersAlive().after_round(None, harmed) == (False, {})  # a site may say what it likes
+    monkeypatch.setattr(hooks, "simulated", lambda: True)
+    assert hooks.WorkersAlive().after_round(None, sound) == (False, {})
+    with pytest.raises(RunFailed, match="died in round 5"):
+        hooks.WorkersAlive().after_round(None, harmed)
+
+
+@pytest.mark.slow
+def test_a_run_whose_worker_was_killed_says_so_and_goes_on_to_the_same_bits(train, tmp_path):
+    words = ["num_rounds=8", "client.local_epochs=8"]
+    one, folder = train(*words, folder="one"), tmp_path / "flower"
+    command_line = [sys.executable, "-m", "fedfrozen_app", *SMALL, *words, "runtime=flower"]
+    command_line += [f"output_dir={folder}", f"hydra.run.dir={folder}"]
+    with subprocess.Popen(command_line, stdout=PIPE, stderr=PIPE, text=True) as process:
+        workers = []
+        for line in process.stdout:
+            workers += map(int, re.findall(r"^Worker (\d+) trains on", line))
+            if line.startswith("round 1/"):
+                os.kill(workers[-1], signal.SIGKILL)
+                break
+        said = "".join(process.communicate())
+    assert process.returncode == 1
+    assert "A worker of Flower's simulation died in round" in said and "fedfrozen resume" in said
+    assert all(row.get("clients_failed", 0) == 0 for row in Run(folder).rows)
+    assert command(["resume", str(folder)]) == 0
+    assert same_bits(one.model, Run(folder).model)
 
 
 @pytest.mark.slow  # tests/sites/test_deployed.py does the same with TLS and node keys in the default run
