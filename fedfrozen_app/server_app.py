@@ -156,7 +156,9 @@ def federate(
     else:
         check_fits(start.model, model)
         source = Path(config.start_from).parents[1] if config.start_from else folder
-        records = source / "privacy" if resident.shares.partition is not None else None
+        records = source / "privacy" if parts is not None else None
+        if parts is not None and STRATEGIES[config.strategy["name"]].personal:  # sites keep their own
+            checkpoint.check_private(start)
         check_start(plain, start.config, start.row, records)
         if config.start_from:
             carry_budgets(source / "privacy", folder / "privacy")

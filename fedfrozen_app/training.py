@@ -167,6 +167,8 @@ def _run_with_flower(
     folder: Path,
     start: checkpoint.Checkpoint | None,
 ) -> dict[str, Any]:
+    if start is not None and STRATEGIES[config.strategy["name"]].personal:
+        checkpoint.check_private(start)
     if start is not None and start.clients:
         raise UserError(
             "Clients of this run keep private state, which Flower's simulation forgets between runs: "

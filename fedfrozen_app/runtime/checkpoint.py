@@ -141,6 +141,15 @@ def newest_state(run: Path) -> dict[str, Any] | None:
     return json.loads((run / "checkpoints" / str(found[-1]) / "state.json").read_text()) if found else None
 
 
+def check_private(start: Checkpoint) -> None:
+    """Flower's simulation keeps clients' private arrays in its memory, where no checkpoint can reach them."""
+    if start.hooks.get("private") and not start.clients:
+        raise UserError(
+            "The checkpoint is of a run whose clients kept parts of the model in Flower's simulation, which "
+            "forgets them when it ends: start anew, with runtime=inprocess if the run is to be resumed."
+        )
+
+
 def dealt_otherwise(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
     """What differs in how two runs' configurations deal rows to clients; the same data may lie elsewhere."""
     here, there = (config | {"dataset": config["dataset"] | {"path": None}} for config in (now, before))

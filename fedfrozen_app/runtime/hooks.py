@@ -96,7 +96,7 @@ class Checkpoints:
             model=strategy.model,
             row=row,
             ledger=strategy.federation.talk.ledger.state_dict(),
-            hooks={"best": self.best.state_dict()},
+            hooks={"best": self.best.state_dict(), "private": bool(strategy.plan(number).private)},
             clients=self.client_state(),
             strategy=strategy.state(),
             metadata=self.best.metadata,

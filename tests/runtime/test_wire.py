@@ -26,6 +26,7 @@ from fedfrozen_app.runtime import resident as residents
 from fedfrozen_app.runtime.grid import InProcessGrid
 from fedfrozen_app.runtime.resident import Resident
 from fedfrozen_app.server_app import federate, gather
+from fedfrozen_app.training import resume
 from tests.conftest import SMALL, Run, same_bits
 
 ROUNDS = ["num_rounds=4", "strategy.warmup_rounds=2"]
@@ -93,6 +94,20 @@ def test_a_reply_lies_where_the_server_s_model_does():
     model = {"w": torch.zeros(2, device="meta")}
     ((_, reply),) = talk.round(order, list(talk.greet().items()), model, Traffic())
     assert reply.arrays["w"].device.type == "meta"
+
+
+def test_private_arrays_that_no_checkpoint_holds_are_not_begun_anew(train, tmp_path):
+    """As in Flower's simulation, whose nodes' state the server cannot see."""
+    words = ["strategy=local", "num_rounds=2"]
+    run_wired(tmp_path, extra=words)
+    with pytest.raises(UserError, match="forgets them"):
+        train(*words, "num_rounds=3", folder="wired", resume=True)
+    with pytest.raises(UserError, match="forgets them"):
+        resume([str(tmp_path / "wired"), "num_rounds=3", "runtime=flower"])
+    start = tmp_path / "wired" / "checkpoints" / "2"
+    assert (
+        train("strategy=fedavg", "num_rounds=3", f"from={start}", folder="fork").rows[-1]["clients_ok"] == 3
+    )
 
 
 @pytest.mark.parametrize("harm", ["nothing", "deleted", "damaged", "deleted again and again"])
