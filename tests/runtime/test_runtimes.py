@@ -3,9 +3,12 @@
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from contextlib import contextmanager
 from subprocess import PIPE
 
 import pytest
@@ -14,7 +17,7 @@ import torch
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.errors import RunFailed
 from fedfrozen_app.runtime import hooks
-from fedfrozen_app.runtime.simulation import app_folder
+from fedfrozen_app.runtime.simulation import app_folder, executable, free_port, ray_nodes
 from tests.conftest import SMALL, Run, same_bits
 from tests.runtime.federation import deployed
 
@@ -64,6 +67,43 @@ def test_a_dead_worker_ends_a_simulation_and_nothing_else(monkeypatch):
     assert hooks.WorkersAlive().after_round(None, sound) == (False, {})
     with pytest.raises(RunFailed, match="died in round 5"):
         hooks.WorkersAlive().after_round(None, harmed)
+
+
+@contextmanager
+def ray_cluster(nodes):
+    """A Ray cluster of so many nodes with one CPU each, all on this machine; gives its address."""
+    port, folder = free_port(), tempfile.mkdtemp(prefix="ray")  # a socket's path must be short
+    head = ["--head", f"--port={port}", f"--ray-client-server-port={free_port()}", f"--temp-dir={folder}"]
+    head += ["--include-dashboard=false", "--disable-usage-stats"]
+    started = []
+    try:
+        for words in [head] + (nodes - 1) * [[f"--address=127.0.0.1:{port}"]]:
+            command_line = [executable("ray"), "start", "--block", "--num-cpus=1", *words]
+            started.append(subprocess.Popen(command_line, stdout=PIPE, text=True, process_group=0))
+            assert any("block forever" in line for line in started[-1].stdout)
+        yield f"127.0.0.1:{port}"
+    finally:
+        for process in started:
+            os.killpg(process.pid, signal.SIGKILL)  # `ray stop` would end everybody's
+            process.communicate()
+        shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+def test_a_cluster_of_two_nodes_equals_one_process_and_outlives_the_run(train, tmp_path, monkeypatch):
+    one, folder = train(*MOVING, folder="one"), tmp_path / "flower"
+    with ray_cluster(nodes=2) as address:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        words = [*SMALL, *MOVING, "runtime=flower", f"output_dir={folder}", f"hydra.run.dir={folder}"]
+        assert command([*words, "runtime.cpus_per_client=2"]) == 2  # two CPUs there are, but not on one node
+        assert command(words) == 0
+        assert [node["CPU"] for node in ray_nodes()] == [1, 1]
+    assert same_bits(one.model, Run(folder).model)
+    for row, twin in zip(one.rows, Run(folder).rows, strict=True):
+        assert row.get("bytes_down") == twin.get("bytes_down")
+    # Of two workers with a CPU each, a node has room for one.
+    workers = re.findall(r"Worker (\d+) trains on cpu and keeps", (folder / "flower" / "run.log").read_text())
+    assert len(set(workers)) == 2
 
 
 @pytest.mark.slow
