@@ -40,7 +40,7 @@ def train(message: Message, context: Context) -> Message:
     order, sent = read_train(message)
     local = in_process(context)
     resident = resident_for(context)
-    if reason := refusal(context, resident.config, order):
+    if reason := refusal(context, resident.config, order) or incomplete(resident, order):
         return train_reply(message, Reply(order.digest, declined=reason), local=local)
     base, lacks = resident.cache.complete(order.base, sent, verify=not local)
     if lacks:
@@ -119,6 +119,13 @@ def refusal(context: Context, config: Config, order: Order) -> str:
             "choice of layers (max-epsilon)"
         )
     return ""
+
+
+def incomplete(resident: Resident, order: Order) -> str:
+    """Whether the order leaves part of the model unsaid: that would be what an earlier message loaded."""
+    said = {*order.base, *order.plan.private}
+    unsaid = [name for name in resident.exchanged if name not in said]
+    return f"declines: the order does not say what {unsaid[0]} is to be at its start" if unsaid else ""
 
 
 def client_name(context: Context) -> str:

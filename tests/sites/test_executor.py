@@ -147,6 +147,9 @@ def test_after_the_switch_a_site_that_keeps_its_kernel_takes_part(sites):
         (lambda order: replace(order, round=0.5 + order.round / 2), "round 1.0 of 1"),
         (lambda order: replace(order, plan=Plan.full([*order.plan.trained, "spy"])), "names spy"),
         (lambda order: replace(order, base=dict.fromkeys(order.base, "../../model")), "that is no digest"),
+        # Otherwise these would be whatever the site's model held before: nobody's values.
+        (lambda order: without_a_frozen_name(order), "does not say what vit.embeddings.cls_token is to be"),
+        (lambda order: as_judgement(without_a_frozen_name(order)), "what vit.embeddings.cls_token is to be"),
     ],
 )
 def test_an_order_of_another_kind_is_refused(sites, change, sentence):
@@ -160,6 +163,16 @@ def test_an_order_of_another_kind_is_refused(sites, change, sentence):
     with pytest.raises(RuntimeError, match=sentence):
         sites.train("num_rounds=1", "strategy.warmup_rounds=1", folder="changed", make_grid=Changed)
     assert sentence in events(sites)[-1]["reason"]
+
+
+def without_a_frozen_name(order):
+    name = "vit.embeddings.cls_token"
+    base = {key: value for key, value in order.base.items() if key != name}
+    return replace(order, plan=order.plan.freeze([name]), base=base)
+
+
+def as_judgement(order):
+    return replace(order, plan=replace(order.plan, shared=()), judge=True)
 
 
 def test_other_messages_are_refused(sites):
