@@ -43,7 +43,7 @@ class Aggregation:
 
 
 class HeldReplies(RunningMean):
-    """Checks replies as the mean does, but keeps each for itself; a mean over them gives the drift."""
+    """The mean of all replies, whose checks and drift hold here too, and beside it each reply for itself."""
 
     def __init__(
         self, how: Aggregation, model: Mapping[str, Tensor], group: Callable, gate: Gate | None
@@ -53,9 +53,7 @@ class HeldReplies(RunningMean):
         self._held: list[tuple[dict[str, Tensor], float]] = []
 
     def add(self, arrays: Mapping[str, Tensor], weight: float) -> str | None:
-        values = {name: tensor.clone() for name, tensor in arrays.items()}
-        # A mean of its own for the check: here a reply must not enter a sum before all are known.
-        refused = RunningMean(self._model, self._group, self.gate).add(dict(values), weight)
+        refused = super().add(copied(arrays), weight)
         if refused is None:
             self._held.append((dict(arrays), weight))
         return refused
@@ -67,18 +65,14 @@ class HeldReplies(RunningMean):
         return None
 
     def finish(self) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
-        chosen = self._held
-        if self._how.name == "krum" and chosen:
-            chosen = [chosen[number] for number in closest(self._held, self._how.malicious)]
-        # The mean over a copy: it turns what it is given into updates in place.
-        mean = RunningMean(self._model, self._group)
-        for arrays, weight in chosen:
-            mean.add({name: tensor.clone() for name, tensor in arrays.items()}, weight)
-        merged, drift = mean.finish()
-        if self._how.name != "krum":
-            merged = {name: self._combine(name) for name in merged}
-        self._held = []
-        return merged, drift
+        if self._how.name == "krum" and self._held:
+            mean = RunningMean(self._model, self._group)
+            for number in closest(self._held, self._how.malicious):
+                arrays, weight = self._held[number]
+                mean.add(copied(arrays), weight)
+            return mean.finish()
+        merged, drift = super().finish()
+        return {name: self._combine(name) for name in merged}, drift
 
     def _combine(self, name: str) -> Tensor:
         values = [arrays[name] for arrays, _ in self._held if name in arrays]
@@ -87,6 +81,11 @@ class HeldReplies(RunningMean):
             np.median(stacked, axis=0) if self._how.name == "median" else trim_mean(stacked, self._how.trim)
         )
         return torch.from_numpy(np.asarray(found)).to(values[0])
+
+
+def copied(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """For a mean, which turns what it is given into updates in place."""
+    return {name: tensor.clone() for name, tensor in arrays.items()}
 
 
 def closest(held: list[tuple[dict[str, Tensor], float]], malicious: int) -> list[int]:
