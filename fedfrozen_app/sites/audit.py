@@ -22,7 +22,7 @@ class AuditLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         entries = read_audit(path)
         self._last = entries[-1]["digest"] if entries else FIRST
-        self._sent = [entry["time"] for entry in entries if entry["event"] == "sent"]
+        self._sent = [entry["time"] for entry in entries if _is_new(entry)]
 
     def write(self, event: str, **details: Any) -> None:
         """On the disk when this returns: what is sent is on record before it is sent."""
@@ -42,14 +42,19 @@ class AuditLog:
         finally:
             os.close(handle)
         self._last = entry["digest"]
-        if event == "sent":
+        if _is_new(entry):
             self._sent.append(entry["time"])
 
     def sent_today(self) -> int:
-        """Updates sent in the last 24 hours."""
+        """Updates sent in the last 24 hours; one that was sent again counts once."""
         since = (_now() - datetime.timedelta(days=1)).isoformat()
         self._sent = [time for time in self._sent if time >= since]
         return len(self._sent)
+
+    def has_sent(self, run: str, order: str) -> bool:
+        """Whether this very order of the run was answered before; looked up in the file, as it is rare."""
+        wanted = ("sent", run, order)
+        return any((e["event"], e.get("run"), e.get("order")) == wanted for e in read_audit(self.path))
 
 
 def read_audit(path: Path) -> list[dict[str, Any]]:
@@ -73,6 +78,10 @@ def read_audit(path: Path) -> list[dict[str, Any]]:
         entries.append(entry)
         last = entry["digest"]
     return entries
+
+
+def _is_new(entry: dict[str, Any]) -> bool:
+    return entry["event"] == "sent" and not entry.get("again")
 
 
 def _digest(entry: dict[str, Any]) -> str:

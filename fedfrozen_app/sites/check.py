@@ -60,9 +60,10 @@ def audit(arguments: list[str]) -> None:
         head = f"{entry['time'][:19]}  {entry['event']:8}"
         if entry["event"] == "sent":
             epsilon = "" if entry["epsilon"] is None else f", epsilon {entry['epsilon']:g}"
+            again = ", again" if entry.get("again") else ""
             print(
                 f"{head}run {entry['run']} round {entry['round']}: {len(entry['arrays'])} arrays, "
-                f"{entry['bytes']} bytes from {entry['examples']} examples{epsilon}"
+                f"{entry['bytes']} bytes from {entry['examples']} examples{epsilon}{again}"
             )
         else:
             rest = {k: v for k, v in entry.items() if k not in UNTOLD}

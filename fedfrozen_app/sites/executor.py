@@ -38,7 +38,7 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import digest, to_record, to_tensors
 from fedfrozen_app.exchange.messages import read_reply, read_train, train_reply
 from fedfrozen_app.exchange.plan import Order
-from fedfrozen_app.runtime.resident import Resident, resident_for
+from fedfrozen_app.runtime.resident import resident_for
 from fedfrozen_app.sites.audit import AuditLog
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.policy import Policy, Run, read_run
@@ -104,9 +104,12 @@ class Executor:
             context.state["card"] = ConfigRecord({"json": card})
         resident = resident_for(context)
         examples = len(resident.rows(self.kit.name).train)
-        if problem := self._problem(order, run, policy, resident, examples):
+        if problem := policy.problem_of_order(order, run, resident.roles, examples):
             return self._refuse(message, problem, told)
         reply = None if order.judge else store.reply_to(order.round, order.digest)
+        again = reply is not None and self.audit.has_sent(run.id, order.digest)
+        if problem := self._used_up(order, run, policy, again):
+            return self._refuse(message, problem, told)
         if reply is None:
             answer = self._carry_out(message, context, order, store)
             reply = read_reply(answer)
@@ -121,6 +124,7 @@ class Executor:
         self.audit.write(
             "sent",
             **told,
+            again=again,
             asked={"trained": len(order.plan.trained), "private": len(order.plan.private)},
             arrays={name: digest(tensor) for name, tensor in reply.arrays.items()},
             bytes=sum(tensor.numel() * tensor.element_size() for tensor in reply.arrays.values()),
@@ -131,12 +135,9 @@ class Executor:
         )
         return train_reply(message, reply, local=False)
 
-    def _problem(
-        self, order: Order, run: Run, policy: Policy, resident: Resident, examples: int
-    ) -> str | None:
-        if problem := policy.problem_of_order(order, run, resident.roles, examples):
-            return problem
-        if self.audit.sent_today() >= policy.rounds_per_day:
+    def _used_up(self, order: Order, run: Run, policy: Policy, again: bool) -> str | None:
+        """Why the site has given all it gives; the same update once more takes nothing."""
+        if not again and self.audit.sent_today() >= policy.rounds_per_day:
             return f"it has sent {policy.rounds_per_day} updates in 24 hours, and that is all it gives"
         if run.epsilon is not None:
             return self.budget.problem(

@@ -251,9 +251,37 @@ def test_asked_twice_a_site_sends_the_same_reply_and_works_once(sites, monkeypat
 
     once = sites.train(*ROUNDS, "run_id=once", folder="once")
     trained.clear()
+    for name in sites.names:  # the same update once more gives nothing more away
+        sites.change(name, "policy.yaml", rounds_per_day=6)
     twice = sites.train(*ROUNDS, "run_id=twice", folder="twice", make_grid=Twice)
     assert trained == ["north", "south", "west"] * 3
     assert same_bits(once.model, twice.model)
+    log = [entry for entry in events(sites) if entry["event"] == "sent"]
+    assert [(entry["round"], entry["again"]) for entry in log[3:]] == [
+        (n, a) for n in (1, 2, 3) for a in (0, 1)
+    ]
+    assert AuditLog(sites.kit("north").audit).sent_today() == sites.executors["north"].audit.sent_today() == 6
+
+
+def test_an_update_that_was_kept_and_never_sent_counts_when_it_is(sites, monkeypatch):
+    real = AuditLog.write
+
+    def write(self, event, **details):
+        if event == "sent" and not failed:
+            failed.append(event)
+            raise OSError("no room for the line")
+        real(self, event, **details)
+
+    class Twice(SiteGrid):
+        def _answer(self, message):
+            first = super()._answer(message)
+            return super()._answer(message) if first.has_error() else first
+
+    failed: list[str] = []
+    monkeypatch.setattr(AuditLog, "write", write)
+    sites.train("num_rounds=1", "strategy.warmup_rounds=1", make_grid=Twice)
+    assert [entry["event"] for entry in events(sites)] == ["hello", "failed", "sent"]
+    assert sites.executors["north"].audit.sent_today() == 1
 
 
 @pytest.mark.parametrize(
