@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import hydra
 from hydra import compose, initialize_config_dir
+from hydra._internal.utils import get_args_parser  # internal
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import (
     ConfigCompositionException,
@@ -25,6 +26,7 @@ from hydra.errors import (
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.errors import UserError
 
 # torch and the strategies take seconds to import, and whoever only lists runs needs neither.
@@ -221,7 +223,10 @@ def with_hydra(
     job: Callable[[DictConfig], float | None], arguments: list[str], *, name: str = "config", verb: str = ""
 ) -> None:
     """Let Hydra read the command line and call `job`; what it cannot compose is a `UserError`."""
-    sys.argv = [f"fedfrozen {verb}".rstrip(), *arguments]
+    program = f"fedfrozen {verb}".rstrip()
+    # Hydra's own parser, asked first: Hydra itself would print its usage.
+    Arguments(prog=program, parents=[get_args_parser()], add_help=False).parse_args(arguments)
+    sys.argv = [program, *arguments]
     try:
         hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")(job)()
     except (HydraException, OmegaConfBaseException) as error:

@@ -1,11 +1,11 @@
 """`fedfrozen compare DIR...`: tables in the terminal and as files beside the runs."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.compare.collect import TESTED, collect
 from fedfrozen_app.compare.model import Comparison
 from fedfrozen_app.compare.tables import footnotes, runs_csv, to_csv, to_latex, to_markdown, to_terminal
@@ -15,7 +15,7 @@ from fedfrozen_app.runtime.checkpoint import replace_file
 
 def compare(arguments: list[str]) -> None:
     """`fedfrozen compare DIR... [--baseline KEY=VALUE ...] [--target X] [--figure F] [--out DIR]`."""
-    parser = argparse.ArgumentParser(
+    parser = Arguments(
         prog="fedfrozen compare",
         description="Compare finished runs: grouped by everything but the seed, tested against a baseline.",
     )

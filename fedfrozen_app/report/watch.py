@@ -4,16 +4,15 @@ The server listens on this machine only, and answers only those who call it by t
 elsewhere that gets a browser to ask for it (DNS rebinding) is refused.
 """
 
-import argparse
 import hashlib
 import threading
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NoReturn
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.compare.runs import run_folders
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.report.comparison import linked
@@ -139,15 +138,10 @@ class _Handler(BaseHTTPRequestHandler):
         """A line a request would bury the terminal."""
 
 
-def _words(verb: str, description: str) -> argparse.ArgumentParser:
-    parser = _Words(prog=f"fedfrozen {verb}", description=description)
+def _words(verb: str, description: str) -> Arguments:
+    parser = Arguments(prog=f"fedfrozen {verb}", description=description)
     parser.add_argument("folder", metavar="DIR", help="the folder of a run, or one that holds runs")
     return parser
-
-
-class _Words(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message[0].upper()}{message[1:]}: see {self.prog} --help.")
 
 
 def _existing(word: str) -> Path:

@@ -1,6 +1,5 @@
 """`fedfrozen site check [KIT]`: in plain words, whether this site can take part; `site audit`: its record."""
 
-import argparse
 import datetime
 import json
 import shutil
@@ -21,6 +20,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes  # internal
 from flwr.supernode.fleet_http_client import FleetHttpClient  # internal
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # internal
 
+from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus
 from fedfrozen_app.errors import UserError
@@ -37,7 +37,7 @@ UNTOLD = ("time", "event", "previous", "digest", "bundle")  # of an entry, where
 
 def main(arguments: list[str]) -> None:
     """The verb: every check on its own line; exit code 2 when one of them fails."""
-    parser = argparse.ArgumentParser("fedfrozen site check", description=__doc__)
+    parser = Arguments("fedfrozen site check", description=__doc__)
     parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
     kit = Kit.read(parser.parse_args(arguments).kit)
     failed = 0
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> None:
 
 def audit(arguments: list[str]) -> None:
     """`fedfrozen site audit [KIT]`: the audit log, one line an event."""
-    parser = argparse.ArgumentParser("fedfrozen site audit", description="What was asked, sent and refused.")
+    parser = Arguments("fedfrozen site audit", description="What was asked, sent and refused.")
     parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
     kit = Kit.read(parser.parse_args(arguments).kit)
     for entry in read_audit(kit.audit):

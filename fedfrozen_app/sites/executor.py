@@ -5,7 +5,6 @@ model and the data loaded, runs the ClientApp of the package installed here, nev
 site's policy before anything runs. Names marked internal are no public API of Flower's.
 """
 
-import argparse
 import fcntl
 import hashlib
 import logging
@@ -34,6 +33,7 @@ from flwr.supercore.runtime import RuntimeHttpClient  # internal
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output  # internal
 
 from fedfrozen_app import client_app
+from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import digest, to_record, to_tensors
 from fedfrozen_app.exchange.messages import read_reply, read_train, train_reply
@@ -232,7 +232,7 @@ def alone(kit: Kit) -> Iterator[None]:
 
 def main(arguments: list[str]) -> None:
     """`fedfrozen site exec [KIT]`."""
-    parser = argparse.ArgumentParser("fedfrozen site exec", description="The resident executor of a site.")
+    parser = Arguments("fedfrozen site exec", description="The resident executor of a site.")
     parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
     kit = Kit.read(parser.parse_args(arguments).kit)
     try:

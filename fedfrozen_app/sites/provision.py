@@ -8,7 +8,6 @@ Run again with the same folder it keeps what is there and adds what is missing, 
 in the file; `--renew PARTY` makes that party's certificate or keys anew.
 """
 
-import argparse
 import datetime
 import hashlib
 import ipaddress
@@ -27,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from flwr.cli.build import build_fab_from_disk
 
+from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.runtime.simulation import app_folder
 from fedfrozen_app.sites import templates
@@ -64,7 +64,7 @@ class Plan:
 
 def provision(arguments: list[str]) -> None:
     """The verb."""
-    parser = argparse.ArgumentParser("fedfrozen provision", description=__doc__)
+    parser = Arguments("fedfrozen provision", description=__doc__)
     parser.add_argument("federation", type=Path, help="YAML file: server: {address, port}, sites: [names]")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the kits")
     parser.add_argument(

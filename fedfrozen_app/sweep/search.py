@@ -8,7 +8,6 @@ There is no database: the sampler is seeded and finished runs are kept, so the s
 same results, asks the same questions, and goes on where it stopped.
 """
 
-import argparse
 import json
 import shlex
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 from joblib import Parallel, delayed
 from rich.console import Console
 
+from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.config import compose_config, resolved, settle_paths
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.logs import prepare_logging
@@ -36,7 +36,7 @@ def search(arguments: list[str]) -> None:
         import optuna
     except ImportError as error:
         raise UserError('Searching needs Optuna: pip install "fedfrozen[search]".') from error
-    parser = argparse.ArgumentParser(prog="fedfrozen search", description="Search settings with Optuna.")
+    parser = Arguments(prog="fedfrozen search", description="Search settings with Optuna.")
     parser.add_argument("--trials", type=int, default=20, help="how many runs; default: 20")
     parser.add_argument("--jobs", type=int, default=1, help="how many at once; default: 1")
     parser.add_argument("--seed", type=int, default=0, help="of the sampler, not of the runs; default: 0")

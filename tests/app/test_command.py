@@ -63,6 +63,14 @@ from tests.conftest import SMALL, Run, full_disk
         (["strategy=fedavg", "strategy.warmup_rounds=1"], "The chosen strategy has no key"),
         (["resume", "nowhere"], "There is no run folder nowhere"),
         (["export", "nowhere", "there"], "There is no run folder nowhere"),
+        (["--bogus"], "Unrecognized arguments: --bogus: see fedfrozen --help."),
+        (["-m", "--bogus", "seed=0,1"], "Unrecognized arguments: --bogus: see fedfrozen --help."),
+        (["theory", "--bogus"], "Unrecognized arguments: --bogus: see fedfrozen theory --help."),
+        (["compare", "nowhere", "--bogus"], "arguments: --bogus: see fedfrozen compare --help."),
+        (["compare", "--figure", "mean"], "see fedfrozen compare --help."),
+        (["provision", "federation.yaml"], "are required: -o/--output: see fedfrozen provision --help."),
+        (["site", "check", "--bogus"], "Unrecognized arguments: --bogus: see fedfrozen site check --help."),
+        (["search", "--trials", "many"], "invalid int value: 'many': see fedfrozen search --help."),
     ],
 )
 def test_bad_input_is_one_sentence_and_exit_code_2(overrides, told, capsys, monkeypatch, tmp_path):
