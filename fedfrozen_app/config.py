@@ -8,7 +8,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -448,20 +448,20 @@ def absolute_paths(plain: dict[str, Any]) -> dict[str, str]:
     return {key: str(Path(value).expanduser().resolve()) for key, value in found.items()}
 
 
-def settle_paths(plain: dict[str, Any]) -> list[str]:
-    """Make the paths to data and models absolute in `plain`, and return the overrides that say so.
+def settled(composed: DictConfig, overrides: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
+    """What a run keeps of its configuration: resolved, and as overrides; both with absolute paths.
 
     Whoever resumes or evaluates the run from another directory means the same files.
     """
+    plain, words = resolved(composed), list(overrides)
     found = {key: path for key, path in absolute_paths(plain).items() if key != "output_dir"}
-    words = []
     for key, path in found.items():
         group, _, name = key.rpartition(".")
         place = plain[group] if group else plain
         if place[name] != path:
             place[name] = path
             words.append(quoted(key, path))
-    return words
+    return plain, words
 
 
 def quoted(key: str, value: str) -> str:

@@ -20,7 +20,7 @@ from fedfrozen_app.config import (
     quoted,
     read,
     resolved,
-    settle_paths,
+    settled,
     with_hydra,
 )
 from fedfrozen_app.data.federated import load_corpus, share_out
@@ -55,9 +55,8 @@ def train(arguments: list[str]) -> None:
     def job(composed: DictConfig) -> float | None:
         nonlocal begun
         begun = True
-        plain = resolved(composed)
         settings = HydraConfig.get()
-        overrides = [*settings.overrides.task, *settle_paths(plain)]
+        plain, overrides = settled(composed, settings.overrides.task)
         folder = Path(plain["output_dir"] or settings.runtime.output_dir).expanduser().resolve()
         try:
             _check_writable(folder)
@@ -82,8 +81,8 @@ def resume(arguments: list[str]) -> None:
     """`fedfrozen resume RUN [OVERRIDES]`: go on after the run's newest checkpoint, in the same folder."""
     run, extra = run_folder("resume", arguments)
     start = checkpoint.newest(run)
-    overrides = start.overrides + extra
-    plain = resolved(compose_config(overrides))
+    words = start.overrides + extra
+    plain, overrides = settled(compose_config(words), words)
     config = read(plain | {"from": None})  # a fork goes on from its own rows, not its origin's
     before = status.read(run)
     # A run that stopped while it wrote its results has them written now.

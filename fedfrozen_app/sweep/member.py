@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from fedfrozen_app.config import Config, read, resolved, settle_paths
+from fedfrozen_app.config import Config, read, settled
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.report.curves import read_rows
@@ -27,11 +27,9 @@ def member(composed: DictConfig) -> float | None:
     prepare_logging()  # a launcher's process begins without it
     logging.getLogger("flwr").setLevel(logging.WARNING)
     settings = HydraConfig.get()
-    overrides = list(settings.overrides.task)
-    log.info("Run %s: %s", settings.job.num, " ".join(overrides))
+    log.info("Run %s: %s", settings.job.num, " ".join(settings.overrides.task))
     wanted = Path(settings.runtime.output_dir).resolve()
-    plain = resolved(composed)
-    overrides += settle_paths(plain)
+    plain, overrides = settled(composed, settings.overrides.task)
     return run_member(plain, overrides, wanted, os.environ.get(TOKEN, ""))
 
 

@@ -20,7 +20,7 @@ from joblib import Parallel, delayed
 from rich.console import Console
 
 from fedfrozen_app.arguments import Arguments
-from fedfrozen_app.config import compose_config, resolved, settle_paths
+from fedfrozen_app.config import compose_config, resolved, settled
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.runtime.checkpoint import replace_file
@@ -91,8 +91,7 @@ def search(arguments: list[str]) -> None:
 
 def attempt(line: list[str], folder: Path, token: str) -> float | None:
     prepare_logging()
-    plain = resolved(compose_config(line))
-    return run_member(plain, [*line, *settle_paths(plain)], folder, token)
+    return run_member(*settled(compose_config(line), line), folder, token)
 
 
 def question(word: Override) -> Ask | None:

@@ -249,8 +249,11 @@ def test_a_run_finds_its_files_from_another_directory(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path / "elsewhere")
     capsys.readouterr()
     assert command(["resume", "../here/fork", "num_rounds=3"]) == 0
+    (tmp_path / "here" / "notes.csv").rename(tmp_path / "here" / "moved.csv")
+    assert command(["resume", "../here/fork", "num_rounds=4", "dataset.path=../here/moved.csv"]) == 0
+    monkeypatch.chdir(tmp_path)
     capsys.readouterr()
-    assert command(["evaluate", "../here/fork"]) == 0
+    assert command(["evaluate", "here/fork"]) == 0
     assert json.loads(capsys.readouterr().out)["examples"] == 12
 
 
