@@ -87,6 +87,8 @@ class Sites:
         talk.roles = resident.roles
         target = self.folder / folder
         start = checkpoint.newest(target) if resume else None
+        if config.start_from is not None:
+            start = checkpoint.read(Path(config.start_from))
         federate(config, plain, words, talk, resident, target, start=start)
         return Run(target)
 

@@ -323,6 +323,18 @@ def test_private_state_survives_restarts_and_no_round_counts_twice(sites, strate
             assert not both[0].exists() or both[0].read_bytes() == both[1].read_bytes()
 
 
+@pytest.mark.parametrize("strategy", ["local", "fedfrozen"])
+def test_a_fork_says_that_sites_begin_their_private_parts_afresh(sites, caplog, strategy):
+    words = (f"strategy={strategy}", "checkpoint.keep=9")
+    sites.train(*words, "num_rounds=2", "run_id=origin", folder="origin")
+    told = "the sites' private parts begin afresh"
+    sites.train(*words, "num_rounds=3", "run_id=origin", folder="origin", resume=True)
+    assert told not in caplog.text
+    origin = sites.folder / "origin" / "checkpoints" / "2"
+    sites.train(*words, "num_rounds=3", "run_id=fork", f"from={origin}", folder="fork")
+    assert caplog.text.count(told) == (strategy == "local")
+
+
 def test_what_a_site_kept_is_not_shared_when_the_next_plan_keeps_another_part(sites):
     """The server's second order asks for the head that it let the sites keep in the first."""
     asked = {}
