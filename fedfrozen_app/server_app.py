@@ -44,6 +44,7 @@ from fedfrozen_app.runtime.hooks import (
 )
 from fedfrozen_app.runtime.resident import Resident, make_card
 from fedfrozen_app.runtime.track import Tracking
+from fedfrozen_app.words import counted
 from strategies import STRATEGIES
 from strategies.base import Federation, PlannedFedAvg
 from strategies.cohort import cohort_size
@@ -89,12 +90,13 @@ def gather(talk: Conversation, config: Config) -> int | None:
     (count,) = splits
     if config.num_clients is not None and config.num_clients != count:
         raise UserError(
-            f"num_clients={config.num_clients} was asked for, but there are {count} nodes: use "
-            f"--federation-config 'num-supernodes={config.num_clients}', or leave num_clients out."
+            f"num_clients={config.num_clients} was asked for, but the federation has "
+            f"{counted(count, 'node')}: use --federation-config 'num-supernodes={config.num_clients}', "
+            "or leave num_clients out."
         )
     if config.num_clients is None:
         log.info(
-            "The data are split over the %d nodes there are; for more, use "
+            "The data are split over the nodes there are (%d); for more, use "
             "--federation-config 'num-supernodes=10'.",
             count,
         )

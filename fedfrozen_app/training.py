@@ -36,6 +36,7 @@ from fedfrozen_app.runtime.simulation import app_folder, run_app, show
 from fedfrozen_app.runtime.track import check_installed
 from fedfrozen_app.server_app import check_fits
 from fedfrozen_app.sweep import status
+from fedfrozen_app.words import counted
 from strategies import STRATEGIES
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,8 @@ def resume(arguments: list[str]) -> None:
     complete = before is None or before.state == "complete"
     if start.round > config.num_rounds or (start.round == config.num_rounds and complete):
         raise UserError(
-            f"{run} has already finished its {start.round} rounds: add num_rounds=N to go on to round N."
+            f"{run} has already finished its {counted(start.round, 'round')}: add num_rounds=N to go on to "
+            "round N."
         )
     log.info("Going on after round %d.", start.round)
     with status.recorded(run, plain, overrides):
@@ -189,7 +191,7 @@ def _run_with_flower(
         f"num_clients={count}",
     ]
     work = folder / "flower"
-    log.info("Starting Flower's simulation with %d nodes; its logs go to %s.", count, work)
+    log.info("Starting Flower's simulation with %s; its logs go to %s.", counted(count, "node"), work)
     run_app(
         app_folder(work),
         {"overrides": shlex.join(words), "output-dir": str(folder)},

@@ -36,6 +36,7 @@ from fedfrozen_app.report.curves import read_rows
 from fedfrozen_app.report.output import replace_file
 from fedfrozen_app.runtime.resident import Resident
 from fedfrozen_app.training import load_run, run_folder
+from fedfrozen_app.words import counted
 
 
 @dataclass
@@ -185,7 +186,7 @@ def as_grid(found: dict[str, Any]) -> Grid:
         else f"claimed for these steps: {claim:.3f} per {canaries['privacy_unit']}"
     )
     grid.add_row(
-        f"canaries, {canaries['steps']} steps",
+        f"canaries, {counted(canaries['steps'], 'step')}",
         f"{canaries['right']} of {canaries['guesses']} guesses right",
         f"epsilon above {canaries['epsilon_lower']:.3f}; {told}",
     )

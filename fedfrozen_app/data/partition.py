@@ -22,6 +22,7 @@ import numpy as np
 from datasets import Dataset
 
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.words import counted
 
 if TYPE_CHECKING:
     from flwr_datasets.partitioner import Partitioner
@@ -196,7 +197,7 @@ def _dirichlet(
         clients, moved = _fill_up(clients, spec.min_size)
         title += (
             f" left {short} of {count} clients under {spec.min_size} examples; "
-            f"moved {moved} example{'s' if moved > 1 else ''} from the largest clients"
+            f"moved {counted(moved, 'example')} from the largest clients"
         )
     elif complaints:
         title += f", drawn {len(complaints) + 1} times for the minimum size"
@@ -312,4 +313,4 @@ def _groups(values: np.ndarray, column: str) -> dict[str, np.ndarray]:
 def _sizes(indices: tuple[np.ndarray, ...] | list[np.ndarray]) -> str:
     sizes = [len(rows) for rows in indices]
     spread = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-    return f"{len(sizes)} client{'s' if len(sizes) > 1 else ''} with {spread} examples"
+    return f"{counted(len(sizes), 'client')} with {spread} examples"

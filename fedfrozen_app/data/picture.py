@@ -14,6 +14,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
+from fedfrozen_app.words import counted
+
 MAX_BARS = 30  # more clients than this are drawn as a heat map
 MAX_STACKED = 20  # and more classes than this too: stacks of more colours cannot be told apart
 
@@ -42,8 +44,7 @@ def label_picture(counts: np.ndarray, classes: Sequence[str], names: Sequence[st
         rows = range(0, clients, _step(clients, 40))
         axes.set_yticks(rows, [_short(names[row], 22) for row in rows])
     axes.set_ylabel("client")
-    who = "1 client" if clients == 1 else f"{clients} clients"
-    axes.set_title(f"Labels of {who}, {int(counts.sum()):,} examples", loc="left")
+    axes.set_title(f"Labels of {counted(clients, 'client')}, {int(counts.sum()):,} examples", loc="left")
     figure.savefig(path, format="png")
 
 

@@ -28,6 +28,7 @@ from fedfrozen_app.exchange.messages import (
 from fedfrozen_app.exchange.plan import Order
 from fedfrozen_app.exchange.prune import restore
 from fedfrozen_app.models.roles import Role
+from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +97,8 @@ class Conversation:
                 return names
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"Only {len(names)} of {count} nodes appeared within {timeout:g} s: start the others, "
-                    "or lower runtime.min_nodes, or raise runtime.node_timeout."
+                    f"Only {len(names)} of {counted(count, 'node')} appeared within {timeout:g} s: start "
+                    "the others, or lower runtime.min_nodes, or raise runtime.node_timeout."
                     + "".join(f" Node {node}: {reason}." for node, reason in self.refusals.items())
                 )
             time.sleep(0.5)
@@ -156,7 +157,8 @@ class Conversation:
             if isinstance(reply, str) or not reply.lacks or reply.order != order.digest:
                 break
             wanted = [name for name in order.base if everything or name in reply.lacks]
-            log.info("Client %s lacks %d arrays: sending %d.", client, len(reply.lacks), len(wanted))
+            lacking = counted(len(reply.lacks), "array")
+            log.info("Client %s lacks %s: sending %d.", client, lacking, len(wanted))
             (again,) = self._push([self._order_message(node, order, wanted, model, traffic)])
             reply = self._read(self._pull(again, deadline), traffic)
         if isinstance(reply, str):
@@ -164,7 +166,7 @@ class Conversation:
         if reply.declined:
             return reply.declined
         if reply.lacks:
-            return f"still lacks {len(reply.lacks)} arrays after all were sent"
+            return f"still lacks {counted(len(reply.lacks), 'array')} after all were sent"
         if order.keep < 1:
             try:
                 reply.arrays = restore(reply.arrays, model, order.keep, self.roles)

@@ -19,6 +19,7 @@ from fedfrozen_app.config import Config, compose_config, conf_dir, read, resolve
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.report.console import human_bytes
 from fedfrozen_app.report.summary import versions
+from fedfrozen_app.words import counted
 
 LITTLE_DISK = 2e9  # bytes
 SIGNS = {"good": "[green]ok[/]", "doubt": "[yellow]look[/]", "bad": "[red]bad[/]"}
@@ -52,8 +53,9 @@ def examine(overrides: list[str]) -> Iterator[Finding]:
     yield Finding("Python", "good", sys.executable)
     yield from packages()
     yield gpu()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield Finding("CPU", "good", f"{cores} cores, torch uses {torch.get_num_threads()} threads")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = counted(torch.get_num_threads(), "thread")
+    yield Finding("CPU", "good", f"{counted(cores, 'core')}, torch uses {threads}")
     yield Finding("Settings", "good", str(conf_dir()))
     yield writable("Flower's folder", get_flwr_home())
     yield writable("Results", Path("outputs").resolve())

@@ -11,6 +11,7 @@ from fedfrozen_app.exchange.prune import MASK
 from fedfrozen_app.housekeeping.forecast import Bytes, Forecast, Stage, forecast
 from fedfrozen_app.models.roles import KINDS
 from fedfrozen_app.report.console import human_bytes
+from fedfrozen_app.words import counted
 
 
 def plan(arguments: list[str]) -> None:
@@ -23,9 +24,10 @@ def plan(arguments: list[str]) -> None:
         return
     console = Console()
     total = sum(found.parameters.values())
+    size = f"{counted(found.clients, 'client')}, {counted(config.num_rounds, 'round')}"
     console.print(
         f"{config.strategy['name']}, {config.model.name}, {config.dataset.name}: {total:,} parameters "
-        f"({human_bytes(sum(found.model.values()))}), {found.clients} clients, {config.num_rounds} rounds.",
+        f"({human_bytes(sum(found.model.values()))}), {size}.",
         highlight=False,
         markup=False,
     )
@@ -47,7 +49,7 @@ def plan(arguments: list[str]) -> None:
 def stage_table(stage: Stage, found: Forecast) -> Table:
     """A row a role, for one client in one round."""
     trained = f"{stage.trained_params:,} parameters trained"
-    title = f"{stage.name}: {stage.rounds} rounds, {trained}; one client, one round"
+    title = f"{stage.name}: {counted(stage.rounds, 'round')}, {trained}; one client, one round"
     table = Table(title=Text(title), title_justify="left")
     table.add_column("role")
     for heading in ("params", "trained", "sent up", "sent down (mean)", "frozen", "private"):

@@ -16,6 +16,7 @@ from fedfrozen_app.report.console import closing_table, human_bytes
 from fedfrozen_app.report.curves import read_rows
 from fedfrozen_app.sweep import status
 from fedfrozen_app.sweep.table import read_summary, result_cells, state_of
+from fedfrozen_app.words import counted
 
 USUAL = Path("outputs")
 
@@ -67,8 +68,8 @@ def show_run(arguments: list[str]) -> None:
     else:
         rows = read_rows(folder) if (folder / "metrics.jsonl").is_file() else []
         sent = human_bytes(sum(row.get("bytes_up") or 0 for row in rows))
-        done = rows[-1]["round"] if rows else 0
-        console.print(f"{folder}: {done} rounds done, {sent} sent up.", highlight=False, markup=False)
+        done = counted(rows[-1]["round"] if rows else 0, "round")
+        console.print(f"{folder}: {done} done, {sent} sent up.", highlight=False, markup=False)
     facts: dict[str, Any] = {"Status": how_it_stands(folder, summary), "Command": _command(folder, summary)}
     if summary:
         facts |= {"Device": summary.get("device"), "Commit": summary.get("git_commit")}

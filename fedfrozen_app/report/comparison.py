@@ -14,6 +14,7 @@ from fedfrozen_app.report.charts import Chart, chart, curve, rounded
 from fedfrozen_app.report.console import human_bytes
 from fedfrozen_app.report.curves import Row, Series, number
 from fedfrozen_app.report.html import box, cards, document, figures, fold, pairs, raw_table, save, table, text
+from fedfrozen_app.words import counted
 
 # Okabe and Ito's, the darkest first; strokes tell apart what one colour shares.
 COLOURS = ("blue", "vermillion", "green", "purple", "orange", "sky", "ink2", "olive")
@@ -194,7 +195,8 @@ def _name(summary: dict[str, Any], part: str) -> str:
 def _setting(comparison: Comparison) -> str:
     seeds = {run.seed for group in comparison.groups for run in group.runs}
     runs = sum(len(group.runs) for group in comparison.groups)
-    words = [f"{len(comparison.groups)} groups", f"{runs} finished runs", f"{len(seeds)} seeds"]
+    counts = ((len(comparison.groups), "group"), (runs, "finished run"), (len(seeds), "seed"))
+    words = [counted(number, noun) for number, noun in counts]
     if comparison.baseline:
         told = " ".join(f"{key.removesuffix('.name')}={value}" for key, value in comparison.baseline.items())
         words.append(f"baseline {told}")
@@ -217,7 +219,8 @@ def _cards(comparison: Comparison) -> str:
     verdicts = [group.test.verdict for group in comparison.groups if group.test]
     if verdicts:
         for word in ("better", "worse"):
-            found.append((str(verdicts.count(word)), f"of {len(verdicts)} groups {word} than the baseline"))
+            told = f"of {counted(len(verdicts), 'group')} {word} than the baseline"
+            found.append((str(verdicts.count(word)), told))
     return cards(found)
 
 

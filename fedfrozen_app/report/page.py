@@ -39,6 +39,7 @@ from fedfrozen_app.report.html import (
     text,
 )
 from fedfrozen_app.report.summary import read_summary
+from fedfrozen_app.words import counted
 
 
 def write_report(run_dir: Path) -> Path:
@@ -74,7 +75,7 @@ def render(
 {_client_table(rows)}
 {_failures(rows)}
 <h2>Rounds</h2>
-{fold(f"Every round ({len(rows)} rows)", _round_table(rows))}
+{fold(f"Every round ({counted(len(rows), 'row')})", _round_table(rows))}
 <h2>To repeat it</h2>
 {_repeat(summary)}"""
     return document(title, header, main, charts, version=version)
@@ -84,8 +85,8 @@ def _setting(summary: dict[str, Any]) -> str:
     config = summary.get("config") or {}
     partition = config.get("partition") or {}
     words = []
-    if "num_clients" in config:
-        words.append(f"{config['num_clients']} clients")
+    if config.get("num_clients") is not None:  # sites come and go
+        words.append(counted(config["num_clients"], "client"))
     if "participation" in config:
         words.append(f"participation {text(config['participation'])}")
     if isinstance(partition, dict) and "name" in partition:

@@ -19,6 +19,7 @@ from fedfrozen_app.runtime.sequential import seeded
 from fedfrozen_app.runtime.slots import Turn, cheapest_size, lay_out, num_batches, take_turns
 from fedfrozen_app.runtime.step import Step
 from fedfrozen_app.seeds import seed_for
+from fedfrozen_app.words import counted
 
 if TYPE_CHECKING:
     from fedfrozen_app.runtime.resident import Resident
@@ -124,7 +125,9 @@ class CohortRunner:
             counts = [num_batches(self.resident, client) for client in clients]
             self._slots = cheapest_size(counts, self._largest(clients, order))
             if self._slots < len(clients):
-                log.info("The cohort of %d trains %d clients at a time.", len(clients), self._slots)
+                log.info(
+                    "The cohort of %d trains %s at a time.", len(clients), counted(self._slots, "client")
+                )
         return self._slots
 
     def _largest(self, clients: Sequence[str], order: Order) -> int:

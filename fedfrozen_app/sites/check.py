@@ -28,6 +28,7 @@ from fedfrozen_app.sites.audit import read_audit
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.store import Budget
+from fedfrozen_app.words import counted
 
 MIN_FREE_GB = 2.0
 EXPIRED = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
@@ -62,8 +63,8 @@ def audit(arguments: list[str]) -> None:
             epsilon = "" if entry["epsilon"] is None else f", epsilon {entry['epsilon']:g}"
             again = ", again" if entry.get("again") else ""
             print(
-                f"{head}run {entry['run']} round {entry['round']}: {len(entry['arrays'])} arrays, "
-                f"{entry['bytes']} bytes from {entry['examples']} examples{epsilon}{again}"
+                f"{head}run {entry['run']} round {entry['round']}: {counted(len(entry['arrays']), 'array')}, "
+                f"{entry['bytes']} bytes from {counted(entry['examples'], 'example')}{epsilon}{again}"
             )
         else:
             rest = {k: v for k, v in entry.items() if k not in UNTOLD}
@@ -158,8 +159,8 @@ def check_data(kit: Kit) -> str:
     corpus = load_corpus(config, kit.data_path)
     rows, least = len(corpus.train), Policy.read(kit.policy).min_examples
     if rows < least:
-        raise UserError(f"{rows} rows to train on, fewer than the policy's min_examples={least}.")
-    return f"{rows} rows to train on, classes {', '.join(corpus.classes[:10])}"
+        raise UserError(f"{counted(rows, 'row')} to train on, fewer than the policy's min_examples={least}.")
+    return f"{counted(rows, 'row')} to train on, classes {', '.join(corpus.classes[:10])}"
 
 
 def check_disk(kit: Kit) -> str:

@@ -43,6 +43,7 @@ from fedfrozen_app.sites.audit import AuditLog
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.policy import Policy, Run, read_run
 from fedfrozen_app.sites.store import Budget, RunStore
+from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
 FAILED = "the site could not carry out the order; its own log says why"
@@ -138,7 +139,8 @@ class Executor:
     def _used_up(self, order: Order, run: Run, policy: Policy, again: bool) -> str | None:
         """Why the site has given all it gives; the same update once more takes nothing."""
         if not again and self.audit.sent_today() >= policy.rounds_per_day:
-            return f"it has sent {policy.rounds_per_day} updates in 24 hours, and that is all it gives"
+            given = counted(policy.rounds_per_day, "update")
+            return f"it has sent {given} in 24 hours, and that is all it gives"
         if run.epsilon is not None:
             return self.budget.problem(
                 run.id, run.epsilon, run.overrides, policy.max_epsilon

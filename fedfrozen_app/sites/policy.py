@@ -16,6 +16,7 @@ from fedfrozen_app.exchange.cache import DIGEST
 from fedfrozen_app.exchange.plan import Order
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.sites.kit import read_yaml
+from fedfrozen_app.words import counted
 from strategies import STRATEGIES
 
 MAX_DELTA = 1e-5  # where a run names no delta
@@ -110,7 +111,7 @@ class Policy:
         if settings.local_steps is not None:
             examples = min(examples, settings.local_steps * settings.batch_size)
         if examples < self.min_examples:
-            return f"it would train on fewer than {self.min_examples} examples"
+            return f"it would train on fewer than {counted(self.min_examples, 'example')}"
         return None
 
 

@@ -25,6 +25,7 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.sweep.member import TOKEN, member
 from fedfrozen_app.sweep.status import SweepFailed
 from fedfrozen_app.sweep.table import Member, members, state_of, sweep_table
+from fedfrozen_app.words import counted
 
 ROOT = Path("outputs") / "sweeps"
 NAME_LENGTH = 60
@@ -43,7 +44,7 @@ def multirun(arguments: list[str]) -> None:
         with_hydra(member, ["-m", *words, *own])
     except KeyboardInterrupt:
         done = sum(one.status.state == "complete" for one in members(folder, token))
-        print(f"Interrupted with {done} runs complete: the same command goes on.", file=sys.stderr)
+        print(f"Interrupted with {counted(done, 'run')} complete: the same command goes on.", file=sys.stderr)
         raise
     finally:
         # However the launcher ended, what its runs left behind is told.
@@ -107,6 +108,6 @@ def raise_failures(found: list[Member]) -> None:
     first = failed[0]
     kind = UserError if first.status.bad_input else SweepFailed
     raise kind(
-        f"{len(failed)} of {len(found)} runs failed, the first in {first.folder}: "
+        f"{len(failed)} of {counted(len(found), 'run')} failed, the first in {first.folder}: "
         f"{state_of(first.status).rstrip('.')}. The same command repeats only what is not complete."
     )

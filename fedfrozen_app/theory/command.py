@@ -31,6 +31,7 @@ from fedfrozen_app.theory.studies import (
     freeze_value,
     table_settings,
 )
+from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
 STUDIES = ("run", "table", "all")
@@ -183,7 +184,7 @@ def run_table(config: TheoryConfig, folder: Path) -> float:
 
 def show_table(check: TableCheck, seeds: int) -> None:
     table = Table("heterogeneity, local steps", *(f"T_w={warmup}" for warmup in TABLE_WARMUPS))
-    table.title = f"Final F, mean of {seeds} seeds"
+    table.title = f"Final F, mean of {counted(seeds, 'seed')}"
     for (level, steps), row in check.rows.items():
         best = min(row)
         cells = (f"[bold]{value:.3f}[/]" if value == best else f"{value:.3f}" for value in row)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedfrozen_app.theory.descent import Outcome, follow_walk, in_processes, objective, split, walk
 from fedfrozen_app.theory.problem import Setting, make
+from fedfrozen_app.words import counted
 from strategies.warmup import Rule
 
 LEVELS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)  # heterogeneity
@@ -150,9 +151,9 @@ def judge_auto(outcomes: Mapping[Setting, Outcome]) -> list[Regret]:
 def describe(setting: Setting) -> str:
     """What differs from the default, in words."""
     steps = setting.local_steps
-    words = [f"heterogeneity {setting.heterogeneity:g}", f"{steps} local step{'s' * (steps > 1)}"]
+    words = [f"heterogeneity {setting.heterogeneity:g}", counted(steps, "local step")]
     if setting.clients != Setting.clients:
-        words.append(f"{setting.clients} clients")
+        words.append(counted(setting.clients, "client"))
     if setting.participation != 1:
         words.append(f"participation {setting.participation:g}")
     if setting.feature_map != "identity":

@@ -73,6 +73,12 @@ def test_the_page_holds_tables_tests_and_what_was_left_out(sweep, tmp_path):
     assert [attrs["href"] for tag, attrs in page.tags if tag == "a"] == ["3/report.html"]
 
 
+def test_one_of_a_kind_is_said_so(tmp_path):
+    alone = collect([make_sweep(tmp_path, ("fedavg",), seeds=1)])
+    page = write_comparison(alone, tmp_path / "comparison.html").read_text()
+    assert "1 group · 1 finished run · 1 seed" in page
+
+
 def test_hostile_names_stay_text(tmp_path):
     sweep = make_sweep(tmp_path, strategies=("fedavg", HOSTILE), seeds=2, rounds=3)
     page = Page(write_comparison(collect([sweep]), tmp_path / "page.html").read_text())

@@ -57,6 +57,16 @@ class Page(HTMLParser):
         return {chart["title"]: chart for chart in data["charts"]}
 
 
+@pytest.mark.parametrize(("clients", "told"), [(1, "1 client ·"), (10, "10 clients ·"), (None, "")])
+def test_the_page_counts_clients_where_their_number_was_set(tmp_path, clients, told):
+    """A federation of sites has no number of clients: whoever is there takes part."""
+    rows = make_rows(rounds=2, warmup=1)
+    summary = make_summary(rows)
+    summary["config"]["num_clients"] = clients
+    page = report_of(save(tmp_path, rows, summary))
+    assert told in page.text and "None" not in page.text and "1 clients" not in page.text
+
+
 def report_of(run_dir: Path) -> Page:
     return Page(write_report(run_dir).read_text(encoding="utf-8"))
 

@@ -90,7 +90,7 @@ def test_a_cohort_larger_than_the_free_memory_trains_in_turns_and_says_so(train,
     words = [*WORDS, "runtime.runner=cohort", "num_clients=10", "dataset.limit=400", "partition=iid"]
     with caplog.at_level(logging.INFO, "fedfrozen_app"):
         run = train(*words)
-    assert "free memory holds 1 of the 10" in caplog.text and "trains 1 clients at a time" in caplog.text
+    assert "free memory holds 1 of the 10" in caplog.text and "trains 1 client at a time" in caplog.text
     assert run.rows[-1]["clients_ok"] == 10
 
 

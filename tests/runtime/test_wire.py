@@ -179,7 +179,7 @@ def test_num_clients_and_the_nodes_there_are(given, fits, caplog):
         assert gather(talk, config) == 3
         assert ("num-supernodes=10" in caplog.text) == (given is None)
     else:
-        with pytest.raises(UserError, match="num_clients=10 was asked for, but there are 3 nodes"):
+        with pytest.raises(UserError, match="num_clients=10 was asked for, but the federation has 3 nodes"):
             gather(talk, config)
 
 

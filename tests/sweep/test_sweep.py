@@ -150,7 +150,7 @@ def test_an_interrupted_sweep_goes_on_by_the_same_command(quick, monkeypatch, ca
 
     monkeypatch.setattr(ShowProgress, "after_round", interrupt)
     assert command(words) == 130
-    assert "Interrupted with 1 runs complete: the same command goes on." in capsys.readouterr().err
+    assert "Interrupted with 1 run complete: the same command goes on." in capsys.readouterr().err
     (sweep,) = (quick / "outputs" / "sweeps").iterdir()
     assert states(sweep) == {"0": "complete", "1": "interrupted"}
     before = written(sweep)["0"]

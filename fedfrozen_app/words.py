@@ -1,0 +1,6 @@
+"""How numbers are said in sentences."""
+
+
+def counted(number: int, noun: str) -> str:
+    """ "1 client", "3 clients"; for nouns that take an s."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
