@@ -56,9 +56,10 @@ START = """\
 # Both processes in one terminal; they end together. For good, use the systemd units.
 set -eu
 cd "$(dirname "$0")"
-trap 'kill 0' INT TERM EXIT
-sh {first}.sh &
-sh {second}.sh &
+trap 'trap - INT TERM EXIT; kill 0' INT TERM EXIT
+for part in {first} {second}; do
+  (sh $part.sh || true; kill $$) &
+done
 wait
 """
 

@@ -1,14 +1,18 @@
 """Kits: what is in them, who can read it, and that the installed Flower takes every flag they use."""
 
 import argparse
+import os
 import re
 import shutil
+import signal
 import socket
 import ssl
 import stat
 import subprocess
+import time
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -121,6 +125,41 @@ def test_scripts_are_shell_and_units_come_back(kits):
         )
     nginx = (kits / "server" / "nginx.conf").read_text()
     assert re.findall(r"location (\S+)", nginx) == ["/", "/v1/fleet/"]
+
+
+@pytest.mark.parametrize("end", ["the executor fails", "a signal"])
+def test_both_processes_of_a_kit_end_together(kits, tmp_path, end):
+    """A SuperNode without an executor would be a node that takes orders and never answers."""
+    shutil.copy(kits / "north" / "start.sh", tmp_path)
+    (tmp_path / "supernode.sh").write_text("exec sleep 60")
+    (tmp_path / "executor.sh").write_text("exit 2" if "fails" in end else "touch up; exec sleep 60")
+    started = subprocess.Popen(["sh", str(tmp_path / "start.sh")], start_new_session=True)
+    try:
+        if end == "a signal":
+            wait_until((tmp_path / "up").exists)
+            started.terminate()
+        assert started.wait(10) == -signal.SIGTERM
+        wait_until(lambda: not running_in(started.pid))
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+
+
+def running_in(group: int) -> bool:
+    """Whether a process of the group is there that is more than an entry waiting to be read."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it may be gone meanwhile
+            state, _, own, *_ = path.read_text().rpartition(")")[2].split()
+            if int(own) == group and state != "Z":
+                return True
+    return False
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_kit_reads_back(kits):
