@@ -18,7 +18,7 @@ import yaml
 from fedfrozen_app.config import Config, absolute_paths, quoted
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.runtime.checkpoint import Checkpoint
-from fedfrozen_app.runtime.simulation import Connection, Scalar, SimulationFailed, app_folder, show, tail
+from fedfrozen_app.runtime.simulation import Connection, Scalar, app_folder, failure, show
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +52,8 @@ def run_deployed(
 
         end = connection.follow(run_id, on_line=keep)
     if end.status != "completed":
-        raise SimulationFailed(
-            f"The Flower run {end.status}: {end.details}\n{tail(end.log)}\n"
-            f"If it wrote a checkpoint, go on with: fedfrozen resume {shlex.quote(str(folder))}"
-        )
+        again = f"If it wrote a checkpoint, go on with: fedfrozen resume {shlex.quote(str(folder))}"
+        raise failure(end, again)
     return json.loads((folder / "summary.json").read_text())
 
 

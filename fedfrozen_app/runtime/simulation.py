@@ -174,6 +174,18 @@ def tail(lines: list[str]) -> str:
     return "\n".join(lines[-TAIL_LINES:])
 
 
+def failure(end: RunEnd, more: str = "") -> Exception:
+    """How a run failed: what our ServerApp says in a sentence, or else the end of the log, and `more`."""
+    for kind in (UserError, RunFailed):
+        head = f"{kind.__module__}.{kind.__name__}: "
+        for line in end.log:
+            said = line.removeprefix(head)
+            if said != line and end.details.endswith(said):
+                return kind(said)
+    told = f"The Flower run {end.status}" + (f": {end.details}" if end.details else "")
+    return SimulationFailed("\n".join(part for part in (told, tail(end.log), more) if part))
+
+
 def check_resources(num_supernodes: int, cpus_per_client: float, gpus_per_client: float) -> None:
     """Ray would find out too, but only when all is up, and in its own words."""
     if num_supernodes < 1:
@@ -577,6 +589,4 @@ def run_app(
         superlink = SuperLink(children, home, simulation=True, timeout=start_timeout)
         end = superlink.follow(superlink.submit(app_dir, run_config, federation), on_line=keep)
         if end.status != "completed":
-            said = f": {end.details}" if end.details else ""
-            last = tail(end.log) or children.last_words()
-            raise SimulationFailed(f"The Flower run {end.status}{said}\n{last}")
+            raise failure(end, "" if end.log else children.last_words())

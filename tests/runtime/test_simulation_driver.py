@@ -9,6 +9,7 @@ import sys
 import time
 import tomllib
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedfrozen_app
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.runtime import simulation
 from fedfrozen_app.runtime.simulation import (
     APP_TABLES,
     Children,
+    RunEnd,
     SimulationFailed,
     app_folder,
+    failure,
     run_app,
     toml_scalars,
 )
@@ -134,6 +137,19 @@ def test_a_failed_run_raises_with_the_exception_in_its_text(toy: Path, tmp_path:
     first, *rest = str(caught.value).splitlines()
     assert first.startswith("The Flower run failed: ")
     assert "ValueError: the toy broke on purpose" in rest
+
+
+@pytest.mark.parametrize("kind", [UserError, RunFailed])
+def test_what_our_serverapp_says_in_a_sentence_stays_one(kind: type[Exception]) -> None:
+    said = "Only 0 of 2 nodes appeared: start the others."
+    log = ["Traceback (most recent call last):", f"fedfrozen_app.errors.{kind.__name__}: {said}", "Exit"]
+    end = RunEnd("failed", f"ServerApp failed with exception: {said}", log)
+    found = failure(end, "Go on.")
+    assert type(found) is kind and str(found) == said
+    # One that was handled on the way to another is not how it ended.
+    other = failure(replace(end, details="another"), "Go on.")
+    assert type(other) is SimulationFailed and str(other).startswith("The Flower run failed: another\nTrace")
+    assert str(other).endswith("Exit\nGo on.")
 
 
 def test_an_app_that_flower_refuses_is_refused_here_in_its_words(tmp_path: Path) -> None:
