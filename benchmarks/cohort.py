@@ -170,7 +170,8 @@ def beside_flower(options: Any, corpus: Corpus) -> None:
     rates = {name: spread(values) for name, values in found.items()}
     slow = rates["Flower's simulation"].median
     times = {name: rate.median / slow for name, rate in rates.items()}
-    result = {"setting": {"images": options.images, "clients": 10, "batch": 64, "workers": 4}}
+    result: dict[str, Any] = {"setting": {"images": options.images, "clients": 10, "batch": 64, "workers": 4}}
+    result["gpu"] = gpu_name()
     path = write_result("cohort_flower", result | {"images_per_second": rates, "times_flower": times})
     rows = [(name, f"{rate:.0f}", f"{times[name]:.1f}") for name, rate in rates.items()]
     show("Beside Flower's Ray simulation", ("", "images/s", "times Flower's"), rows, {}, path)
@@ -178,7 +179,8 @@ def beside_flower(options: Any, corpus: Corpus) -> None:
 
 def flower_rates(options: Any, words: list[str]) -> list[float]:
     """Images a second in each round after the first two, in which workers start and record."""
-    words = [*words, "runtime=flower", "runtime.gpus_per_client=0.25", "num_rounds=6", "eval_every=6"]
+    share = 0.25 if options.device == "cuda" else 0  # four workers on the card
+    words = [*words, "runtime=flower", f"runtime.gpus_per_client={share}", "num_rounds=6", "eval_every=6"]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "fedfrozen_app", *words, f"output_dir={folder}/run"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -212,11 +214,16 @@ def main() -> None:
         print(json.dumps(figure, default=lambda value: round(value.median, 4)), flush=True)
         figures = sorted([*figures, plain(figure | {"about": about()})], key=case_of)
         # After each case: whoever stops the rest keeps what there is.
-        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
         checks = {name: met for known in figures for name, met in goals(known).items()}
-        path = write_result("cohort", {"setting": setting, "gpu": gpu, "figures": figures, "checks": checks})
+        path = write_result(
+            "cohort", {"setting": setting, "gpu": gpu_name(), "figures": figures, "checks": checks}
+        )
     rows = [row(figure) for figure in figures]
     show("Cohort runner, times faster: median (range)", ("", "images/s", *others), rows, checks, path)
+
+
+def gpu_name() -> str | None:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def case_of(figure: dict[str, Any]) -> int:
