@@ -29,7 +29,9 @@ def participations(names: tuple[str, ...], participation: float, seed: int, roun
     drawn = Counter(
         name for number in range(1, rounds + 1) for name in draw_cohort(names, participation, seed, number)
     )
-    return {name: drawn[name] for name in names}
+    return {
+        name: drawn[name] for name in _sorted(names)
+    }  # the text of an order must not depend on who came first
 
 
 @lru_cache(maxsize=4)  # mostly the same names every round, and there may be thousands

@@ -25,6 +25,7 @@ from fedfrozen_app.privacy.selection import noisy_sum
 from fedfrozen_app.privacy.steps import Steps
 from fedfrozen_app.server_app import RunFailed
 from strategies.aggregate import RunningMean
+from strategies.cohort import participations
 from strategies.fedavg import FedAvg
 from strategies.record import RoundRecord
 from tests.conftest import same_bits
@@ -161,6 +162,15 @@ def test_a_repeated_round_resends_the_stored_reply_or_pays_again(train, replies)
     assert same_bits(first[0].arrays, second[0].arrays) and budget_of(run, "0") == spent
     # Client 1 would have to pay again, and has nothing left.
     assert not second[1].arrays and "declines" in second[1].declined
+
+
+def test_an_order_is_the_same_whoever_came_first():
+    """Flower names its nodes at random in every run: a resumed round must find the replies that were kept."""
+    orders = [
+        Order(1, Plan.full(["w"]), {}, participations=participations(names, 0.5, 0, 8))
+        for names in (("0", "1", "2", "10"), ("10", "2", "0", "1"))
+    ]
+    assert orders[0].digest == orders[1].digest
 
 
 def test_a_client_that_dies_has_paid(train, monkeypatch, tmp_path):
