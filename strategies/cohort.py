@@ -29,9 +29,8 @@ def participations(names: tuple[str, ...], participation: float, seed: int, roun
     drawn = Counter(
         name for number in range(1, rounds + 1) for name in draw_cohort(names, participation, seed, number)
     )
-    return {
-        name: drawn[name] for name in _sorted(names)
-    }  # the text of an order must not depend on who came first
+    # Sorted, because nodes come in any order, and an order asked for again must be the same to the letter.
+    return {name: drawn[name] for name in _sorted(names)}
 
 
 @lru_cache(maxsize=4)  # mostly the same names every round, and there may be thousands
