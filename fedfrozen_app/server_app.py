@@ -204,7 +204,7 @@ def federate(
             if strategy.personal and strategy.plan(first_round).private:
                 log.warning("from= brings back what is shared: the sites' private parts begin afresh.")
     status, personal = "failed", None
-    if not talk.local:
+    if parts is None:
         announce(strategy, model, config.runtime.round_timeout)
     initial = [to_record(model, local=True)]
     del model

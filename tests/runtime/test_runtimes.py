@@ -46,12 +46,14 @@ def is_key_bias(name):
     return name.endswith(("k_proj.bias", "key.bias"))
 
 
-def test_flower_simulation_equals_one_process(train, tmp_path):
+def test_flower_simulation_equals_one_process(train, tmp_path, capsys):
     one = train(*MOVING, "participation=0.7", folder="one")
     folder = tmp_path / "flower run, with a space"
     words = [*SMALL, *MOVING, "participation=0.7", "runtime=flower", f"output_dir='{folder}'"]
     assert command([*words, f"hydra.run.dir='{folder}'"]) == 0
     same_result(one, Run(folder))
+    said = capsys.readouterr().out
+    assert "round 2/2" in said and not re.search("RayBackend|ServerApp|to each site", said)
     assert Run(folder).summary["status"] == "completed"
     assert (folder / "report.html").exists() and (folder / "curves.png").exists()
     # Two workers answered three clients in two rounds, and each loaded the model and the data once.
