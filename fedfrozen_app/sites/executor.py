@@ -27,7 +27,6 @@ from flwr.supercore.interceptors import (  # internal
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
-from flwr.supercore.retry import make_simple_http_retry_invoker  # internal
 from flwr.supercore.run import RunNotRunningException  # internal
 from flwr.supercore.runtime import RuntimeHttpClient  # internal
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output  # internal
@@ -48,6 +47,7 @@ from fedfrozen_app.words import counted
 log = logging.getLogger(__name__)
 FAILED = "the site could not carry out the order; its own log says why"
 POLL = 0.25  # seconds between two looks for a message, on this machine alone
+PATIENCE = 2.0  # seconds, where its SuperNode is not there yet
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
@@ -174,12 +174,23 @@ def serve(kit: Kit, executor: Executor, *, forever: Callable[[], bool] = lambda:
     secret = (kit.folder / "executor.secret").read_bytes()
     version = RuntimeVersionHttpInterceptor(component_name="SuperExec")
     guard = SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods={ACQUIRE})
-    with RuntimeHttpClient.from_server_address(
-        kit.address, True, None, [version, guard], retry_invoker=make_simple_http_retry_invoker()
-    ) as desk:
+    # Without Flower's retries, which end the process without a word where the secret is another.
+    with RuntimeHttpClient.from_server_address(kit.address, True, None, [version, guard]) as desk:
         log.info("The executor of %s waits for work at %s.", kit.name, kit.address)
         while forever():
-            task = desk.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+            try:
+                task = desk.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+            except httpx.TransportError as error:
+                log.warning("No SuperNode answers at %s (%s): trying again.", kit.address, error)
+                time.sleep(PATIENCE)
+                continue
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code != httpx.codes.UNAUTHORIZED:
+                    raise
+                raise UserError(
+                    f"The SuperNode at {kit.address} has another executor.secret than {kit.folder}: start "
+                    "both from the same kit."
+                ) from error
             if task.HasField("task") and task.token:
                 handle(kit, executor, task.token)
             else:

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.privacy.budget import Declined
+from fedfrozen_app.sites import executor
 from fedfrozen_app.sites.audit import AuditLog, read_audit
 from fedfrozen_app.sites.executor import FAILED, alone
 from fedfrozen_app.sites.executor import main as executor_of
@@ -232,6 +235,32 @@ def test_a_kit_has_one_executor_at_a_time(sites):
     (kit.folder / "executor.secret").unlink()
     with pytest.raises(UserError, match=r"executor\.secret is missing"):  # the first is gone: this one starts
         executor_of([str(kit.folder)])
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["another secret", "first nobody, then another secret"])
+def test_a_supernode_with_another_secret_is_a_sentence(sites, monkeypatch, caplog, there):
+    class Refuses(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.send_error(401, "SuperExec authentication failed")
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Refuses, bind_and_activate=False)
+    server.server_bind()
+    sites.change("north", "site.yaml", port=server.server_port)
+
+    def answer():
+        server.server_activate()
+        server.serve_forever()
+
+    threading.Timer(0.0 if there else 1.0, answer).start()
+    monkeypatch.setattr(executor, "PATIENCE", 0.1)
+    with pytest.raises(UserError, match=r"has another executor\.secret"):
+        executor_of([str(sites.kit("north").folder)])
+    assert there or "No SuperNode answers" in caplog.text
+    server.shutdown()
+    server.server_close()
 
 
 # What a site remembers --------------------------------------------------------------------------------------
