@@ -83,13 +83,14 @@ def render(
 
 def _setting(summary: dict[str, Any]) -> str:
     config = summary.get("config") or {}
-    partition = config.get("partition") or {}
+    partition, runtime = config.get("partition"), config.get("runtime")
+    own_data = isinstance(runtime, dict) and runtime.get("name") == "deployed"  # rows are not dealt
     words = []
     if config.get("num_clients") is not None:  # sites come and go
         words.append(counted(config["num_clients"], "client"))
     if "participation" in config:
         words.append(f"participation {text(config['participation'])}")
-    if isinstance(partition, dict) and "name" in partition:
+    if isinstance(partition, dict) and "name" in partition and not own_data:
         alpha = f" (alpha {partition['alpha']})" if partition.get("alpha") is not None else ""
         words.append(f"{partition['name']} partition{alpha}")
     if "seed" in summary:

@@ -63,7 +63,10 @@ def test_the_page_counts_clients_where_their_number_was_set(tmp_path, clients, t
     rows = make_rows(rounds=2, warmup=1)
     summary = make_summary(rows)
     summary["config"]["num_clients"] = clients
+    if clients is None:
+        summary["config"]["runtime"] = {"name": "deployed"}
     page = report_of(save(tmp_path, rows, summary))
+    assert ("dirichlet partition" in page.text) == (clients is not None)  # sites have data of their own
     assert told in page.text and "None" not in page.text and "1 clients" not in page.text
 
 
