@@ -56,10 +56,10 @@ START = """\
 # Both processes in one terminal; they end together. For good, use the systemd units.
 set -eu
 cd "$(dirname "$0")"
-trap 'trap - INT TERM EXIT; kill 0' INT TERM EXIT
 for part in {first} {second}; do
-  (sh $part.sh || true; kill $$) &
+  (sh $part.sh || true; kill 0) &
 done
+trap 'trap - INT TERM; kill 0' INT TERM   # only now: a child that began with it would outlive a signal
 wait
 """
 
