@@ -55,7 +55,8 @@ class Conversation:
         if online == self._online:
             return self._names
         strangers = [node for node in online if node not in self._known]
-        sent = self._push([hello_message(node, self.card, self.hello_timeout) for node in strangers])
+        lifetime = with_grace(self.hello_timeout)
+        sent = self._push([hello_message(node, self.card, lifetime) for node in strangers])
         deadline = time.monotonic() + self.hello_timeout
         taken = {self._known[node].name for node in online if node in self._known}
         for node, message_id in zip(strangers, sent, strict=True):
@@ -194,7 +195,7 @@ class Conversation:
             self._contents[key] = content, bytes_by_role(arrays, self.roles)
         content, by_role = self._contents[key]
         traffic.sent(by_role, order.json)
-        return train_message(node, order, content, ttl=self.timeout)
+        return train_message(node, order, content, ttl=with_grace(self.timeout))
 
     def _returned(self, client: str, deadline: float) -> int | None:
         """The node of a client that was gone, once it is there again; None when it stays away."""
@@ -205,7 +206,7 @@ class Conversation:
         return node
 
     def _read(self, message: Message | None, traffic: Traffic) -> Reply | str:
-        if message is None:
+        if message is None or has_expired(message):
             return f"did not answer within {self.timeout:g} s"
         try:
             reply = read_reply(message)
@@ -226,6 +227,19 @@ class Conversation:
                 return None
             time.sleep(pause)
             pause = min(2 * pause, 0.5)  # quick rounds are not slowed down, long ones not polled to death
+
+
+def with_grace(timeout: float) -> float:
+    """How long Flower keeps a question and its answer.
+
+    Answers are fetched one by one: when the last moment has been spent on one that never came, those of the
+    others must still be there. Not for much longer: who comes back late should not work for nobody.
+    """
+    return 1.25 * timeout + 60
+
+
+def has_expired(message: Message) -> bool:
+    return message.has_error() and message.error.code == ErrorCode.MESSAGE_UNAVAILABLE
 
 
 def is_gone(message: Message) -> bool:

@@ -2,6 +2,7 @@
 when it should be."""
 
 import shlex
+import time
 
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
@@ -87,6 +88,31 @@ def whole(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         without_pictures(patch)
         return run(tmp_path_factory.mktemp("whole"), Grid, "runtime.round_timeout=60", folder="whole")[0]
+
+
+class Expiring(Grid):
+    """As Flower's own: what was asked too long ago is gone, and the answer with it."""
+
+    def replies(self, server_round, node, answer):
+        if (server_round, node) == (self.silent_round, BAD):
+            return []
+        asked = reply_to(self, node).metadata
+        if time.time() > asked.created_at + asked.ttl:
+            expired = Error(ErrorCode.MESSAGE_UNAVAILABLE, "It may have expired due to its TTL")
+            return [Message(expired, reply_to=reply_to(self, node))]
+        return [answer()]
+
+
+@pytest.mark.parametrize(("silent_round", "sound"), [(0, [2, 2]), (2, [3, 2])])  # 0: every hello
+def test_a_silent_node_does_not_take_the_others_answers_with_it(tmp_path, silent_round, sound):
+    """It is waited for to the very end; what the others have sent meanwhile is fetched after that."""
+
+    class Silent(Expiring):
+        pass
+
+    Silent.silent_round = silent_round
+    found, _ = run(tmp_path, Silent, "num_rounds=2")
+    assert [row["clients_ok"] for row in found.rows[1:]] == sound
 
 
 def test_a_slow_node_is_waited_for(tmp_path, whole):
