@@ -206,7 +206,7 @@ class Conversation:
         return node
 
     def _read(self, message: Message | None, traffic: Traffic) -> Reply | str:
-        if message is None or has_expired(message):
+        if message is None:
             return f"did not answer within {self.timeout:g} s"
         try:
             reply = read_reply(message)
@@ -236,10 +236,6 @@ def with_grace(timeout: float) -> float:
     others must still be there. Not for much longer: who comes back late should not work for nobody.
     """
     return 1.25 * timeout + 60
-
-
-def has_expired(message: Message) -> bool:
-    return message.has_error() and message.error.code == ErrorCode.MESSAGE_UNAVAILABLE
 
 
 def is_gone(message: Message) -> bool:

@@ -32,10 +32,6 @@ Ask = Callable[[Any], str]  # an Optuna trial in, an override out
 
 
 def search(arguments: list[str]) -> None:
-    try:
-        import optuna
-    except ImportError as error:
-        raise UserError('Searching needs Optuna: pip install "fedfrozen[search]".') from error
     parser = Arguments(prog="fedfrozen search", description="Search settings with Optuna.")
     parser.add_argument("--trials", type=int, default=20, help="how many runs; default: 20")
     parser.add_argument("--jobs", type=int, default=1, help="how many at once; default: 1")
@@ -45,6 +41,10 @@ def search(arguments: list[str]) -> None:
         raise UserError("--trials and --jobs must be at least 1, and --seed at least 0.")
     if flags := [word for word in words if word.startswith("-")]:
         raise UserError(f"Searching takes no {flags[0]}: see fedfrozen search --help.")
+    try:
+        import optuna
+    except ImportError as error:
+        raise UserError('Searching needs Optuna: pip install "fedfrozen[search]".') from error
     folder, words = sweep_folder(words)
     parsed = OverridesParser.create().parse_overrides(words)
     asks = [ask for word in parsed if (ask := question(word)) is not None]
