@@ -53,7 +53,8 @@ def multirun(arguments: list[str]) -> None:
 
 
 def new_token() -> str:
-    return os.urandom(8).hex()
+    """With a letter first: Hydra would read 12e4567890123456 as a number."""
+    return f"t{os.urandom(8).hex()}"
 
 
 def sweep_folder(words: list[str]) -> tuple[Path, list[str]]:
@@ -95,6 +96,8 @@ def conclude_table(folder: Path, token: str) -> None:
 def conclude(folder: Path, token: str) -> None:
     """Compare what is complete, naming the rest, and fail if anything is not."""
     found = members(folder, token)
+    if not found:  # others run them all, or a launcher's processes never began
+        raise SweepFailed(f"No run of this sweep is on record in {folder}: what is said above tells why.")
     if any(one.status.state == "complete" for one in found):
         comparison = collect([one.folder for one in found])
         show(comparison, write_all(comparison, folder))

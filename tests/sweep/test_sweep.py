@@ -17,7 +17,8 @@ from fedfrozen_app.report import output
 from fedfrozen_app.runtime.hooks import ShowProgress
 from fedfrozen_app.sweep import status
 from fedfrozen_app.sweep.member import claim, objective
-from fedfrozen_app.sweep.multirun import sweep_folder, sweep_name
+from fedfrozen_app.sweep.multirun import conclude, sweep_folder, sweep_name
+from fedfrozen_app.sweep.status import SweepFailed
 from fedfrozen_app.sweep.table import members, state_of
 from tests.conftest import SMALL, Run, same_bits
 
@@ -161,6 +162,18 @@ def test_an_interrupted_sweep_goes_on_by_the_same_command(quick, monkeypatch, ca
     monkeypatch.setattr(ShowProgress, "after_round", after)
     assert command([*words[1:-1], "seed=1", "output_dir=unbroken"]) == 0
     assert same_bits(Run(sweep / "1").model, Run(quick / "unbroken").model)
+
+
+@pytest.mark.parametrize("digits", ["1234567890123456", "0012345678901234", "12e4567890123456"])
+def test_a_sweep_finds_its_runs_whatever_its_token_looks_like(quick, monkeypatch, digits):
+    """Hydra reads numbers where it can: such a token came back as another, and failures were not seen."""
+    monkeypatch.setattr("os.urandom", lambda count: bytes.fromhex(digits))
+    assert command(["-m", *TINY, "num_clients=500", "output_dir=sweep"]) == 2
+
+
+def test_a_sweep_without_a_trace_of_its_runs_has_failed(tmp_path):
+    with pytest.raises(SweepFailed, match="No run of this sweep is on record"):
+        conclude(tmp_path, "t0")
 
 
 def test_a_failure_is_told_and_takes_no_other_with_it(quick, capsys):
