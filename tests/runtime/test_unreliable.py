@@ -107,11 +107,8 @@ class Expiring(Grid):
 def test_a_silent_node_does_not_take_the_others_answers_with_it(tmp_path, silent_round, sound):
     """It is waited for to the very end; what the others have sent meanwhile is fetched after that."""
 
-    class Silent(Expiring):
-        pass
-
-    Silent.silent_round = silent_round
-    found, _ = run(tmp_path, Silent, "num_rounds=2")
+    silent = type("Silent", (Expiring,), {"silent_round": silent_round})
+    found, _ = run(tmp_path, silent, "num_rounds=2")
     assert [row["clients_ok"] for row in found.rows[1:]] == sound
 
 
