@@ -199,9 +199,9 @@ def federate(
         strategy.load_state({name: value.to(resident.device) for name, value in start.strategy.items()})
         strategy.usual_norm = start.row.get("usual_norm")
         # Sites keep them on their own disks, by run_id: a resumed run has the one it had.
-        if resident.shares.partition is None and config.run_id != start.config.get("run_id"):
-            strategy.model = model
-            if strategy.personal and strategy.plan(first_round).private:
+        if parts is None and strategy.personal and config.run_id != start.config.get("run_id"):
+            strategy.model = model  # by whose names a plan goes
+            if strategy.plan(first_round).private:
                 log.warning("from= brings back what is shared: the sites' private parts begin afresh.")
     status, personal = "failed", None
     if parts is None:
