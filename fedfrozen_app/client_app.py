@@ -100,9 +100,9 @@ def train_privately(
         limit=float(node["max-epsilon"]) if "max-epsilon" in node else None,
     )
     # Flower's state follows the client from machine to machine of a Ray cluster; its record may not.
-    client.check_record(int(str(context.state["privacy"]["rounds"])) if "privacy" in context.state else 0)
-    answer = client.take_part(start)
-    context.state["privacy"] = ConfigRecord({"rounds": client.rounds_paid()})
+    paid = int(str(context.state["privacy"]["rounds"])) if "privacy" in context.state else 0
+    answer = client.take_part(start, paid)
+    context.state["privacy"] = ConfigRecord({"rounds": client.rounds})
     return answer
 
 

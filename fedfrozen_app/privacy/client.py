@@ -62,12 +62,25 @@ class PrivateClient:
         self._limit = min(resident.config.privacy.epsilon, math.inf if limit is None else limit)
         seed = (resident.config.seed, client, order.round) if resident.config.privacy.seeded_noise else None
         self._source = Noise(resident.device, seed)
+        self.rounds = 0  # paid for, once it has taken part
 
-    def take_part(self, start: dict[str, Tensor]) -> LocalResult | Declined:
-        """Train and reply, resend what was sent for the very same order, or decline."""
+    def take_part(self, start: dict[str, Tensor], paid: int = 0) -> LocalResult | Declined:
+        """Train and reply, resend what was sent for the very same order, or decline.
+
+        `paid`: the rounds that this client is known to have paid for, whatever its record says.
+        """
+        self.rounds = paid
         if self._limit <= 0:
             return Declined("declines: of its privacy budget of epsilon 0 nothing can be spent")
-        budget = self.file.read() or self._open()
+        recorded = self.file.read()
+        if (known := recorded.rounds if recorded else 0) < paid:
+            raise UserError(
+                f"Client {self.client} has paid for {paid} rounds, and its privacy record in {self.folder} "
+                f"knows of {known}, so that what it has spent is unknown: put the record back; on a Ray "
+                "cluster, set output_dir to a folder that all its machines share."
+            )
+        budget = recorded or self._open()
+        self.rounds = budget.rounds
         if budget.unit != (unit := self.resident.config.privacy.unit):
             raise UserError(
                 f"Client {self.client} has spent privacy per {budget.unit}, which does not add up with "
@@ -98,20 +111,6 @@ class PrivateClient:
         self.file.keep_reply(self.order.digest, arrays)
         return LocalResult(arrays, budget.declared, self._metrics(budget))
 
-    def rounds_paid(self) -> int:
-        """By the record."""
-        budget = self.file.read()
-        return 0 if budget is None else budget.rounds
-
-    def check_record(self, paid: int) -> None:
-        """`paid`: the rounds that this client is known to have paid for."""
-        if (recorded := self.rounds_paid()) < paid:
-            raise UserError(
-                f"Client {self.client} has paid for {paid} rounds, and its privacy record in {self.folder} "
-                f"knows of {recorded}, so that what it has spent is unknown: put the record back; on a Ray "
-                "cluster, set output_dir to a folder that all its machines share."
-            )
-
     # Money -----------------------------------------------------------------------------------------------
 
     def _open(self) -> Budget:
@@ -139,6 +138,7 @@ class PrivateClient:
         budget.last_order = self.order.digest
         budget.seeded |= self.resident.config.privacy.seeded_noise
         self.file.write(budget)
+        self.rounds = budget.rounds
 
     def _epsilon(self, budget: Budget, steps: list[Steps]) -> float:
         return epsilon_of(steps, budget.delta, self.resident.config.privacy.accountant, self._limit)
