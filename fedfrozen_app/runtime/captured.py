@@ -31,9 +31,10 @@ def steps_for(resident: "Resident") -> LocalSteps:
 
 
 class Recorder:
-    """Holds the step that was recorded last, and records one that is asked for twice in a row.
+    """Holds the step that was recorded last.
 
-    A recording costs as much as several steps: where every client trains other parameters, none is worth it.
+    A recording costs as much as several steps: where every client chooses its own parameters, none is worth
+    it. Nothing but the order decides, so that a resumed run takes the very steps of an unbroken one.
     """
 
     def __init__(self) -> None:
@@ -43,13 +44,13 @@ class Recorder:
     def __call__(
         self, resident: "Resident", client: str, order: Order, start: Mapping[str, Tensor]
     ) -> Tensor:
-        key = (order.plan.trained, order.algorithm, json.dumps(dict(order.settings), sort_keys=True))
-        if key != self._key:
-            self._key, self._step = key, None
+        if order.selection is not None:
             return eager_steps(resident, client, order, start)
+        key = (order.plan.trained, order.algorithm, json.dumps(dict(order.settings), sort_keys=True))
         layout = Layout.of({name: resident.parameters[name] for name in order.plan.trained})
-        if self._step is None:
-            self._step = Step(resident, layout, 1, order, how="captured")
+        if self._step is None or key != self._key:
+            self._step = None  # its memory is the new one's
+            self._key, self._step = key, Step(resident, layout, 1, order, how="captured")
         step, schedule = self._step, lay_out(resident, [client], order, 1)
 
         def enter(turns: Sequence[Turn]) -> None:
