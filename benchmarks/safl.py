@@ -300,8 +300,8 @@ def trials(group: Group, method: str, options: argparse.Namespace) -> list[Cell]
     cell = Cell(group.dataset, method, 0.0, TUNING_SEED, group.epsilon)
     if group.epsilon is None:
         return [replace(cell, lr=lr) for lr in options.lrs]
-    settings = itertools.product(options.private_lrs, options.clips)
-    return [replace(cell, lr=lr, clip=clip, head_lr=options.head_times * lr) for lr, clip in settings]
+    settings = itertools.product(options.private_rates, options.clips)
+    return [replace(cell, lr=lr, head_lr=head_lr, clip=clip) for (lr, head_lr), clip in settings]
 
 
 def final_cells(group: Group, method: str, options: argparse.Namespace, cells: Cells) -> list[Cell]:
@@ -442,6 +442,11 @@ def majority(counts: np.ndarray) -> np.ndarray:
     return floor
 
 
+def rate_pair(word: str) -> tuple[float, float]:
+    lr, head_lr = word.split(":")
+    return float(lr), float(head_lr)
+
+
 def parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -452,7 +457,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", default=list(PLAIN), choices=list(METHODS))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--maccrobat-seeds", type=int, default=5, help="at most --seeds")
-    parser.add_argument("--lrs", type=float, nargs="+", default=[1e-4, 3e-4, 1e-3, 3e-3])
+    parser.add_argument("--lrs", type=float, nargs="+", default=[3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--batch", type=int, default=32)
@@ -463,10 +468,12 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         "--epsilons", type=float, nargs="*", default=[], help="budgets of the private table: 8 2 0.5"
     )
     parser.add_argument(
-        "--private-lrs", type=float, nargs="+", default=[3e-4, 1e-3, 3e-3], help="fewer and larger steps"
-    )
-    parser.add_argument(
-        "--head-times", type=float, default=100, help="with privacy: the head's rate in units of the others'"
+        "--private-rates",
+        type=rate_pair,
+        nargs="+",
+        metavar="LR:HEAD",
+        default=[(1e-4, 0.1), (3e-4, 0.03), (1e-3, 0.1), (3e-3, 0.3)],
+        help="with privacy: learning rates of the layers and of the head",
     )
     parser.add_argument("--clips", type=float, nargs="+", default=[0.3, 3.0], help="clipping norms to try")
     parser.add_argument("--private-seeds", type=int, default=3)

@@ -75,7 +75,7 @@ def test_cells_are_found_again_but_for_the_line_that_was_cut(tmp_path):
 
 
 def test_methods_take_turns_and_use_the_setting_that_validated_best(tmp_path):
-    choice = options(epsilons=[8], **{"private-lrs": [1e-3, 3e-3], "clips": [0.3, 3.0]})
+    choice = options(epsilons=[8], **{"private-rates": ["1e-3:0.1", "3e-3:0.1"], "clips": [0.3, 3.0]})
     cells = safl.Cells(tmp_path / "cells.jsonl")
     first = list(safl.known_cells(choice, cells))
     assert [(c.method, c.lr, c.seed) for c in first[:4]] == [
