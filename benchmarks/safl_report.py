@@ -51,8 +51,8 @@ def about(found: Mapping[str, Any], options: argparse.Namespace) -> str:
     if options.epsilons:
         pairs = ", ".join(f"{lr:g} and {head_lr:g}" for lr, head_lr in options.private_rates)
         text += (
-            f"With privacy: batch {options.private_batch}, learning rates of layers and head {pairs}, clipping "
-            f"norms {_list(options.clips)}. "
+            f"With privacy: batch {options.private_batch}, learning rates of layers and head {pairs}, "
+            f"clipping norms {_list(options.clips)}. "
         )
     return text + (
         "F1 in points, macro over classes, of MACCROBAT strict over entities, with 95 % intervals over notes "
