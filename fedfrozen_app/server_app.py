@@ -220,7 +220,7 @@ def federate(
         if strategy.personal if config.personal is None else config.personal:
             personal = judge_personal(strategy, resident, folder)
         status = "completed" if best.patience is None or best.waited < best.patience else "stopped early"
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):  # Flower exits from a run that was stopped
         status = "interrupted"
         raise
     finally:

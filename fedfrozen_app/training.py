@@ -17,6 +17,7 @@ from fedfrozen_app.config import (
     Config,
     absolute_paths,
     compose_config,
+    device_of,
     quoted,
     read,
     resolved,
@@ -26,7 +27,9 @@ from fedfrozen_app.config import (
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.models.build import export_model
+from fedfrozen_app.privacy.notes import model_metadata
 from fedfrozen_app.report.console import closing_table
+from fedfrozen_app.report.output import write_interrupted
 from fedfrozen_app.runtime import checkpoint
 from fedfrozen_app.runtime.deployed import run_deployed
 from fedfrozen_app.runtime.inprocess import run_in_process
@@ -192,15 +195,19 @@ def _run_with_flower(
     ]
     work = folder / "flower"
     log.info("Starting Flower's simulation with %s; its logs go to %s.", counted(count, "node"), work)
-    run_app(
-        app_folder(work),
-        {"overrides": shlex.join(words), "output-dir": str(folder)},
-        num_supernodes=count,
-        cpus_per_client=config.runtime.cpus_per_client,
-        gpus_per_client=config.runtime.gpus_per_client,
-        work_dir=work,
-        on_line=show,
-    )
+    try:
+        run_app(
+            app_folder(work),
+            {"overrides": shlex.join(words), "output-dir": str(folder)},
+            num_supernodes=count,
+            cpus_per_client=config.runtime.cpus_per_client,
+            gpus_per_client=config.runtime.gpus_per_client,
+            work_dir=work,
+            on_line=show,
+        )
+    except KeyboardInterrupt:  # Flower ends the ServerApp's process, which is given no time to write
+        write_interrupted(folder, model_metadata(config.privacy), str(device_of(config.device)))
+        raise
     return json.loads((folder / "summary.json").read_text())
 
 

@@ -1,6 +1,7 @@
 """The files a run leaves behind, written when it ends."""
 
 import json
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from fedfrozen_app.report.console import headline
-from fedfrozen_app.report.curves import write_curves
+from fedfrozen_app.report.curves import read_rows, write_curves
 from fedfrozen_app.report.page import write_report
 from fedfrozen_app.report.selection import write_selection
 from fedfrozen_app.report.summary import summarise
+from fedfrozen_app.runtime import checkpoint
 from fedfrozen_app.runtime.checkpoint import replace_file, replace_tensors
 
 
@@ -36,3 +38,23 @@ def write_outputs(
         write_selection(rows, folder / "selection.png")
     write_report(folder)
     return summary
+
+
+def write_interrupted(folder: Path, metadata: dict[str, str], device: str) -> None:
+    """The same of a run whose own process was ended: as it stood at its newest checkpoint, if it has one."""
+    if not checkpoint.numbers(folder / "checkpoints"):
+        return
+    last = checkpoint.newest(folder)
+    rows = [row for row in read_rows(folder) if row["round"] < last.round] + [last.row]
+    write_outputs(
+        folder,
+        last.model,
+        rows,
+        metadata,
+        config=last.config,
+        status="interrupted",
+        seconds=sum(row["seconds"]["total"] for row in rows),
+        device=device,
+        command=shlex.join(["fedfrozen", *last.overrides]),
+        selected_round=last.hooks["best"]["round"],
+    )

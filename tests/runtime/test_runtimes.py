@@ -14,6 +14,7 @@ from subprocess import PIPE
 import pytest
 import torch
 
+from fedfrozen_app import training
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.errors import RunFailed
 from fedfrozen_app.runtime import hooks
@@ -59,6 +60,42 @@ def test_flower_simulation_equals_one_process(train, tmp_path, capsys):
     # Two workers answered three clients in two rounds, and each loaded the model and the data once.
     workers = re.findall(r"Worker (\d+) trains on cpu and keeps", (folder / "flower" / "run.log").read_text())
     assert len(workers) == len(set(workers)) == 2
+
+
+def test_an_interrupted_simulation_leaves_what_every_run_does(train, tmp_path, monkeypatch):
+    """Its ServerApp, whose process Flower ends, is here a run of which only checkpoints and rows are left."""
+    folder = tmp_path / "run"
+
+    def interrupted(app, settings, **more):
+        train("num_rounds=2")
+        for name in ("summary.json", "report.html", "model.safetensors"):
+            (folder / name).unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "run_app", interrupted)
+    assert command([*SMALL, "runtime=flower", f"output_dir={folder}"]) == 130
+    run = Run(folder)
+    assert run.summary["status"] == "interrupted" and run.summary["rounds"] == 2
+    assert run.summary["final_test_accuracy"] == run.rows[-1]["test_accuracy"]
+    assert same_bits(run.model, run.model_after(2))
+    assert "2 of 2, interrupted" in (folder / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_real_simulation_leaves_what_every_run_does(tmp_path):
+    folder = tmp_path / "flower"
+    command_line = [sys.executable, "-m", "fedfrozen_app", *SMALL, "num_rounds=500", "runtime=flower"]
+    with subprocess.Popen(
+        [*command_line, f"output_dir={folder}"], stdout=PIPE, stderr=PIPE, text=True
+    ) as process:
+        assert any(line.startswith("round 2/") for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        said = "".join(process.communicate())
+    assert process.returncode == 130 and f"fedfrozen resume {folder}" in said
+    run = Run(folder)
+    assert run.summary["status"] == "interrupted" and run.summary["rounds"] >= 2
+    assert same_bits(run.model, run.model_after(run.summary["rounds"]))
+    assert (folder / "report.html").exists() and (folder / "curves.png").exists()
 
 
 def test_a_dead_worker_ends_a_simulation_and_nothing_else(monkeypatch):
