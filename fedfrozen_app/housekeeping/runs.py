@@ -78,7 +78,8 @@ def show_run(arguments: list[str]) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for label, value in facts.items():
-        table.add_row(label, Text(str(value)))
+        if value is not None:  # a bundle has no commit
+            table.add_row(label, Text(str(value)))
     for key, value in changed(summary.get("config") or _configuration(folder)).items():
         table.add_row(Text(key), Text(str(value)))
     console.print(table)

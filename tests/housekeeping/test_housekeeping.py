@@ -1,5 +1,6 @@
 """list, show, doctor and completion, on real runs and a real shell."""
 
+import json
 import shutil
 import subprocess
 
@@ -44,6 +45,11 @@ def test_a_run_is_shown_with_what_was_changed(wide, train, capsys):
     assert "Final test accuracy" in out and "strategy.mu" in out and "num_rounds" in out
     assert "fedfrozen num_clients=3" in out  # the command
     assert "client.lr " not in out  # as by default
+    for commit in ("0123abcd", None):  # a bundle, and an installed package, know of none
+        (run.folder / "summary.json").write_text(json.dumps(run.summary | {"git_commit": commit}))
+        assert command(["show", str(run.folder)]) == 0
+        out = capsys.readouterr().out
+        assert "0123abcd" in out if commit else "Commit" not in out
     (run.folder / "summary.json").unlink()
     assert command(["show", str(run.folder)]) == 2
     with status.recorded(run.folder, {}, [*SMALL]):
