@@ -171,12 +171,10 @@ def _run_with_flower(
     folder: Path,
     start: checkpoint.Checkpoint | None,
 ) -> dict[str, Any]:
-    if start is not None and STRATEGIES[config.strategy["name"]].personal:
-        checkpoint.check_private(start)
-    if start is not None and start.clients:
+    if start is not None and STRATEGIES[config.strategy["name"]].personal and start.hooks.get("private"):
         raise UserError(
-            "Clients of this run keep private state, which Flower's simulation forgets between runs: "
-            "resume it with runtime=inprocess."
+            "Clients of this run keep parts of the model, and Flower's simulation forgets them when it ends: "
+            "go on with runtime=inprocess, if the run began there, or start anew."
         )
     # Before anything long starts: whether the data are there and fill the clients.
     shares = share_out(load_corpus(config), config, config.num_clients)

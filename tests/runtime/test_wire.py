@@ -12,10 +12,10 @@ from flwr.clientapp import ClientApp
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from fedfrozen_app import client_app
+from fedfrozen_app import client_app, training
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, server_only, share_out
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.exchange.count import Traffic
 from fedfrozen_app.exchange.messages import Hello, Reply, hello_reply, train_reply
@@ -108,6 +108,22 @@ def test_private_arrays_that_no_checkpoint_holds_are_not_begun_anew(train, tmp_p
     assert (
         train("strategy=fedavg", "num_rounds=3", f"from={start}", folder="fork").rows[-1]["clients_ok"] == 3
     )
+
+
+def test_flower_takes_no_private_arrays_over_but_a_strategy_that_has_none_may_begin_there(
+    train, tmp_path, monkeypatch
+):
+    run = train("strategy=local", "num_rounds=1")
+    with pytest.raises(UserError, match="runtime=inprocess"):
+        resume([str(run.folder), "num_rounds=2", "runtime=flower"])
+
+    def handed_in(*app, **settings):
+        raise RunFailed("it was handed in")
+
+    monkeypatch.setattr(training, "run_app", handed_in)
+    words = [*SMALL, "strategy=fedavg", "runtime=flower", f"output_dir={tmp_path}/fork"]
+    with pytest.raises(RunFailed, match="handed in"):
+        training.train([*words, f"from={run.folder}/checkpoints/1"])
 
 
 @pytest.mark.parametrize("harm", ["nothing", "deleted", "damaged", "deleted again and again"])
