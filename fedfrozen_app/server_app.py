@@ -160,7 +160,7 @@ def federate(
         source = Path(config.start_from).parents[1] if config.start_from else folder
         records = source / "privacy" if parts is not None else None
         if parts is not None and STRATEGIES[config.strategy["name"]].personal:  # sites keep their own
-            checkpoint.check_private(start)
+            checkpoint.check_private(start, in_process=talk.local)
         check_start(plain, start.config, start.row, records)
         if config.start_from:
             carry_budgets(source / "privacy", folder / "privacy")
@@ -198,11 +198,10 @@ def federate(
     if start is not None:
         strategy.load_state({name: value.to(resident.device) for name, value in start.strategy.items()})
         strategy.usual_norm = start.row.get("usual_norm")
-        # Sites keep them on their own disks, by run_id: a resumed run has the one it had.
-        if parts is None and strategy.personal and config.run_id != start.config.get("run_id"):
-            strategy.model = model  # by whose names a plan goes
-            if strategy.plan(first_round).private:
-                log.warning("from= brings back what is shared: the sites' private parts begin afresh.")
+    if strategy.personal and not talk.local:
+        strategy.model = model  # by whose names a plan goes
+        if strategy.plan(first_round).private and (line := private_line(config, start, sites=parts is None)):
+            log.warning(line)
     status, personal = "failed", None
     if parts is None:
         announce(strategy, model, config.runtime.round_timeout)
@@ -248,6 +247,17 @@ def federate(
             raise RunFailed(f"No round changed the model: {trained[-1]['discarded']}.")
         raise RunFailed(f"No client gave a sound reply in any round: {trained[-1]['failures'][0]}")
     return summary
+
+
+def private_line(config: Config, start: checkpoint.Checkpoint | None, *, sites: bool) -> str:
+    """What becomes of the parts that clients keep, where no checkpoint of ours can hold them."""
+    if not sites:
+        return "Flower forgets the clients' private parts when it ends: this run cannot be resumed."
+    if start is None:
+        return ""
+    if config.run_id is not None and config.run_id == start.config.get("run_id"):
+        return "Sites go on with the private parts they kept; a site without the executor begins them afresh."
+    return "from= brings back what is shared: the sites' private parts begin afresh."
 
 
 def check_clients(config: Config, how: Aggregation, count: int) -> None:

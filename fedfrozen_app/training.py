@@ -171,11 +171,8 @@ def _run_with_flower(
     folder: Path,
     start: checkpoint.Checkpoint | None,
 ) -> dict[str, Any]:
-    if start is not None and STRATEGIES[config.strategy["name"]].personal and start.hooks.get("private"):
-        raise UserError(
-            "Clients of this run keep parts of the model, and Flower's simulation forgets them when it ends: "
-            "go on with runtime=inprocess, if the run began there, or start anew."
-        )
+    if start is not None and STRATEGIES[config.strategy["name"]].personal:
+        checkpoint.check_private(start, in_process=False)  # rather than when all is up
     # Before anything long starts: whether the data are there and fill the clients.
     shares = share_out(load_corpus(config), config, config.num_clients)
     assert shares.partition is not None

@@ -141,12 +141,12 @@ def newest_state(run: Path) -> dict[str, Any] | None:
     return json.loads((run / "checkpoints" / str(found[-1]) / "state.json").read_text()) if found else None
 
 
-def check_private(start: Checkpoint) -> None:
-    """Flower's simulation keeps clients' private arrays in its memory, where no checkpoint can reach them."""
-    if start.hooks.get("private") and not start.clients:
+def check_private(start: Checkpoint, *, in_process: bool) -> None:
+    """Clients' private arrays are in the checkpoints of runs in process alone, which alone give them back."""
+    if start.hooks.get("private") and not (start.clients and in_process):
         raise UserError(
-            "The checkpoint is of a run whose clients kept parts of the model in Flower's simulation, which "
-            "forgets them when it ends: start anew, with runtime=inprocess if the run is to be resumed."
+            "Clients of this run keep parts of the model, and Flower forgets those when a run ends: go on "
+            "with runtime=inprocess if the run began there, or else start anew."
         )
 
 

@@ -4,6 +4,7 @@ The grid is in process, but its nodes are not told so: everything is serialised,
 """
 
 import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from fedfrozen_app.exchange.messages import Hello, Reply, hello_reply, train_rep
 from fedfrozen_app.exchange.plan import Order, Plan
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.models.task import Batch
+from fedfrozen_app.runtime import checkpoint
 from fedfrozen_app.runtime import resident as residents
 from fedfrozen_app.runtime.grid import InProcessGrid
 from fedfrozen_app.runtime.resident import Resident
@@ -58,7 +60,8 @@ def run_wired(tmp_path, before_round=None, extra=ROUNDS, small=True):
     corpus = load_corpus(config)
     resident = Resident(config, corpus, shares=share_out(corpus, config, 3))
     talk = Conversation(grid, resident.roles, card=resident.card)
-    federate(config, plain, words, talk, resident, tmp_path / "wired")
+    start = checkpoint.read(Path(config.start_from)) if config.start_from else None
+    federate(config, plain, words, talk, resident, tmp_path / "wired", start=start)
     return Run(tmp_path / "wired")
 
 
@@ -96,13 +99,14 @@ def test_a_reply_lies_where_the_server_s_model_does():
     assert reply.arrays["w"].device.type == "meta"
 
 
-def test_private_arrays_that_no_checkpoint_holds_are_not_begun_anew(train, tmp_path):
+def test_private_arrays_that_no_checkpoint_holds_are_not_begun_anew(train, tmp_path, caplog):
     """As in Flower's simulation, whose nodes' state the server cannot see."""
     words = ["strategy=local", "num_rounds=2"]
     run_wired(tmp_path, extra=words)
-    with pytest.raises(UserError, match="forgets them"):
+    assert caplog.text.count("this run cannot be resumed") == 1
+    with pytest.raises(UserError, match="Flower forgets"):
         train(*words, "num_rounds=3", folder="wired", resume=True)
-    with pytest.raises(UserError, match="forgets them"):
+    with pytest.raises(UserError, match="Flower forgets"):
         resume([str(tmp_path / "wired"), "num_rounds=3", "runtime=flower"])
     start = tmp_path / "wired" / "checkpoints" / "2"
     assert (
@@ -111,11 +115,14 @@ def test_private_arrays_that_no_checkpoint_holds_are_not_begun_anew(train, tmp_p
 
 
 def test_flower_takes_no_private_arrays_over_but_a_strategy_that_has_none_may_begin_there(
-    train, tmp_path, monkeypatch
+    train, tmp_path, monkeypatch, caplog
 ):
     run = train("strategy=local", "num_rounds=1")
+    assert "cannot be resumed" not in caplog.text
     with pytest.raises(UserError, match="runtime=inprocess"):
         resume([str(run.folder), "num_rounds=2", "runtime=flower"])
+    with pytest.raises(UserError, match="runtime=inprocess"):  # as plain `flwr run` would
+        run_wired(tmp_path, extra=["strategy=local", f"from={run.folder}/checkpoints/1"])
 
     def handed_in(*app, **settings):
         raise RunFailed("it was handed in")

@@ -355,13 +355,24 @@ def test_private_state_survives_restarts_and_no_round_counts_twice(sites, strate
 @pytest.mark.parametrize("strategy", ["local", "fedfrozen"])
 def test_a_fork_says_that_sites_begin_their_private_parts_afresh(sites, caplog, strategy):
     words = (f"strategy={strategy}", "checkpoint.keep=9")
+    told = ("a site without the executor begins them afresh", "the sites' private parts begin afresh")
+    private = strategy == "local"
+
+    def times():
+        return [caplog.text.count(sentence) for sentence in told]
+
     sites.train(*words, "num_rounds=2", "run_id=origin", folder="origin")
-    told = "the sites' private parts begin afresh"
+    assert times() == [0, 0]
     sites.train(*words, "num_rounds=3", "run_id=origin", folder="origin", resume=True)
-    assert told not in caplog.text
+    assert times() == [private, 0]
     origin = sites.folder / "origin" / "checkpoints" / "2"
-    sites.train(*words, "num_rounds=3", "run_id=fork", f"from={origin}", folder="fork")
-    assert caplog.text.count(told) == (strategy == "local")
+    # Without a run_id of ours, as plain `flwr run` starts it, nobody knows that it is the same run.
+    for number, run_id in enumerate(("fork", "null"), start=1):
+        sites.train(*words, "num_rounds=3", f"run_id={run_id}", f"from={origin}", folder=run_id)
+        assert times() == [private, number * private]
+    origin = sites.folder / "null" / "checkpoints" / "3"
+    sites.train(*words, "num_rounds=4", "run_id=null", f"from={origin}", folder="again")
+    assert times() == [private, 3 * private]
 
 
 def test_what_a_site_kept_is_not_shared_when_the_next_plan_keeps_another_part(sites):
