@@ -152,7 +152,7 @@ def federate(
     best = BestModel(folder, config.early_stop.patience, metadata=model_metadata(config.privacy))
     metrics = MetricsFile(folder / "metrics.jsonl")
     model = {name: value.detach().clone() for name, value in resident.exchanged.items()}
-    first_round = 1
+    first_round, own_rounds = 1, 0
     if start is None:
         metrics.path.write_text("")
     else:
@@ -169,6 +169,11 @@ def federate(
         best.go_on(start.hooks["best"], source)
         metrics.go_on_after(start.row, read_rows(source))
         first_round = start.round + 1
+        own_rounds = start.round if source.resolve() == folder.resolve() else 0
+    for name in ("checkpoints", "uploads"):
+        checkpoint.forget_after(folder / name, own_rounds)
+    for name in ("summary.json", "personal.json"):  # of rounds that this run replaces, or goes beyond
+        (folder / name).unlink(missing_ok=True)
 
     progress = Progress(config.num_rounds, start_round=first_round - 1)
     tracking = Tracking(config.track, plain, folder, first_round)

@@ -42,7 +42,8 @@ def write_outputs(
 
 def write_interrupted(folder: Path, metadata: dict[str, str], device: str) -> None:
     """The same of a run whose own process was ended: as it stood at its newest checkpoint, if it has one."""
-    if not checkpoint.numbers(folder / "checkpoints"):
+    # A summary is of a run that had ended by then, or of the one before: a run that begins removes it.
+    if (folder / "summary.json").exists() or not checkpoint.numbers(folder / "checkpoints"):
         return
     last = checkpoint.newest(folder)
     rows = [row for row in read_rows(folder) if row["round"] < last.round] + [last.row]

@@ -128,6 +128,13 @@ def numbers(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
 
 
+def forget_after(folder: Path, number: int) -> None:
+    """Drop what lies there of later rounds: of another run that was here, or of a lost future."""
+    for later in numbers(folder):
+        if later > number:
+            shutil.rmtree(folder / str(later))
+
+
 def newest(run: Path) -> Checkpoint:
     found = numbers(run / "checkpoints")
     if not found:

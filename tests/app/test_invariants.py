@@ -6,8 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedfrozen_app import client_app
+from fedfrozen_app import client_app, server_app
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.runtime import checkpoint
 from tests.conftest import Run, same_bits
 
 KEEP_ALL = "checkpoint.keep=100"
@@ -145,6 +146,34 @@ def test_interrupted_run_keeps_what_was_done(train, monkeypatch, tmp_path, how):
     assert [row["round"] for row in run.rows] == [0, 1, 2]
     assert same_bits(run.model, run.model_after(2))
     assert (run.folder / "report.html").exists()
+
+
+def test_a_run_begun_in_a_used_folder_goes_on_as_itself(train, monkeypatch):
+    """Later checkpoints of the run before would push out its own, and a resumed run would go on from them."""
+    words = ("seed=5", "num_rounds=4", "checkpoint.uploads=0")
+    whole = train(*words, folder="whole")
+    train("num_rounds=6", "checkpoint.uploads=0", folder="used")
+    kill_in_round(monkeypatch, 3)
+    with pytest.raises(KeyboardInterrupt):
+        train(*words, folder="used")
+    monkeypatch.undo()
+    again = train(*words, folder="used", resume=True)
+    assert same_bits(whole.model, again.model)
+    assert [without_times(row) for row in again.rows] == [without_times(row) for row in whole.rows]
+    for name in ("checkpoints", "uploads"):
+        assert checkpoint.numbers(again.folder / name) == checkpoint.numbers(whole.folder / name)
+    # So does one that goes back to an earlier round of its own.
+    back = train(*words, f"from={again.folder}/checkpoints/3", "num_rounds=3", folder="used")
+    assert checkpoint.numbers(back.folder / "checkpoints") == [3]
+
+
+def test_a_run_that_was_killed_in_a_used_folder_has_no_summary(train, monkeypatch):
+    """The one before would otherwise be counted as complete, with the rows of this one."""
+    run = train("strategy=local")
+    assert (run.folder / "personal.json").exists()
+    monkeypatch.setattr(server_app, "write_outputs", lambda *args, **kwargs: {})
+    train("strategy=fedavg", "num_rounds=2")
+    assert not (run.folder / "summary.json").exists() and not (run.folder / "personal.json").exists()
 
 
 def kill_in_round(monkeypatch, server_round, how=KeyboardInterrupt):
