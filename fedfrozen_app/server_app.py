@@ -164,7 +164,7 @@ def federate(
         check_start(plain, start.config, start.row, records)
         if config.start_from:
             carry_budgets(source / "privacy", folder / "privacy")
-        model = {name: start.model[name].to(resident.device) for name in model}
+        model = {name: start.model[name].to(built) for name, built in model.items()}  # its device and dtype
         talk.ledger.load_state_dict(start.ledger)
         best.go_on(start.hooks["best"], source)
         metrics.go_on_after(start.row, read_rows(source))

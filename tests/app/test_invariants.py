@@ -148,6 +148,15 @@ def test_interrupted_run_keeps_what_was_done(train, monkeypatch, tmp_path, how):
     assert (run.folder / "report.html").exists()
 
 
+@pytest.mark.parametrize("runner", ["sequential", "cohort"])
+def test_a_run_that_goes_on_with_another_dtype_has_that_alone(train, runner):
+    words = ("strategy.warmup_rounds=0", f"runtime.runner={runner}")  # the kernel is never sent back
+    train(*words, "num_rounds=1")
+    run = train(*words, "num_rounds=2", "model.dtype=bfloat16", resume=True)
+    assert run.rows[-1]["clients_ok"] == 3
+    assert {value.dtype for value in run.model.values()} == {torch.bfloat16}
+
+
 def test_a_run_begun_in_a_used_folder_goes_on_as_itself(train, monkeypatch):
     """Later checkpoints of the run before would push out its own, and a resumed run would go on from them."""
     words = ("seed=5", "num_rounds=4", "checkpoint.uploads=0")
