@@ -84,6 +84,11 @@ def train(arguments: list[str]) -> None:
 def resume(arguments: list[str]) -> None:
     """`fedfrozen resume RUN [OVERRIDES]`: go on after the run's newest checkpoint, in the same folder."""
     run, extra = run_folder("resume", arguments)
+    if own := [word for word in extra if word.startswith(("from=", "output_dir="))]:
+        raise UserError(
+            f"A run is resumed in its own folder, from its newest checkpoint: leave {own[0]} out, or begin "
+            f"another run there with `fedfrozen from={run}/checkpoints/N output_dir=DIR`."
+        )
     start = checkpoint.newest(run)
     words = start.overrides + extra
     plain, overrides = settled(compose_config(words), words)

@@ -201,6 +201,13 @@ def test_a_run_that_goes_on_elsewhere_is_left_alone(tmp_path, capsys):
     assert status.read(folder) == other and (folder / "metrics.jsonl").read_text() == before
 
 
+def test_resume_says_what_it_does_not_heed(train, capsys):
+    run = train("num_rounds=2")
+    for word in (f"from={run.folder}/checkpoints/1", "output_dir=elsewhere"):
+        assert command(["resume", str(run.folder), "num_rounds=3", word]) == 2
+        assert f"leave {word} out" in capsys.readouterr().err
+
+
 def test_a_sweep_goes_on_after_a_failure_and_ends_with_its_code(tmp_path, capsys):
     words = ["-m", *SMALL, "num_clients=3,500", f"hydra.sweep.dir={tmp_path}/sweep"]
     assert command(words) == 2
