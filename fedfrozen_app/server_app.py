@@ -142,6 +142,8 @@ def federate(
     how = Aggregation(**vars(config.aggregation))
     if (parts := resident.shares.partition) is not None:  # of sites, more may come
         check_clients(config, how, len(parts.indices))
+    if config.early_stop.patience is not None:
+        check_patience(config, resident)
     folder.mkdir(parents=True, exist_ok=True)
     settings = strategy_settings(config)
     plain = plain | {"strategy": {"name": config.strategy["name"], **asdict(settings)}}
@@ -269,6 +271,16 @@ def check_clients(config: Config, how: Aggregation, count: int) -> None:
     how.check_cohort(cohort_size(config.participation, count))
     if (watched := config.checkpoint.uploads) is not None and watched not in map(str, range(count)):
         raise UserError(f"checkpoint.uploads={watched} is no client: give a number from 0 to {count - 1}.")
+
+
+def check_patience(config: Config, resident: Resident) -> None:
+    shares_model = resident.has_global or not STRATEGIES[config.strategy["name"]].personal
+    if not (shares_model and len(resident.shares.validation)):
+        raise UserError(
+            "early_stop.patience goes by how the shared model does on the server's validation rows, and this "
+            "run has not both: set dataset.validation above 0, take a strategy that shares its model, or "
+            "leave early_stop.patience out."
+        )
 
 
 def upload_keeper(

@@ -201,6 +201,17 @@ def test_a_run_that_goes_on_elsewhere_is_left_alone(tmp_path, capsys):
     assert status.read(folder) == other and (folder / "metrics.jsonl").read_text() == before
 
 
+def test_a_run_stops_when_validation_gets_no_better(train):
+    run = train("early_stop.patience=2", "num_rounds=9", "client.lr=1e-9")
+    assert run.summary["status"] == "stopped early" and run.summary["rounds"] == 3
+
+
+@pytest.mark.parametrize("words", ["dataset.validation=0", "strategy=local"])
+def test_a_run_without_anything_to_stop_by_does_not_begin(train, words):
+    with pytest.raises(UserError, match="patience goes by"):
+        train("early_stop.patience=2", words)
+
+
 def test_resume_says_what_it_does_not_heed(train, capsys):
     run = train("num_rounds=2")
     for word in (f"from={run.folder}/checkpoints/1", "output_dir=elsewhere"):
