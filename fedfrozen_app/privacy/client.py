@@ -26,8 +26,7 @@ from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.selection import choose_privately, choose_publicly, plan_of
 from fedfrozen_app.privacy.steps import SLACK, Steps
 from fedfrozen_app.runtime.choose import choose
-from fedfrozen_app.runtime.sequential import LocalResult, learning_rate, optimizer_for, seeded
-from fedfrozen_app.seeds import seed_for
+from fedfrozen_app.runtime.sequential import LocalResult, learning_rate, optimizer_for
 
 if TYPE_CHECKING:
     from fedfrozen_app.runtime.resident import Resident
@@ -224,7 +223,7 @@ class PrivateClient:
         rate = learning_rate(config.client, order.round, resident)
         optimizer = optimizer_for(resident, trained, rate)
         resident.model.train()
-        with seeded(seed_for(config.seed, "dropout", self.client, order.round), resident.device):
+        with self._source.dropout():
             mean = train_steps(
                 gradients, trained, optimizer, resident.train_table, self.units, recipe, self._source
             )

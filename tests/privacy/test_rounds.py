@@ -199,6 +199,34 @@ def test_os_noise_differs_between_runs_and_seeded_noise_repeats(train):
         assert opened.metadata()["privacy"] == "epsilon at most 8 per example, for each client"
 
 
+def test_dropout_is_no_function_of_the_seed(train, monkeypatch):
+    """Masks go by a row's place in the sample. Whoever knew them would see every row behind a new one change,
+    not one gradient of norm C. Here all rows are in every sample and noise is off: only masks can differ."""
+    monkeypatch.setattr(Noise, "normal", lambda self, like, std: torch.zeros_like(like))
+    words = ["strategy=fedavg", *PRIVATE, "num_rounds=1", "client.batch_size=1000"]
+    words += ["model.config.hidden_dropout_prob=0.5", "num_clients=1", "partition=iid", "dataset.limit=40"]
+    one, two = train(*words, folder="one"), train(*words, folder="two")
+    assert same_bits(one.model, two.model)  # the noise was seeded, and says so
+    free = [*words, "privacy.seeded_noise=false"]
+    three, four = train(*free, folder="three"), train(*free, folder="four")
+    assert not same_bits(three.model, four.model)
+
+
+def test_dropout_on_a_cpu_takes_more_than_the_32_bits_of_a_torch_seed():
+    before = torch.default_generator.get_state()
+    source = Noise(torch.device("cpu"), (0, "0", 1))
+    with source.dropout():
+        drawn = torch.empty(700, dtype=torch.int64).random_(0, 2**32).tolist()
+        again = torch.default_generator.initial_seed()
+    assert torch.equal(torch.default_generator.get_state(), before)
+    assert (
+        drawn
+        != torch.empty(700, dtype=torch.int64)
+        .random_(0, 2**32, generator=torch.Generator().manual_seed(again))
+        .tolist()
+    )
+
+
 def test_the_cohort_runner_gives_way_with_a_line(train, caplog):
     caplog.set_level("INFO")
     train("strategy=fedavg", *PRIVATE, "num_rounds=1", "runtime.runner=cohort")
