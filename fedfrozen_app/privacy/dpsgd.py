@@ -8,7 +8,8 @@ memory, and serves layers and heads). Opacus' optimiser clips, sums and scales t
 every client and round, because what is trained changes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +46,17 @@ class Recipe:
     physical_batch: int  # examples whose gradients are in memory at once
 
 
+@contextmanager
+def exact_products() -> Iterator[None]:
+    """Norms and clipped sums must agree to the last digits, or the bound would not hold: no TF32 here."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+
+
 class NoisyOptimizer(DPOptimizer):
     """Opacus' optimiser, with noise from our own source (see noise.py)."""
 
@@ -56,6 +68,16 @@ class NoisyOptimizer(DPOptimizer):
             expected_batch_size=recipe.batch,  # type: ignore[arg-type]
         )
         self.source = source
+
+    def clip_and_accumulate(self) -> None:
+        if len(self.grad_samples[0]):
+            norms = [each.reshape(len(each), -1).norm(dim=1) for each in self.grad_samples]
+            broken = ~torch.isfinite(torch.stack(norms).norm(dim=0))
+            if broken.any():  # it gives nothing: a sum that is not finite would tell that it is there
+                for parameter in self.params:
+                    parameter.grad_sample[broken] = 0
+        with exact_products():
+            super().clip_and_accumulate()
 
     def add_noise(self) -> None:
         std = self.noise_multiplier * self.max_grad_norm if self.noise_multiplier else 0.0

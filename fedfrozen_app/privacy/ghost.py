@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedfrozen_app.data.table import Table
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.task import Task
-from fedfrozen_app.privacy.dpsgd import NoisyOptimizer
+from fedfrozen_app.privacy.dpsgd import NoisyOptimizer, exact_products
 from fedfrozen_app.privacy.engine import DPOptimizerFastGradientClipping, GradSampleHooksFastGradientClipping
 
 SERVED = ("Linear", "LayerNorm", "RMSNorm", "Conv1D", "LlamaRMSNorm", "Dinov2LayerScale")  # and tested
@@ -54,10 +54,14 @@ class GhostClipping:
             slots = list(parameters.values())
             torch.autograd.backward(losses.sum(), inputs=slots, retain_graph=True)
             factors = hooks.get_clipping_coef()
+            sound = torch.isfinite(hooks.per_sample_gradient_norms)
             hooks.disable_hooks()
             for parameter in slots:
                 parameter.grad = None
-            torch.autograd.backward((factors * losses).sum(), inputs=slots)
+            if whole := bool(sound.all()):
+                torch.autograd.backward((factors * losses).sum(), inputs=slots)
+        if not whole:  # the others alone: a sum that is not finite would tell that such an example is there
+            return self.load(part.take(sound.nonzero().flatten()), parameters)
         return losses.detach()
 
     @contextmanager
@@ -65,23 +69,20 @@ class GhostClipping:
         """Hooks on what is trained and nothing else, and all as it was afterwards."""
         wanted = {name: value.requires_grad for name, value in self._model.named_parameters()}
         modes = [owner.training for owner in self._owners]
-        precision = torch.get_float32_matmul_precision()
         for name, value in self._model.named_parameters():
             value.requires_grad_(name in self._trained)
         for owner in self._owners:  # hooks look at layers in training only; these do the same in both modes
             owner.training = True
-        # Norm and sum come from different products: both must be exact, or the bound would not hold.
-        torch.set_float32_matmul_precision("highest")
         hooks = GradSampleHooksFastGradientClipping(
             self._model, loss_reduction="sum", strict=False, max_grad_norm=self._bound
         )
         try:
-            with warnings.catch_warnings():  # the first trained layer's input needs no gradient
+            with exact_products(), warnings.catch_warnings():
+                # The first trained layer's input needs no gradient.
                 warnings.filterwarnings("ignore", message="Full backward hook is firing")
                 yield hooks
         finally:
             hooks.cleanup()
-            torch.set_float32_matmul_precision(precision)
             for owner, mode in zip(self._owners, modes, strict=True):
                 owner.training = mode
             for name, value in self._model.named_parameters():

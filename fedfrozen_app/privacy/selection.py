@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 
 
 def noisy_sum(scores: Tensor, noise: float, source: Noise) -> Tensor:
-    """(examples, layers) -> (layers,): one example changes the sum by at most 1 before the noise."""
+    """(examples, layers) -> (layers,): one example changes the sum by at most 1 before the noise.
+
+    One with scores that are not finite gives nothing, or the sum would tell that it is there.
+    """
     apart = scores - scores.mean(dim=1, keepdim=True)
+    apart = torch.where(torch.isfinite(apart).all(dim=1, keepdim=True), apart, 0.0)
     length = torch.linalg.vector_norm(apart, dim=1, keepdim=True)
     total = (apart / length.clamp(min=1.0)).sum(dim=0)
     return total + source.normal(total, noise)

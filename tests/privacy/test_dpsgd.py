@@ -108,6 +108,16 @@ def test_an_outlier_moves_a_transformer_no_further_than_the_bound():
     assert norm(steps(model, Table(inputs, labels), max_grad_norm=0.01)) <= 0.04 * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("broken", [math.inf, math.nan, 1e200])
+def test_an_example_that_overflows_gives_no_gradient(broken):
+    """A server may send weights with which only the rows that hold some word overflow: were the sum not
+    finite then, it would tell that there is such a row."""
+    rows = torch.tensor([[broken, 4.0], [0.3, 0.4]], dtype=torch.float64)
+    both = steps(Linear(), Table({"x": rows}, torch.tensor([0, 0])), physical_batch=1)["weight"]
+    assert torch.equal(both, steps(Linear(), Table({"x": rows}, torch.tensor([0, 0])))["weight"])
+    assert torch.equal(both, steps(Linear(), Table({"x": rows[1:]}, torch.tensor([0])))["weight"])
+
+
 def test_noise_reaches_trained_names_only():
     model, inputs, labels = parts("bert")
     trained = [name for name, _ in model.named_parameters() if ".layer.1." in name or "classifier" in name]

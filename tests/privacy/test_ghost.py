@@ -1,5 +1,7 @@
 """Ghost clipping gives the clipped sums of the per-example way, and is refused where it could not."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -87,6 +89,24 @@ def test_an_outlier_is_clipped_and_an_empty_sample_is_noise_alone():
     assert norm(ghostly(model, one, names, max_grad_norm=0.01)) <= 0.01 * (1 + 1e-6)
     empty = ghostly(model, one, names, rate=0.0, noise=1.0)
     assert float(torch.cat([empty[name].flatten() for name in names]).std()) == pytest.approx(1.0, rel=0.1)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "llama"])
+def test_an_example_that_overflows_gives_no_gradient(model_type):
+    model, inputs, labels = parts(model_type)
+    names, words = layers_and_head(model), inputs["input_ids"]
+    words[words == 13] = 12
+    words[1, 0] = 13
+    model.get_input_embeddings().weight.data[13] = math.inf
+    rest = torch.tensor([0, 2, 3])
+    for way in (ghostly, lambda *args, **more: steps(*args[:2], trained=names, **more)):
+        whole = way(model, Table(inputs, labels), names, physical_batch=4)
+        expected = way(model, Table(inputs, labels).take(rest), names, physical_batch=4)
+        assert norm({name: expected[name] for name in names}) > 0.05
+        for name in names:
+            torch.testing.assert_close(whole[name], expected[name], rtol=1e-4, atol=1e-9)
+        alone = way(model, Table(inputs, labels).take(torch.tensor([1])), names)
+        assert norm({name: alone[name] for name in names}) == 0
 
 
 def test_the_model_is_left_as_it_was():

@@ -418,6 +418,8 @@ def test_noisy_sums_are_bounded_and_noised():
     assert total.tolist() == pytest.approx([0.1, -1 / math.sqrt(2), 1 / math.sqrt(2) - 0.1])
     far = torch.tensor([[1e6, -1e6, 0.0]])
     assert float((noisy_sum(torch.cat([scores, far]), 0.0, source) - total).norm()) == pytest.approx(1.0)
+    broken = torch.tensor([[math.nan, 0.0, 1.0], [math.inf, 0.0, 1.0]])  # under weights that overflow
+    assert torch.equal(noisy_sum(torch.cat([scores, broken]), 0.0, source), total)
     sums = torch.stack([noisy_sum(scores, 5.0, source) for _ in range(2000)])
     assert float(sums.std()) == pytest.approx(5.0, rel=0.05)
     assert noisy_sum(torch.zeros(0, 3), 1.0, source).shape == (3,)  # an empty sample is noise alone
