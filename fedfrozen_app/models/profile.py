@@ -8,6 +8,7 @@ its real queries, so that long and short texts count alike.
 A set T of all tokens says nothing: every row of a softmax sums to 1, so every layer would score the same.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.attention import attention_by
 from fedfrozen_app.models.task import Batch
 
+log = logging.getLogger(__name__)
 CAUSAL = ("gpt2", "llama")  # architectures whose tokens see only what came before
 TOKEN_SETS = ("cls", "entity", "no_sink")
 CHUNK = 16  # examples at once: attention maps are large
@@ -32,10 +34,11 @@ def layer_scores(model: nn.Module, batch: Batch, tokens: Tokens) -> Tensor:
 
 
 @torch.no_grad()
-def head_scores(model: nn.Module, batch: Batch, tokens: Tokens) -> Tensor:
+def head_scores(model: nn.Module, batch: Batch, tokens: Tokens, *, private: bool = False) -> Tensor:
     """(examples, layers, heads): the same before the mean over heads.
 
-    Fused attention kernels give no weights back, so this runs the eager path, in eval mode.
+    Fused attention kernels give no weights back, so this runs the eager path, in eval mode. With `private`
+    nothing is refused for what is in the batch: everybody sees whether a client could do its work.
     """
     check_tokens(tokens, causal=is_causal(model))
     was_training = model.training
@@ -57,10 +60,13 @@ def head_scores(model: nn.Module, batch: Batch, tokens: Tokens) -> Tensor:
             found.append(torch.stack(per_layer, dim=1) / queries.sum(dim=1)[:, None, None])
     model.train(was_training)
     if whole:
-        raise UserError(
+        reason = (
             "The profiled tokens are all the tokens there are, which gives every layer the same score: "
             "set strategy.tokens to cls, entity, no_sink or fewer token ids."
         )
+        if not private:
+            raise UserError(reason)
+        log.warning(reason)
     return torch.cat(found)
 
 

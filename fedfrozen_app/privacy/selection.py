@@ -45,9 +45,10 @@ def choose_privately(
     """
     assert order.selection is not None
     count = len(layers_of(order.plan.trained, resident.roles))
+    tokens = token_set(resident, order)
     scores, heads = torch.zeros(0, count, device=resident.device), None
     if len(rows):
-        each = head_scores(resident.model, profile_batch(resident, rows), token_set(resident, order))
+        each = head_scores(resident.model, profile_batch(resident, rows), tokens, private=True)
         scores, heads = each.mean(dim=2), each.mean(dim=0)
     return list(top_k(noisy_sum(scores, noise, source), order.selection.top_k)), heads
 

@@ -71,9 +71,13 @@ def token_set(resident: "Resident", order: Order) -> Tokens:
     assert order.selection is not None
     tokens = order.selection.tokens or default_tokens(resident.model, resident.corpus.task)
     known = range(resident.corpus.vocab_size)
-    if known and not isinstance(tokens, str) and (strange := [t for t in tokens if t not in known]):
+    if not known or isinstance(tokens, str):
+        return tokens
+    if strange := [token for token in tokens if token not in known]:
         raise UserError(
             f"strategy.tokens names {strange[0]}, which no text can have: token ids here go from 0 to "
             f"{len(known) - 1}."
         )
+    if len(set(tokens)) == len(known):
+        raise UserError("strategy.tokens names every token id: all layers would score the same. Name fewer.")
     return tokens

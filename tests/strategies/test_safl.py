@@ -202,6 +202,21 @@ def test_tokens_that_cannot_be_there_are_refused(train, private):
         train("strategy=safl", "strategy.tokens=[999999]", *NOTES, *private, small=False)
 
 
+def test_tokens_of_all_texts_are_refused_unless_that_would_tell_of_private_ones(train, caplog):
+    """All ids but one: a private client that failed for want of that one would tell that no text has it."""
+    words = word_tokenizer()
+    some = [number for number in range(len(words)) if number != words.unk_token_id]
+    given = ("strategy=safl", *NOTES, f"strategy.tokens={some}".replace(" ", ""))
+    with pytest.raises(UserError, match="all the tokens there are"):
+        train(*given, small=False)
+    run = train(*given, "privacy=dp_sgd", "client.local_steps=1", small=False)
+    assert run.rows[-1]["clients_ok"] == len(run.rows[-1]["clients"])
+    assert "all the tokens there are" in caplog.text
+    every = f"strategy.tokens={[*some, words.unk_token_id]}".replace(" ", "")
+    with pytest.raises(UserError, match="every token id"):  # which can be said without a look at the texts
+        train(*given[:-1], every, "privacy=dp_sgd", "client.local_steps=1", small=False, folder="every")
+
+
 def test_tokens_that_no_text_has_choose_nothing_and_it_is_said(train, caplog):
     """All layers score 0, so that the last K are taken: not attention, and not in silence."""
     unused = word_tokenizer().unk_token_id  # all words are known
