@@ -1,7 +1,7 @@
 """One corpus as a federation sees it: what the server keeps, and which rows each client has."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -51,9 +51,22 @@ class Shares:
     test: tuple[np.ndarray, ...] = ()  # rows of the test table by client, in its train rows' proportions
 
 
-def load_corpus(config: Config, path: str | None = None, classes: tuple[str, ...] | None = None) -> Corpus:
-    """The run's corpus; a site passes its own path and the federation's class order."""
-    corpus = load(_spec(config.dataset, path), _tokenizer(config), classes)
+def load_corpus(
+    config: Config, path: str | None = None, classes: tuple[str, ...] | None = None, *, site: bool = False
+) -> Corpus:
+    """The run's corpus; a site passes its own path and the federation's class order.
+
+    With privacy on a site draws no rows of its own: one row more would then change which others are trained
+    on, and epsilon is about one row alone.
+    """
+    dataset = config.dataset
+    if site and config.privacy.name != "none":
+        if dataset.limit is not None:
+            raise UserError(
+                "dataset.limit draws from a site's rows, which privacy=dp_sgd does not cover: leave it out."
+            )
+        dataset = replace(dataset, test_fraction=0.0)
+    corpus = load(_spec(dataset, path), _tokenizer(config), classes)
     if classes is None and not len(corpus.test):  # a site is judged by the server's rows
         raise UserError(
             "There are no test rows, and none could be held out: no class has two rows (or two documents or "

@@ -313,7 +313,8 @@ def _build_for(context: Context) -> Resident:
             "--node-config 'data-path=\"/folder/of/this/site\"'."
         )
     card = json.loads(str(context.state["card"]["json"]))
-    corpus = load_corpus(config, None if path is None else str(path), tuple(card["classes"]))
+    own = None if path is None else str(path)
+    corpus = load_corpus(config, own, tuple(card["classes"]), site="site" in node)
     if "site" in node:
         shares = Shares(validation=np.arange(0))
     else:

@@ -1,17 +1,21 @@
 """Texts: a LLaMA under SAFL with privacy, and patients with several notes."""
 
+import json
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
+from flwr.app import ConfigRecord, Context, RecordDict
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.privacy.budget import BudgetFile
 from fedfrozen_app.privacy.client import units_of
+from fedfrozen_app.runtime import resident as residents
 
 WEIGHTS = Path(os.environ.get("FEDFROZEN_WEIGHTS", "/nowhere"))  # a folder that holds stories15m
 PRIVATE = ("privacy=dp_sgd", "client.local_steps=2", "num_rounds=2", "partition=iid", "num_clients=2")
@@ -89,6 +93,30 @@ def test_the_same_file_by_another_path_is_the_same_file(train, notes, tmp_path, 
     train(*words, "num_rounds=1", small=False)
     run = train(*words, "dataset.path=notes.csv", "num_rounds=2", small=False, resume=True)
     assert len(run.rows) == 3
+
+
+def at_a_site(notes, tmp_path, *words):
+    """The rows that a site would train on, as texts."""
+    given = ["strategy=fedavg", "model=bert_tiny", *notes, "dataset.max_tokens=64", *words]
+    context = Context(0, 1, {"site": "a", "data-path": str(tmp_path / "notes.csv")}, RecordDict(), {})
+    context.run_config = {"overrides": shlex.join(given)}
+    card = {"classes": ["0", "1"], "mean": [], "std": []}
+    context.state["card"] = ConfigRecord({"json": json.dumps(card)})
+    resident = residents._build_for(context)
+    rows = resident.rows("a").train
+    return {tuple(text) for text in resident.train_table.inputs["input_ids"][rows].tolist()}
+
+
+def test_at_a_site_one_note_more_is_one_row_more(notes, tmp_path):
+    """Test rows drawn by class would be others with one note more, and so would the train rows."""
+    one_more = at_a_site(notes, tmp_path, "privacy=dp_sgd")
+    lines = (tmp_path / "notes.csv").read_text().splitlines()
+    (tmp_path / "notes.csv").write_text("\n".join(lines[:1] + lines[2:]))
+    without = at_a_site(notes, tmp_path, "privacy=dp_sgd")
+    assert len(without) == 89 and len(one_more - without) == 1 and without < one_more
+    assert len(at_a_site(notes, tmp_path)) < 89  # without privacy a site can judge its own model
+    with pytest.raises(UserError, match=r"dataset\.limit"):
+        at_a_site(notes, tmp_path, "privacy=dp_sgd", "dataset.limit=50")
 
 
 def test_a_row_without_a_patient_is_named(train, notes, tmp_path):
