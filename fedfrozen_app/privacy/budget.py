@@ -8,11 +8,13 @@ A step is paid for before it is taken: a client that dies half way has paid, and
 again.
 """
 
+import fcntl
 import json
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,13 @@ class BudgetFile:
         self._reply = folder / f"{client}.safetensors"
         self._log = folder / f"{client}.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """From reading the record to sending: runs that ask at the same time would else undo each other's."""
+        with self._path.with_suffix(".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def read(self) -> Budget | None:
         """What was written last; None before the first round. A damaged file is never a fresh start."""

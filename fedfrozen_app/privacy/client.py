@@ -71,6 +71,10 @@ class PrivateClient:
         self.rounds = paid
         if self._limit <= 0:
             return Declined("declines: of its privacy budget of epsilon 0 nothing can be spent")
+        with self.file.alone():
+            return self._take_part(start, paid)
+
+    def _take_part(self, start: dict[str, Tensor], paid: int) -> LocalResult | Declined:
         recorded = self.file.read()
         if (known := recorded.rounds if recorded else 0) < paid:
             raise UserError(

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -14,21 +15,23 @@ from safetensors import safe_open
 
 from fedfrozen_app import client_app
 from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.messages import Reply, read_reply
-from fedfrozen_app.exchange.plan import Order, Plan
+from fedfrozen_app.exchange.plan import Order, Plan, Selection
 from fedfrozen_app.privacy import client as private
 from fedfrozen_app.privacy.accountant import epsilon_of
 from fedfrozen_app.privacy.budget import Budget, BudgetFile
 from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.selection import noisy_sum
 from fedfrozen_app.privacy.steps import Steps
+from fedfrozen_app.runtime.resident import Resident
 from fedfrozen_app.server_app import RunFailed
 from strategies.aggregate import RunningMean
 from strategies.cohort import participations
 from strategies.fedavg import FedAvg
 from strategies.record import RoundRecord
-from tests.conftest import same_bits
+from tests.conftest import SMALL, same_bits
 from tests.runtime.test_wire import run_wired
 
 PRIVATE = ("privacy=dp_sgd", "privacy.seeded_noise=true", "client.local_steps=2")
@@ -181,6 +184,36 @@ def test_a_client_that_dies_has_paid(train, monkeypatch, tmp_path):
     with pytest.raises(RunFailed, match="power cut"):
         train("strategy=fedavg", *PRIVATE, "num_rounds=1")
     assert sum(step.times for step in BudgetFile(tmp_path / "run" / "privacy", "0").read().steps) == 2
+
+
+def test_two_federations_at_once_both_pay(monkeypatch, tmp_path):
+    """A site's record serves all its runs, and Flower may answer two of them at the same time."""
+    words = [*SMALL, "strategy=safl", *PRIVATE, "strategy.top_k=1", "num_clients=1"]
+    config = read(resolved(compose_config([*words, "privacy.selection_every=1"])))
+    corpus = load_corpus(config)
+
+    def client(server_round):
+        resident = Resident(config, corpus, shares=share_out(corpus, config, 1))
+        plan, selection = Plan.full(resident.parameters), Selection("attention", 1)
+        order = Order(server_round, plan, {}, selection=selection, participations={"0": 4})
+        return private.PrivateClient(resident, "0", order, tmp_path), resident.initial()
+
+    client(1)[0].take_part(client(1)[1])  # a record is there
+    one, other = client(2), client(3)
+    second = threading.Thread(target=lambda: other[0].take_part(other[1]))
+    choose = private.choose_privately
+
+    def meanwhile(*args):
+        if not second.ident:
+            second.start()
+            second.join(timeout=1)
+        return choose(*args)
+
+    monkeypatch.setattr(private, "choose_privately", meanwhile)
+    one[0].take_part(one[1])
+    second.join()
+    record = BudgetFile(tmp_path, "0").read()
+    assert record.rounds == 3 and sum(step.times for step in record.steps) == 3 * (2 + 1)
 
 
 def test_os_noise_differs_between_runs_and_seeded_noise_repeats(train):
