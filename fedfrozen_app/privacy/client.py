@@ -16,7 +16,7 @@ from torch import Tensor
 from clients import ALGORITHMS
 from fedfrozen_app.config import Config
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.plan import Order, Plan
+from fedfrozen_app.exchange.plan import Order, Plan, layers_of
 from fedfrozen_app.models.task import Batch, Parameters, Task
 from fedfrozen_app.privacy.accountant import epsilon_of, solve_noise
 from fedfrozen_app.privacy.budget import Budget, BudgetFile, Declined
@@ -169,7 +169,9 @@ class PrivateClient:
                 f"Client {self.client} has a privacy record in which no budget was set aside for choosing "
                 "layers: start a new run, or use privacy.selection=public."
             )
-        fits = budget.layers is not None and len(budget.layers) == self.order.selection.top_k
+        count = len(layers_of(self.order.plan.trained, self.resident.roles))
+        known = [number for number in budget.layers or () if number < count]  # a run before may have had more
+        fits = len(known) == self.order.selection.top_k
         return not fits or budget.rounds % self.resident.config.privacy.selection_every == 0
 
     def _choose(self, budget: Budget) -> None:

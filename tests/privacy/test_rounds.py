@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.selection import noisy_sum
 from fedfrozen_app.privacy.steps import Steps
 from fedfrozen_app.runtime.resident import Resident
+from fedfrozen_app.runtime.sequential import LocalResult
 from fedfrozen_app.server_app import RunFailed
 from strategies.aggregate import RunningMean
 from strategies.cohort import participations
@@ -186,19 +188,26 @@ def test_a_client_that_dies_has_paid(train, monkeypatch, tmp_path):
     assert sum(step.times for step in BudgetFile(tmp_path / "run" / "privacy", "0").read().steps) == 2
 
 
-def test_two_federations_at_once_both_pay(monkeypatch, tmp_path):
-    """A site's record serves all its runs, and Flower may answer two of them at the same time."""
-    words = [*SMALL, "strategy=safl", *PRIVATE, "strategy.top_k=1", "num_clients=1"]
-    config = read(resolved(compose_config([*words, "privacy.selection_every=1"])))
+def attending(folder, *words):
+    """A client of one's own making: for a round, what takes part in it and what it starts from."""
+    given = [*SMALL, "strategy=safl", *PRIVATE, "strategy.top_k=1", "num_clients=1", *words]
+    config = read(resolved(compose_config(given)))
     corpus = load_corpus(config)
 
     def client(server_round):
         resident = Resident(config, corpus, shares=share_out(corpus, config, 1))
         plan, selection = Plan.full(resident.parameters), Selection("attention", 1)
         order = Order(server_round, plan, {}, selection=selection, participations={"0": 4})
-        return private.PrivateClient(resident, "0", order, tmp_path), resident.initial()
+        return private.PrivateClient(resident, "0", order, folder), resident.initial()
 
-    client(1)[0].take_part(client(1)[1])  # a record is there
+    return client
+
+
+def test_two_federations_at_once_both_pay(monkeypatch, tmp_path):
+    """A site's record serves all its runs, and Flower may answer two of them at the same time."""
+    client = attending(tmp_path, "privacy.selection_every=1")
+    first, start = client(1)
+    first.take_part(start)  # a record is there
     one, other = client(2), client(3)
     second = threading.Thread(target=lambda: other[0].take_part(other[1]))
     choose = private.choose_privately
@@ -214,6 +223,16 @@ def test_two_federations_at_once_both_pay(monkeypatch, tmp_path):
     second.join()
     record = BudgetFile(tmp_path, "0").read()
     assert record.rounds == 3 and sum(step.times for step in record.steps) == 3 * (2 + 1)
+
+
+def test_layers_of_another_run_s_model_are_chosen_anew(tmp_path):
+    file = BudgetFile(tmp_path, "0")
+    one, start = attending(tmp_path, "privacy.selection_every=4")(1)
+    one.take_part(start)
+    file.write(replace(file.read(), layers=[5]))  # a run before this one had six layers, and this has two
+    other, start = attending(tmp_path, "privacy.selection_every=4")(2)
+    result = other.take_part(start)
+    assert isinstance(result, LocalResult) and file.read().layers in ([0], [1])
 
 
 def test_os_noise_differs_between_runs_and_seeded_noise_repeats(train):
