@@ -1,5 +1,7 @@
 """The ClientApp: says who it is, and trains when it is told to."""
 
+import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +22,24 @@ from fedfrozen_app.runtime.private import keep_private, private_arrays
 from fedfrozen_app.runtime.resident import Resident, disk_cache, resident_for
 from fedfrozen_app.runtime.sequential import LocalResult, judge_client, train_client
 
-app = ClientApp()
+log = logging.getLogger(__name__)
+FAILED = "the site could not carry out the order; its own log says why"
+
+
+def keep_errors(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """Flower sends an exception's text to the server. A site's may quote its data, so it stays in its log."""
+    try:
+        return call_next(message, context)
+    except Exception:
+        if "site" not in context.node_config or "executor" in context.node_config:  # which does the same
+            raise
+        log.exception("A message could not be answered.")
+        raise RuntimeError(FAILED) from None
+
+
+app = ClientApp(mods=[keep_errors])
 
 
 @app.query()

@@ -45,7 +45,6 @@ from fedfrozen_app.sites.store import Budget, RunStore
 from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
-FAILED = "the site could not carry out the order; its own log says why"
 POLL = 0.25  # seconds between two looks for a message, on this machine alone
 PATIENCE = 2.0  # seconds, where its SuperNode is not there yet
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
@@ -86,7 +85,7 @@ class Executor:
                 self.audit.write("failed", **told, error=type(error).__name__)
             except OSError:  # nothing was sent, so there is nothing that must be on record
                 log.exception("The audit log could not be written.")
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, FAILED), reply_to=message)
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, client_app.FAILED), reply_to=message)
 
     def _hello(self, message: Message, context: Context, run: Run, told: dict) -> Message:
         reply = self.app(message, context)

@@ -11,11 +11,15 @@ import torch
 from flwr.app import ConfigRecord, Context, RecordDict
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
+from fedfrozen_app import client_app
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.messages import train_content, train_message
+from fedfrozen_app.exchange.plan import Order, Plan
 from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.privacy.budget import BudgetFile
 from fedfrozen_app.privacy.client import units_of
 from fedfrozen_app.runtime import resident as residents
+from fedfrozen_app.runtime.grid import InProcessGrid
 
 WEIGHTS = Path(os.environ.get("FEDFROZEN_WEIGHTS", "/nowhere"))  # a folder that holds stories15m
 PRIVATE = ("privacy=dp_sgd", "client.local_steps=2", "num_rounds=2", "partition=iid", "num_clients=2")
@@ -95,14 +99,18 @@ def test_the_same_file_by_another_path_is_the_same_file(train, notes, tmp_path, 
     assert len(run.rows) == 3
 
 
-def at_a_site(notes, tmp_path, *words):
-    """The rows that a site would train on, as texts."""
-    given = ["strategy=fedavg", "model=bert_tiny", *notes, "dataset.max_tokens=64", *words]
+def site_context(tmp_path, given):
     context = Context(0, 1, {"site": "a", "data-path": str(tmp_path / "notes.csv")}, RecordDict(), {})
     context.run_config = {"overrides": shlex.join(given)}
     card = {"classes": ["0", "1"], "mean": [], "std": []}
     context.state["card"] = ConfigRecord({"json": json.dumps(card)})
-    resident = residents._build_for(context)
+    return context
+
+
+def at_a_site(notes, tmp_path, *words):
+    """The rows that a site would train on, as texts."""
+    given = ["strategy=fedavg", "model=bert_tiny", *notes, "dataset.max_tokens=64", *words]
+    resident = residents._build_for(site_context(tmp_path, given))
     rows = resident.rows("a").train
     return {tuple(text) for text in resident.train_table.inputs["input_ids"][rows].tolist()}
 
@@ -117,6 +125,20 @@ def test_at_a_site_one_note_more_is_one_row_more(notes, tmp_path):
     assert len(at_a_site(notes, tmp_path)) < 89  # without privacy a site can judge its own model
     with pytest.raises(UserError, match=r"dataset\.limit"):
         at_a_site(notes, tmp_path, "privacy=dp_sgd", "dataset.limit=50")
+
+
+def test_what_a_site_stumbles_over_stays_there(notes, tmp_path, caplog):
+    """Flower sends an exception's text to the server, and ours quote what they could not read."""
+    path = tmp_path / "notes.csv"
+    path.write_text(path.read_text() + "\nseen again,John Doe,p99,w0")
+    context = site_context(tmp_path, ["strategy=fedavg", "model=bert_tiny", *notes, "privacy=dp_sgd"])
+    grid = InProcessGrid(client_app.app, 1, {})
+    grid.contexts[1] = context
+    order = Order(1, Plan((), ()), {})
+    message = train_message(1, order, train_content(order, {}, local=False), ttl=60)
+    (answer,) = grid.send_and_receive([message])
+    assert "its own log says why" in answer.error.reason and "John" not in answer.error.reason
+    assert "Label 'John Doe'" in caplog.text
 
 
 def test_a_row_without_a_patient_is_named(train, notes, tmp_path):

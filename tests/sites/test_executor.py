@@ -18,7 +18,7 @@ from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.privacy.budget import Declined
 from fedfrozen_app.sites import executor
 from fedfrozen_app.sites.audit import AuditLog, read_audit
-from fedfrozen_app.sites.executor import FAILED, alone
+from fedfrozen_app.sites.executor import alone
 from fedfrozen_app.sites.executor import main as executor_of
 from fedfrozen_app.sites.policy import Policy, read_run
 from fedfrozen_app.sites.store import Budget
@@ -191,7 +191,7 @@ def test_an_exception_on_a_site_stays_there(sites, monkeypatch):
         raise RuntimeError("patient Mustermann in /data/patients.csv")
 
     monkeypatch.setattr(client_app, "train_client", fail)
-    with pytest.raises(RuntimeError, match=FAILED):
+    with pytest.raises(RuntimeError, match=client_app.FAILED):
         sites.train("num_rounds=1", "strategy.warmup_rounds=1")
     run = (sites.folder / "run" / "metrics.jsonl").read_text()
     assert "Mustermann" not in run and "patients" not in run
@@ -209,7 +209,7 @@ def test_a_policy_that_cannot_be_read_allows_nothing(sites):
             return super()._answer(message)
 
     run = sites.train("num_rounds=1", "strategy.warmup_rounds=1", make_grid=Break)
-    assert run.rows[1]["clients_ok"] == 2 and FAILED in run.rows[1]["failures"][0]
+    assert run.rows[1]["clients_ok"] == 2 and client_app.FAILED in run.rows[1]["failures"][0]
 
 
 @pytest.mark.parametrize(
@@ -422,7 +422,7 @@ def test_a_site_whose_disk_is_full_sends_nothing_and_is_there_again_when_there_i
 
     run = sites.train(*ROUNDS, make_grid=Full)
     assert [row["clients_ok"] for row in run.rows[1:]] == [3, 2, 3]
-    assert run.rows[2]["failures"] == [f"Client south was set aside: it failed: {FAILED}."]
+    assert run.rows[2]["failures"] == [f"Client south was set aside: it failed: {client_app.FAILED}."]
     south = sites.kit("south")
     assert [entry["round"] for entry in events(sites, "south") if entry["event"] == "sent"] == [1, 3]
     assert not [path for path in south.var.rglob("*") if path.name.endswith(".part")]
