@@ -156,7 +156,33 @@ def test_i2b2(tmp_path, caplog):
         *(("an", "B-test"), ("ECG", "I-test"), (".", "O")),
     ]
     assert sorted(set(corpus.columns["source"])) == ["beth", "partners"]
-    assert sorted(set(corpus.columns["document"])) == ["0042", "record-1"]
+    assert sorted(set(corpus.columns["document"])) == ["beth/record-1", "partners/0042"]
+
+
+def test_i2b2_names_that_two_institutions_share(tmp_path):
+    """Each text has its own concepts, not those of the other's file of that name."""
+    text = "Fever and chest pain .\n"
+    i2b2(tmp_path, "beth", "1", text, 'c="fever" 1:0 1:0||t="problem"\n')
+    i2b2(tmp_path, "partners", "1", text, 'c="chest pain" 1:2 1:3||t="test"\n')
+    corpus = load(spec("i2b2", tmp_path, test_fraction=0.0))
+    assert words_of(corpus, 0)[0] == ("Fever", "B-problem") and words_of(corpus, 1)[2] == ("chest", "B-test")
+    assert corpus.columns["document"].tolist() == ["beth/1", "partners/1"]
+
+
+def test_i2b2_texts_and_concepts_in_folders_apart(tmp_path):
+    """As the corpus gives its test data out."""
+    for folder, name, content in (
+        ("test_data", "0001.txt", "Fever .\n"),
+        ("reference_standard_for_test_data/concepts", "0001.con", 'c="fever" 1:0 1:0||t="problem"\n'),
+        ("beth/unannotated", "0001.txt", "Seen by Dr. Who .\n"),
+    ):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / name).write_text(content)
+    with pytest.raises(UserError, match=r"concepts.0001.con may belong to .*0001.txt or .*0001.txt: keep"):
+        load(spec("i2b2", tmp_path, test_split="none", test_fraction=0.0))
+    (tmp_path / "beth/unannotated/0001.txt").rename(tmp_path / "beth/unannotated/0002.txt")
+    corpus = load(spec("i2b2", tmp_path, test_split="none", test_fraction=0.0))
+    assert words_of(corpus, 0) == [("Fever", "B-problem"), (".", "O")]
 
 
 @pytest.mark.parametrize(

@@ -23,27 +23,51 @@ Spans = dict[int, list[tuple[int, int, str]]]  # by line, from 1
 
 
 def read_i2b2(spec: DatasetSpec) -> Found:
-    concepts = {file.stem: file for file in existing(spec).rglob("*.con")}
+    concepts = _concepts_of(existing(spec))
     if not concepts:
-        raise UserError(f"No *.con file found in {spec.path}: an i2b2 data set has one beside each text.")
+        raise UserError(f"No *.con file with a text found in {spec.path}: an i2b2 data set has one beside each.")
 
     def read(files: list[Path], root: Path) -> Sentences:
         found, lost = Sentences(), 0
         for file in files:
-            if file.stem not in concepts:
+            if file not in concepts:
                 continue  # the corpus also has texts without annotations
             lines = lines_of(file)
-            spans = _spans(concepts[file.stem], lines)
+            spans = _spans(concepts[file], lines)
+            *folders, name = _place(file, root)
+            source, document = folders[-1] if folders else "", "/".join((*folders, name))
             for number, line in enumerate(lines, start=1):
                 words = line.split()
                 tags, dropped = tag_spans(len(words), spans.get(number, ()))
                 lost += dropped
-                found.add(words, tags, file.stem, f"line {number} of {file.name}", _institution(file, root))
+                found.add(words, tags, document, f"line {number} of {file.name}", source)
         if lost:
             logger.info("%d concepts overlap longer ones and were left out.", lost)
         return found
 
     return found_in_files(spec, "*.txt", "an i2b2 data set has texts.", read)
+
+
+def _concepts_of(root: Path) -> dict[Path, Path]:
+    """Each text's concepts: of the same place, else of the same name where just one text bears it."""
+    texts = {_place(file, root): file for file in sorted(root.rglob("*.txt"))}
+    found: dict[Path, Path] = {}
+    for concept in sorted(root.rglob("*.con")):
+        place = _place(concept, root)
+        fitting = [place] if place in texts else [other for other in texts if other[-1] == place[-1]]
+        if len(fitting) > 1:
+            one, other = (texts[place] for place in fitting[:2])
+            raise UserError(
+                f"{concept} may belong to {one} or {other}: keep it below the same folder as its text."
+            )
+        found |= {texts[place]: concept for place in fitting}
+    return found
+
+
+def _place(file: Path, root: Path) -> tuple[str, ...]:
+    """The folders on the way to a file, but for those that hold one kind of file, and its name."""
+    folders = [part for part in file.relative_to(root).parts[:-1] if part.lower() not in HOLDERS]
+    return (*folders, file.stem)
 
 
 def _spans(file: Path, lines: list[str]) -> Spans:
@@ -63,8 +87,3 @@ def _spans(file: Path, lines: list[str]) -> Spans:
             )
         found.setdefault(line, []).append((first, last, match[6]))
     return found
-
-
-def _institution(file: Path, root: Path) -> str:
-    folders = [part for part in file.relative_to(root).parts[:-1] if part.lower() not in HOLDERS]
-    return folders[-1] if folders else ""
