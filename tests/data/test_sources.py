@@ -334,6 +334,23 @@ def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path):
     assert load(text_spec(tmp_path)).classes == ("a", "b")
 
 
+def test_blanks_around_a_label_make_no_other_class(tmp_path):
+    (tmp_path / "notes.csv").write_text("text,label\na, x\nb,y\nc,x \nd,y\ne,  \n")
+    assert load(text_spec(tmp_path)).classes == ("x", "y")
+
+
+def test_a_patient_in_both_of_the_data_s_own_splits_is_said(tmp_path, caplog):
+    (tmp_path / "train.csv").write_text("text,label,patient\na,x,1\nb,y,2\nc,y,\n")
+    (tmp_path / "test.csv").write_text("text,label,patient\nd,x,1\ne,y,3\nf,y,\n")
+    load(text_spec(tmp_path))
+    assert not caplog.records
+    load(text_spec(tmp_path, unit_column="patient"))
+    assert "1 patient of the test rows has train rows too" in caplog.text
+    (tmp_path / "test.csv").write_text("text,label\nd,x\n")
+    with pytest.raises(UserError, match="test rows have no column 'patient'"):
+        load(text_spec(tmp_path, unit_column="patient"))
+
+
 def test_csv_with_train_and_test_files(tmp_path):
     (tmp_path / "train.csv").write_text('id,sentence,label\n007,"a, b\nc",NA\n008,d,10\n009,,9\n')
     (tmp_path / "test.csv").write_text("id,sentence,label\n1,e,10\n")

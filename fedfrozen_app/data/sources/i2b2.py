@@ -25,7 +25,7 @@ Spans = dict[int, list[tuple[int, int, str]]]  # by line, from 1
 def read_i2b2(spec: DatasetSpec) -> Found:
     concepts = _concepts_of(existing(spec))
     if not concepts:
-        raise UserError(f"No *.con file with a text found in {spec.path}: an i2b2 data set has one beside each.")
+        raise UserError(f"No *.con file found in {spec.path} beside a text: an i2b2 data set has them.")
 
     def read(files: list[Path], root: Path) -> Sentences:
         found, lost = Sentences(), 0

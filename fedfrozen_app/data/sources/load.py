@@ -38,6 +38,7 @@ from fedfrozen_app.data.sources.tables import read_hub, read_parquet, read_text
 from fedfrozen_app.data.sources.text import tag_words, tokenise
 from fedfrozen_app.data.table import Corpus, Table
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,8 @@ def load(
     names = class_order(spec, train, task, found.class_names, classes)
     if test is None:
         train, test = _hold_out(train, spec, task, unit)
+    elif unit is not None:
+        _tell_shared(train, test, unit)
     if spec.limit is not None:
         train, test = _limited(train, spec), _limited(test, spec)
     train_labels, test_labels = (number(rows, task, names, classes) for rows in (train, test))
@@ -143,6 +146,8 @@ def _unit_of(found: Found, spec: DatasetSpec) -> str | None:
     if spec.unit_column not in found.train.columns:
         have = ", ".join(sorted(found.train.columns)) or "none"
         raise UserError(f"dataset.unit_column={spec.unit_column!r} is not a column: the data have {have}.")
+    if found.test is not None and spec.unit_column not in found.test.columns:
+        raise UserError(f"The test rows have no column {spec.unit_column!r} (dataset.unit_column): add it.")
     return spec.unit_column
 
 
@@ -191,6 +196,14 @@ def _hold_out(rows: Rows, spec: DatasetSpec, task: str, unit: str | None) -> tup
             in_test[members[: min(share, len(members) - 1)]] = True
     tested = in_test[units]
     return rows.take(np.flatnonzero(~tested)), rows.take(np.flatnonzero(tested))
+
+
+def _tell_shared(train: Rows, test: Rows, unit: str) -> None:
+    """The data's own split is kept as it is, but a model may know the patients that it is judged by."""
+    seen, judged = ({str(value) for value in rows.columns[unit]} - {"", "None"} for rows in (train, test))
+    if shared := len(seen & judged):
+        verb = "has" if shared == 1 else "have"
+        logger.warning("%s of the test rows %s train rows too.", counted(shared, unit), verb)
 
 
 def _limited(rows: Rows, spec: DatasetSpec) -> Rows:

@@ -288,6 +288,7 @@ def _pick(frame: Frame, wanted: str | None, option: str, guesses: Iterable[str])
 
 
 def _label(value: Any, column: str, origin: str) -> str | None:
+    value = value.strip() if isinstance(value, str) else value
     if value is None or value != value or value == "":  # a missing number is the one unlike itself
         return None
     if isinstance(value, list | dict):
@@ -301,7 +302,7 @@ def _label(value: Any, column: str, origin: str) -> str | None:
 def _labels(value: Any, column: str, origin: str) -> list[str]:
     """Several labels: a list, or names with ; between them. The first is the primary one."""
     items = value if isinstance(value, list) else [] if value is None else str(value).split(";")
-    found = (_label(item.strip() if isinstance(item, str) else item, column, origin) for item in items)
+    found = (_label(item, column, origin) for item in items)
     return list(dict.fromkeys(label for label in found if label is not None))
 
 
