@@ -31,11 +31,13 @@ from fedfrozen_app.privacy.notes import model_metadata
 from fedfrozen_app.report.console import closing_table
 from fedfrozen_app.report.output import write_interrupted
 from fedfrozen_app.runtime import checkpoint
+from fedfrozen_app.runtime.app_folder import app_folder
 from fedfrozen_app.runtime.deployed import run_deployed
 from fedfrozen_app.runtime.inprocess import run_in_process
 from fedfrozen_app.runtime.resident import Resident
 from fedfrozen_app.runtime.seal import DAMAGED
-from fedfrozen_app.runtime.simulation import app_folder, run_app, show
+from fedfrozen_app.runtime.simulation import run_app
+from fedfrozen_app.runtime.superlink import show
 from fedfrozen_app.runtime.track import check_installed
 from fedfrozen_app.server_app import check_fits
 from fedfrozen_app.sweep import status

@@ -17,8 +17,9 @@ import yaml
 
 from fedfrozen_app.config import Config, absolute_paths, quoted
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.runtime.app_folder import app_folder
 from fedfrozen_app.runtime.checkpoint import Checkpoint
-from fedfrozen_app.runtime.simulation import Connection, Scalar, app_folder, failure, show
+from fedfrozen_app.runtime.superlink import Connection, Scalar, failure, show
 
 log = logging.getLogger(__name__)
 

@@ -6,15 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedfrozen_app.runtime.simulation import (
-    Children,
-    RunEnd,
-    Scalar,
-    SimulationFailed,
-    SuperLink,
-    free_port,
-    tail,
-)
+from fedfrozen_app.runtime.processes import Children, SimulationFailed, free_port, tail
+from fedfrozen_app.runtime.superlink import RunEnd, Scalar, SuperLink
 
 
 @dataclass(frozen=True)

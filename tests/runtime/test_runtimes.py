@@ -18,7 +18,9 @@ from fedfrozen_app import training
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.errors import RunFailed
 from fedfrozen_app.runtime import hooks
-from fedfrozen_app.runtime.simulation import app_folder, executable, free_port, ray_nodes
+from fedfrozen_app.runtime.app_folder import app_folder
+from fedfrozen_app.runtime.processes import executable, free_port
+from fedfrozen_app.runtime.simulation import ray_nodes
 from tests.conftest import SMALL, Run, same_bits
 from tests.runtime.federation import deployed
 

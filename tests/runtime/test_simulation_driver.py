@@ -19,16 +19,10 @@ from hypothesis import strategies as st
 import fedfrozen_app
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.runtime import simulation
-from fedfrozen_app.runtime.simulation import (
-    APP_TABLES,
-    Children,
-    RunEnd,
-    SimulationFailed,
-    app_folder,
-    failure,
-    run_app,
-    toml_scalars,
-)
+from fedfrozen_app.runtime.app_folder import APP_TABLES, app_folder
+from fedfrozen_app.runtime.processes import Children, SimulationFailed, executable, flower_environment
+from fedfrozen_app.runtime.simulation import run_app
+from fedfrozen_app.runtime.superlink import RunEnd, failure, show, toml_scalars
 from tests.runtime.federation import deployed
 
 CHECKOUT = Path(fedfrozen_app.__file__).parents[1]
@@ -193,20 +187,18 @@ def test_a_run_joins_a_cluster_only_when_it_is_told_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert simulation.flower_environment(tmp_path)["RAY_ADDRESS"] == "local"
+    assert flower_environment(tmp_path)["RAY_ADDRESS"] == "local"
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert simulation.flower_environment(tmp_path)["RAY_ADDRESS"] == "10.0.0.1:6379"
+    assert flower_environment(tmp_path)["RAY_ADDRESS"] == "10.0.0.1:6379"
 
 
 def test_what_workers_of_other_machines_say_is_shown_as_what_those_here_do(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for where in ("pid=7", "pid=8, ip=10.0.0.2"):
-        simulation.show(f"(ClientAppActor {where}) INFO :      of Flower")
-        simulation.show(
-            f"(ClientAppActor {where}) Worker 7 trains on cpu and keeps its model and data loaded."
-        )
-    simulation.show("(raylet, ip=10.0.0.2) of Ray")
+        show(f"(ClientAppActor {where}) INFO :      of Flower")
+        show(f"(ClientAppActor {where}) Worker 7 trains on cpu and keeps its model and data loaded.")
+    show("(raylet, ip=10.0.0.2) of Ray")
     assert capsys.readouterr().out == 2 * "Worker 7 trains on cpu and keeps its model and data loaded.\n"
 
 
@@ -377,7 +369,7 @@ def test_an_installed_wheel_assembles_a_folder_that_flower_bundles(tmp_path: Pat
     (wheel,) = tmp_path.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
 
-    script = "import sys, pathlib; from fedfrozen_app.runtime.simulation import app_folder as f\n"
+    script = "import sys, pathlib; from fedfrozen_app.runtime.app_folder import app_folder as f\n"
     script += "print(f(pathlib.Path(sys.argv[1])))"
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "work")],
@@ -390,8 +382,8 @@ def test_an_installed_wheel_assembles_a_folder_that_flower_bundles(tmp_path: Pat
     folder = Path(done.stdout.strip())
     assert folder == tmp_path / "work" / "app"
 
-    build = [simulation.executable("flwr"), "build", "--app", str(folder)]
-    env = simulation.flower_environment(tmp_path / "home")
+    build = [executable("flwr"), "build", "--app", str(folder)]
+    env = flower_environment(tmp_path / "home")
     subprocess.run(build, cwd=tmp_path, env=env, check=True, capture_output=True)
     (bundle,) = tmp_path.glob("*.fab")
     names = set(zipfile.ZipFile(bundle).namelist())

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.runtime.simulation import flower_environment, free_port
+from fedfrozen_app.runtime.processes import flower_environment, free_port
 from fedfrozen_app.sites.audit import read_audit
 from fedfrozen_app.sites.kit import Kit
 from tests.conftest import Run
