@@ -2,7 +2,8 @@
 
     python benchmarks/plots.py
 
-draws cohort.png, pfl_cifar.png, safl_bytes.png and safl_epsilon.png, as far as there are results.
+draws cohort.png, cohort_flower.png, pfl_cifar.png, safl_bytes.png and safl_epsilon.png, as far as there are
+results.
 """
 
 import json
@@ -27,6 +28,7 @@ COLORS = ["#1f4e79", "#7fb2d9", "#c9d7e3", "#e0a458", "#b5651d"]
 def main() -> None:
     pictures: dict[str, tuple[str, Callable[[dict[str, Any]], plt.Figure | None]]] = {
         "cohort": ("cohort", cohort),
+        "cohort_flower": ("cohort_flower", cohort_flower),
         "pfl_cifar": ("pfl_cifar", pfl_cifar),
         "safl_bytes": ("safl", safl_bytes),
         "safl_epsilon": ("safl", safl_epsilon),
@@ -61,21 +63,40 @@ def cohort(result: dict[str, Any]) -> plt.Figure:
     return figure
 
 
+def cohort_flower(result: dict[str, Any]) -> plt.Figure:
+    """Images a second of our runners and of Flower's simulation of the same app."""
+    found = result["images_per_second"]
+    texts = {name: f"{spread['median']:,.0f}" for name, spread in found.items()}
+    figure, axes = _across(found, "useful images a second", texts)
+    setting = f"{result['setting']['clients']} x {result['setting']['batch']}, equal"
+    axes.set_title(f"Beside Flower's Ray simulation, {setting}, {result.get('gpu', 'no GPU')}")
+    return figure
+
+
 def pfl_cifar(result: dict[str, Any]) -> plt.Figure:
     """Milliseconds a round of each, and the accuracy it reached."""
     found, accuracy = result["figures"]["milliseconds_a_round"], result["figures"]["accuracy"]
+    texts = {n: f"{s['median']:.0f} ms, accuracy {accuracy[n]:.3f}" for n, s in found.items()}
+    figure, axes = _across(found, "milliseconds a round", texts)
+    axes.set_title(f"pfl-research's CIFAR-10 benchmark, {result.get('gpu', 'no GPU')}")
+    return figure
+
+
+def _across(
+    found: dict[str, dict[str, float]], label: str, texts: dict[str, str]
+) -> tuple[plt.Figure, plt.Axes]:
+    """A bar from the left for each, with the range over repeats and its text behind it; ours is darker."""
     figure, axes = plt.subplots(figsize=(7, 2.4), layout="constrained")
     for place, (name, spread) in enumerate(found.items()):
         low, high = spread["median"] - spread["low"], spread["high"] - spread["median"]
-        axes.barh(place, spread["median"], xerr=[[low], [high]], color=COLORS[0 if name == "ours" else 1])
-        text = f"{spread['median']:.0f} ms, accuracy {accuracy[name]:.3f}"
-        axes.text(spread["high"], place, "  " + text, va="center")
+        color = COLORS[0 if name in ("ours", "cohort") else 1]
+        axes.barh(place, spread["median"], xerr=[[low], [high]], color=color)
+        axes.text(spread["high"], place, "  " + texts[name], va="center")
     axes.set_yticks(range(len(found)), list(found))
     axes.set_xlim(right=1.45 * max(spread["high"] for spread in found.values()))
-    axes.set_xlabel("milliseconds a round")
-    axes.set_title(f"pfl-research's CIFAR-10 benchmark, {result.get('gpu', 'no GPU')}")
+    axes.set_xlabel(label)
     axes.spines[["top", "right"]].set_visible(False)
-    return figure
+    return figure, axes
 
 
 def safl_bytes(result: dict[str, Any]) -> plt.Figure | None:
