@@ -115,7 +115,7 @@ class SAFL(base.PlannedFedAvg):
         scores = [row.pop(f"layer_score_{n}") for n, _ in enumerate(self.layers) if f"layer_score_{n}" in row]
         chosen = {client: self._chosen[client] for client in row["clients"] if client in self._chosen}
         self._chosen = {}
-        return {"selection": chosen} | ({"layer_scores": scores} if scores else {})
+        return {"selection": chosen, "layers": self.layers} | ({"layer_scores": scores} if scores else {})
 
 
 def embeds(role: Role) -> bool:

@@ -15,6 +15,7 @@ from fedfrozen_app.report.curves import (
     series,
     stage_marks,
 )
+from fedfrozen_app.report.selection import chose, layers_there
 
 Chart = dict[str, Any]
 Mark = tuple[float, str]
@@ -108,7 +109,7 @@ def make_charts(rows: Sequence[Row]) -> list[Chart]:
         charts.append(lines(f"Privacy spent{per_unit(rows)}", "", epsilon, zero=True))
     if client_keys(rows):
         charts += [_client_spread(rows, x), _client_map(rows, x)]
-    if any(row.get("selection") for row in rows):
+    if chose(rows):
         charts.append(_selection_map(rows, x))
     return charts
 
@@ -286,7 +287,7 @@ def _selection_map(rows: Sequence[Row], x: Chart) -> Chart:
         for row in rows
         if row.get("selection")
     }
-    layers = in_order({layer for part in chosen.values() for own in part.values() for layer in own})
+    layers = [str(layer) for layer in range(layers_there(rows))]
     clients = in_order({client for part in chosen.values() for client in part})
     rounds = _rounds(rows)
 

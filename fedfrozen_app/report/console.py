@@ -84,10 +84,15 @@ def _figures(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tuple[str
     failed = sum(row.get("clients_failed") or 0 for row in rows)
     if failed:
         yield "Client replies failed or set aside", f"{failed:,}"
+    if not math.isnan(changes := number(summary.get("selection_changes"))):
+        yield "Layers new to a client in a round, mean", f"{changes:.2f}"
     epsilons = [number(row["epsilon_max"]) for row in rows if "epsilon_max" in row]
     if epsilons:
         unit = f" per {summary['privacy_unit']}" if "privacy_unit" in summary else ""
         warning = " (NOT private: the noise was seeded)" if summary.get("private") is False else ""
+        privacy = (summary.get("config") or {}).get("privacy") or {}
+        if privacy.get("selection") == "unaccounted" and any("selection" in row for row in rows):
+            warning += " (the choice of layers, which everybody sees, is not counted)"
         yield "Largest epsilon of a client", f"{epsilons[-1]:.3f}{unit}{warning}"
 
 

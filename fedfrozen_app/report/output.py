@@ -12,7 +12,7 @@ from torch import Tensor
 from fedfrozen_app.report.console import headline
 from fedfrozen_app.report.curves import read_rows, write_curves
 from fedfrozen_app.report.page import write_report
-from fedfrozen_app.report.selection import write_selection
+from fedfrozen_app.report.selection import chose, write_selection
 from fedfrozen_app.report.summary import summarise
 from fedfrozen_app.runtime import checkpoint
 from fedfrozen_app.runtime.checkpoint import replace_file, replace_tensors
@@ -34,7 +34,7 @@ def write_outputs(
         if (folder / name).exists():
             shutil.copymode(folder / "summary.json", folder / name)
     write_curves(rows, folder / "curves.png", title=headline(summary))
-    if any(row.get("selection") for row in rows):
+    if chose(rows):
         write_selection(rows, folder / "selection.png")
     write_report(folder)
     return summary

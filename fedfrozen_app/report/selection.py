@@ -10,6 +10,19 @@ Row = dict[str, Any]
 MAX_CLIENTS = 12  # more are shown as their sum alone
 
 
+def chose(rows: Sequence[Row]) -> bool:
+    """Whether any client chose a layer; where the head alone is trained nobody can."""
+    return any(layers for row in rows for layers in row.get("selection", {}).values())
+
+
+def layers_there(rows: Sequence[Row]) -> int:
+    """How many layers there were to choose from; of older runs as far as anybody chose or scored them."""
+    known = (max(row.get("layers") or [-1]) for row in rows)
+    chosen = (layer for row in rows for own in row.get("selection", {}).values() for layer in own)
+    scored = (len(row.get("layer_scores", ())) - 1 for row in rows)
+    return 1 + max([0, *known, *chosen, *scored])
+
+
 def selection_changes(rows: Sequence[Row]) -> float | None:
     """How many of a client's layers it did not have in its last round before, mean over clients and rounds.
 
@@ -27,11 +40,8 @@ def selection_changes(rows: Sequence[Row]) -> float | None:
 
 def selection_table(rows: Sequence[Row], clients: Sequence[str]) -> np.ndarray:
     """(clients, layers, rounds): 1 where the client chose the layer, NaN where it was not there."""
-    chosen = [row["selection"] for row in rows]
-    layers = 1 + max((layer for row in chosen for own in row.values() for layer in own), default=0)
-    layers = max(layers, max((len(row.get("layer_scores", ())) for row in rows), default=0))
-    table = np.full((len(clients), layers, len(rows)), np.nan)
-    for column, row in enumerate(chosen):
+    table = np.full((len(clients), layers_there(rows), len(rows)), np.nan)
+    for column, row in enumerate(row["selection"] for row in rows):
         for number, client in enumerate(clients):
             if client in row:
                 table[number, :, column] = 0
@@ -43,6 +53,7 @@ def write_selection(rows: Sequence[Row], path: Path) -> None:
     """A PNG with the share of clients that chose each layer, and below it each client on its own."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # lazy: slow to import, and needed at the end
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     rows = [row for row in rows if row.get("selection")]
     clients = sorted({client for row in rows for client in row["selection"]}, key=lambda c: (len(c), c))
@@ -61,6 +72,7 @@ def write_selection(rows: Sequence[Row], path: Path) -> None:
         axes.imshow(image, cmap="Blues", vmin=0, vmax=1, aspect="auto", origin="lower", extent=extent)
         axes.set_ylabel(title, rotation=0, ha="right", va="center", fontsize=8)
         axes.set_yticks([0, layers - 1] if layers > 1 else [0])
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.tick_params(labelsize=7, labelbottom=place == len(panels) - 1)
     axes.set_xlabel("round", fontsize=8)
     figure.suptitle("Layers that clients chose (grey: not in the round)", fontsize=9)

@@ -54,6 +54,18 @@ def test_seconds(seconds, text):
     assert human_seconds(seconds) == text
 
 
+def test_what_an_epsilon_leaves_out_stands_beside_it():
+    rows = [{"round": 1, "test_accuracy": 0.5, "epsilon_max": 2.0, "selection": {"0": [1]}}]
+    summary = {"privacy_unit": "patient", "selection_changes": 0.6667, "private": True}
+    summary["config"] = {"privacy": {"selection": "noisy"}}
+    told = dict(final_figures(rows, summary))
+    assert told["Largest epsilon of a client"] == "2.000 per patient"
+    assert told["Layers new to a client in a round, mean"] == "0.67"
+    summary["config"] = {"privacy": {"selection": "unaccounted"}}
+    left_out = "2.000 per patient (the choice of layers, which everybody sees, is not counted)"
+    assert dict(final_figures(rows, summary))["Largest epsilon of a client"] == left_out
+
+
 def lines_of(rows, total, **options) -> list[str]:
     stream = io.StringIO()
     with Progress(total, stream=stream, **options) as progress:

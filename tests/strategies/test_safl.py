@@ -118,7 +118,7 @@ def test_only_chosen_layers_move_and_travel(train):
     roles = roles_in(run)
     before, after = run.model_after(1), run.model
     row = run.rows[-1]
-    assert set(row["selection"]) == {"0", "1", "2"}
+    assert set(row["selection"]) == {"0", "1", "2"} and row["layers"] == list(range(LAYERS))
     assert all(len(layers) == 1 for layers in row["selection"].values())
     chosen = {layer for layers in row["selection"].values() for layer in layers}
     assert len(chosen) < LAYERS  # with three clients some layer is nobody's
