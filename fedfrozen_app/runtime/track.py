@@ -81,7 +81,7 @@ def scalars(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """The numbers of a row, nested ones as drift/kernel/rms; not those of single clients."""
     found: dict[str, float] = {}
     for key, value in row.items():
-        if key in ("round", "by_client", "selection"):
+        if key in ("round", "by_client", "selection", "epsilon"):
             continue
         if isinstance(value, dict):
             found |= scalars(value, f"{prefix}{key}/")

@@ -25,6 +25,7 @@ def test_scalars_are_the_numbers_of_a_row():
         "drift": {"rest": {"rms": 1.5}},
         "by_client": {"client_val_after": {"0": 0.1}},
         "selection": {"0": [1, 2]},
+        "epsilon": {"0": 1.2, "north": 0.7},
     }
     assert scalars(row) == {"test_accuracy": 0.5, "clients_ok": 2.0, "drift/rest/rms": 1.5}
 
