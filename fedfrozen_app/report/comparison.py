@@ -10,7 +10,7 @@ from typing import Any
 
 from fedfrozen_app.compare.model import FIGURES, Comparison, Group, Run, heading
 from fedfrozen_app.compare.tables import WRITTEN, footnotes, sheets
-from fedfrozen_app.report.charts import Chart, chart, curve, rounded
+from fedfrozen_app.report.charts import Chart, chart, curve, per_unit, rounded
 from fedfrozen_app.report.console import human_bytes
 from fedfrozen_app.report.curves import Row, Series, number
 from fedfrozen_app.report.html import box, cards, document, figures, fold, pairs, raw_table, save, table, text
@@ -66,23 +66,30 @@ def make_charts(comparison: Comparison) -> list[Chart]:
     last = max((row["round"] for group in groups for run in group.runs for row in run.rows), default=0)
     rounds = _axis("round", -0.6, last + 0.6, whole=True)
     over = "Mean over the seeds; the band is one standard deviation either way."
-    most = max((megabytes[-1] for megabytes in map(_megabytes, groups) if megabytes), default=0.0)
-    sent = _axis("sent so far by all clients, both ways", 0.0, most * 1.02 or 1.0, unit="MB")
 
     def lines(title: str, key: str) -> Chart:
         made = [_mean_curve(group, key, *looks[group.label]) for group in groups]
         return {**chart(title, "", "line", made, rounds, from_zero=False), "note": over}
 
-    paths = chart(
-        f"{label} against megabytes",
-        "",
-        "path",
-        [_path(group, f"test_{metric}", *looks[group.label]) for group in groups],
-        sent,
-        from_zero=False,
-    )
-    paths["note"] = "Each point is a round: means over the seeds."
-    return [lines(label, f"test_{metric}"), paths, _dots(comparison, looks), lines("Test loss", "test_loss")]
+    def path(title: str, cost_of: Callable[[Group], dict[int, float]], axis: str, unit: str = "") -> Chart:
+        most = max((cost for group in groups for cost in cost_of(group).values()), default=0.0)
+        made = [_path(group, f"test_{metric}", cost_of(group), *looks[group.label]) for group in groups]
+        x = _axis(axis, 0.0, most * 1.02 or 1.0, unit=unit)
+        return {
+            **chart(f"{label} against {title}", "", "path", made, x, from_zero=False),
+            "note": "Each point is a round: means over the seeds.",
+        }
+
+    charts = [
+        lines(label, f"test_{metric}"),
+        path("megabytes", _megabytes, "sent so far by all clients, both ways", "MB"),
+        _dots(comparison, looks),
+        lines("Test loss", "test_loss"),
+    ]
+    rows = [row for group in groups for run in group.runs for row in run.rows]
+    if any("epsilon_max" in row for row in rows):
+        charts.append(path(f"epsilon{per_unit(rows)}", _epsilons, "largest epsilon of a client so far"))
+    return charts
 
 
 def _looks(groups: Sequence[Group]) -> dict[str, tuple[str, str]]:
@@ -127,21 +134,26 @@ def _mean_curve(group: Group, key: str, colour: str, stroke: str) -> Chart:
     return made
 
 
-def _megabytes(group: Group) -> list[float]:
+def _megabytes(group: Group) -> dict[int, float]:
     """Mean over the seeds of what had been sent by the end of each round."""
     runs = [
         list(accumulate((row.get("bytes_up") or 0) + (row.get("bytes_down") or 0) for row in run.rows))
         for run in group.runs
     ]
-    return [fmean(sums) / 1e6 for sums in zip(*runs, strict=False)]
-
-
-def _path(group: Group, key: str, colour: str, stroke: str) -> Chart:
-    scores = {place: fmean(own) for place, own in _by_round(group, lambda row: row.get(key)).items()}
     places = [row["round"] for row in group.runs[0].rows]
+    return {place: fmean(sums) / 1e6 for place, sums in zip(places, zip(*runs, strict=False), strict=False)}
+
+
+def _epsilons(group: Group) -> dict[int, float]:
+    """Mean over the seeds of the largest that a client had spent by then."""
+    return {place: fmean(own) for place, own in _by_round(group, lambda row: row.get("epsilon_max")).items()}
+
+
+def _path(group: Group, key: str, costs: dict[int, float], colour: str, stroke: str) -> Chart:
+    scores = {place: fmean(own) for place, own in _by_round(group, lambda row: row.get(key)).items()}
     points = [
-        (rounded(sent), rounded(scores[place]), f"round {place}")
-        for place, sent in zip(places, _megabytes(group), strict=False)
+        (rounded(cost), rounded(scores[place]), f"round {place}")
+        for place, cost in costs.items()
         if place in scores
     ]
     return {"name": group.label, "colour": colour, "stroke": stroke, "points": points}

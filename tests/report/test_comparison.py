@@ -1,5 +1,6 @@
 """The comparison page: what it draws follows from the rows, and it works in a real browser."""
 
+import json
 import math
 from statistics import fmean, stdev
 
@@ -33,6 +34,20 @@ def test_curves_are_means_over_seeds_with_bands(sweep):
     assert paths["series"][0]["points"][7] == (pytest.approx(sent), dict(first["points"])[7], "round 7")
     assert dots["series"][0]["values"][2] == ["seed 2", pytest.approx(own[2][20]["test_accuracy"], rel=1e-5)]
     assert loss["series"][3]["name"] == "fedfrozen alpha=0.5"
+
+
+def test_private_runs_are_drawn_against_epsilon_too(tmp_path):
+    sweep = make_sweep(tmp_path, seeds=3, rounds=4)
+    assert not [one for one in make_charts(collect([sweep])) if "epsilon" in one["title"]]
+    for path in sweep.glob("*/metrics.jsonl"):
+        seed = json.loads(path.with_name("summary.json").read_text())["seed"]
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        spent = [{"epsilon_max": row["round"] * (1 + seed), "privacy_unit": "patient"} for row in rows]
+        path.write_text("".join(json.dumps(row | own) + "\n" for row, own in zip(rows, spent, strict=True)))
+    (drawn,) = [one for one in make_charts(collect([sweep])) if "epsilon" in one["title"]]
+    assert drawn["title"] == "Test accuracy against epsilon per patient" and len(drawn["series"]) == 2
+    for path in drawn["series"]:  # means over the seeds: the round times 1, 2 and 3
+        assert [point[0] for point in path["points"]] == [0, 2, 4, 6, 8]
 
 
 def test_a_strategy_keeps_its_colour_and_a_setting_its_stroke(sweep):
