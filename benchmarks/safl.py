@@ -59,6 +59,7 @@ from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.models.metrics import tag_sequences
 from fedfrozen_app.runtime.inprocess import run_in_process
 from fedfrozen_app.runtime.resident import Resident
+from fedfrozen_app.words import counted
 
 OWN = ["strategy=safl", "partition.alpha=0.5"]
 METHODS = {
@@ -160,6 +161,7 @@ def run_cell(cell: Cell, options_text: str) -> dict[str, Any]:
         found = {"said": said.tolist(), "true": corpus.test.labels.tolist(), "classes": len(corpus.classes)}
     return found | {
         "cell": vars(cell),
+        "setting": setting(options),
         "validation": last["val_f1" if corpus.task == "tokens" else "val_f1_macro"],
         "bytes_up": summary["total_bytes_up"],
         "bytes_down": summary["total_bytes_down"],
@@ -224,11 +226,15 @@ def resampled(counts: np.ndarray, notes: np.ndarray, seeds: np.ndarray) -> np.nd
 
 
 def draws(seeds: int, notes: int) -> tuple[np.ndarray, np.ndarray]:
-    """How often each note and each seed is drawn, for both sides of every comparison alike."""
+    """How often each note and each seed is drawn, for both sides of every comparison alike.
+
+    One fewer than there are: the mean of n draws out of n has (n − 1)/n of the variance that it should have,
+    which of three seeds is a third too little.
+    """
     rng = np.random.default_rng(0)
     return (
-        rng.multinomial(notes, [1 / notes] * notes, size=RESAMPLES).astype(float),
-        rng.multinomial(seeds, [1 / seeds] * seeds, size=RESAMPLES).astype(float),
+        rng.multinomial(max(notes - 1, 1), [1 / notes] * notes, size=RESAMPLES).astype(float),
+        rng.multinomial(max(seeds - 1, 1), [1 / seeds] * seeds, size=RESAMPLES).astype(float),
     )
 
 
@@ -246,9 +252,9 @@ def verdict(low: float, high: float, margin: float = 0.01) -> str:
 
 
 class Cells:
-    """The finished cells: lines of one file, whole or not counted."""
+    """The finished cells: lines of one file, whole or not counted, and of this setting."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, own: dict[str, Any] | None = None) -> None:
         self._path = path
         self._found: dict[Cell, dict[str, Any]] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -256,8 +262,12 @@ class Cells:
         whole = text[: text.rfind("\n") + 1]
         if whole != text:  # the last sitting was ended in the middle of a line
             path.write_text(whole)
-        for line in whole.splitlines():
-            self._keep(json.loads(line))
+        lines = [json.loads(line) for line in whole.splitlines()]
+        fitting = [line for line in lines if line.get("setting", own) == own]  # older lines do not say
+        for line in fitting:
+            self._keep(line)
+        if others := len(lines) - len(fitting):
+            print(f"{path} has {counted(others, 'cell')} of other settings (a quick try?): left alone.")
 
     def _keep(self, result: dict[str, Any]) -> None:
         cell = Cell(**result["cell"])
@@ -280,6 +290,12 @@ class Group:
     epsilon: float | None
     methods: tuple[str, ...]
     seeds: int
+
+
+def setting(options: argparse.Namespace) -> dict[str, Any]:
+    """What all cells of a table share, and its name does not say."""
+    keys = ("rounds", "clients", "batch", "private_batch", "tokens", "limit")
+    return {key: getattr(options, key) for key in keys}
 
 
 def groups(options: argparse.Namespace) -> list[Group]:
@@ -409,13 +425,18 @@ def table(group: Group, options: argparse.Namespace, cells: Cells) -> tuple[list
             row |= figures([found[method][seed] for seed in seeds])
         rows.append(row)
     learned = {row["method"]: row["learned"] for row in rows if "learned" in row}
+    f1 = {row["method"]: row["f1"] for row in rows}
     pairs = []
     for other in ("random", "fixed", "fedavg", "head"):
         if "safl" in learned and other in learned:
-            apart = sample["safl"] - sample[other]
-            low, high = interval(apart)
+            low, high = interval(sample["safl"] - sample[other])
             claim = verdict(low, high) if learned["safl"] and learned[other] else "did not learn"
-            pair = about | {"pair": f"safl - {other}", "mean": float(apart.mean()), "low": low, "high": high}
+            pair = about | {
+                "pair": f"safl - {other}",
+                "mean": f1["safl"] - f1[other],
+                "low": low,
+                "high": high,
+            }
             pairs.append(pair | {"more_than_a_point": claim})
     return rows, pairs
 
@@ -424,11 +445,11 @@ def figures(results: list[dict[str, Any]]) -> dict[str, Any]:
     """What the runs of one method cost, and the setting that its trials chose."""
     mean = {
         key: float(np.mean([result[key] for result in results]))
-        for key in ("bytes_up", "bytes_down", "seconds", "selection_changes", "epsilon")
+        for key in ("bytes_up", "bytes_down", "seconds", "selection_changes")
         if results[0][key] is not None
     }
-    if "epsilon" in mean:
-        mean["epsilon_spent"] = mean.pop("epsilon")
+    if results[0]["epsilon"] is not None:
+        mean["epsilon_spent"] = max(result["epsilon"] for result in results)
     return mean | {key: results[0]["cell"][key] for key in ("lr", "clip", "head_lr")}
 
 
@@ -508,7 +529,7 @@ def main() -> None:
         write_half(Path(options.model), Path(options.write_half))
         return
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    cells = Cells(Path(options.cells))
+    cells = Cells(Path(options.cells), setting(options))
     run_all(options, cells)
     tables = [table(group, options, cells) for group in groups(options)]
     rows = [row for found, _ in tables for row in found]

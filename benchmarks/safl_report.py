@@ -33,7 +33,9 @@ def report(found: Mapping[str, Any], options: argparse.Namespace) -> str:
             text += [f"**{name}**, without privacy, {own[0]['seeds']} seeds:", "", *plain_table(own)]
     text += ["![F1 against bytes](figures/safl_bytes.png)", ""]
     if private := [line for line in lines if line["epsilon"] is not None]:
-        head = f"**MTSamples**, epsilon per note and client over the whole run, {private[0]['seeds']} seeds:"
+        seeds = sorted({line["seeds"] for line in private})  # a budget that is still running has fewer
+        told = " to ".join(str(count) for count in dict.fromkeys((seeds[0], seeds[-1])))
+        head = f"**MTSamples**, epsilon per note and client over the whole run, {told} seeds:"
         text += [head, "", *private_table(private)]
         text += ["![F1 against epsilon](figures/safl_epsilon.png)", ""]
     text += ["**SAFL less the others**, on the same notes and seeds:", "", *pairs_table(pairs)]

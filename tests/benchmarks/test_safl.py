@@ -42,6 +42,48 @@ def test_a_better_method_is_seen_and_an_equal_one_is_not():
     assert safl.verdict(-0.01, 0.03) == "not resolved"
 
 
+def test_an_interval_over_few_seeds_is_as_wide_as_they_spread():
+    """The mean of n draws has the variance s²/n. Draws of n from n seeds would have (n − 1)/n of that, which
+    for three seeds is a third too little."""
+    rng = np.random.default_rng(0)
+    true, size = np.arange(400) % 2, 3
+    said = [np.where(rng.random(400) < share, true, 1 - true) for share in (0.6, 0.7, 0.9)]
+    found = np.concatenate([counts(own, true) for own in said])
+    _, seeds = safl.draws(size, 400)
+    values = safl.resampled(found, np.ones((len(seeds), 400)), seeds)  # every note once: seeds alone
+    each = safl.macro_f1(found.sum(axis=1))
+    assert values.var() == pytest.approx(each.var(ddof=1) / size, rel=0.1)
+
+
+def test_cells_of_other_settings_are_not_taken_for_these(tmp_path, capsys):
+    """A quick try with few rows and rounds leaves its cells in the same file."""
+    cell, path = safl.Cell("mtsamples", "safl", 1e-3, 0), tmp_path / "cells.jsonl"
+    quick, full = safl.setting(options(limit=[100], rounds=[2])), safl.setting(options())
+    assert quick != full == safl.setting(options(workers=[3], minutes=[5], seeds=[4]))
+    safl.Cells(path, quick).add(result(cell) | {"setting": quick})
+    assert safl.Cells(path, quick).get(cell) and safl.Cells(path, full).get(cell) is None
+    assert "1 cell of other settings" in capsys.readouterr().out
+    safl.Cells(path, full).add(result(cell))  # of a sitting that did not yet say so
+    assert safl.Cells(path, full).get(cell)
+
+
+def test_the_difference_is_that_of_the_table_and_epsilon_the_largest(tmp_path):
+    choice = options(epsilons=[8], **{"private-rates": ["1e-3:0.1"], "clips": [1.0]})
+    choice.private_seeds = 2
+    cells = safl.Cells(tmp_path / "cells.jsonl")
+    for _ in range(2):
+        for cell in list(safl.known_cells(choice, cells)):
+            said = (0, 1, 0) if cell.method == "safl" else (0, 1, 1)
+            if cells.get(cell) is None:
+                cells.add(
+                    result(cell, said=said) | {"epsilon": 7.5 + cell.seed / 4 if cell.epsilon else None}
+                )
+    rows, pairs = safl.table(safl.groups(choice)[1], choice, cells)
+    f1 = {row["method"]: row["f1"] for row in rows}
+    assert pairs[0]["pair"] == "safl - head" and pairs[0]["mean"] == f1["safl"] - f1["head"]
+    assert {row["epsilon_spent"] for row in rows if "epsilon_spent" in row} == {7.75}
+
+
 def result(cell, validation=0.5, said=(0, 1, 1)):
     figures = {"bytes_up": 8, "bytes_down": 8, "seconds": 1.0, "selection_changes": None, "epsilon": None}
     return {

@@ -72,6 +72,12 @@ def test_every_table_has_its_floor_and_what_was_not_learned(found):
     assert "400" not in central  # one client that sends nothing anywhere
 
 
+def test_a_table_that_still_grows_tells_its_fewest_seeds(found):
+    assert "over the whole run, 3 seeds:" in safl_report.report(found, OPTIONS)
+    found["lines"] += [{**line("safl", 0.1, epsilon=2.0), "seeds": 1}]
+    assert "over the whole run, 1 to 3 seeds:" in safl_report.report(found, OPTIONS)
+
+
 def test_the_paper_s_question_has_its_answer(found):
     text = safl_report.report(found, OPTIONS)
     assert "better than random layers by more than one point" in text
