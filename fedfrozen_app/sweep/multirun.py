@@ -66,11 +66,9 @@ def sweep_folder(words: list[str]) -> tuple[Path, list[str]]:
     named = [word for word in parsed if word.key_or_group in ("output_dir", "hydra.sweep.dir")]
     if len(named) > 1 or any(word.is_sweep_override() for word in named):
         raise UserError("Give a sweep one folder: either output_dir=DIR or hydra.sweep.dir=DIR, once.")
-    if named:
-        folder = Path(str(named[0].value()))
-        words = [word for word in words if word != named[0].input_line]
-    else:
-        folder = ROOT / sweep_name(parsed)
+    words = [word for word in words if word not in [name.input_line for name in named]]
+    where = named[0].value() if named else None
+    folder = Path(str(where)) if where else ROOT / sweep_name(word for word in parsed if word not in named)
     return folder.expanduser().resolve(), words
 
 

@@ -64,6 +64,8 @@ def test_the_same_sweep_has_the_same_name_and_another_has_not():
 def test_a_sweep_has_one_folder(tmp_path):
     assert sweep_folder(["seed=0,1", f"output_dir={tmp_path}"]) == (tmp_path, ["seed=0,1"])
     assert sweep_folder(["seed=0,1", f"hydra.sweep.dir='{tmp_path}/a,b'"])[0] == tmp_path / "a,b"
+    for nowhere in ("null", ""):  # as for one run: the usual place
+        assert sweep_folder(["seed=0,1", f"output_dir={nowhere}"]) == sweep_folder(["seed=0,1"])
     for words in (["output_dir=a", "hydra.sweep.dir=b"], ["output_dir=a,b"]):
         with pytest.raises(UserError, match="one folder"):
             sweep_folder(words)
