@@ -65,6 +65,8 @@ def train(message: Message, context: Context) -> Message:
     if lacks:
         return train_reply(message, Reply(order.digest, lacks=lacks), local=local)
     start = base | private_arrays(context, resident, order.plan.private)
+    # What came as bytes, or from a checkpoint, lies on the host; what trains is held against its start.
+    start |= {name: start[name].to(resident.device) for name in order.plan.trained}
     client, steps = client_name(context), steps_for(resident)
     if order.judge:
         figures = judge_client(resident, client, order, start, steps)

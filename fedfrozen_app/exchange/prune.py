@@ -27,8 +27,7 @@ def prune(
         if not prunable(name, roles):
             sent[name] = value
             continue
-        # What came as bytes, or from a checkpoint, lies on the host.
-        moved = (value - base[name].to(value.device)).abs().flatten()
+        moved = (value - base[name]).abs().flatten()
         mask = torch.zeros_like(moved, dtype=torch.bool)
         mask[moved.topk(kept(value.numel(), keep), sorted=False).indices] = True
         sent[name] = value.flatten()[mask]

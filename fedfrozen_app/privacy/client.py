@@ -219,7 +219,7 @@ class PrivateClient:
         config = resident.config
         trained = {name: resident.parameters[name] for name in plan.trained}
         resident.touched(trained)
-        anchor = {name: start[name].to(resident.device) for name in trained}
+        anchor = {name: start[name] for name in trained}
         algorithm = ALGORITHMS[order.algorithm]
         if config.privacy.clipping == "ghost":
             gradients: Clipping = self._ghost(list(trained))

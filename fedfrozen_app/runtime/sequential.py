@@ -46,7 +46,7 @@ class LocalSteps(Protocol):
 def train_client(
     resident: "Resident", client: str, order: Order, start: dict[str, Tensor], steps: LocalSteps | None = None
 ) -> LocalResult:
-    """Train one client for one round. `start` holds every parameter, base and private together."""
+    """Train one client for one round. `start` holds every parameter; those that train lie on the device."""
     began = time.perf_counter()
     rows = resident.rows(client)
     resident.load(start, order.base)
@@ -75,7 +75,7 @@ def eager_steps(resident: "Resident", client: str, order: Order, start: Mapping[
     wanted = set(trained)
     for name, parameter in resident.parameters.items():
         parameter.requires_grad_(name in wanted)
-    anchor = {name: start[name].to(resident.device) for name in trained}
+    anchor = {name: start[name] for name in trained}
     algorithm = ALGORITHMS[order.algorithm]
     loss_of = partial(algorithm, task=resident.task, anchor=anchor, **order.settings)
     # Only trained names enter: decoupled weight decay would move a frozen one even with a zero gradient.

@@ -99,6 +99,27 @@ def test_a_reply_lies_where_the_server_s_model_does():
     assert reply.arrays["w"].device.type == "meta"
 
 
+def test_what_a_client_trains_starts_where_its_model_lies(tmp_path, monkeypatch):
+    """What came as bytes lies on the host: "meta" stands for the device of the model."""
+    seen = []
+    real = client_app.resident_for
+
+    def elsewhere(context):
+        resident = real(context)
+        monkeypatch.setattr(resident, "device", torch.device("meta"))
+        return resident
+
+    def train_client(resident, client, order, start, steps):
+        seen.append({start[name].device.type for name in order.plan.trained})
+        raise ValueError("seen")
+
+    monkeypatch.setattr(client_app, "resident_for", elsewhere)
+    monkeypatch.setattr(client_app, "train_client", train_client)
+    with pytest.raises(RunFailed, match="seen"):
+        run_wired(tmp_path, extra=["num_rounds=1"])
+    assert seen == 3 * [{"meta"}]
+
+
 def test_private_arrays_that_no_checkpoint_holds_are_not_begun_anew(train, tmp_path, caplog):
     """As in Flower's simulation, whose nodes' state the server cannot see."""
     words = ["strategy=local", "num_rounds=2"]
