@@ -93,6 +93,14 @@ def resume(arguments: list[str]) -> None:
         )
     start = checkpoint.newest(run)
     words = start.overrides + extra
+    asked, had = compose_config(words), start.config["strategy"]
+    if start.row["stage"] == "frozen" and asked.num_rounds != start.config["num_rounds"]:
+        # What was left open is a share of the rounds, and of more rounds could thaw it again.
+        words += [
+            f"strategy.{key}={had[key]}"
+            for key, value in asked.strategy.items()
+            if value is None and had.get(key)
+        ]
     plain, overrides = settled(compose_config(words), words)
     config = read(plain | {"from": None})  # a fork goes on from its own rows, not its origin's
     before = status.read(run)

@@ -212,6 +212,19 @@ def test_a_run_without_anything_to_stop_by_does_not_begin(train, words):
         train("early_stop.patience=2", words)
 
 
+EARLY = ["strategy.warmup_rounds=auto", "strategy.warmup_threshold=10", "strategy.warmup_patience=1"]
+
+
+@pytest.mark.parametrize("words", [[], EARLY], ids=["a fifth", "auto"])
+def test_what_is_frozen_does_not_thaw_when_a_run_is_made_longer(train, words):
+    """A fifth of two rounds is one round of warm-up, a fifth of twenty are four; auto's least is a tenth."""
+    run = train("num_rounds=2", "client.local_steps=1", *words)
+    assert command(["resume", str(run.folder), "num_rounds=20"]) == 0
+    assert [row["stage"] for row in run.rows] == ["initial", "warmup", *19 * ["frozen"]]
+    assert command(["resume", str(run.folder), "num_rounds=21", "strategy.warmup_rounds=21"]) == 0
+    assert run.rows[-1]["stage"] == "warmup"  # whoever says so is obeyed
+
+
 def test_resume_says_what_it_does_not_heed(train, capsys):
     run = train("num_rounds=2")
     for word in (f"from={run.folder}/checkpoints/1", "output_dir=elsewhere"):
