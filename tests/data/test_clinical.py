@@ -424,3 +424,16 @@ def test_iob2_and_spans():
 def test_auto_tokenizer_is_a_fast_one(tmp_path):
     word_tokenizer().save_pretrained(tmp_path)
     assert AutoTokenizer.from_pretrained(tmp_path).is_fast
+
+
+def test_texts_begin_where_they_are_whatever_is_beside_them(tmp_path):
+    """Many decoders' tokenizers pad on the left, where one long text would move all others' positions."""
+    tokenizer = word_tokenizer()
+    tokenizer.padding_side = "left"
+    (tmp_path / "notes.csv").write_text(
+        "text,label\ncough,a\nfever,b\ncough and fever and cough,a\nfever,b\n"
+    )
+    corpus = load(spec("text", tmp_path, test_fraction=0.0), tokenizer)
+    masks = corpus.train.inputs["attention_mask"]
+    assert masks.sum(dim=1).unique().numel() > 1
+    assert masks[:, 0].all() and (masks.diff(dim=1) <= 0).all()

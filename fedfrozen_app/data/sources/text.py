@@ -48,6 +48,7 @@ def tokenise(
         truncation=True,
         max_length=spec.max_tokens,
         padding="longest",
+        padding_side="right",  # on the left, the longest text of all would move every other's positions
         return_attention_mask=True,
         return_tensors="pt",
     )
