@@ -120,11 +120,6 @@ def evaluate(arguments: list[str]) -> None:
     """`fedfrozen evaluate RUN [OVERRIDES]`: judge the run's final model on its test set."""
     run, extra = run_folder("evaluate", arguments)
     resident = load_run(run, extra)
-    if STRATEGIES[resident.config.strategy["name"]].personal and not resident.has_global:
-        raise UserError(
-            f"The clients of {run} shared nothing, so that it has no model of its own to judge: how each of "
-            "theirs does is in its personal.json, which a run with personal=true writes."
-        )
     with resident.only_global():
         figures = {f"test_{key}": value for key, value in resident.evaluate_test().items()}
     print(json.dumps({"run": str(run), "examples": len(resident.corpus.test), **figures}))
@@ -136,7 +131,11 @@ def export(arguments: list[str]) -> None:
     if len(rest) != 1:
         raise UserError("Say where to: fedfrozen export RUN DIR.")
     resident = load_run(run, [])
-    export_model(resident.model, Path(rest[0]), resident.corpus.classes)
+    try:
+        export_model(resident.model, Path(rest[0]), resident.corpus.classes)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{rest[0]} cannot be written ({reason}): give another folder.") from error
     print(f"Wrote {rest[0]}: load it with transformers' from_pretrained.")
 
 
@@ -240,6 +239,11 @@ def load_run(run: Path, extra: list[str]) -> Resident:
     config = read(resolved(compose_config(command[1:] + extra)) | {"from": None})
     corpus = load_corpus(config)
     resident = Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))
+    if STRATEGIES[config.strategy["name"]].personal and not resident.has_global:
+        raise UserError(
+            f"The clients of {run} shared nothing, so that it has no model of its own: how each of theirs "
+            "does is in its personal.json, which a run with personal=true writes."
+        )
     check_fits(model, resident.exchanged)
     resident.load(model, {})
     return resident

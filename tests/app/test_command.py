@@ -225,6 +225,25 @@ def test_what_is_frozen_does_not_thaw_when_a_run_is_made_longer(train, words):
     assert run.rows[-1]["stage"] == "warmup"  # whoever says so is obeyed
 
 
+def test_a_run_whose_clients_shared_nothing_has_no_model_to_give(train, tmp_path, capsys):
+    """Its model.safetensors is what every client began with."""
+    run = train("strategy=local", "num_rounds=1")
+    for words in (["evaluate", str(run.folder)], ["export", str(run.folder), str(tmp_path / "exported")]):
+        assert command(words) == 2
+        assert "shared nothing" in capsys.readouterr().err
+    assert not (tmp_path / "exported").exists()
+
+
+def test_an_export_that_cannot_be_written_ends_with_a_sentence(train, tmp_path, capsys):
+    run = train("num_rounds=1")
+    (tmp_path / "taken").touch()
+    assert command(["export", str(run.folder), str(tmp_path / "taken" / "below")]) == 2
+    assert "cannot be written (Not a directory): give another" in capsys.readouterr().err
+    with full_disk(1_000):
+        assert command(["export", str(run.folder), str(tmp_path / "full")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
 def test_resume_says_what_it_does_not_heed(train, capsys):
     run = train("num_rounds=2")
     for word in (f"from={run.folder}/checkpoints/1", "output_dir=elsewhere"):
