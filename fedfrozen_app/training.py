@@ -221,7 +221,7 @@ def _run_with_flower(
 
 
 def run_folder(verb: str, arguments: list[str]) -> tuple[Path, list[str]]:
-    if not arguments or "=" in arguments[0]:
+    if not arguments or ("=" in arguments[0] and not Path(arguments[0]).exists()):
         raise UserError(f"Say which run: fedfrozen {verb} RUN, where RUN is the folder of its results.")
     run = Path(arguments[0]).expanduser().resolve()
     if not run.is_dir():

@@ -244,6 +244,14 @@ def test_an_export_that_cannot_be_written_ends_with_a_sentence(train, tmp_path, 
     assert "cannot be written" in capsys.readouterr().err
 
 
+def test_a_run_s_folder_may_be_named_after_its_settings(train, capsys):
+    """As Hydra names them with hydra.sweep.subdir=${hydra.job.override_dirname}."""
+    run = train("num_rounds=1", folder="num_rounds=1,seed=0")
+    assert command(["resume", str(run.folder), "num_rounds=2"]) == 0
+    assert command(["evaluate", str(run.folder)]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["run"] == str(run.folder)
+
+
 def test_resume_says_what_it_does_not_heed(train, capsys):
     run = train("num_rounds=2")
     for word in (f"from={run.folder}/checkpoints/1", "output_dir=elsewhere"):
