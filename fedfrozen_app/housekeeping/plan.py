@@ -51,21 +51,23 @@ def stage_table(stage: Stage, found: Forecast) -> Table:
     trained = f"{stage.trained_params:,} parameters trained"
     title = f"{stage.name}: {counted(stage.rounds, 'round')}, {trained}; one client, one round"
     table = Table(title=Text(title), title_justify="left")
+    columns = {
+        "trained": stage.trained,
+        "sent up": _share(stage.up, stage),
+        "sent down (mean)": _share(stage.down, stage),
+        "frozen": stage.frozen,
+    }
+    if any(stage.private.values()):
+        columns["private"] = stage.private
     table.add_column("role")
-    for heading in ("params", "trained", "sent up", "sent down (mean)", "frozen", "private"):
+    for heading in ("params", *columns):
         table.add_column(heading, justify="right")
-    columns = [
-        stage.trained,
-        _share(stage.up, stage),
-        _share(stage.down, stage),
-        stage.frozen,
-        stage.private,
-    ]
     for role in (role for role in KINDS if role in found.parameters):
-        table.add_row(role, f"{found.parameters[role]:,}", *(_cell(column[role]) for column in columns))
+        table.add_row(role, f"{found.parameters[role]:,}", *(_cell(own[role]) for own in columns.values()))
     if stage.up[MASK]:
-        table.add_row(MASK, "–", "–", _cell(_share(stage.up, stage)[MASK]), "–", "–", "–")
-    sums = (_cell(sum(column.values())) for column in columns)
+        rest = ["–"] * (len(columns) - 2)
+        table.add_row(MASK, "–", "–", _cell(columns["sent up"][MASK]), *rest)
+    sums = (_cell(sum(own.values())) for own in columns.values())
     table.add_section()
     table.add_row("all", f"{sum(found.parameters.values()):,}", *sums)
     return table

@@ -148,6 +148,10 @@ def test_safl_is_planned_against_both_kinds_of_fedavg(capsys, monkeypatch):
     assert command(["plan", *words]) == 0
     out = capsys.readouterr().out
     assert "60.6% less than sending the whole model every time" in out
+    monkeypatch.setenv("COLUMNS", "80")  # every figure whole on a plain terminal, too
+    assert command(["plan", *words]) == 0
+    out = capsys.readouterr().out
+    assert "│ mlp       │   805,306,368 │" in out and "│ all       │ 1,235,826,688 │" in out
     assert "50.0% less than sending all but the embeddings" in out
     assert command(["plan", "--json", *words, "strategy.keep=0.625"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
