@@ -2,6 +2,7 @@
 
 import json
 import resource
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,10 @@ SMALL = [
     "runtime.threads=1",
     "runtime.runner=sequential",
 ]
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # What a script starts with & ignores Ctrl-C, and hands that on: the commands under test must hear it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -240,12 +240,9 @@ def test_no_process_survives_an_interrupted_run(
     toy: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     result = tmp_path / "result.json"
-    # As at a keyboard: what a script starts with `&` ignores Ctrl-C, and so would this suite's children.
     script = (
-        "import signal\n"
         "from pathlib import Path\n"
         "from fedfrozen_app.runtime.simulation import run_app\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"run_app(Path({str(toy)!r}), {{'mode': 'hang', 'result': {str(result)!r}}},\n"
         f"        num_supernodes=2, work_dir=Path({str(tmp_path)!r}))\n"
     )
