@@ -157,6 +157,9 @@ class MetricsFile:
     def go_on_after(self, row: Row, earlier: list[Row]) -> None:
         """Leave the rows up to a checkpoint's: its own may be missing, later ones belong to a lost future."""
         rows = [old for old in earlier if old["round"] < row["round"]] + [row]
+        if lost := sorted({*range(row["round"])} - {old["round"] for old in rows}):
+            told = ", ".join(map(str, lost))
+            log.warning("The rows of rounds %s are lost: what is summed over rounds leaves them out.", told)
         checkpoint.replace_file(self.path, "".join(json.dumps(old) + "\n" for old in rows))
 
 

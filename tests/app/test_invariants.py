@@ -148,6 +148,18 @@ def test_interrupted_run_keeps_what_was_done(train, monkeypatch, tmp_path, how):
     assert (run.folder / "report.html").exists()
 
 
+def test_rows_that_were_lost_before_a_checkpoint_are_told(train, caplog):
+    """A power cut may keep the checkpoint and take the rows: sums over the rounds are then too low."""
+    run = train("num_rounds=2")
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    train("num_rounds=3", resume=True)
+    assert "are lost" not in caplog.text
+    (run.folder / "metrics.jsonl").write_text(lines[0])
+    train("num_rounds=4", resume=True)
+    assert "of rounds 1, 2 are lost" in caplog.text
+    assert [row["round"] for row in run.rows] == [0, 3, 4]
+
+
 @pytest.mark.parametrize("runner", ["sequential", "cohort"])
 def test_a_run_that_goes_on_with_another_dtype_has_that_alone(train, runner):
     words = ("strategy.warmup_rounds=0", f"runtime.runner={runner}")  # the kernel is never sent back
