@@ -157,8 +157,9 @@ def execute(
         else:
             summary = run_in_process(config, plain, overrides, folder, start)
     except KeyboardInterrupt:
-        done = checkpoint.numbers(folder / "checkpoints")
-        again = f" Go on with: fedfrozen resume {shlex.quote(str(folder))}" if done else ""
+        state = checkpoint.newest_state(folder)
+        lost = config.runtime.name == "flower" and state is not None and state["hooks"]["private"]
+        again = f" Go on with: fedfrozen resume {shlex.quote(str(folder))}" if state and not lost else ""
         print(f"Interrupted. What was done is in {folder}.{again}", file=sys.stderr)
         raise
     Console().print(closing_table(summary, folder))

@@ -64,18 +64,21 @@ def test_flower_simulation_equals_one_process(train, tmp_path, capsys):
     assert len(workers) == len(set(workers)) == 2
 
 
-def test_an_interrupted_simulation_leaves_what_every_run_does(train, tmp_path, monkeypatch):
+@pytest.mark.parametrize("strategy", ["fedfrozen", "local"])
+def test_an_interrupted_simulation_leaves_what_every_run_does(train, tmp_path, monkeypatch, capsys, strategy):
     """Its ServerApp, whose process Flower ends, is here a run of which only checkpoints and rows are left."""
     folder = tmp_path / "run"
 
     def interrupted(app, settings, **more):
-        train("num_rounds=2")
+        train("num_rounds=2", f"strategy={strategy}")
         for name in ("summary.json", "report.html", "model.safetensors"):
             (folder / name).unlink()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(training, "run_app", interrupted)
-    assert command([*SMALL, "runtime=flower", f"output_dir={folder}"]) == 130
+    assert command([*SMALL, "runtime=flower", f"strategy={strategy}", f"output_dir={folder}"]) == 130
+    # What clients kept for themselves is gone: such a run cannot be resumed.
+    assert ("Go on with: fedfrozen resume" in capsys.readouterr().err) == (strategy != "local")
     run = Run(folder)
     assert run.summary["status"] == "interrupted" and run.summary["rounds"] == 2
     assert run.summary["final_test_accuracy"] == run.rows[-1]["test_accuracy"]
