@@ -83,6 +83,7 @@ class PrivateClient:
                 "cluster, set output_dir to a folder that all its machines share."
             )
         budget = recorded or self._open()
+        budget.delta = min(budget.delta, self.resident.config.privacy.delta or budget.delta)
         self.rounds = budget.rounds
         if budget.unit != (unit := self.resident.config.privacy.unit):
             raise UserError(

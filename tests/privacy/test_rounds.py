@@ -225,6 +225,19 @@ def test_two_federations_at_once_both_pay(monkeypatch, tmp_path):
     assert record.rounds == 3 and sum(step.times for step in record.steps) == 3 * (2 + 1)
 
 
+def test_a_record_is_read_at_the_smaller_delta(tmp_path):
+    """A run that promises 1e-6 must not count what was spent before, or what it spends, at 1e-5."""
+    one, start = attending(tmp_path)(1)
+    assert one.take_part(start).metrics["delta"] == 1e-5
+    other, start = attending(tmp_path, "privacy.delta=1e-6")(2)
+    spent, record = other.take_part(start).metrics, BudgetFile(tmp_path, "0").read()
+    assert spent["delta"] == record.delta == 1e-6
+    at = {delta: epsilon_of(record.steps, delta, "prv", 8.0) for delta in (1e-6, 1e-5)}
+    assert spent["epsilon"] == at[1e-6] > at[1e-5]
+    again, start = attending(tmp_path, "privacy.delta=1e-4")(2)  # the same order: what was sent is sent again
+    assert again.take_part(start).metrics == spent
+
+
 def test_layers_of_another_run_s_model_are_chosen_anew(tmp_path):
     file = BudgetFile(tmp_path, "0")
     one, start = attending(tmp_path, "privacy.selection_every=4")(1)
