@@ -418,6 +418,11 @@ def _check_private(config: Config) -> None:
             "client.class_weights=true tells a client's label counts, which privacy=dp_sgd does not cover: "
             "set client.class_weights=false."
         )
+    if config.client.clip is not None:
+        raise UserError(
+            f"client.clip={config.client.clip:g} clips whole steps, and privacy=dp_sgd each example's part: "
+            "set client.clip=null and privacy.max_grad_norm."
+        )
     if config.model.dtype == "bfloat16":
         raise UserError(
             "model.dtype=bfloat16 cannot measure a gradient's norm well enough to clip it for "

@@ -301,7 +301,8 @@ def test_the_cohort_runner_gives_way_with_a_line(train, caplog):
 def test_what_cannot_be_private_is_refused(train):
     with pytest.raises(UserError, match="keeps parts of the model on the client"):
         train("strategy=local", *PRIVATE, "num_rounds=1")
-    for word in ("personal=true", "client.class_weights=true", "model.dtype=bfloat16", "privacy.epsilon=0"):
+    words = ("personal=true", "client.class_weights=true", "client.clip=0.5", "model.dtype=bfloat16")
+    for word in (*words, "privacy.epsilon=0"):
         with pytest.raises(UserError, match=word.split("=")[0]):
             train(*PRIVATE, word)
     with pytest.raises(UserError, match="no column 'patient'"):
