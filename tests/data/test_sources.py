@@ -339,6 +339,14 @@ def test_blanks_around_a_label_make_no_other_class(tmp_path):
     assert load(text_spec(tmp_path)).classes == ("x", "y")
 
 
+def test_blanks_around_a_patient_s_number_make_no_other_patient(tmp_path):
+    """Two units would each be covered by an epsilon, and the one person that they are by twice that."""
+    (tmp_path / "notes.csv").write_text("text,label,patient\na,x,p1\nb,y, p1\nc,x,p1 \nd,y,p2\n")
+    corpus = load(text_spec(tmp_path, unit_column="patient", test_fraction=0.0))
+    assert corpus.columns["patient"].tolist() == ["p1", "p1", "p1", "p2"]
+    assert corpus.units.tolist() == [0, 0, 0, 1]
+
+
 def test_a_patient_in_both_of_the_data_s_own_splits_is_said(tmp_path, caplog):
     (tmp_path / "train.csv").write_text("text,label,patient\na,x,1\nb,y,2\nc,y,\n")
     (tmp_path / "test.csv").write_text("text,label,patient\nd,x,1\ne,y,3\nf,y,\n")

@@ -246,7 +246,7 @@ def _from_frames(spec: DatasetSpec, train: Frame, test: Frame | None) -> Found:
 
     def rows(frame: Frame) -> Rows:
         others = {
-            name: values
+            name: [value.strip() if isinstance(value, str) else value for value in values]
             for name, values in frame.cells.items()
             if name not in (content, label) and name not in frame.images and _is_scalar(values)
         }
