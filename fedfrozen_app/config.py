@@ -390,6 +390,11 @@ def _check(config: Config) -> None:
             "Flower hands out one client a message, so runtime.runner=cohort cannot work there: "
             "use runtime=inprocess, or runtime.runner=auto."
         )
+    if config.client.precision == "bf16" and config.model.dtype == "float64":
+        raise UserError(
+            "client.precision=bf16 would change nothing with model.dtype=float64, which autocast leaves as "
+            "it is: use model.dtype=float32, or client.precision=float32."
+        )
     if config.privacy.name != "none":
         _check_private(config)
     strategy_settings(config)

@@ -54,6 +54,7 @@ from tests.conftest import SMALL, Run, full_disk
         (["strategy.freeze_scope=all"], "strategy.freeze_scope=all is unknown"),
         (["model=linear"], "no attention kernel"),
         (["client.lr=0"], "client.lr=0.0 is out of range"),
+        (["client.precision=bf16", "model.dtype=float64"], "autocast leaves"),
         (["from=nowhere/checkpoints/3"], "from=nowhere/checkpoints/3 does not exist"),
         (["model.config.num_attention_heads=5"], "5"),
         (["partition=natural"], "column"),
