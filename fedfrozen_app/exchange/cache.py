@@ -19,6 +19,7 @@ from fedfrozen_app.exchange.arrays import digest as digest_of
 
 log = logging.getLogger(__name__)
 DIGEST = re.compile(r"[0-9a-f]{64}")
+SHARE = 16  # processes that may fill what is free at the same time
 
 
 class Cache:
@@ -26,6 +27,7 @@ class Cache:
         self._memory: dict[str, Tensor] = {}
         self._folder = folder
         self._limit = limit_bytes
+        self._room = 0  # bytes that may be written before the next look at the folder
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
@@ -54,7 +56,9 @@ class Cache:
         if self._folder is None or (path := self._path(digest)).exists():
             return
         size = tensor.numel() * tensor.element_size()
-        self._make_room(size)
+        if size > self._room:
+            self._room = size + self._make_room(size) // SHARE
+        self._room -= size
         # Other processes read this folder too: a file appears whole or not at all.
         handle, temporary = tempfile.mkstemp(dir=self._folder, suffix=".part")
         os.close(handle)
@@ -88,7 +92,8 @@ class Cache:
         """Digests on disk, as a site tells them in its hello."""
         if self._folder is None:
             return list(self._memory)
-        return sorted(path.stem for path in self._folder.glob("*.safetensors"))
+        found = (path.stem for path in self._folder.glob("*.safetensors"))
+        return sorted(stem for stem in found if DIGEST.fullmatch(stem))
 
     def _path(self, digest: str) -> Path:
         assert self._folder is not None
@@ -96,17 +101,25 @@ class Cache:
             raise ValueError("an array is asked for by something that is no digest")
         return self._folder / f"{digest}.safetensors"
 
-    def _make_room(self, size: int) -> None:
+    def _make_room(self, size: int) -> int:
+        """Drop what was not used for longest where there is no room for so many bytes; say what is free then.
+
+        A tenth is freed at once: the folder may have very many files, and looking at them takes time.
+        """
         assert self._folder is not None
         files = []
-        for path in self._folder.glob("*.safetensors"):
+        for entry in os.scandir(self._folder):
+            if not DIGEST.fullmatch(entry.name.removesuffix(".safetensors")):
+                continue  # not ours to remove, or not yet whole
             try:
-                files.append((path.stat(), path))
+                files.append((entry.stat(), entry.path))
             except FileNotFoundError:  # another process made room at the same moment
                 continue
         total = sum(stat.st_size for stat, _ in files) + size
-        for stat, path in sorted(files, key=lambda item: item[0].st_mtime_ns):
-            if total <= self._limit:
-                return
-            path.unlink(missing_ok=True)
-            total -= stat.st_size
+        if total > self._limit:
+            for stat, path in sorted(files, key=lambda item: item[0].st_mtime_ns):
+                Path(path).unlink(missing_ok=True)
+                total -= stat.st_size
+                if total <= 0.9 * self._limit:
+                    break
+        return max(self._limit - total, 0)

@@ -1,6 +1,7 @@
 """The cache: whole files, verified on reading, bounded, and never trusted."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -96,3 +97,30 @@ def test_a_full_disk_leaves_no_half_array(tmp_path, arrays):
     with full_disk(20), pytest.raises(SafetensorError):
         Cache(tmp_path, 10**6).complete(base_of(arrays), arrays, verify=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_is_not_looked_through_for_every_array(tmp_path, monkeypatch):
+    """It fills with the arrays of all rounds: a look at each file for each array made rounds ever slower."""
+    looks = []
+    monkeypatch.setattr(
+        Path, "stat", lambda path, real=Path.stat, **how: looks.append(path) or real(path, **how)
+    )
+    monkeypatch.setattr(os, "scandir", lambda path, real=os.scandir: looks.append(path) or real(path))
+    cache = Cache(tmp_path, 10**6)
+    for number in range(100):
+        tensor = torch.full((10,), float(number))
+        cache.put(digest(tensor), tensor)
+    assert len(cache.held()) == 100
+    assert len(looks) < 1000  # each file for each array: 5,000
+
+
+def test_processes_that_share_a_folder_keep_its_limit_together(tmp_path):
+    other = tmp_path / "model.safetensors"
+    other.write_bytes(b"somebody else's")
+    caches = [Cache(tmp_path, 50_000) for _ in range(4)]
+    for number in range(200):
+        tensor = torch.full((250,), float(number))
+        caches[number % 4].put(digest(tensor), tensor)
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 50_100
+    assert len(caches[0].held()) > 30 and digest(tensor) in caches[0].held()
+    assert other.exists() and other.stem not in caches[0].held()
