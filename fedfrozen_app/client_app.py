@@ -32,7 +32,7 @@ def keep_errors(
     """Flower sends an exception's text to the server. A site's may quote its data, so it stays in its log."""
     try:
         return call_next(message, context)
-    except Exception:
+    except Exception:  # of whatever kind: any text may quote the data
         if "site" not in context.node_config or "executor" in context.node_config:  # which does the same
             raise
         log.exception("A message could not be answered.")

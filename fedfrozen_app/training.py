@@ -39,7 +39,7 @@ from fedfrozen_app.runtime.seal import DAMAGED
 from fedfrozen_app.runtime.simulation import run_app
 from fedfrozen_app.runtime.superlink import show
 from fedfrozen_app.runtime.track import check_installed
-from fedfrozen_app.server_app import check_fits
+from fedfrozen_app.server_app import check_fits, majority_share
 from fedfrozen_app.sweep import status
 from fedfrozen_app.words import counted
 from strategies import STRATEGIES
@@ -93,15 +93,16 @@ def resume(arguments: list[str]) -> None:
         )
     start = checkpoint.newest(run)
     words = start.overrides + extra
-    asked, had = compose_config(words), start.config["strategy"]
-    if start.row["stage"] == "frozen" and asked.num_rounds != start.config["num_rounds"]:
+    composed, had = compose_config(words), start.config["strategy"]
+    if start.row["stage"] == "frozen" and composed.num_rounds != start.config["num_rounds"]:
         # What was left open is a share of the rounds, and of more rounds could thaw it again.
         words += [
             f"strategy.{key}={had[key]}"
-            for key, value in asked.strategy.items()
+            for key, value in composed.strategy.items()
             if value is None and had.get(key)
         ]
-    plain, overrides = settled(compose_config(words), words)
+        composed = compose_config(words)
+    plain, overrides = settled(composed, words)
     config = read(plain | {"from": None})  # a fork goes on from its own rows, not its origin's
     before = status.read(run)
     # A run that stopped while it wrote its results has them written now.
@@ -158,7 +159,7 @@ def execute(
             summary = run_in_process(config, plain, overrides, folder, start)
     except KeyboardInterrupt:
         state = checkpoint.newest_state(folder)
-        lost = config.runtime.name == "flower" and state is not None and state["hooks"]["private"]
+        lost = config.runtime.name == "flower" and state is not None and state["hooks"].get("private")
         again = f" Go on with: fedfrozen resume {shlex.quote(str(folder))}" if state and not lost else ""
         print(f"Interrupted. What was done is in {folder}.{again}", file=sys.stderr)
         raise
@@ -189,7 +190,8 @@ def _run_with_flower(
     if start is not None and STRATEGIES[config.strategy["name"]].personal:
         checkpoint.check_private(start, in_process=False)  # rather than when all is up
     # Before anything long starts: whether the data are there and fill the clients.
-    shares = share_out(load_corpus(config), config, config.num_clients)
+    corpus = load_corpus(config)
+    shares = share_out(corpus, config, config.num_clients)
     assert shares.partition is not None
     count = len(shares.partition.indices)
     paths = absolute_paths(plain)
@@ -216,7 +218,13 @@ def _run_with_flower(
             on_line=show,
         )
     except KeyboardInterrupt:  # Flower ends the ServerApp's process, which is given no time to write
-        write_interrupted(folder, model_metadata(config.privacy), str(device_of(config.device)))
+        personal = STRATEGIES[config.strategy["name"]].personal
+        write_interrupted(
+            folder,
+            model_metadata(config.privacy),
+            device=str(device_of(config.device)),
+            majority=None if personal else majority_share(corpus.test.labels),
+        )
         raise
     return json.loads((folder / "summary.json").read_text())
 

@@ -40,7 +40,7 @@ def write_outputs(
     return summary
 
 
-def write_interrupted(folder: Path, metadata: dict[str, str], device: str) -> None:
+def write_interrupted(folder: Path, metadata: dict[str, str], **facts: Any) -> None:
     """The same of a run whose own process was ended: as it stood at its newest checkpoint, if it has one."""
     # A summary is of a run that had ended by then, or of the one before: a run that begins removes it.
     if (folder / "summary.json").exists() or not checkpoint.numbers(folder / "checkpoints"):
@@ -55,7 +55,7 @@ def write_interrupted(folder: Path, metadata: dict[str, str], device: str) -> No
         config=last.config,
         status="interrupted",
         seconds=sum(row["seconds"]["total"] for row in rows),
-        device=device,
         command=shlex.join(["fedfrozen", *last.overrides]),
         selected_round=last.hooks["best"]["round"],
+        **facts,
     )

@@ -20,6 +20,7 @@ from fedfrozen_app.errors import RunFailed
 from fedfrozen_app.runtime import hooks
 from fedfrozen_app.runtime.app_folder import app_folder
 from fedfrozen_app.runtime.processes import executable, free_port
+from fedfrozen_app.runtime.seal import sealed, unsealed
 from fedfrozen_app.runtime.simulation import ray_nodes
 from tests.conftest import SMALL, Run, same_bits
 from tests.runtime.federation import deployed
@@ -82,6 +83,7 @@ def test_an_interrupted_simulation_leaves_what_every_run_does(train, tmp_path, m
     run = Run(folder)
     assert run.summary["status"] == "interrupted" and run.summary["rounds"] == 2
     assert run.summary["final_test_accuracy"] == run.rows[-1]["test_accuracy"]
+    assert ("majority_accuracy" in run.summary) == (strategy != "local")
     assert same_bits(run.model, run.model_after(2))
     assert "2 of 2, interrupted" in (folder / "report.html").read_text()
 
@@ -101,6 +103,22 @@ def test_ctrl_c_in_a_real_simulation_leaves_what_every_run_does(tmp_path):
     assert run.summary["status"] == "interrupted" and run.summary["rounds"] >= 2
     assert same_bits(run.model, run.model_after(run.summary["rounds"]))
     assert (folder / "report.html").exists() and (folder / "curves.png").exists()
+
+
+def test_ctrl_c_over_a_checkpoint_that_says_nothing_of_private_parts(train, monkeypatch, capsys):
+    """As those of runs before there was a word on it: the first round that goes on has not ended yet."""
+    run = train("num_rounds=2")
+    path = run.folder / "checkpoints" / "2" / "state.json"
+    state = unsealed(path)
+    del state["hooks"]["private"]
+    path.write_text(sealed(state, *(file for file in path.parent.iterdir() if file != path)))
+
+    def interrupted(*app, **more):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training, "run_app", interrupted)
+    assert command(["resume", str(run.folder), "num_rounds=3", "runtime=flower"]) == 130
+    assert "Go on with: fedfrozen resume" in capsys.readouterr().err
 
 
 def test_a_dead_worker_ends_a_simulation_and_nothing_else(monkeypatch):
