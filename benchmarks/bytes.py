@@ -24,9 +24,10 @@ from transformers import (
 
 from fedfrozen_app.config import compose_config, quoted, read, resolved
 from fedfrozen_app.exchange.count import bytes_by_role
+from fedfrozen_app.files.rows import read_rows
+from fedfrozen_app.inprocess.run import run_in_process
 from fedfrozen_app.models.roles import KERNEL, roles_of
-from fedfrozen_app.report.curves import read_rows
-from fedfrozen_app.runtime.inprocess import run_in_process
+from fedfrozen_app.run.job import Job
 
 Sizes = dict[str, int]  # role -> parameters
 CLIENTS, ROUNDS, WARMUP = 3, 5, 2
@@ -164,7 +165,7 @@ def run(case: Case) -> list[dict[str, Any]]:
     ]
     plain = resolved(compose_config(words))
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
-        run_in_process(read(plain), plain, words, Path(folder) / "run")
+        run_in_process(Job(read(plain), plain, words, Path(folder)) / "run")
         rows = read_rows(Path(folder) / "run")
     return [compared(case, row) for row in rows if row["round"]]
 

@@ -12,13 +12,13 @@ from flwr.clientapp import ClientApp
 from fedfrozen_app import client_app
 from fedfrozen_app.exchange.arrays import to_record
 from fedfrozen_app.exchange.cache import Cache
-from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.exchange.messages import Reply, read_train, train_reply
 from fedfrozen_app.exchange.plan import Order
+from fedfrozen_app.inprocess.grid import InProcessGrid
 from fedfrozen_app.models.roles import Role
-from fedfrozen_app.runtime.grid import InProcessGrid
+from fedfrozen_app.server.base import Federation, Hook, PlannedFedAvg, Row
+from fedfrozen_app.server.conversation import Conversation
 from strategies import STRATEGIES
-from strategies.base import Federation, Hook, PlannedFedAvg, Row
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class Rows:
 def run_echo(megabytes: float, clients: int, rounds: int, told: Told) -> list[Row]:
     """Whole rounds in one process, aggregation included, with a model of so many MB; the rounds' rows."""
     grid = InProcessGrid(echo_app(), clients, {})
-    talk = Conversation(grid, {name: Role("mlp") for name in blank_model(megabytes)}, local=True)
+    conversation = Conversation(grid, {name: Role("mlp") for name in blank_model(megabytes)}, local=True)
     kept = Rows()
-    strategy = telling(PlannedFedAvg, told)(Federation(talk), hooks=[kept])
+    strategy = telling(PlannedFedAvg, told)(Federation(conversation), hooks=[kept])
     # Nothing here keeps the initial arrays: a copy that stays in memory is the app's own.
     strategy.start(grid, to_record(blank_model(megabytes), local=True), num_rounds=rounds)
     last = next(iter(strategy.model.values()))

@@ -19,7 +19,8 @@ from common import arguments, in_fresh_process, resident_bytes, show, write_resu
 from echo import Told, app_telling
 
 from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.runtime.inprocess import run_in_process
+from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.run.job import Job
 
 EARLY = 5
 COHORT = 50
@@ -77,7 +78,7 @@ def too_large(data: str, spare_gb: float) -> dict[str, Any]:
 def run(words: list[str], folder: str) -> dict[str, Any]:
     plain = resolved(compose_config(words))
     with redirect_stdout(io.StringIO()):
-        return run_in_process(read(plain), plain, words, Path(folder) / "run")
+        return run_in_process(Job(read(plain), plain, words, Path(folder)) / "run")
 
 
 def compare_lengths(options: Any, rows: list[Any], checks: dict[str, bool], figures: dict[str, Any]) -> None:

@@ -31,10 +31,11 @@ from torch.nn.functional import cross_entropy
 
 from fedfrozen_app.config import compose_config, quoted, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
+from fedfrozen_app.flower.simulation import run_app
+from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.models.task import Task
-from fedfrozen_app.runtime.inprocess import run_in_process
-from fedfrozen_app.runtime.resident import Resident
-from fedfrozen_app.runtime.simulation import run_app
+from fedfrozen_app.run.job import Job
 from fedfrozen_app.seeds import numpy_generator, torch_generator
 
 CLIENTS, COHORT, BATCH, LR, TEST_EVERY, SEED = 1000, 10, 10, 0.03, 20, 0
@@ -204,7 +205,7 @@ def ours_beside_floor(resident: Resident, data: Path, rounds: int, *more: str) -
         redirect_stdout(console),
     ):
         start = time.perf_counter()
-        summary = run_in_process(read(plain), plain, words, Path(folder) / "run")
+        summary = run_in_process(Job(read(plain), plain, words, Path(folder)) / "run")
     seconds = [after - before for before, after in zip(began, ended, strict=True)]
     return Pair(
         ours=Run(began[0] - loop_seconds[0] - start, seconds, summary["final_test_accuracy"]),

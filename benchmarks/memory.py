@@ -35,7 +35,8 @@ from common import (
 from echo import Told, app_telling, run_echo
 
 from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.runtime.inprocess import run_in_process
+from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.run.job import Job
 
 EARLY = 5
 GROWTH_MB = 5.0  # what allocators and caches may move by; a leak of 0.1 MB a round would show
@@ -60,7 +61,7 @@ def growth(rounds: int) -> dict[str, float]:
         app_telling("fedfrozen", Told(ends=ends)),
         redirect_stdout(io.StringIO()),
     ):
-        run_in_process(read(plain), plain, words, Path(folder) / "run")
+        run_in_process(Job(read(plain), plain, words, Path(folder)) / "run")
     return found
 
 

@@ -35,7 +35,8 @@ from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus
 from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.errors import RunFailed
-from fedfrozen_app.runtime.inprocess import run_in_process
+from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.run.job import Job as RunJob
 
 ALIGN = 0.2
 SPLITS = {
@@ -170,7 +171,7 @@ def work(given: argparse.Namespace, job: Job, rate: list[float]) -> dict[str, An
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):
         folder = Path(name)
         try:
-            summary = run_in_process(read(plain), plain, words, folder, corpus=corpus)
+            summary = run_in_process(RunJob(read(plain), plain, words, folder), corpus=corpus)
         except RunFailed as error:  # a rate too high: every update was refused
             return {"rates": rate, "failed": str(error)}
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -25,7 +25,7 @@ from turns import AppTurns, Turns, unheard
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.data.table import Corpus
-from fedfrozen_app.runtime.resident import Resident
+from fedfrozen_app.local.resident import Resident
 
 USERS, COHORT, BATCH, RATE, TEST_EVERY = 1000, 50, 10, 0.1, 10
 GOAL = 20

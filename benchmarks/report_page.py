@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fedfrozen_app.report.page import write_report
+from fedfrozen_app.report.run_page import write_report
 from fedfrozen_app.report.summary import versions
 
 ROLES = ("embedding", "query", "key", "value", "output", "mlp", "norm", "head")

@@ -56,9 +56,10 @@ from seqeval.scheme import IOB2, Entities
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.data.table import Corpus
+from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.models.metrics import tag_sequences
-from fedfrozen_app.runtime.inprocess import run_in_process
-from fedfrozen_app.runtime.resident import Resident
+from fedfrozen_app.run.job import Job
 from fedfrozen_app.words import counted
 
 OWN = ["strategy=safl", "partition.alpha=0.5"]
@@ -149,7 +150,7 @@ def run_cell(cell: Cell, options_text: str) -> dict[str, Any]:
     began = time.perf_counter()
     silent = io.StringIO()  # a line a round, of so many cells
     with tempfile.TemporaryDirectory() as out, redirect_stdout(silent), redirect_stderr(silent):
-        summary = run_in_process(read(plain), plain, words, Path(out), corpus=corpus)
+        summary = run_in_process(Job(read(plain), plain, words, Path(out)), corpus=corpus)
         rows = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
         judge.load(load_file(Path(out) / "model.safetensors"), {})
     _, said = judge.task.predict(corpus.test.to(judge.device))

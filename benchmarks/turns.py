@@ -17,9 +17,10 @@ from echo import Told, app_telling
 
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.table import Corpus
-from fedfrozen_app.runtime import resident
-from fedfrozen_app.runtime.inprocess import run_in_process
-from strategies.base import PlannedFedAvg, Row
+from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.local import resident
+from fedfrozen_app.run.job import Job
+from fedfrozen_app.server.base import PlannedFedAvg, Row
 
 
 class Over(BaseException):
@@ -87,7 +88,7 @@ class AppTurns:
         def work(wait: Callable[[], None]) -> None:
             self._wait = wait
             with tempfile.TemporaryDirectory() as folder:
-                run_in_process(config, plain, words, Path(folder), corpus=corpus)
+                run_in_process(Job(config, plain, words, Path(folder)), corpus=corpus)
 
         with app_telling(config.strategy["name"], _Keeping(self)):
             self._turns = Turns(work)

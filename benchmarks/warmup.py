@@ -33,18 +33,20 @@ from typing import Any
 import torch
 from common import about, show, write_result
 
-from fedfrozen_app import server_app
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
+from fedfrozen_app.files import checkpoint
+from fedfrozen_app.files.disk import replace_file
+from fedfrozen_app.files.rows import read_rows
+from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.report import output
-from fedfrozen_app.report.curves import read_rows
-from fedfrozen_app.runtime import checkpoint
-from fedfrozen_app.runtime.inprocess import run_in_process
-from fedfrozen_app.runtime.resident import Resident
+from fedfrozen_app.run import look
+from fedfrozen_app.run.job import Job as RunJob
+from fedfrozen_app.server.warmup import Watch
 from fedfrozen_app.theory import figures
 from fedfrozen_app.theory.accuracy import AUTO, NEVER, judge, read_result, scores_of
 from strategies.fedfrozen import Settings
-from strategies.warmup import Watch
 
 SHARES = (0, 5, 10, 20, 50, 100)  # percent of the rounds
 LABELS = (*(f"{share} %" for share in SHARES), AUTO)
@@ -141,7 +143,7 @@ class Job:
 
     def save(self, after: int, cell: dict[str, Any]) -> None:
         self.cells.mkdir(parents=True, exist_ok=True)
-        checkpoint.replace_file(self._path(after), json.dumps(cell | {"words": self.words, "after": after}))
+        replace_file(self._path(after), json.dumps(cell | {"words": self.words, "after": after}))
 
     def _path(self, after: int) -> Path:
         return self.cells / f"{self.key}-{after}.json"
@@ -201,7 +203,7 @@ def run(words: list[str], folder: Path) -> list[dict[str, Any]]:
     if not (_kept and _kept[0].can_turn_to(config)):
         corpus = load_corpus(config)
         _kept[:] = [Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))]
-    run_in_process(config, plain, words, folder, start, resident=_kept[0])
+    run_in_process(RunJob(config, plain, words, folder, start), resident=_kept[0])
     return read_rows(folder)
 
 
@@ -227,7 +229,7 @@ def prepare() -> None:
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     output.write_curves = lambda *args, **kwargs: None
     output.write_report = lambda *args: None
-    server_app.draw_labels = lambda *args: None
+    look.draw_labels = lambda *args: None
 
 
 def fill(jobs: Mapping[str, Job], options: argparse.Namespace) -> bool:

@@ -15,12 +15,12 @@ from fedfrozen_app.exchange.arrays import to_record
 from fedfrozen_app.exchange.messages import Hello, Reply, hello_reply, read_train, train_reply
 from fedfrozen_app.exchange.plan import Order
 from fedfrozen_app.exchange.prune import prune
+from fedfrozen_app.local.captured import steps_for
+from fedfrozen_app.local.choose import choose
+from fedfrozen_app.local.kept import keep_private, private_arrays
+from fedfrozen_app.local.resident import Resident, disk_cache, resident_for
+from fedfrozen_app.local.sequential import LocalResult, judge_client, train_client
 from fedfrozen_app.privacy.budget import Declined
-from fedfrozen_app.runtime.captured import steps_for
-from fedfrozen_app.runtime.choose import choose
-from fedfrozen_app.runtime.private import keep_private, private_arrays
-from fedfrozen_app.runtime.resident import Resident, disk_cache, resident_for
-from fedfrozen_app.runtime.sequential import LocalResult, judge_client, train_client
 
 log = logging.getLogger(__name__)
 FAILED = "the site could not carry out the order; its own log says why"
@@ -103,7 +103,7 @@ def train_privately(
     context: Context, resident: Resident, order: Order, start: dict[str, Tensor]
 ) -> LocalResult | Declined:
     """A site keeps its privacy record, and says how many examples it has, by its own settings alone."""
-    from fedfrozen_app.privacy.client import PrivateClient  # Opacus takes long to load
+    from fedfrozen_app.local.private import PrivateClient  # Opacus takes long to load
 
     node = context.node_config
     if "site" in node:

@@ -26,6 +26,7 @@ from hydra.errors import (
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedfrozen_app import registry
 from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.errors import UserError
 
@@ -248,16 +249,16 @@ def _refuse_null_group(error: ValueError) -> None:
 def resolved(composed: DictConfig) -> dict[str, Any]:
     """The nested plain dictionary that summaries and checkpoints keep."""
     try:
-        plain = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        resolved_config = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise UserError(sentence(error)) from error
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items() if key not in ("hydra", "experiment")}
+    assert isinstance(resolved_config, dict)
+    return {str(key): value for key, value in resolved_config.items() if key not in ("hydra", "experiment")}
 
 
-def read(plain: dict[str, Any]) -> Config:
+def read(resolved_config: dict[str, Any]) -> Config:
     """The typed configuration, checked: types first, then values and combinations."""
-    renamed = {("start_from" if key == "from" else key): value for key, value in plain.items()}
+    renamed = {("start_from" if key == "from" else key): value for key, value in resolved_config.items()}
     try:
         merged = OmegaConf.merge(OmegaConf.structured(Config), renamed)
         config = OmegaConf.to_object(merged)
@@ -270,16 +271,11 @@ def read(plain: dict[str, Any]) -> Config:
 
 def strategy_settings(config: Config) -> Any:
     """The settings dataclass of the chosen strategy, checked by itself."""
-    from strategies import STRATEGIES
-
     settings = dict(config.strategy)
     name = settings.pop("name", None)
-    if name not in STRATEGIES:
-        raise UserError(f"Unknown strategy '{name}': choose one of {', '.join(sorted(STRATEGIES))}.")
+    strategy = registry.find("strategies", str(name))
     try:
-        typed = OmegaConf.to_object(
-            OmegaConf.merge(OmegaConf.structured(STRATEGIES[name].Settings), settings)
-        )
+        typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(strategy.Settings), settings))
     except OmegaConfBaseException as error:
         raise UserError(sentence(error, within="strategy.")) from error
     for key, value in vars(typed).items():
@@ -440,18 +436,18 @@ def _check_private(config: Config) -> None:
         )
 
 
-def absolute_paths(plain: dict[str, Any]) -> dict[str, str]:
+def absolute_paths(resolved_config: dict[str, Any]) -> dict[str, str]:
     """Overrides that make every local path absolute, for processes with another working directory."""
     found = {}
-    if plain["dataset"]["path"] is not None and plain["dataset"]["kind"] != "hub":
-        found["dataset.path"] = plain["dataset"]["path"]
-    if plain["model"]["path"] is not None and plain["model"]["source"] == "checkpoint":
-        found["model.path"] = plain["model"]["path"]
+    if resolved_config["dataset"]["path"] is not None and resolved_config["dataset"]["kind"] != "hub":
+        found["dataset.path"] = resolved_config["dataset"]["path"]
+    if resolved_config["model"]["path"] is not None and resolved_config["model"]["source"] == "checkpoint":
+        found["model.path"] = resolved_config["model"]["path"]
     for key, value in (
-        ("from", plain["from"]),
-        ("output_dir", plain["output_dir"]),
-        ("runtime.cache_dir", plain["runtime"]["cache_dir"]),
-        ("runtime.server_kit", plain["runtime"]["server_kit"]),
+        ("from", resolved_config["from"]),
+        ("output_dir", resolved_config["output_dir"]),
+        ("runtime.cache_dir", resolved_config["runtime"]["cache_dir"]),
+        ("runtime.server_kit", resolved_config["runtime"]["server_kit"]),
     ):
         if value is not None:
             found[key] = value
@@ -463,15 +459,15 @@ def settled(composed: DictConfig, overrides: Iterable[str]) -> tuple[dict[str, A
 
     Whoever resumes or evaluates the run from another directory means the same files.
     """
-    plain, words = resolved(composed), list(overrides)
-    found = {key: path for key, path in absolute_paths(plain).items() if key != "output_dir"}
+    resolved_config, words = resolved(composed), list(overrides)
+    found = {key: path for key, path in absolute_paths(resolved_config).items() if key != "output_dir"}
     for key, path in found.items():
         group, _, name = key.rpartition(".")
-        place = plain[group] if group else plain
+        place = resolved_config[group] if group else resolved_config
         if place[name] != path:
             place[name] = path
             words.append(quoted(key, path))
-    return plain, words
+    return resolved_config, words
 
 
 def quoted(key: str, value: str) -> str:
@@ -515,17 +511,16 @@ def sentence(error: Exception, within: str = "") -> str:
 
 
 def _unknown_key(error: Exception, within: str = "") -> str:
-    from strategies import STRATEGIES
-
     found = re.search(r"Could not override '([^']+)'|Key '([^']+)' (?:is )?not in", str(error))
     if not found:
         return ""
     key = within + (found[1] or found[2])
     if key.startswith("model.config"):
         return f"The model's file does not set '{key}': write +{key}=VALUE to add it."
-    plain = OmegaConf.to_container(OmegaConf.structured(Config))
-    known = [*_known_keys(plain), "from"]
-    known += [f"strategy.{name}" for cls in STRATEGIES.values() for name in cls.Settings().__dict__]
+    resolved_config = OmegaConf.to_container(OmegaConf.structured(Config))
+    known = [*_known_keys(resolved_config), "from"]
+    classes = [registry.find("strategies", name) for name in registry.names("strategies")]
+    known += [f"strategy.{name}" for each in classes for name in vars(each.Settings())]
     if key in known:  # another file of the group has it
         group = key.partition(".")[0]
         return f"The chosen {group} has no key '{key}': leave it out, or choose another {group}."

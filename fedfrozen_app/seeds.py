@@ -5,6 +5,8 @@ who ran before it: that is what makes every runtime and a resumed run repeat the
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -22,3 +24,22 @@ def numpy_generator(seed: int, purpose: str, *keys: int | str) -> np.random.Gene
 
 def torch_generator(seed: int, purpose: str, *keys: int | str) -> torch.Generator:
     return torch.Generator().manual_seed(seed_for(seed, purpose, *keys))
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Dropout draws from this seed within the block, and leaves the generators as they were.
+
+    Not `torch.manual_seed`: without a GPU it queues a call and a stack trace for the day one appears.
+    """
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    states = [generator.get_state() for generator in generators]
+    for generator in generators:
+        generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)

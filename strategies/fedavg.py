@@ -3,7 +3,7 @@
 w_{t+1} = Σᵢ (nᵢ/n) wᵢ        every parameter trains, travels and is averaged
 """
 
-from strategies.base import PlannedFedAvg
+from fedfrozen_app.server.base import PlannedFedAvg
 
 
 class FedAvg(PlannedFedAvg):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from fedfrozen_app.errors import UserError
-from strategies import base
+from fedfrozen_app.server import base
 
 
 @dataclass(frozen=True)

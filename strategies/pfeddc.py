@@ -20,7 +20,7 @@ from typing import Any, Self
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.models.design import PromptDesign
-from strategies import base
+from fedfrozen_app.server import base
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class PFedDC(base.PlannedFedAvg):
     """Prompts train; global ones travel, local ones and their fusion stay. The encoders do neither."""
 
     Settings = Settings
-    personal = True
+    personal = True  # its baselines too are judged client by client, or they could not be compared
 
     @classmethod
     def algorithm_for(cls, settings: Any) -> str:

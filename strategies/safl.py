@@ -18,11 +18,11 @@ from torch import Tensor
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.plan import Plan, Selection, layers_of
+from fedfrozen_app.files.rows import Row
 from fedfrozen_app.models.profile import check_tokens
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.models.select import RULES, select_layers
-from strategies import base
-from strategies.record import Row
+from fedfrozen_app.server import base
 
 OWN = ("attention", "random")  # the rules by which clients differ
 
@@ -107,7 +107,7 @@ class SAFL(base.PlannedFedAvg):
     def client_plan(self, server_round: int) -> Plan:
         return self.plan(server_round).keep_layers(self.common, self.federation.roles)
 
-    def heard(self, client: str, names: Any) -> None:
+    def on_reply(self, client: str, names: Any) -> None:
         self._chosen[client] = layers_of(names, self.federation.roles)
 
     def observe(self, row: Row, merged: Mapping[str, Tensor]) -> Row:

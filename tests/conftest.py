@@ -12,11 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedfrozen_app import server_app
 from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.files import checkpoint
+from fedfrozen_app.inprocess.run import run_in_process
 from fedfrozen_app.report import output
-from fedfrozen_app.runtime import checkpoint
-from fedfrozen_app.runtime.inprocess import run_in_process
+from fedfrozen_app.run import look
+from fedfrozen_app.run.job import Job
 
 SMALL = [
     "num_clients=3",
@@ -75,7 +76,7 @@ def train(tmp_path, monkeypatch):
     """
     monkeypatch.setattr(output, "write_curves", lambda *args, **kwargs: None)
     monkeypatch.setattr(output, "write_selection", lambda *args: None)
-    monkeypatch.setattr(server_app, "draw_labels", lambda *args: None)
+    monkeypatch.setattr(look, "draw_labels", lambda *args: None)
 
     def train(*overrides: str, folder: str = "run", resume: bool = False, small: bool = True) -> Run:
         target = tmp_path / folder
@@ -85,7 +86,7 @@ def train(tmp_path, monkeypatch):
         start = checkpoint.newest(target) if resume else None
         if config.start_from:
             start = checkpoint.read(Path(config.start_from))
-        run_in_process(config, plain, words, target, start)
+        run_in_process(Job(config, plain, words, target, start))
         return Run(target)
 
     return train

@@ -21,8 +21,8 @@ from transformers import ByT5Tokenizer
 from fedfrozen_app.align.train import AlignSettings, Pictures, align, save
 from fedfrozen_app.data.federated import align_rows, input_shape
 from fedfrozen_app.data.table import Corpus
+from fedfrozen_app.digests import digest
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.arrays import digest
 from fedfrozen_app.models.build import check_pictures
 from fedfrozen_app.models.dual import DualEncoder, random_dual
 

@@ -27,7 +27,7 @@ from fedfrozen_app.seeds import numpy_generator
 from strategies.safl import embeds
 
 if TYPE_CHECKING:
-    from fedfrozen_app.runtime.resident import Resident
+    from fedfrozen_app.local.resident import Resident
 
 CONFIDENCE = 0.95
 MOST_PARAMETERS = 2_000_000  # a larger model is audited on its head and last layer

@@ -27,15 +27,15 @@ from fedfrozen_app.audit.membership import (
 from fedfrozen_app.config import sentence
 from fedfrozen_app.data.table import Table
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.files.rows import read_rows
+from fedfrozen_app.launch import load_run, run_folder
+from fedfrozen_app.local.private import sampling
+from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.privacy.accountant import epsilon_of
 from fedfrozen_app.privacy.budget import BudgetFile
-from fedfrozen_app.privacy.client import sampling
 from fedfrozen_app.privacy.dpsgd import Recipe
 from fedfrozen_app.privacy.steps import Steps
-from fedfrozen_app.report.curves import read_rows
 from fedfrozen_app.report.output import replace_file
-from fedfrozen_app.runtime.resident import Resident
-from fedfrozen_app.training import load_run, run_folder
 from fedfrozen_app.words import counted
 
 

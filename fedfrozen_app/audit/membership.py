@@ -17,13 +17,13 @@ from scipy.stats import rankdata
 from torch import Tensor
 
 from fedfrozen_app.data.table import Table
+from fedfrozen_app.local.sequential import batches, optimizer_for
 from fedfrozen_app.models.task import Batch
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, plain_loss
-from fedfrozen_app.runtime.sequential import batches, optimizer_for, seeded
-from fedfrozen_app.seeds import numpy_generator, seed_for
+from fedfrozen_app.seeds import numpy_generator, seed_for, seeded
 
 if TYPE_CHECKING:
-    from fedfrozen_app.runtime.resident import Resident
+    from fedfrozen_app.local.resident import Resident
 
 DRAWS = 1000  # bootstrap samples behind an interval
 

@@ -11,7 +11,7 @@ from fedfrozen_app.compare.model import Comparison, Group, Run, Spread
 from fedfrozen_app.compare.runs import figures, read_runs
 from fedfrozen_app.compare.statistics import spread
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.report.curves import metric_name
+from fedfrozen_app.files.rows import metric_name
 
 TESTED = ("final", "selected", "best")
 

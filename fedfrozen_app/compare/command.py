@@ -7,10 +7,10 @@ from rich.console import Console
 
 from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.compare.collect import TESTED, collect
+from fedfrozen_app.compare.compare_page import write_comparison
 from fedfrozen_app.compare.model import Comparison
 from fedfrozen_app.compare.tables import footnotes, runs_csv, to_csv, to_latex, to_markdown, to_terminal
-from fedfrozen_app.report.comparison import write_comparison
-from fedfrozen_app.runtime.checkpoint import replace_file
+from fedfrozen_app.files.disk import replace_file
 
 
 def compare(arguments: list[str]) -> None:

@@ -20,9 +20,8 @@ from fedfrozen_app.data.partition import (
 )
 from fedfrozen_app.data.sources import DatasetSpec, load
 from fedfrozen_app.data.sources.synthetic import word_tokenizer
-from fedfrozen_app.data.table import Corpus
+from fedfrozen_app.data.table import Corpus, InputShape
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.build import InputShape
 from fedfrozen_app.seeds import seed_for
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedfrozen_app.errors import UserError
+
 # Labels of tokens that are not judged: special tokens and padding, and a word's pieces after its first.
 IGNORED, CONTINUED = -100, -101
+TASKS = ("image", "text", "multilabel", "tokens")
 
 
 @dataclass(frozen=True)
@@ -61,3 +64,30 @@ class Corpus:
     test_strata: np.ndarray  # per test row, numbered as those of the train rows
     test_units: np.ndarray  # the same for the test rows, which intervals are drawn over
     test_columns: dict[str, np.ndarray] = field(default_factory=dict)  # the same per test row
+
+
+@dataclass(frozen=True)
+class InputShape:
+    """What the data look like to a model."""
+
+    task: str  # "image" | "text" | "multilabel" | "tokens"
+    classes: tuple[str, ...]
+    channels: int = 0
+    image_size: int = 0
+    vocab_size: int = 0
+    max_tokens: int = 0
+    pad_token_id: int = 0
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise UserError(f"the task is '{self.task}', but must be one of {', '.join(TASKS)}")
+        if len(self.classes) < 2 or len(set(self.classes)) != len(self.classes):
+            raise UserError(
+                f"a classifier needs two or more classes with different names, not {self.classes}"
+            )
+        sizes = ("channels", "image_size") if self.task == "image" else ("vocab_size", "max_tokens")
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise UserError(
+                    f"{self.task} data have {name} {getattr(self, name)}, but it must be 1 or more"
+                )

@@ -5,12 +5,8 @@ for a model of a hundred small arrays they take longer than the training. So all
 one, in the safetensors format. Flower's own `Array(tensor)` goes through `np.save`: no bfloat16.
 """
 
-import hashlib
 import math
-import os
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from collections.abc import Mapping
 
 import torch
 from flwr.app import Array, ArrayRecord
@@ -18,64 +14,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from fedfrozen_app.digests import raw_bytes
+
 RAW = "raw"
 PACKED = "safetensors"  # the name and the type of the one array that holds all
-PIECE = 2**18  # bytes that one thread hashes at a time; part of what a digest is
 DTYPES = {
     str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16, torch.uint8)
 }
-
-
-def raw_bytes(tensor: Tensor) -> bytes:
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
-
-
-def digest(tensor: Tensor) -> str:
-    """SHA-256 of an array's dtype, shape and the digests of its bytes, piece by piece."""
-    (found,) = digests({"": tensor}).values()
-    return found
-
-
-def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """By name; large ones on threads, because hashing is most of what a large model costs the server."""
-    pieces = {name: _pieces(data) for name, data in _bytes_of(tensors).items()}
-    jobs = {n: [_pool().submit(_hash, piece) for piece in own] for n, own in pieces.items() if len(own) > 1}
-    # The small ones here meanwhile: handing them over would take longer.
-    here = {name: list(map(_hash, own)) for name, own in pieces.items() if name not in jobs}
-    hashes = here | {name: [job.result() for job in own] for name, own in jobs.items()}
-    return {name: _digest_of(tensor, hashes[name]) for name, tensor in tensors.items()}
-
-
-def _bytes_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the host, as bytes: views where they are there already; from a GPU all in one copy."""
-    flat = {name: t.detach().contiguous().reshape(-1).view(torch.uint8) for name, t in tensors.items()}
-    if not any(data.is_cuda for data in flat.values()):
-        return flat
-    together = torch.cat(list(flat.values()))
-    here = torch.empty(together.shape, dtype=torch.uint8, pin_memory=True).copy_(together)
-    return dict(zip(flat, here.split([len(data) for data in flat.values()]), strict=True))
-
-
-def _digest_of(tensor: Tensor, hashes: Iterable[bytes]) -> str:
-    found = hashlib.sha256(f"{tensor.dtype}:{tuple(tensor.shape)}:".encode())
-    for each in hashes:
-        found.update(each)
-    return found.hexdigest()
-
-
-def _pieces(data: Tensor) -> list[memoryview]:
-    view = data.numpy().data
-    return [view[start : start + PIECE] for start in range(0, len(view), PIECE)]
-
-
-def _hash(piece: memoryview) -> bytes:
-    return hashlib.sha256(piece).digest()
-
-
-@lru_cache(maxsize=1)
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1), thread_name_prefix="digest")
 
 
 class LocalArray(Array):

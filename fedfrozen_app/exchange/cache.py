@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedfrozen_app.exchange.arrays import digest as digest_of
+from fedfrozen_app.digests import digest as digest_of
 
 log = logging.getLogger(__name__)
 DIGEST = re.compile(r"[0-9a-f]{64}")

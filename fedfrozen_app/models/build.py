@@ -10,7 +10,6 @@ import copy
 import difflib
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.design import PromptDesign
 from fedfrozen_app.models.dual import DualEncoder
@@ -65,33 +65,6 @@ _BAD_CONFIG = (
 )
 # Accepted by every configuration without being one of its fields.
 _EXTRA_KEYS = ("num_labels", "attn_implementation")
-
-
-@dataclass(frozen=True)
-class InputShape:
-    """What the data look like to a model."""
-
-    task: str  # "image" | "text" | "multilabel" | "tokens"
-    classes: tuple[str, ...]
-    channels: int = 0
-    image_size: int = 0
-    vocab_size: int = 0
-    max_tokens: int = 0
-    pad_token_id: int = 0
-
-    def __post_init__(self) -> None:
-        if self.task not in _AUTO:
-            raise UserError(f"the task is '{self.task}', but must be one of {', '.join(_AUTO)}")
-        if len(self.classes) < 2 or len(set(self.classes)) != len(self.classes):
-            raise UserError(
-                f"a classifier needs two or more classes with different names, not {self.classes}"
-            )
-        sizes = ("channels", "image_size") if self.task == "image" else ("vocab_size", "max_tokens")
-        for name in sizes:
-            if getattr(self, name) < 1:
-                raise UserError(
-                    f"{self.task} data have {name} {getattr(self, name)}, but it must be 1 or more"
-                )
 
 
 def build_model(

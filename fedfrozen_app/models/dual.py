@@ -31,8 +31,8 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
+from fedfrozen_app.digests import digest
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.arrays import digest
 from fedfrozen_app.models.quiet import quiet
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfrozen_app.runtime.sequential import seeded
-from fedfrozen_app.seeds import numpy_generator, seed_for
+from fedfrozen_app.seeds import numpy_generator, seed_for, seeded
 
 MT_WORDS = slice(24, 24 + 624 * 8)  # of a torch generator's state on a CPU: those of its Mersenne twister
 

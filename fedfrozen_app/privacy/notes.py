@@ -5,8 +5,8 @@ from typing import Any
 
 from fedfrozen_app.config import PrivacyConfig
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.files.checkpoint import dealt_otherwise
 from fedfrozen_app.privacy.steps import SLACK
-from fedfrozen_app.runtime.checkpoint import dealt_otherwise
 
 UNACCOUNTED = (
     "privacy.selection=unaccounted: which layers a client sends is chosen from its private data without "

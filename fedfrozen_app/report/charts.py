@@ -6,15 +6,8 @@ from functools import partial
 from statistics import median, quantiles
 from typing import Any
 
-from fedfrozen_app.report.curves import (
-    Row,
-    Series,
-    metric_name,
-    number,
-    running_total,
-    series,
-    stage_marks,
-)
+from fedfrozen_app.files.rows import Row, metric_name, number
+from fedfrozen_app.report.curves import Series, running_total, series, stage_marks
 from fedfrozen_app.report.selection import chose, layers_there
 
 Chart = dict[str, Any]

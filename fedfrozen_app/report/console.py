@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedfrozen_app.report.curves import Row, metric_name, number, read_rows
+from fedfrozen_app.files.rows import Row, metric_name, number, read_rows
 
 # Rounds of one stage cost alike, so the time left is judged by the latest few.
 ROUNDS_FOR_ESTIMATE = 5

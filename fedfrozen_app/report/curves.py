@@ -5,22 +5,20 @@ and a diverged run holds NaN. `series` is the one place that tells "absent" from
 the picture, the page and the console agree about what is missing.
 """
 
-import json
 import logging
 import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.files.rows import Row, metric_name, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 logger = logging.getLogger(__name__)
 
-Row = dict[str, Any]
 
 # Okabe and Ito's palette: told apart with any of the common colour-vision deficiencies.
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
@@ -40,42 +38,6 @@ class Line(NamedTuple):
     series: Series
     colour: str
     dashed: bool = False
-
-
-def read_rows(run_dir: Path) -> list[Row]:
-    """The rows of metrics.jsonl. A last line cut short by a killed run is left out and logged."""
-    path = run_dir / "metrics.jsonl"
-    if not path.is_file():
-        raise UserError(f"{run_dir} holds no metrics.jsonl: give the folder of a run.")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no text: give the folder of a run whose rows are whole.") from error
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                logger.warning("%s: the last line is cut short and was left out", path)
-                break
-            raise UserError(f"{path}, line {number} is not JSON: mend or remove it.") from error
-        if not isinstance(row, dict) or not isinstance(row.get("round"), int):
-            raise UserError(f"{path}, line {number} has no round: it must be a row of metrics.")
-        rows.append(row)
-    return rows
-
-
-def metric_name(rows: Sequence[Row]) -> str:
-    """What the run was judged by: "f1" where it was measured, else "accuracy"."""
-    return "f1" if any("test_f1" in row for row in rows) else "accuracy"
-
-
-def number(value: object) -> float:
-    """A finite float, or NaN for anything else (JSON null stands for NaN in strict writers)."""
-    if isinstance(value, int | float) and math.isfinite(value):
-        return float(value)
-    return math.nan
 
 
 def series(rows: Sequence[Row], key: str) -> Series:

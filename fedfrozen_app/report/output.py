@@ -9,13 +9,14 @@ from typing import Any
 
 from torch import Tensor
 
+from fedfrozen_app.files import checkpoint
+from fedfrozen_app.files.disk import replace_file, replace_tensors
+from fedfrozen_app.files.rows import read_rows
 from fedfrozen_app.report.console import headline
-from fedfrozen_app.report.curves import read_rows, write_curves
-from fedfrozen_app.report.page import write_report
+from fedfrozen_app.report.curves import write_curves
+from fedfrozen_app.report.run_page import write_report
 from fedfrozen_app.report.selection import chose, write_selection
 from fedfrozen_app.report.summary import summarise
-from fedfrozen_app.runtime import checkpoint
-from fedfrozen_app.runtime.checkpoint import replace_file, replace_tensors
 
 
 def write_outputs(

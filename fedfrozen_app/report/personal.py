@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.report.curves import BLUE, GREEN, ORANGE, VERMILLION
-from fedfrozen_app.runtime.checkpoint import replace_file
 
 MODELS = ("global", "personal", "after")
 WORDS = {"global": "global", "personal": "personal", "after": "after one more local round"}

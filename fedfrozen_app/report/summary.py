@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.files import checkpoint
 from fedfrozen_app.report.selection import selection_changes
-from fedfrozen_app.runtime import checkpoint
 
 PACKAGES = (
     "fedfrozen",

@@ -33,12 +33,13 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from fedfrozen_app import client_app
 from fedfrozen_app.arguments import Arguments
+from fedfrozen_app.digests import digest
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.arrays import digest, to_record, to_tensors
+from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.messages import read_reply, read_train, train_reply
 from fedfrozen_app.exchange.plan import Order
-from fedfrozen_app.runtime.resident import resident_for
-from fedfrozen_app.sites.audit import AuditLog
+from fedfrozen_app.local.resident import resident_for
+from fedfrozen_app.sites.audit_log import AuditLog
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.policy import Policy, Run, read_run
 from fedfrozen_app.sites.store import Budget, RunStore

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from fedfrozen_app import registry
 from fedfrozen_app.config import Config, absolute_paths, compose_config, read, resolved, strategy_settings
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.cache import DIGEST
@@ -17,7 +18,6 @@ from fedfrozen_app.exchange.plan import Order
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.sites.kit import read_yaml
 from fedfrozen_app.words import counted
-from strategies import STRATEGIES
 
 MAX_DELTA = 1e-5  # where a run names no delta
 RUN_ID = re.compile(r"[0-9a-z][0-9a-z-]{0,63}")
@@ -101,7 +101,7 @@ class Policy:
             return f"the order asks for {refused[0]} parameters, which may not leave it"
         if order.judge and order.plan.shared:
             return "the order asks for a judgement and for parameters in one"
-        strategy = STRATEGIES[run.config.strategy["name"]]
+        strategy = registry.find("strategies", run.config.strategy["name"])
         if order.algorithm != strategy.algorithm_for(strategy_settings(run.config)):
             return f"the order asks for the algorithm {order.algorithm}, which is not the strategy's"
         last = run.config.num_rounds + order.judge  # judged is what the last round has left
@@ -146,13 +146,17 @@ def read_run(overrides: str, flower_run: int, bundle: str) -> Run | str:
     if any(word.lstrip("+~").startswith("hydra") for word in overrides.split()):
         return "its configuration changes how configurations are read"
     try:
-        plain = resolved(compose_config(overrides))
+        resolved_config = resolved(compose_config(overrides))
         # The folders of images are looked for below the site's own, and an absolute one would not lie there.
-        splits = {f"dataset.{key}": str(plain["dataset"][key]) for key in ("train_split", "test_split")}
-        paths = absolute_paths(plain) | {key: name for key, name in splits.items() if name.startswith("/")}
+        splits = {
+            f"dataset.{key}": str(resolved_config["dataset"][key]) for key in ("train_split", "test_split")
+        }
+        paths = absolute_paths(resolved_config) | {
+            key: name for key, name in splits.items() if name.startswith("/")
+        }
         if paths:
             return f"it names a path ({next(iter(paths))}), and only the site itself may do that"
-        config = read(plain)
+        config = read(resolved_config)
     except (UserError, ValueError):
         return "its configuration cannot be read with the package that is installed here"
     name = config.run_id or f"flower-{flower_run}"

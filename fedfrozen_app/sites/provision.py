@@ -28,7 +28,7 @@ from flwr.cli.build import build_fab_from_disk
 
 from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.runtime.app_folder import app_folder
+from fedfrozen_app.flower.app_folder import app_folder
 from fedfrozen_app.sites import templates
 from fedfrozen_app.sites.kit import port_number, read_yaml
 

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.messages import Reply
-from fedfrozen_app.runtime.checkpoint import flush, fresh_folder, replace_file, save_tensors
-from fedfrozen_app.runtime.seal import DAMAGED, sealed, unsealed
+from fedfrozen_app.files.disk import flush, fresh_folder, replace_file, save_tensors
+from fedfrozen_app.files.seal import DAMAGED, sealed, unsealed
 
 
 @dataclass(frozen=True)

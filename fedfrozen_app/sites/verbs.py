@@ -6,8 +6,8 @@ from fedfrozen_app.errors import UserError
 
 WORDS = {
     "exec": "fedfrozen_app.sites.executor:main",
-    "check": "fedfrozen_app.sites.check:main",
-    "audit": "fedfrozen_app.sites.check:audit",
+    "check": "fedfrozen_app.sites.site_check:main",
+    "audit": "fedfrozen_app.sites.site_check:audit",
 }
 
 

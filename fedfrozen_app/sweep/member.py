@@ -12,11 +12,11 @@ from omegaconf import DictConfig
 
 from fedfrozen_app.config import Config, read, settled
 from fedfrozen_app.errors import RunFailed, UserError
+from fedfrozen_app.files import checkpoint, status
+from fedfrozen_app.files.rows import read_rows
+from fedfrozen_app.launch import execute
 from fedfrozen_app.logs import prepare_logging
-from fedfrozen_app.report.curves import read_rows
-from fedfrozen_app.runtime import checkpoint
-from fedfrozen_app.sweep import status
-from fedfrozen_app.training import execute, fork_start
+from fedfrozen_app.run.job import Job, fork_start
 
 log = logging.getLogger(__name__)
 TOKEN = "FEDFROZEN_SWEEP"  # the environment variable that tells a member which sweep asked for it
@@ -29,13 +29,15 @@ def member(composed: DictConfig) -> float | None:
     settings = HydraConfig.get()
     log.info("Run %s: %s", settings.job.num, " ".join(settings.overrides.task))
     wanted = Path(settings.runtime.output_dir).resolve()
-    plain, overrides = settled(composed, settings.overrides.task)
-    return run_member(plain, overrides, wanted, os.environ.get(TOKEN, ""))
+    resolved_config, overrides = settled(composed, settings.overrides.task)
+    return run_member(resolved_config, overrides, wanted, os.environ.get(TOKEN, ""))
 
 
-def run_member(plain: dict[str, Any], overrides: list[str], wanted: Path, sweep: str) -> float | None:
+def run_member(
+    resolved_config: dict[str, Any], overrides: list[str], wanted: Path, sweep: str
+) -> float | None:
     """Run it in `wanted`, or beside it if another run has that folder. Failures stay in its status file."""
-    folder = claim(wanted, status.begun(plain, overrides, sweep))
+    folder = claim(wanted, status.begun(resolved_config, overrides, sweep))
     before = status.read(folder)
     if before is not None and before.state == "complete":
         status.write(folder, replace(before, sweep=sweep, kept=True))
@@ -46,9 +48,9 @@ def run_member(plain: dict[str, Any], overrides: list[str], wanted: Path, sweep:
         log.warning("%s is being run by process %d: left alone.", folder, before.pid)
         return None
     try:
-        with status.recorded(folder, plain, overrides, sweep):
-            config, start = beginning(read(plain), folder)
-            execute(config, plain, overrides, folder, start)
+        with status.recorded(folder, resolved_config, overrides, sweep):
+            config, start = beginning(read(resolved_config), folder)
+            execute(Job(config, resolved_config, overrides, folder, start))
     except (UserError, RunFailed) as error:
         log.warning("%s failed: %s", folder, error)
         return None

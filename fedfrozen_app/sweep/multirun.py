@@ -22,9 +22,9 @@ from fedfrozen_app.compare.collect import collect
 from fedfrozen_app.compare.command import show, write_all
 from fedfrozen_app.config import quoted, sentence, with_hydra
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.files.status import SweepFailed
 from fedfrozen_app.sweep.member import TOKEN, member
-from fedfrozen_app.sweep.status import SweepFailed
-from fedfrozen_app.sweep.table import Member, members, state_of, sweep_table
+from fedfrozen_app.sweep.sweep_table import Member, members, state_of, sweep_table
 from fedfrozen_app.words import counted
 
 ROOT = Path("outputs") / "sweeps"

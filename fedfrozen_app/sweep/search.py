@@ -22,11 +22,11 @@ from rich.console import Console
 from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.config import compose_config, resolved, settled
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.logs import prepare_logging
-from fedfrozen_app.runtime.checkpoint import replace_file
 from fedfrozen_app.sweep.member import run_member
 from fedfrozen_app.sweep.multirun import new_token, raise_failures, sweep_folder
-from fedfrozen_app.sweep.table import members, sweep_table
+from fedfrozen_app.sweep.sweep_table import members, sweep_table
 
 Ask = Callable[[Any], str]  # an Optuna trial in, an override out
 

@@ -19,7 +19,6 @@ from fedfrozen_app.config import sentence, with_hydra
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.report.summary import git_commit, versions
 from fedfrozen_app.theory.descent import Walk, explore, follow_walk, measure, walk
-from fedfrozen_app.theory.page import write_page
 from fedfrozen_app.theory.problem import Setting, make
 from fedfrozen_app.theory.studies import (
     TABLE_WARMUPS,
@@ -31,6 +30,7 @@ from fedfrozen_app.theory.studies import (
     freeze_value,
     table_settings,
 )
+from fedfrozen_app.theory.theory_page import write_page
 from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)

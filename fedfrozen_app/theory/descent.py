@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedfrozen_app.theory.attention import Moments, gradients, moments
+from fedfrozen_app.server.warmup import Rule, follow, freeze_after
+from fedfrozen_app.theory.linear_attention import Moments, gradients, moments
 from fedfrozen_app.theory.problem import Problem, Setting, make
-from strategies.warmup import Rule, follow, freeze_after
 
 T = TypeVar("T")
 FEW = 8  # jobs: fewer are done before other processes have started

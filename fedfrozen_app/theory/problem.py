@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.theory.attention import FEATURE_MAPS, Data
+from fedfrozen_app.theory.linear_attention import FEATURE_MAPS, Data
 
 KERNEL_PART, INPUT_PART = 0.7, 0.5  # how much of the dial moves a client's true kernel, and its inputs' mean
 TRUTH, START, COHORT = 0, 77, 177  # generators: added to the seed

@@ -8,10 +8,10 @@ import torch
 from scipy.stats import t as student
 from torch import Tensor
 
+from fedfrozen_app.server.warmup import Rule
 from fedfrozen_app.theory.descent import Outcome, follow_walk, in_processes, objective, split, walk
 from fedfrozen_app.theory.problem import Setting, make
 from fedfrozen_app.words import counted
-from strategies.warmup import Rule
 
 LEVELS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)  # heterogeneity
 LOCAL_STEPS = (1, 5, 10, 20, 40)

@@ -5,8 +5,8 @@ import torch
 
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
+from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.models.task import Batch
-from fedfrozen_app.runtime.resident import Resident
 from tests.conftest import SMALL
 
 STEP = [

@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedfrozen_app import client_app, server_app
+from fedfrozen_app import client_app
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.runtime import checkpoint
+from fedfrozen_app.files import checkpoint
+from fedfrozen_app.run import federate as running
 from tests.conftest import Run, same_bits
 
 KEEP_ALL = "checkpoint.keep=100"
@@ -192,7 +193,7 @@ def test_a_run_that_was_killed_in_a_used_folder_has_no_summary(train, monkeypatc
     """The one before would otherwise be counted as complete, with the rows of this one."""
     run = train("strategy=local")
     assert (run.folder / "personal.json").exists()
-    monkeypatch.setattr(server_app, "write_outputs", lambda *args, **kwargs: {})
+    monkeypatch.setattr(running, "write_outputs", lambda *args, **kwargs: {})
     train("strategy=fedavg", "num_rounds=2")
     assert not (run.folder / "summary.json").exists() and not (run.folder / "personal.json").exists()
 

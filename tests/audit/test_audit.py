@@ -11,14 +11,14 @@ from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.audit import command as audit_command
 from fedfrozen_app.audit.canaries import epsilon_lower, p_value, rehearse
 from fedfrozen_app.audit.membership import area, interval, pool_of
+from fedfrozen_app.commands.training import load_run
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.data.table import Table
+from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.privacy.accountant import solve_noise
 from fedfrozen_app.privacy.dpsgd import NoisyOptimizer, Recipe
 from fedfrozen_app.privacy.engine import GradSampleHooksFastGradientClipping
-from fedfrozen_app.runtime.resident import Resident
-from fedfrozen_app.training import load_run
 from tests.conftest import SMALL
 
 EPSILON, DELTA = 1.0, 1e-5

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from fedfrozen_app.exchange.arrays import PACKED, LocalArray, digest, to_record, to_tensor, to_tensors
+from fedfrozen_app.digests import digest
+from fedfrozen_app.exchange.arrays import PACKED, LocalArray, to_record, to_tensor, to_tensors
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16])

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, CLIPModel
 
-from fedfrozen_app.models.build import InputShape, build_model
+from fedfrozen_app.data.table import InputShape
+from fedfrozen_app.models.build import build_model
 
 WIDTH, LAYERS, MLP = 8, 2, 24
 IMAGE = InputShape("image", ("cat", "dog", "emu"), channels=3, image_size=8)

@@ -18,8 +18,9 @@ from transformers import (
     ViTModel,
 )
 
+from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.build import InputShape, build_model, export_model, parameters_of
+from fedfrozen_app.models.build import build_model, export_model, parameters_of
 from fedfrozen_app.models.roles import roles_of
 
 SMALL = {

@@ -17,24 +17,23 @@ from safetensors import safe_open
 from fedfrozen_app import client_app
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.exchange.messages import Reply, read_reply
 from fedfrozen_app.exchange.plan import Order, Plan, Selection
+from fedfrozen_app.local.noisy_choice import noisy_sum
+from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.sequential import LocalResult
 from fedfrozen_app.privacy import client as private
 from fedfrozen_app.privacy.accountant import epsilon_of
 from fedfrozen_app.privacy.budget import Budget, BudgetFile
 from fedfrozen_app.privacy.noise import Noise
-from fedfrozen_app.privacy.selection import noisy_sum
 from fedfrozen_app.privacy.steps import Steps
-from fedfrozen_app.runtime.resident import Resident
-from fedfrozen_app.runtime.sequential import LocalResult
-from fedfrozen_app.server_app import RunFailed
-from strategies.aggregate import RunningMean
-from strategies.cohort import participations
+from fedfrozen_app.server.aggregate import RunningMean
+from fedfrozen_app.server.draw import participations
+from fedfrozen_app.server.record import RoundRecord
 from strategies.fedavg import FedAvg
-from strategies.record import RoundRecord
 from tests.conftest import SMALL, same_bits
-from tests.runtime.test_wire import run_wired
+from tests.server.test_wire import run_wired
 
 PRIVATE = ("privacy=dp_sgd", "privacy.seeded_noise=true", "client.local_steps=2")
 

@@ -15,11 +15,11 @@ from fedfrozen_app import client_app
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.messages import train_content, train_message
 from fedfrozen_app.exchange.plan import Order, Plan
+from fedfrozen_app.inprocess.grid import InProcessGrid
+from fedfrozen_app.local import resident as residents
+from fedfrozen_app.local.private import units_of
 from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.privacy.budget import BudgetFile
-from fedfrozen_app.privacy.client import units_of
-from fedfrozen_app.runtime import resident as residents
-from fedfrozen_app.runtime.grid import InProcessGrid
 
 WEIGHTS = Path(os.environ.get("FEDFROZEN_WEIGHTS", "/nowhere"))  # a folder that holds stories15m
 PRIVATE = ("privacy=dp_sgd", "client.local_steps=2", "num_rounds=2", "partition=iid", "num_clients=2")
@@ -164,7 +164,7 @@ def test_a_patient_is_one_unit_and_is_not_split(train, notes, monkeypatch):
         seen[client] = units_of(resident, client)
         return seen[client]
 
-    monkeypatch.setattr("fedfrozen_app.privacy.client.units_of", watch)
+    monkeypatch.setattr("fedfrozen_app.local.private.units_of", watch)
     by_ward = [word for word in words if not word.startswith(("partition", "num_clients"))]
     run = train(*by_ward, "partition=natural", "partition.column=ward", folder="wards", small=False)
     assert run.summary["privacy_unit"] == "patient"

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from fedfrozen_app.report.page import write_report
+from fedfrozen_app.report.run_page import write_report
 
 from .browser import numbers_drawn, sideways
 from .conftest import make_rows, make_summary, save, with_selection

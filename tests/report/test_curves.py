@@ -11,14 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.report.curves import (
-    metric_name,
-    read_rows,
-    running_total,
-    series,
-    stage_marks,
-    write_curves,
-)
+from fedfrozen_app.files.rows import metric_name, read_rows
+from fedfrozen_app.report.curves import running_total, series, stage_marks, write_curves
 
 
 def test_series_skips_absent_keys_and_turns_the_rest_into_nan():

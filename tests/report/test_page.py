@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.report.charts import make_charts
-from fedfrozen_app.report.page import render, write_report
+from fedfrozen_app.report.run_page import render, write_report
 
 from .conftest import RECORD_BYTES, ROLE_BYTES, make_rows, make_summary, save
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.report.watch import Watched, make_server
+from fedfrozen_app.commands.watch import Watched, make_server
 
 from .comparisons import make_sweep
 from .conftest import make_rows, make_summary, save

@@ -17,7 +17,7 @@ import yaml
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from fedfrozen_app.runtime.processes import Children, flower_environment, free_port
+from fedfrozen_app.flower.processes import Children, flower_environment, free_port
 from fedfrozen_app.sites.provision import read_federation, write_kits
 
 SITES = ("north", "south", "west")

@@ -12,13 +12,15 @@ from flwr.serverapp import Grid
 from fedfrozen_app import client_app
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, server_only
-from fedfrozen_app.exchange.conversation import Conversation
-from fedfrozen_app.runtime import checkpoint
-from fedfrozen_app.runtime import resident as residents
-from fedfrozen_app.runtime.deployed import split_overrides
-from fedfrozen_app.runtime.grid import InProcessGrid
-from fedfrozen_app.runtime.resident import Resident, make_card
-from fedfrozen_app.server_app import federate, gather
+from fedfrozen_app.files import checkpoint
+from fedfrozen_app.flower.deployed import split_overrides
+from fedfrozen_app.inprocess.grid import InProcessGrid
+from fedfrozen_app.local import resident as residents
+from fedfrozen_app.local.resident import Resident, make_card
+from fedfrozen_app.run.federate import federate
+from fedfrozen_app.run.job import Job
+from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server_app import gather
 from fedfrozen_app.sites import provision
 from fedfrozen_app.sites.executor import Executor
 from fedfrozen_app.sites.kit import Kit
@@ -81,15 +83,15 @@ class Sites:
         grid = (make_grid or SiteGrid)(self.executors, told, bundle)
         corpus = load_corpus(config)
         card = make_card(corpus, config)
-        talk = Conversation(grid, {}, card=card, hello_timeout=config.runtime.node_timeout)
-        gather(talk, config)
+        conversation = Conversation(grid, {}, card=card, hello_timeout=config.runtime.node_timeout)
+        gather(conversation, config)
         resident = Resident(config, corpus, shares=server_only(corpus, config))
-        talk.roles = resident.roles
+        conversation.roles = resident.roles
         target = self.folder / folder
         start = checkpoint.newest(target) if resume else None
         if config.start_from is not None:
             start = checkpoint.read(Path(config.start_from))
-        federate(config, plain, words, talk, resident, target, start=start)
+        federate(Job(config, plain, words, target, start), conversation, resident)
         return Run(target)
 
 

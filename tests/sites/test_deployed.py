@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.runtime.processes import flower_environment, free_port
-from fedfrozen_app.sites.audit import read_audit
+from fedfrozen_app.flower.processes import flower_environment, free_port
+from fedfrozen_app.sites.audit_log import read_audit
 from fedfrozen_app.sites.kit import Kit
 from tests.conftest import Run
 from tests.sites.federation import ROOT, SITES, Deployment, federation
@@ -203,7 +203,7 @@ def test_a_bundle_without_the_policy_check_changes_nothing(tmp_path, monkeypatch
     target.write_text(target.read_text() + '\nraise SystemExit("the bundle\'s code ran")\n')
     policy = app / "fedfrozen_app" / "sites" / "policy.py"
     policy.write_text(re.sub(r"return f?\"[^\n]*", "return None", policy.read_text()))
-    monkeypatch.setattr("fedfrozen_app.runtime.deployed.app_folder", lambda work: app)
+    monkeypatch.setattr("fedfrozen_app.flower.deployed.app_folder", lambda work: app)
     rounds = ("num_rounds=1", "strategy.warmup_rounds=1", "runtime.min_nodes=2", "runtime.node_timeout=30")
     with federation(tmp_path / "fed", sites) as deployment:
         join(deployment, sites)
@@ -245,7 +245,7 @@ def test_a_server_killed_in_any_phase_of_a_round_goes_on(tmp_path, phase, monkey
     mark = tmp_path / "killed"
     monkeypatch.setenv("FEDFROZEN_TEST_KILL", f"{phase}:2:{mark}")
     app = app_with_kills(tmp_path / "app")
-    monkeypatch.setattr("fedfrozen_app.runtime.deployed.app_folder", lambda work: app)
+    monkeypatch.setattr("fedfrozen_app.flower.deployed.app_folder", lambda work: app)
     with federation(tmp_path / "fed", sites) as deployment:
         join(deployment, sites)
         for site in sites:

@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from fedfrozen_app import client_app
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.privacy.budget import Declined
+from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.sites import executor
-from fedfrozen_app.sites.audit import AuditLog, read_audit
+from fedfrozen_app.sites.audit_log import AuditLog, read_audit
 from fedfrozen_app.sites.executor import alone
 from fedfrozen_app.sites.executor import main as executor_of
 from fedfrozen_app.sites.policy import Policy, read_run

@@ -27,10 +27,10 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as sup
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.sites.check import check_tls
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.provision import Party, Plan, Site, read_federation, write_kits
+from fedfrozen_app.sites.site_check import check_tls
 
 PLAN = {
     "server": {"address": "fed.example.org", "port": 8443, "names": ["10.1.2.3"]},

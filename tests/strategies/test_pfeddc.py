@@ -19,26 +19,30 @@ from fedfrozen_app import client_app
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
-from fedfrozen_app.exchange.arrays import raw_bytes, to_record, to_tensors
-from fedfrozen_app.exchange.conversation import Conversation
+from fedfrozen_app.data.table import InputShape
+from fedfrozen_app.digests import raw_bytes
+from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.count import Traffic, bytes_by_role
-from fedfrozen_app.models.build import InputShape, build_prompted
+from fedfrozen_app.files import checkpoint
+from fedfrozen_app.flower.simulation import run_app
+from fedfrozen_app.local import cohort
+from fedfrozen_app.local import resident as residents
+from fedfrozen_app.local.cohort import CohortRunner
+from fedfrozen_app.local.kept import keep_private, private_arrays
+from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.sequential import batches
+from fedfrozen_app.models.build import build_prompted
 from fedfrozen_app.models.design import PromptDesign
 from fedfrozen_app.models.dual import DualEncoder, random_dual
 from fedfrozen_app.models.roles import roles_of
-from fedfrozen_app.runtime import checkpoint, cohort
-from fedfrozen_app.runtime import resident as residents
-from fedfrozen_app.runtime.cohort import CohortRunner
-from fedfrozen_app.runtime.private import keep_private, private_arrays
-from fedfrozen_app.runtime.resident import Resident
-from fedfrozen_app.runtime.sequential import batches
-from fedfrozen_app.runtime.simulation import run_app
-from fedfrozen_app.server_app import federate
-from fedfrozen_app.sites.audit import read_audit
-from strategies.federation import Federation
+from fedfrozen_app.run.federate import federate
+from fedfrozen_app.run.job import Job
+from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server.federation import Federation
+from fedfrozen_app.sites.audit_log import read_audit
 from strategies.pfeddc import PFedDC
 from tests.conftest import Run, same_bits
-from tests.runtime.test_wire import forget_process, wired
+from tests.server.test_wire import forget_process, wired
 from tests.sites.inprocess import SiteGrid, Sites
 from tests.strategies.dual import CLIP, TEXT_TOKENS, TEXT_WIDTH, VISION_TOKENS, VISION_WIDTH, WORDS, flat
 from tests.strategies.watched import PROJECT, read_all, watch
@@ -513,8 +517,8 @@ def test_no_message_between_processes_holds_a_private_array(tmp_path, monkeypatc
     forget_process()
     plain = resolved(compose_config(words))
     resident = residents_of()
-    talk = Conversation(grid, resident.roles, card=resident.card)
-    summary = federate(read(plain), plain, words, talk, resident, tmp_path / "run")
+    conversation = Conversation(grid, resident.roles, card=resident.card)
+    summary = federate(Job(read(plain), plain, words, tmp_path / "run"), conversation, resident)
     assert summary["clients_failed"] == 0 and summary["personal"]["personal"]["mean"] > 0
     nothing_private_in(tmp_path)
 

@@ -5,23 +5,22 @@ import torch
 import transformers
 
 from fedfrozen_app import client_app
-from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.config import AggregationConfig, compose_config, read, resolved
 from fedfrozen_app.data.sources.synthetic import word_tokenizer
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import to_tensors
 from fedfrozen_app.exchange.check import problem_of
-from fedfrozen_app.exchange.conversation import Conversation
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.plan import Order, Selection, layers_of, read_order
 from fedfrozen_app.models.roles import Role, roles_of
 from fedfrozen_app.models.select import top_k
+from fedfrozen_app.server.aggregate import RunningMean
+from fedfrozen_app.server.base import Federation, PlannedFedAvg
+from fedfrozen_app.server.conversation import Conversation
 from strategies import STRATEGIES
-from strategies.aggregate import RunningMean
-from strategies.base import Federation, PlannedFedAvg
-from strategies.robust import Aggregation
 from strategies.safl import SAFL, Settings, embeds
 from tests.conftest import same_bits
-from tests.runtime.test_wire import run_wired
+from tests.server.test_wire import run_wired
 
 LAYERS = 4
 DIGITS = [
@@ -51,7 +50,7 @@ def strategy(model, roles, **settings):
 
 def test_robust_aggregation_needs_the_same_layers_from_all():
     _, roles = a_model()
-    median = Federation(Conversation(None, roles), aggregation=Aggregation("median"))  # type: ignore[arg-type]
+    median = Federation(Conversation(None, roles), aggregation=AggregationConfig("median"))  # type: ignore[arg-type]
     for settings in (Settings(), Settings(select="fixed", zero_fill=True)):
         with pytest.raises(UserError, match="aggregation=median compares"):
             SAFL(median, settings)

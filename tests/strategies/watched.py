@@ -10,17 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedfrozen_app.runtime import grid as grids
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_to_proto
 from flwr.serverapp import ServerApp
 
 from fedfrozen_app import client_app, server_app
-from fedfrozen_app.exchange.arrays import raw_bytes, to_tensors
-from fedfrozen_app.exchange.conversation import Conversation
+from fedfrozen_app.digests import raw_bytes
+from fedfrozen_app.exchange.arrays import to_tensors
 from fedfrozen_app.exchange.messages import SliceRecord
-from fedfrozen_app.runtime import grid as grids
-from fedfrozen_app.runtime.private import keep_private
+from fedfrozen_app.local.kept import keep_private
+from fedfrozen_app.server.conversation import Conversation
 
 PROJECT = """
 [project]
@@ -73,13 +74,13 @@ def watch(folder: Path, replace: Callable[[Any, str, Any], None]) -> None:
     """`replace(object, name, value)`: `setattr`, or a test's monkeypatch."""
     push, pull = Conversation._push, Conversation._pull
 
-    def watched_push(talk, messages):
+    def watched_push(conversation, messages):
         for message in messages:
             write_message(folder, message)
-        return push(talk, messages)
+        return push(conversation, messages)
 
-    def watched_pull(talk, message_id, deadline):
-        message = pull(talk, message_id, deadline)
+    def watched_pull(conversation, message_id, deadline):
+        message = pull(conversation, message_id, deadline)
         if message is not None:
             write_message(folder, message)
         return message

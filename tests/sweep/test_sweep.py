@@ -9,17 +9,18 @@ from dataclasses import replace
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from fedfrozen_app import server_app
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.config import compose_config, resolved
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.files import status
+from fedfrozen_app.files.status import SweepFailed
 from fedfrozen_app.report import output
-from fedfrozen_app.runtime.hooks import ShowProgress
-from fedfrozen_app.sweep import status
+from fedfrozen_app.run import federate as running
+from fedfrozen_app.run import look
+from fedfrozen_app.server.hooks import ShowProgress
 from fedfrozen_app.sweep.member import claim, objective
 from fedfrozen_app.sweep.multirun import conclude, sweep_folder, sweep_name
-from fedfrozen_app.sweep.status import SweepFailed
-from fedfrozen_app.sweep.table import members, state_of
+from fedfrozen_app.sweep.sweep_table import members, state_of
 from tests.conftest import SMALL, Run, same_bits
 
 TINY = [*SMALL, "num_rounds=2", "strategy=fedavg"]
@@ -29,7 +30,7 @@ TINY = [*SMALL, "num_rounds=2", "strategy=fedavg"]
 def quick(monkeypatch, tmp_path):
     """Runs without pictures, in a folder of their own."""
     monkeypatch.setattr(output, "write_curves", lambda *args, **kwargs: None)
-    monkeypatch.setattr(server_app, "draw_labels", lambda *args: None)
+    monkeypatch.setattr(look, "draw_labels", lambda *args: None)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -196,7 +197,7 @@ def test_a_failure_is_told_and_takes_no_other_with_it(quick, capsys):
 
 
 def test_an_unforeseen_error_spares_the_others(quick, monkeypatch, capsys):
-    original = server_app.Progress
+    original = running.Progress
 
     def explode(total, **keys):
         if explode.calls == 0:
@@ -205,7 +206,7 @@ def test_an_unforeseen_error_spares_the_others(quick, monkeypatch, capsys):
         return original(total, **keys)
 
     explode.calls = 0
-    monkeypatch.setattr(server_app, "Progress", explode)
+    monkeypatch.setattr(running, "Progress", explode)
     with pytest.raises(MemoryError):
         command(["-m", *TINY, "seed=0,1", "output_dir=sweep"])
     assert states(quick / "sweep") == {"0": "failed: MemoryError: no memory left", "1": "complete"}

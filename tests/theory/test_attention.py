@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.theory.attention import FEATURE_MAPS, Data, attend, gradients, loss, moments
 from fedfrozen_app.theory.descent import freeze, measure, moments_along, objective, walk
+from fedfrozen_app.theory.linear_attention import FEATURE_MAPS, Data, attend, gradients, loss, moments
 from fedfrozen_app.theory.problem import Setting, make
 
 TINY = {"sequences": 3, "tokens": 5, "width": 4, "rank": 2, "outputs": 3}

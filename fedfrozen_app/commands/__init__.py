@@ -1,0 +1,62 @@
+"""Which function each verb of the command stands for."""
+
+import difflib
+import importlib
+import sys
+from dataclasses import fields
+
+from fedfrozen_app.errors import RunFailed, UserError
+
+# verb: where its function lies. It takes the words after the verb; imported only when it is called, because
+# what training needs takes seconds to import.
+VERBS = {
+    "resume": "fedfrozen_app.commands.training:resume",
+    "evaluate": "fedfrozen_app.commands.training:evaluate",
+    "export": "fedfrozen_app.commands.training:export",
+    "compare": "fedfrozen_app.compare.command:compare",
+    "search": "fedfrozen_app.sweep.search:search",
+    "plan": "fedfrozen_app.commands.show_plan:plan",
+    "list": "fedfrozen_app.commands.listing:list_runs",
+    "show": "fedfrozen_app.commands.listing:show_run",
+    "doctor": "fedfrozen_app.commands.doctor:doctor",
+    "completion": "fedfrozen_app.commands.completion:completion",
+    "report": "fedfrozen_app.commands.watch:report",
+    "watch": "fedfrozen_app.commands.watch:watch",
+    "theory": "fedfrozen_app.theory.command:theory",
+    "site": "fedfrozen_app.sites.verbs:site",
+    "provision": "fedfrozen_app.sites.provision:provision",
+    "audit": "fedfrozen_app.audit.command:audit",
+    "personal": "fedfrozen_app.report.personal:compare",
+    "align": "fedfrozen_app.align.command:make",
+}
+TRAIN = "fedfrozen_app.commands.training:train"
+
+
+def dispatch(arguments: list[str]) -> int:
+    """Carry out a command line; 1 when the run it started failed."""
+    verb = arguments[0] if arguments else ""
+    if verb.isalpha() and verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(VERBS)}."
+        raise UserError(f"'{verb}' is neither a verb nor a setting (KEY=VALUE): {hint}")
+    place, words = (VERBS[verb], arguments[1:]) if verb in VERBS else (TRAIN, arguments)
+    if place == TRAIN:
+        _check_dashes(words)
+    module, _, function = place.partition(":")
+    try:
+        getattr(importlib.import_module(module), function)(words)
+    except RunFailed as error:
+        print(f"fedfrozen: the run failed. {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _check_dashes(words: list[str]) -> None:
+    """--num_rounds=5 is what other commands would take; Hydra answers it with its own usage."""
+    from fedfrozen_app.config import Config
+
+    for word in words:
+        name, _, value = word.lstrip("-").partition("=")
+        key = name.replace("-", "_")
+        if word.startswith("-") and key.partition(".")[0] in {known.name for known in fields(Config)}:
+            raise UserError(f"{word}: settings have no dashes before them, write {key}={value or 'VALUE'}.")

@@ -1,0 +1,171 @@
+"""What a run would train, send and keep, worked out without its weights: the model is on the meta device.
+
+The rounds are walked through with the run's own plans, cohorts and rule for what a client lacks, so that the
+bytes are those of `bytes_up_by_role` and `bytes_down_by_role`, as long as every trained array changes in each
+round and no reply is lost. Where clients choose their own layers, the bytes down are the most there can be:
+those of a run in which somebody chooses each layer in every round.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from fedfrozen_app.config import Config, strategy_settings
+from fedfrozen_app.data.federated import input_shape, load_corpus, share_out
+from fedfrozen_app.data.table import InputShape
+from fedfrozen_app.exchange.count import bytes_by_role, count_parameters
+from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.models.build import build_prompted, outline_model, parameters_of
+from fedfrozen_app.models.dual import load_dual
+from fedfrozen_app.models.roles import Role, roles_of
+from fedfrozen_app.run.outline import planning_strategy
+from fedfrozen_app.server.base import PlannedFedAvg
+from fedfrozen_app.server.draw import draw_cohort
+from strategies.safl import embeds
+
+Bytes = Counter[str]  # by role
+
+
+@dataclass
+class Stage:
+    """Rounds in a row with the same plan for each client. Sums are over the rounds and their clients."""
+
+    name: str
+    plan: Plan
+    trained_params: int
+    # Of one client in one round of the stage:
+    trained: Bytes
+    frozen: Bytes
+    private: Bytes
+    rounds: int = 0
+    client_rounds: int = 0
+    up: Bytes = field(default_factory=Counter)
+    down: Bytes = field(default_factory=Counter)
+
+
+@dataclass
+class Forecast:
+    parameters: dict[str, int]  # by role
+    model: Bytes
+    clients: int
+    stages: list[Stage]
+    everything_up: int  # what FedAvg would send up with the same cohorts
+    but_embeddings_up: int | None  # and FedAvg with frozen embeddings, where this strategy freezes them too
+    up_by_round: list[Bytes]
+    down_by_round: list[Bytes]
+    undecided: str  # what the run will find out for itself
+
+    def total(self, way: str) -> int:
+        return sum(sum(getattr(stage, way).values()) for stage in self.stages)
+
+
+def forecast(config: Config) -> Forecast:
+    corpus = load_corpus(config)
+    shares = share_out(corpus, config, config.num_clients)
+    assert shares.partition is not None
+    clients = [str(number) for number in range(len(shares.partition.indices))]
+    arrays, roles = outline(config, input_shape(corpus, config))
+    strategy = planning_strategy(config, arrays, roles)
+    return walk(strategy, config.num_rounds, clients, roles)
+
+
+def outline(config: Config, shape: InputShape) -> tuple[dict[str, Tensor], dict[str, Role]]:
+    """The arrays that server and clients speak of, by shape, and their roles."""
+    settings = config.model
+    facts: dict[str, Any] = {"model_type": settings.model_type, "config": settings.config}
+    design = strategy_settings(config).prompt_design()
+    if design is None:
+        model = outline_model(
+            source=settings.source, path=settings.path, shape=shape, dtype=settings.dtype, **facts
+        )
+        return parameters_of(model), roles_of(model)
+    # Frozen encoders never travel. Prompts need their sizes alone, so that none has to be aligned for this.
+    source = "config" if settings.source == "aligned" else settings.source
+    backbone = load_dual(source=source, path=settings.path, dtype=settings.dtype, seed=0, **facts)
+    prompted = build_prompted(backbone, design, shape=shape, seed=0)
+    arrays = {k: v for k, v in parameters_of(prompted).items() if k not in prompted.frozen_names}
+    return arrays, roles_of(prompted)
+
+
+def walk(strategy: PlannedFedAvg, num_rounds: int, clients: list[str], roles: Mapping[str, Role]) -> Forecast:
+    """Go through the rounds as the server and its ledger would."""
+    arrays, seed = strategy.model, strategy.federation.seed
+    whole = bytes_by_role(arrays, roles)
+    parameters: Counter[str] = Counter()
+    for name, tensor in arrays.items():
+        parameters[roles[name].kind] += tensor.numel()
+    stages: list[Stage] = []
+    up_by_round, down_by_round = [], []
+    changed = dict.fromkeys(arrays, 0)  # name: the latest round that gave it a new value
+    seen: dict[str, tuple[int, frozenset[str]]] = {}  # client: its latest round, and the base it then had
+    for number in range(1, num_rounds + 1):
+        plan, own = strategy.plan(number), strategy.client_plan(number)
+        if not stages or (stages[-1].name, stages[-1].plan) != (strategy.stage(number), own):
+            stages.append(_stage(strategy.stage(number), own, arrays, roles))
+        stage = stages[-1]
+        cohort = draw_cohort(clients, strategy.federation.participation, seed, number)
+        base = frozenset(arrays) - frozenset(plan.private)
+        up = _times(Counter(strategy.upload_bytes(number)), len(cohort))
+        down: Bytes = Counter()
+        lacking: dict[tuple[int, frozenset[str]] | None, Bytes] = {}
+        for client in cohort:
+            before = seen.get(client)
+            if before not in lacking:
+                lacking[before] = _pick(_missing(base, before, changed), arrays, roles)
+            down += lacking[before]
+            seen[client] = (number, base)
+        changed |= dict.fromkeys(plan.shared, number)
+        stage.rounds += 1
+        stage.client_rounds += len(cohort)
+        stage.up += up
+        stage.down += down
+        up_by_round.append(up)
+        down_by_round.append(down)
+    visits = sum(stage.client_rounds for stage in stages)
+    embedding = {name for name in arrays if embeds(roles[name])}
+    frozen = embedding and not any(embedding & set(stage.plan.shared) for stage in stages)
+    rest = sum(_pick(arrays.keys() - embedding, arrays, roles).values())
+    return Forecast(
+        dict(parameters),
+        whole,
+        len(clients),
+        stages,
+        sum(whole.values()) * visits,
+        rest * visits if frozen else None,
+        up_by_round,
+        down_by_round,
+        strategy.undecided,
+    )
+
+
+def _missing(
+    base: frozenset[str], before: tuple[int, frozenset[str]] | None, changed: Mapping[str, int]
+) -> Iterable[str]:
+    """What a client lacks that has not been here before, or has in an earlier round."""
+    if before is None:
+        return base
+    number, held = before
+    return [name for name in base if name not in held or changed[name] >= number]
+
+
+def _stage(name: str, plan: Plan, arrays: Mapping[str, Tensor], roles: Mapping[str, Role]) -> Stage:
+    frozen = set(arrays) - set(plan.trained) - set(plan.private)
+    return Stage(
+        name,
+        plan,
+        count_parameters(arrays, plan.trained),
+        trained=_pick(plan.trained, arrays, roles),
+        frozen=_pick(frozen, arrays, roles),
+        private=_pick(plan.private, arrays, roles),
+    )
+
+
+def _pick(names: Iterable[str], arrays: Mapping[str, Tensor], roles: Mapping[str, Role]) -> Bytes:
+    return bytes_by_role({name: arrays[name] for name in names}, roles)
+
+
+def _times(counts: Bytes, factor: int) -> Bytes:
+    return Counter({role: count * factor for role, count in counts.items()})

@@ -1,0 +1,122 @@
+"""`fedfrozen list [DIR...]` and `fedfrozen show RUN`: what runs there are, and one of them closely."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedfrozen_app.compare.grouping import flatten
+from fedfrozen_app.config import compose_config, resolved
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.files import status
+from fedfrozen_app.files.folders import run_folders
+from fedfrozen_app.files.rows import read_rows
+from fedfrozen_app.report.console import closing_table, human_bytes
+from fedfrozen_app.sweep.sweep_table import read_summary, result_cells, state_of
+from fedfrozen_app.words import counted
+
+USUAL = Path("outputs")
+
+
+def list_runs(arguments: list[str]) -> None:
+    """The runs below these folders; without any, below outputs/."""
+    folders = [Path(word) for word in arguments] or [USUAL]
+    if not arguments and not USUAL.is_dir():
+        raise UserError(
+            "There is no outputs/ here: give the folder that holds your runs, fedfrozen list DIR."
+        )
+    found = run_folders(folders)
+    if not found:
+        raise UserError(f"There is no run below {', '.join(map(str, folders))}: give another folder.")
+    console = Console()
+    for parent in dict.fromkeys(folder.parent for folder in found):
+        console.print(runs_table(parent, [folder for folder in found if folder.parent == parent]))
+
+
+def runs_table(parent: Path, folders: list[Path]) -> Table:
+    """Runs side by side: those of a day, or of a sweep."""
+    table = Table(title=Text(_near(parent)), title_justify="left")
+    for title in ("run", "strategy", "data", "seed", "final test", "sent up", "time", "status"):
+        right = title in ("seed", "final test", "sent up")
+        table.add_column(title, justify="right" if right else "left", overflow="fold")
+    for folder in folders:
+        summary = read_summary(folder)
+        config = summary.get("config") or _configuration(folder)
+        names = [str((config.get(group) or {}).get("name", "")) for group in ("strategy", "dataset")]
+        state = how_it_stands(folder, summary).partition(":")[0]  # `show` tells the reason
+        cells = (folder.name, *names, str(config.get("seed", "")), *result_cells(summary), state)
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def show_run(arguments: list[str]) -> None:
+    """A run's figures, its state, the command to repeat it, and the settings that are not the defaults."""
+    if len(arguments) != 1:
+        raise UserError("Say which run: fedfrozen show RUN, where RUN is the folder of its results.")
+    folder = Path(arguments[0]).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"There is no run folder {arguments[0]}: `fedfrozen list` names those there are.")
+    summary = read_summary(folder)
+    if not summary and status.read(folder) is None:
+        raise UserError(f"{folder} holds no run: give a folder with summary.json or status.json.")
+    console = Console()
+    if summary:
+        console.print(closing_table(summary, folder))
+    else:
+        rows = read_rows(folder) if (folder / "metrics.jsonl").is_file() else []
+        sent = human_bytes(sum(row.get("bytes_up") or 0 for row in rows))
+        done = counted(rows[-1]["round"] if rows else 0, "round")
+        console.print(f"{folder}: {done} done, {sent} sent up.", highlight=False, markup=False)
+    facts: dict[str, Any] = {"Status": how_it_stands(folder, summary), "Command": _command(folder, summary)}
+    if summary:
+        facts |= {"Device": summary.get("device"), "Commit": summary.get("git_commit")}
+        facts["Versions"] = ", ".join(f"{name} {told}" for name, told in summary["versions"].items())
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for label, value in facts.items():
+        if value is not None:  # a bundle has no commit
+            table.add_row(label, Text(str(value)))
+    for key, value in changed(summary.get("config") or _configuration(folder)).items():
+        table.add_row(Text(key), Text(str(value)))
+    console.print(table)
+
+
+def how_it_stands(folder: Path, summary: dict[str, Any]) -> str:
+    """By its status file; a run that Flower started has only its summary."""
+    known = status.read(folder)
+    if known is not None:
+        stopped = known.state == "complete" and summary.get("status") == "stopped early"
+        return "stopped early" if stopped else state_of(known)
+    return str(summary.get("status") or "not finished")
+
+
+def changed(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings that differ from what `fedfrozen` alone would take."""
+    usual = flatten(resolved(compose_config([])))
+    return {key: value for key, value in flatten(config).items() if usual.get(key, "absent") != value}
+
+
+def _configuration(folder: Path) -> dict[str, Any]:
+    """Of a run that has no summary yet: what its overrides compose to."""
+    known = status.read(folder)
+    if known is None:
+        return {}
+    try:
+        return resolved(compose_config(known.overrides))
+    except UserError:  # it was bad input that ended the run
+        return {}
+
+
+def _command(folder: Path, summary: dict[str, Any]) -> str:
+    known = status.read(folder)
+    return str(summary.get("command") or shlex.join(["fedfrozen", *(known.overrides if known else [])]))
+
+
+def _near(folder: Path) -> str:
+    """As one would type it here."""
+    here = Path.cwd()
+    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)

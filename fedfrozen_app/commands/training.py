@@ -1,0 +1,112 @@
+"""The verbs that train a model, or need one that was trained: a run, resume, evaluate, export."""
+
+import json
+import logging
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from safetensors import SafetensorError
+
+from fedfrozen_app.config import compose_config, read, settled, with_hydra
+from fedfrozen_app.errors import RunFailed, UserError
+from fedfrozen_app.files import checkpoint, status
+from fedfrozen_app.launch import check_writable, execute, load_run, run_folder, unwritable
+from fedfrozen_app.models.build import export_model
+from fedfrozen_app.run.job import Job, fork_start
+from fedfrozen_app.words import counted
+
+log = logging.getLogger(__name__)
+
+
+def train(arguments: list[str]) -> None:
+    """`fedfrozen [OVERRIDES]`: one run, or a Hydra multirun with -m."""
+    if "-m" in arguments or "--multirun" in arguments:
+        from fedfrozen_app.sweep.multirun import multirun
+
+        multirun(arguments)
+        return
+    # Kept here, because Hydra would add a line of its own to an error.
+    failed: list[Exception] = []
+    begun = False
+
+    def job(composed: DictConfig) -> float | None:
+        nonlocal begun
+        begun = True
+        settings = HydraConfig.get()
+        resolved_config, overrides = settled(composed, settings.overrides.task)
+        folder = Path(resolved_config["output_dir"] or settings.runtime.output_dir).expanduser().resolve()
+        try:
+            check_writable(folder)
+            with status.recorded(folder, resolved_config, overrides):
+                config = read(resolved_config)
+                execute(Job(config, resolved_config, overrides, folder, fork_start(config)))
+        except (UserError, RunFailed) as error:
+            failed.append(error)
+        return None
+
+    try:
+        with_hydra(job, arguments)
+    except OSError as error:
+        if begun:
+            raise
+        raise unwritable(error.filename, error) from error  # Hydra makes the folder before it calls the job
+    if failed:
+        raise failed[0]
+
+
+def resume(arguments: list[str]) -> None:
+    """`fedfrozen resume RUN [OVERRIDES]`: go on after the run's newest checkpoint, in the same folder."""
+    run, extra = run_folder("resume", arguments)
+    if own := [word for word in extra if word.startswith(("from=", "output_dir="))]:
+        raise UserError(
+            f"A run is resumed in its own folder, from its newest checkpoint: leave {own[0]} out, or begin "
+            f"another run there with `fedfrozen from={run}/checkpoints/N output_dir=DIR`."
+        )
+    start = checkpoint.newest(run)
+    words = start.overrides + extra
+    composed, had = compose_config(words), start.config["strategy"]
+    if start.row["stage"] == "frozen" and composed.num_rounds != start.config["num_rounds"]:
+        # What was left open is a share of the rounds, and of more rounds could thaw it again.
+        words += [
+            f"strategy.{key}={had[key]}"
+            for key, value in composed.strategy.items()
+            if value is None and had.get(key)
+        ]
+        composed = compose_config(words)
+    resolved_config, overrides = settled(composed, words)
+    config = read(resolved_config | {"from": None})  # a fork goes on from its own rows, not its origin's
+    before = status.read(run)
+    # A run that stopped while it wrote its results has them written now.
+    complete = before is None or before.state == "complete"
+    if start.round > config.num_rounds or (start.round == config.num_rounds and complete):
+        raise UserError(
+            f"{run} has already finished its {counted(start.round, 'round')}: add num_rounds=N to go on to "
+            "round N."
+        )
+    log.info("Going on after round %d.", start.round)
+    with status.recorded(run, resolved_config, overrides):
+        execute(Job(config, resolved_config, overrides, run, start))
+
+
+def evaluate(arguments: list[str]) -> None:
+    """`fedfrozen evaluate RUN [OVERRIDES]`: judge the run's final model on its test set."""
+    run, extra = run_folder("evaluate", arguments)
+    resident = load_run(run, extra)
+    with resident.only_global():
+        figures = {f"test_{key}": value for key, value in resident.evaluate_test().items()}
+    print(json.dumps({"run": str(run), "examples": len(resident.corpus.test), **figures}))
+
+
+def export(arguments: list[str]) -> None:
+    """`fedfrozen export RUN DIR`: the final model as a folder for transformers' `from_pretrained`."""
+    run, rest = run_folder("export", arguments)
+    if len(rest) != 1:
+        raise UserError("Say where to: fedfrozen export RUN DIR.")
+    resident = load_run(run, [])
+    try:
+        export_model(resident.model, Path(rest[0]), resident.corpus.classes)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{rest[0]} cannot be written ({reason}): give another folder.") from error
+    print(f"Wrote {rest[0]}: load it with transformers' from_pretrained.")

@@ -1,0 +1,149 @@
+"""Checkpoints: everything a run needs to go on as if it had never stopped.
+
+A checkpoint is a folder `checkpoints/N`, written beside and then renamed, so that it is whole or absent:
+
+    model.safetensors     the full global model after round N
+    clients.safetensors   what clients keep for themselves, as CLIENT/NAME (only where they keep something)
+    strategy.safetensors  what the strategy keeps beside the model (only where it keeps something)
+    state.json            round, configuration, the round's row, ledger, the hooks' state, and digests of all
+
+No generator has a position to save: every draw is seeded by its purpose and round (see seeds.py).
+"""
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.files.disk import flush, fresh_folder, save_tensors
+from fedfrozen_app.files.seal import DAMAGED, sealed, unsealed
+
+if TYPE_CHECKING:  # torch takes seconds to import, and whoever only looks at runs does not need it
+    from torch import Tensor
+
+FORMAT = 2
+
+
+@dataclass
+class Checkpoint:
+    round: int
+    config: dict[str, Any]
+    overrides: list[str]  # what composes that configuration again
+    model: "dict[str, Tensor]"
+    row: dict[str, Any]
+    ledger: dict[str, list[str]] = field(default_factory=dict)
+    hooks: dict[str, Any] = field(default_factory=dict)
+    clients: "dict[str, dict[str, Tensor]]" = field(default_factory=dict)
+    strategy: "dict[str, Tensor]" = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)  # for the model's header; not read back
+
+
+def write(checkpoint: Checkpoint, folder: Path, keep: int) -> Path:
+    """Write `folder/N` and drop all but the `keep` newest."""
+    target = folder / str(checkpoint.round)
+    part = folder / f".{checkpoint.round}.part"
+    with fresh_folder(part):
+        save_tensors(checkpoint.model, part / "model.safetensors", checkpoint.metadata)
+        clients = {
+            f"{client}/{name}": tensor
+            for client, arrays in checkpoint.clients.items()
+            for name, tensor in arrays.items()
+        }
+        if clients:
+            save_tensors(clients, part / "clients.safetensors")
+        if checkpoint.strategy:
+            save_tensors(checkpoint.strategy, part / "strategy.safetensors")
+        state = {
+            "format": FORMAT,
+            "round": checkpoint.round,
+            "config": checkpoint.config,
+            "overrides": checkpoint.overrides,
+            "row": checkpoint.row,
+            "ledger": checkpoint.ledger,
+            "hooks": checkpoint.hooks,
+        }
+        (part / "state.json").write_text(sealed(state, *sorted(part.iterdir())))
+        for path in part.iterdir():
+            flush(path)
+    shutil.rmtree(target, ignore_errors=True)
+    part.rename(target)
+    flush(folder)
+    for number in numbers(folder)[:-keep]:
+        shutil.rmtree(folder / str(number))
+    return target
+
+
+def read(folder: Path) -> Checkpoint:
+    from safetensors.torch import load_file
+
+    try:
+        state = unsealed(folder / "state.json")
+        model = load_file(folder / "model.safetensors")
+        clients: dict[str, dict[str, Tensor]] = {}
+        if (folder / "clients.safetensors").exists():
+            for key, tensor in load_file(folder / "clients.safetensors").items():
+                client, _, name = key.partition("/")
+                clients.setdefault(client, {})[name] = tensor
+        kept = folder / "strategy.safetensors"
+        return Checkpoint(
+            round=int(state["round"]),
+            config=state["config"],
+            overrides=state["overrides"],
+            model=model,
+            row=state["row"],
+            ledger=state["ledger"],
+            hooks=state["hooks"],
+            clients=clients,
+            strategy=load_file(kept) if kept.exists() else {},
+        )
+    except (SafetensorError, *DAMAGED) as error:
+        raise UserError(
+            f"{folder} is no readable checkpoint ({type(error).__name__}: {error}): give a folder "
+            "RUN/checkpoints/N that a run wrote; from=RUN/checkpoints/N starts from an older one."
+        ) from error
+
+
+def numbers(folder: Path) -> list[int]:
+    """The rounds that have a checkpoint, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+
+def forget_after(folder: Path, number: int) -> None:
+    """Drop what lies there of later rounds: of another run that was here, or of a lost future."""
+    for later in numbers(folder):
+        if later > number:
+            shutil.rmtree(folder / str(later))
+
+
+def newest(run: Path) -> Checkpoint:
+    found = numbers(run / "checkpoints")
+    if not found:
+        raise UserError(f"{run} holds no checkpoint to go on from: give the folder of a run that wrote one.")
+    return read(run / "checkpoints" / str(found[-1]))
+
+
+def newest_state(run: Path) -> dict[str, Any] | None:
+    """The newest checkpoint's state.json alone, for those who only look; None without a checkpoint."""
+    found = numbers(run / "checkpoints")
+    return json.loads((run / "checkpoints" / str(found[-1]) / "state.json").read_text()) if found else None
+
+
+def check_private(start: Checkpoint, *, in_process: bool) -> None:
+    """Clients' private arrays are in the checkpoints of runs in process alone, which alone give them back."""
+    if start.hooks.get("private") and not (start.clients and in_process):
+        raise UserError(
+            "Clients of this run keep parts of the model, and Flower forgets those when a run ends: go on "
+            "with runtime=inprocess if the run began there, or else start anew."
+        )
+
+
+def dealt_otherwise(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
+    """What differs in how two runs' configurations deal rows to clients; the same data may lie elsewhere."""
+    here, there = (config | {"dataset": config["dataset"] | {"path": None}} for config in (now, before))
+    return [key for key in ("seed", "num_clients", "partition", "dataset") if here[key] != there.get(key)]

@@ -1,0 +1,1 @@
+"""Where nodes are Flower's: its processes, its simulation, a deployed federation."""

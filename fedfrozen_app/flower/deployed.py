@@ -1,0 +1,86 @@
+"""`runtime=deployed`: hand the run in to the SuperLink of a provisioned server kit, and wait for its end.
+
+It runs on the server's own machine, because only there can Flower's Control API be reached. Flower never
+starts a run again: `fedfrozen resume RUN` hands in a new one, which loads the checkpoint and has the same
+`run_id`, by which the sites know it.
+"""
+
+import json
+import logging
+import secrets
+import shlex
+import socket
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedfrozen_app.config import Config, absolute_paths, quoted
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.flower.app_folder import app_folder
+from fedfrozen_app.flower.superlink import Connection, Scalar, failure, show
+from fedfrozen_app.run.job import Job
+
+log = logging.getLogger(__name__)
+
+
+def run_deployed(job: Job) -> dict[str, Any]:
+    """Train to the end and return the summary."""
+    config, folder = job.config, job.folder
+    address, authority = server_of(config)
+    words, own = split_overrides(job.resolved_config, job.overrides)
+    if (start := job.start_folder()) is not None:
+        own = [word for word in own if not word.startswith("from=")]
+        own.append(quoted("from", start))
+    if config.run_id is None:
+        words.append(f"run_id={secrets.token_hex(8)}")
+    work = folder.resolve() / "flower"
+    connection = Connection(address, work / "home", authority)
+    settings: dict[str, Scalar] = {
+        "overrides": shlex.join(words),
+        "server-overrides": shlex.join(own),
+        "output-dir": str(folder.resolve()),
+    }
+    run_id = connection.submit(app_folder(work), settings, {})
+    log.info("Handed in as Flower's run %d; the sites are asked now. Ctrl-C stops it.", run_id)
+    with (work / "run.log").open("a", encoding="utf-8", buffering=1) as run_log:
+
+        def keep(line: str) -> None:
+            run_log.write(line + "\n")
+            show(line)
+
+        end = connection.follow(run_id, on_line=keep)
+    if end.status != "completed":
+        again = f"If it wrote a checkpoint, go on with: fedfrozen resume {shlex.quote(str(folder))}"
+        raise failure(end, again)
+    return json.loads((folder / "summary.json").read_text())
+
+
+def split_overrides(resolved_config: dict[str, Any], overrides: list[str]) -> tuple[list[str], list[str]]:
+    """(what everybody is told, what only the server reads: the paths of its machine)."""
+    paths = absolute_paths(resolved_config)
+    # An experiment's file may set one too, so each is taken back by name.
+    told = [word for word in overrides if word.lstrip("+").partition("=")[0] not in paths]
+    told += [f"{key}=null" for key in paths]
+    return told, [quoted(key, value) for key, value in paths.items()]
+
+
+def server_of(config: Config) -> tuple[str, Path]:
+    """Where the SuperLink listens, and the authority that vouches for it."""
+    if config.runtime.server_kit is None:
+        raise UserError("Say which federation: runtime.server_kit=DIR, the server's folder of its kits.")
+    kit = Path(config.runtime.server_kit).expanduser().resolve()
+    try:
+        address = str(yaml.safe_load((kit / "server.yaml").read_text("utf-8"))["superlink"])
+        host, _, port = address.rpartition(":")
+        number = int(port)
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{kit} is no server's kit ({error}): give the folder of one.") from error
+    try:
+        socket.create_connection((host, number), timeout=5).close()
+    except OSError as error:
+        raise UserError(
+            f"No SuperLink answers at {address} ({error.strerror or error}): start it, sh {kit}/start.sh, "
+            "and run this command on the same machine."
+        ) from error
+    return address, kit / "ca.crt"

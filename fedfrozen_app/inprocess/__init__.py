@@ -1,0 +1,1 @@
+"""Where nodes live in this process."""

@@ -1,0 +1,185 @@
+"""A Flower grid whose nodes live in this process: nothing is serialised, no port is opened.
+
+`push_messages` receives a round's whole message list, which is where a runner that trains a cohort at once
+plugs in. This one runs a client when its reply is asked for, so that one reply at a time is in memory.
+"""
+
+import itertools
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
+
+from flwr.app import Context, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from torch import Tensor
+
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.messages import Reply, read_train, train_reply
+from fedfrozen_app.local.cohort import CohortRunner, cannot_serve
+from fedfrozen_app.local.kept import keep_private, private_arrays
+
+log = logging.getLogger(__name__)
+CLIENT_FAILED = 2  # Flower's code for an exception in a ClientApp
+
+
+class InProcessGrid(Grid):
+    """`names` are partition numbers; a node's id is its number plus one (0 is the server)."""
+
+    def __init__(self, app: ClientApp, num_partitions: int, run_config: dict[str, str]) -> None:
+        # Messages read who sends them from here; without a SuperLink nobody else sets it.
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, 0, 0
+        self._app = app
+        self._ids = itertools.count(1)
+        self._waiting: dict[str, Message] = {}
+        self.contexts = {
+            partition + 1: Context(
+                run_id=0,
+                node_id=partition + 1,
+                node_config={
+                    "partition-id": partition,
+                    "num-partitions": num_partitions,
+                    "in-process": True,
+                },
+                state=RecordDict(),
+                run_config=dict(run_config),
+            )
+            for partition in range(num_partitions)
+        }
+
+    def set_run(self, run: Run) -> None:
+        raise NotImplementedError("an in-process grid serves one run, made with it")
+
+    @property
+    def run(self) -> Run:
+        raise NotImplementedError("an in-process grid has no run of Flower's")
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Sequence[int]:
+        return list(self.contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        sent = []
+        for message in messages:
+            message_id = str(next(self._ids))
+            message.metadata.__dict__["_message_id"] = message_id
+            self._waiting[message_id] = message
+            sent.append(message_id)
+        return sent
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self._answer(self._waiting.pop(message_id)) for message_id in message_ids]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+    def _answer(self, message: Message) -> Message:
+        context = self.contexts[message.metadata.dst_node_id]
+        try:
+            return self._app(message, context)
+        except UserError:
+            raise
+        except Exception as error:
+            log.exception("Client %s failed.", message.metadata.dst_node_id - 1)
+            reason = f"{type(error).__name__}: {error}"
+            return Message(Error(code=CLIENT_FAILED, reason=reason), reply_to=message)
+
+
+class CohortGrid(InProcessGrid):
+    """Trains a round's clients together, in blocks; what the cohort runner cannot serve goes one by one."""
+
+    def __init__(
+        self, app: ClientApp, num_partitions: int, run_config: dict[str, str], runner: CohortRunner
+    ) -> None:
+        super().__init__(app, num_partitions, run_config)
+        self._runner = runner
+        self._round: Iterator[Message] = iter(())
+        self._ready: dict[str, Message] = {}
+        self._told: set[str] = set()
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        sent = super().push_messages(messages)
+        self._round = self._train([self._waiting[i] for i in sent if is_train(self._waiting[i])])
+        return sent
+
+    def schedule(self, message_ids: Sequence[str]) -> list[str]:
+        """The order in which replies come: as clients are through."""
+        order, _ = read_train(self._waiting[message_ids[0]])
+        if order.judge or cannot_serve(order):
+            return list(message_ids)
+        found = {self._client(self._waiting[i]): i for i in message_ids}
+        return [found[client] for client in self._runner.order_of(list(found), order)]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        replies = []
+        for message_id in message_ids:
+            while message_id not in self._ready and (reply := next(self._round, None)) is not None:
+                self._ready[reply.metadata.reply_to_message_id] = reply
+            if message_id in self._ready:
+                replies.append(self._ready.pop(message_id))
+            else:
+                replies += super().pull_messages([message_id])
+        return replies
+
+    def _train(self, messages: list[Message]) -> Iterator[Message]:
+        """The replies that the cohort runner gives; messages it leaves out wait to be answered one by one."""
+        resident = self._runner.resident
+        members: dict[str, Message] = {}
+        base: dict[str, Tensor] = {}
+        lacking: dict[int, bool] = {}  # by content: clients that lacked the same share one
+        for message in messages:
+            if (content := id(message.content)) in lacking:
+                if not lacking[content]:
+                    members[self._client(message)] = message
+                continue
+            order, sent = read_train(message)
+            if order.judge:
+                continue
+            if reason := cannot_serve(order):
+                if reason not in self._told:
+                    self._told.add(reason)
+                    log.info("Clients train one by one, because %s.", reason)
+                continue
+            found, lacks = resident.cache.complete(order.base, sent, verify=False)
+            lacking[content] = bool(lacks)
+            if not lacks:
+                base, members[self._client(message)] = found, message
+        if not members:
+            return
+        contexts = {c: self.contexts[message.metadata.dst_node_id] for c, message in members.items()}
+        names = order.plan.private
+        own = {c: private_arrays(context, resident, names) for c, context in contexts.items()}
+        for block in self._runner.train(list(members), order, base, own):
+            replies = []  # made while the device still works; only their figures wait for it
+            for number, client in enumerate(block.clients):
+                arrays = block.slice(number) if order.plan.shared else {}
+                if block.kept:
+                    keep_private(contexts[client], block.kept[number], local=True)
+                reply = Reply(order.digest, block.examples[number], arrays)
+                message = members[client]
+                self._waiting.pop(message.metadata.message_id)
+                replies.append(train_reply(message, reply, local=True))
+            for number, message in enumerate(replies):
+                figures = cast(MetricRecord, message.content["metrics"])
+                for name, values in block.figures.items():
+                    figures[name] = values[number]
+                figures.update(block.told[number])
+                yield message
+
+    def _client(self, message: Message) -> str:
+        return str(self.contexts[message.metadata.dst_node_id].node_config["partition-id"])
+
+
+def is_train(message: Message) -> bool:
+    return message.metadata.message_type == MessageType.TRAIN

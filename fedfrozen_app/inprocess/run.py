@@ -1,0 +1,92 @@
+"""The default runtime: server and clients in one process, on one resident model."""
+
+import logging
+from typing import Any, cast
+
+from flwr.app import ArrayRecord
+from torch import Tensor
+
+from fedfrozen_app import client_app
+from fedfrozen_app.data.federated import load_corpus, share_out
+from fedfrozen_app.data.table import Corpus
+from fedfrozen_app.digests import digest
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.arrays import to_record, to_tensors
+from fedfrozen_app.files.checkpoint import Checkpoint, dealt_otherwise
+from fedfrozen_app.inprocess.grid import CohortGrid, InProcessGrid
+from fedfrozen_app.local.cohort import CohortRunner
+from fedfrozen_app.local.resident import Resident, install, run_key
+from fedfrozen_app.run.federate import clear_end, federate
+from fedfrozen_app.run.job import Job
+from fedfrozen_app.server.conversation import Conversation
+
+log = logging.getLogger(__name__)
+SMALL_MODEL = 50_000  # parameters; measured on two cores, where stacking wins below and loses above
+
+
+def run_in_process(
+    job: Job, corpus: Corpus | None = None, resident: Resident | None = None
+) -> dict[str, Any]:
+    """Train to the end and return the summary.
+
+    `corpus` spares reading the data again, `resident`, of an earlier run, also compiling a step again.
+    """
+    config = job.config
+    corpus = resident.corpus if resident is not None else corpus or load_corpus(config)
+    shares = share_out(corpus, config, config.num_clients)
+    assert shares.partition is not None
+    count = len(shares.partition.indices)
+    job = job.with_clients(count)
+    if resident is None:
+        resident = Resident(config, corpus, shares=shares)
+    else:
+        resident.turn_to(config, shares)
+    # The key only has to differ between runs of one process.
+    settings = {"overrides": f"in process: {job.folder}", "output-dir": str(job.folder)}
+    grid = make_grid(resident, count, settings)
+    install(run_key(next(iter(grid.contexts.values()))), resident)
+    if job.start is not None:
+        restore(grid, resident, job.start, job.resolved_config)
+    conversation = Conversation(grid, resident.roles, card=resident.card, local=True)
+
+    def client_state() -> dict[str, dict[str, Tensor]]:
+        return {
+            str(context.node_config["partition-id"]): to_tensors(cast(ArrayRecord, context.state["private"]))
+            for context in grid.contexts.values()
+            if "private" in context.state
+        }
+
+    with clear_end(job.folder):
+        return federate(job, conversation, resident, client_state)
+
+
+def make_grid(resident: Resident, num_clients: int, settings: dict[str, str]) -> InProcessGrid:
+    """With the runner that was asked for; `auto` stacks the cohort where a client's step is mostly overhead:
+    on a GPU, and on a CPU with a very small model."""
+    runner, on_gpu = resident.config.runtime.runner, resident.device.type == "cuda"
+    small = sum(value.numel() for value in resident.parameters.values()) < SMALL_MODEL
+    together = runner == "cohort" or (runner == "auto" and (on_gpu or small))
+    if together and resident.config.privacy.name == "none":
+        log.info("Clients train together on %s (the cohort runner).", resident.device)
+        resident.cohort = resident.cohort or CohortRunner(resident)
+        return CohortGrid(client_app.app, num_clients, settings, resident.cohort)
+    reason = ", because privacy=dp_sgd clips every example alone" if together else ""
+    log.info("Clients train one after another on %s (the sequential runner)%s.", resident.device, reason)
+    return InProcessGrid(client_app.app, num_clients, settings)
+
+
+def restore(
+    grid: InProcessGrid, resident: Resident, start: Checkpoint, resolved_config: dict[str, Any]
+) -> None:
+    """Give the clients back what they had: private arrays, and the base that the ledger says they hold."""
+    if start.clients and (other := dealt_otherwise(resolved_config, start.config)):
+        raise UserError(
+            f"This run has another {other[0]} than the checkpoint, whose clients keep private arrays for "
+            "rows of their own: give the same seed, num_clients, partition and dataset."
+        )
+    for context in grid.contexts.values():
+        arrays = start.clients.get(str(context.node_config["partition-id"]))
+        if arrays is not None:
+            context.state["private"] = to_record(arrays, local=True)
+    for tensor in start.model.values():
+        resident.cache.put(digest(tensor), tensor)

@@ -1,0 +1,90 @@
+"""Carry out a job in the runtime it names, and load what a finished one left."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.data.federated import load_corpus, share_out
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.files import checkpoint
+from fedfrozen_app.files.seal import DAMAGED
+from fedfrozen_app.flower.deployed import run_deployed
+from fedfrozen_app.flower.run import run_with_flower
+from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.report.console import closing_table
+from fedfrozen_app.report.track import check_installed
+from fedfrozen_app.run.beginning import check_fits
+from fedfrozen_app.run.job import Job
+from fedfrozen_app.run.outline import keeps_private
+
+RUNTIMES = {"inprocess": run_in_process, "flower": run_with_flower, "deployed": run_deployed}
+
+
+def execute(job: Job) -> dict[str, Any]:
+    """Run in the chosen runtime, and show how it ended."""
+    check_installed(job.config.track)
+    check_writable(job.folder)
+    try:
+        summary = RUNTIMES[job.config.runtime.name](job)
+    except KeyboardInterrupt:
+        state = checkpoint.newest_state(job.folder)
+        lost = job.config.runtime.name == "flower" and state is not None and state["hooks"].get("private")
+        again = f" Go on with: fedfrozen resume {shlex.quote(str(job.folder))}" if state and not lost else ""
+        print(f"Interrupted. What was done is in {job.folder}.{again}", file=sys.stderr)
+        raise
+    Console().print(closing_table(summary, job.folder))
+    return summary
+
+
+def run_folder(verb: str, arguments: list[str]) -> tuple[Path, list[str]]:
+    if not arguments or ("=" in arguments[0] and not Path(arguments[0]).exists()):
+        raise UserError(f"Say which run: fedfrozen {verb} RUN, where RUN is the folder of its results.")
+    run = Path(arguments[0]).expanduser().resolve()
+    if not run.is_dir():
+        raise UserError(f"There is no run folder {arguments[0]}: give the folder that holds summary.json.")
+    return run, arguments[1:]
+
+
+def load_run(run: Path, extra: list[str]) -> Resident:
+    """The run's model and data, loaded."""
+    try:
+        command = shlex.split(json.loads((run / "summary.json").read_text())["command"])
+        model = load_file(run / "model.safetensors")
+    except (SafetensorError, *DAMAGED) as error:
+        raise UserError(f"{run} holds no finished run ({error}): give the folder of one.") from error
+    config = read(resolved(compose_config(command[1:] + extra)) | {"from": None})
+    corpus = load_corpus(config)
+    resident = Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))
+    if keeps_private(config, resident.exchanged, resident.roles) and not resident.has_global:
+        raise UserError(
+            f"The clients of {run} shared nothing, so that it has no model of its own: how each of theirs "
+            "does is in its personal.json, which a run with personal=true writes."
+        )
+    check_fits(model, resident.exchanged)
+    resident.load(model, {})
+    return resident
+
+
+def check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+def unwritable(folder: Path | str, error: OSError) -> UserError:
+    return UserError(
+        f"The output folder {folder} cannot be written ({error.strerror}): "
+        "set output_dir=DIR to one that can."
+    )

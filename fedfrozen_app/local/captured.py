@@ -1,0 +1,69 @@
+"""A client's local steps on a GPU as replays of one recorded step: a small step is bound by kernel launches.
+
+The recorded step is the cohort runner's, with one client in it: there is one pure step, whoever runs it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedfrozen_app.exchange.block import Layout
+from fedfrozen_app.exchange.plan import Order
+from fedfrozen_app.local.sequential import LocalSteps, eager_steps
+from fedfrozen_app.local.slots import Turn, lay_out
+from fedfrozen_app.local.step import Step
+from fedfrozen_app.seeds import seed_for, seeded
+
+if TYPE_CHECKING:
+    from fedfrozen_app.local.resident import Resident
+
+
+def steps_for(resident: "Resident") -> LocalSteps:
+    """How this worker takes local steps: recorded on a GPU, unless `runtime.capture=false`."""
+    if resident.device.type != "cuda" or not resident.config.runtime.capture:
+        return eager_steps
+    if resident.recorder is None:
+        resident.recorder = Recorder()
+    return resident.recorder
+
+
+class Recorder:
+    """Holds the step that was recorded last.
+
+    A recording costs as much as several steps: where every client chooses its own parameters, none is worth
+    it. Nothing but the order decides, so that a resumed run takes the very steps of an unbroken one.
+    """
+
+    def __init__(self) -> None:
+        self._key: Any = None
+        self._step: Step | None = None
+
+    def __call__(
+        self, resident: "Resident", client: str, order: Order, start: Mapping[str, Tensor]
+    ) -> Tensor:
+        if order.selection is not None:
+            return eager_steps(resident, client, order, start)
+        key = (order.plan.trained, order.algorithm, json.dumps(dict(order.settings), sort_keys=True))
+        layout = Layout.of({name: resident.parameters[name] for name in order.plan.trained})
+        if self._step is None or key != self._key:
+            self._step = None  # its memory is the new one's
+            self._key, self._step = key, Step(resident, layout, 1, order, how="captured")
+        step, schedule = self._step, lay_out(resident, [client], order, 1)
+
+        def enter(turns: Sequence[Turn]) -> None:
+            step.admit([0], [step.loaded()])
+            if resident.config.client.class_weights:
+                step.class_weights[0] = resident.class_weights(resident.rows(client).train)
+
+        resident.model.train()
+        with seeded(seed_for(resident.config.seed, "dropout", client, order.round), resident.device):
+            step.begin(order)
+            rows, losses = step.finish(schedule.turns, schedule, enter)  # (1, width), (1,)
+        resident.model.eval()
+        with torch.no_grad():
+            for name, value in layout.views(rows[0]).items():
+                resident.parameters[name].copy_(value)
+        return losses[0]

@@ -1,0 +1,197 @@
+"""The cohort runner: the clients of a round trained together, as many at once as pays and fits.
+
+A client with fewer batches than its neighbours leaves its slot after its own last step, and the next client
+takes it (local/slots.py); the step that all slots share is local/step.py.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedfrozen_app.exchange.block import Block, Layout
+from fedfrozen_app.exchange.plan import Order, Plan
+from fedfrozen_app.local.slots import Turn, cheapest_size, lay_out, num_batches, take_turns
+from fedfrozen_app.local.step import Step
+from fedfrozen_app.seeds import seed_for, seeded
+from fedfrozen_app.words import counted
+
+if TYPE_CHECKING:
+    from fedfrozen_app.local.resident import Resident
+
+log = logging.getLogger(__name__)
+SPARE = 0.85  # share of the free device memory that the slots may fill
+
+
+def cannot_serve(order: Order) -> str | None:
+    """Why this order needs the sequential runner; None when the cohort runner can serve it."""
+    if order.plan.private and order.algorithm != "fedavg":
+        return "their loss looks back at private parameters"
+    if set(order.plan.trained) != {*order.plan.shared, *order.plan.private}:
+        return "they train something that they neither share nor keep, or keep something untrained"
+    if order.selection is not None:
+        return "each of them chooses its own layers"
+    if order.keep < 1:
+        return "each of them sends its own largest updates"
+    return None
+
+
+class CohortRunner:
+    def __init__(self, resident: "Resident") -> None:
+        self.resident = resident
+        self._steps: dict[Any, Step] = {}
+        self._slots: int | None = None
+        self._plan: Plan | None = None
+
+    def order_of(self, clients: Sequence[str], order: Order) -> list[str]:
+        """The clients in the order in which they will be through."""
+        counts = [num_batches(self.resident, client) for client in clients]
+        return [clients[turn.client] for turn in take_turns(counts, self._room(clients, order))]
+
+    def train(
+        self,
+        clients: Sequence[str],
+        order: Order,
+        base: Mapping[str, Tensor],
+        private: Mapping[str, Mapping[str, Tensor]],
+    ) -> Iterator[Block]:
+        """Train the clients; those that are through come in blocks, sorted as `order_of` sorts them.
+
+        `private` holds, by client, the arrays that it keeps for itself. A block has at most as many clients
+        as there are slots, so that memory does not grow with the cohort.
+        """
+        resident = self.resident
+        resident.load(base, order.base)
+        if self._plan != order.plan:  # the freeze: the old step's memory is not needed again
+            self._steps.clear()
+            self._plan = order.plan
+        layout = self._layout(order)
+        slots = self._room(clients, order)
+        schedule = lay_out(resident, clients, order, slots)
+        step = self._step(layout, slots, schedule.index.shape[2], order)
+        start = step.loaded()
+        own = [private.get(client, {}) for client in clients]
+        before = self._judge_base(clients, own)
+        if before and order.plan.private:  # then others were loaded to be judged
+            resident.load(layout.views(start), {})
+        enter = partial(self._enter, step, clients, own, start)
+        step.begin(order)
+        for first in range(0, len(clients), slots):
+            turns = schedule.turns[first : first + slots]
+            members = [clients[turn.client] for turn in turns]
+            resident.model.train()
+            with seeded(seed_for(resident.config.seed, "dropout", members[0], order.round), resident.device):
+                values, losses = step.finish(turns, schedule, enter)
+            resident.model.eval()
+            examples = [len(resident.rows(client).train) for client in members]
+            block = Block(tuple(members), layout, start, values, examples, {"train_loss": losses})
+            block.told = [self._judge_row(block, number, order, before) for number in range(len(members))]
+            if before or order.plan.private:
+                resident.load(layout.views(start), {})  # the others go on from here
+            yield block.shared(order.plan.shared) if order.plan.private else block
+
+    def _layout(self, order: Order) -> Layout:
+        """What travels comes first: the aggregation then sees one piece of every row."""
+        names = (*order.plan.shared, *order.plan.private)
+        return Layout.of({name: self.resident.parameters[name] for name in names})
+
+    def _enter(
+        self,
+        step: Step,
+        clients: Sequence[str],
+        own: Sequence[Mapping[str, Tensor]],
+        start: Tensor,
+        turns: Sequence[Turn],
+    ) -> None:
+        """Everybody starts from the round's model, and from its own part where it keeps one."""
+        common = step.layout.views(start)
+        rows = [step.layout.flatten(common | dict(own[t.client])) if own[t.client] else start for t in turns]
+        step.admit([turn.slot for turn in turns], rows)
+        if self.resident.config.client.class_weights:
+            for turn in turns:
+                train = self.resident.rows(clients[turn.client]).train
+                step.class_weights[turn.slot] = self.resident.class_weights(train)
+
+    # Slots -----------------------------------------------------------------------------------------------
+
+    def _room(self, clients: Sequence[str], order: Order) -> int:
+        """How many slots: chosen once, because a step is compiled for a size."""
+        if self._slots is None:
+            counts = [num_batches(self.resident, client) for client in clients]
+            self._slots = cheapest_size(counts, self._largest(clients, order))
+            if self._slots < len(clients):
+                log.info(
+                    "The cohort of %d trains %s at a time.", len(clients), counted(self._slots, "client")
+                )
+        return self._slots
+
+    def _largest(self, clients: Sequence[str], order: Order) -> int:
+        limit = min(self.resident.config.runtime.max_block or len(clients), len(clients))
+        if self.resident.device.type != "cuda":
+            return limit
+        fits = self._measure(clients[0], order)
+        if fits < limit:
+            log.info("The GPU's free memory holds %d of the %d clients at once.", fits, len(clients))
+        return min(limit, fits)
+
+    def _measure(self, client: str, order: Order) -> int:
+        """How many clients fit: the memory that one more client takes in a real step, and what is free."""
+        layout, peaks = self._layout(order), []
+        for size in (1, 2):
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            step = Step(self.resident, layout, size, order, how="eager")
+            schedule = lay_out(self.resident, [client] * size, order, size)
+            step.begin(order)
+            start = step.loaded()
+            step.admit(range(size), [start] * size)
+            step.run(schedule.index[0], schedule.mask[0])
+            torch.cuda.synchronize()
+            peaks.append(torch.cuda.max_memory_allocated() - before + size * start.nbytes)  # its result too
+            del step
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info()
+        fixed, each = 2 * peaks[0] - peaks[1], max(peaks[1] - peaks[0], 1)
+        return max(1, int((SPARE * free - max(fixed, 0)) // each))
+
+    def _step(self, layout: Layout, size: int, width: int, order: Order) -> "Step":
+        settings = json.dumps(dict(order.settings), sort_keys=True)
+        key = (layout.names, size, width, order.algorithm, settings)
+        if key not in self._steps:
+            on_gpu, compiled = self.resident.device.type == "cuda", self.resident.config.runtime.compile
+            how = ("compiled" if compiled else "captured") if on_gpu else "eager"
+            self._steps[key] = Step(self.resident, layout, size, order, how=how)
+        return self._steps[key]
+
+    # Judging -----------------------------------------------------------------------------------------------
+
+    def _judge_base(self, clients: Sequence[str], own: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+        """As the round begins, of each client that has validation rows: how it does on them."""
+        found = {}
+        for client, private in zip(clients, own, strict=True):
+            if len(rows := self.resident.rows(client).validation):
+                self.resident.load(private, {})
+                found[client] = self.resident.evaluate_rows(rows)[self.resident.task.headline]
+        return found
+
+    def _judge_row(
+        self, block: Block, number: int, order: Order, before: Mapping[str, float]
+    ) -> dict[str, float]:
+        """The same for what a client has become, and what else the sequential runner would tell."""
+        resident, client = self.resident, block.clients[number]
+        if client not in before and not order.plan.private:
+            return {}
+        resident.load(block.slice(number), {})
+        figures = resident.figures()
+        if client in before:
+            rows = resident.rows(client).validation
+            figures["client_val_before"] = before[client]
+            figures["client_val_after"] = resident.evaluate_rows(rows)[resident.task.headline]
+        if order.plan.private and resident.judges(order.round):
+            figures |= resident.judge_personal(client)
+        return figures

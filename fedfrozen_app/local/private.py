@@ -1,0 +1,287 @@
+"""A client's private round: pay, choose, train with noise, keep the reply; or decline.
+
+What a reply holds with privacy on: noised arrays, a number of examples that the client has declared once, and
+the ε and δ spent. Losses and scores are written to the site's own disk.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from fedfrozen_app import registry
+from fedfrozen_app.config import Config
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.plan import Order, Plan, layers_of
+from fedfrozen_app.local.choose import choose
+from fedfrozen_app.local.noisy_choice import choose_privately, choose_publicly, plan_of
+from fedfrozen_app.local.sequential import LocalResult, learning_rate, optimizer_for
+from fedfrozen_app.models.task import Batch, Parameters, Task
+from fedfrozen_app.privacy.accountant import epsilon_of, solve_noise
+from fedfrozen_app.privacy.budget import Budget, BudgetFile, Declined
+from fedfrozen_app.privacy.dpsgd import Clipping, ExampleGradients, Recipe, draw_rows, train_steps
+from fedfrozen_app.privacy.ghost import GhostClipping
+from fedfrozen_app.privacy.noise import Noise
+from fedfrozen_app.privacy.steps import SLACK, Steps
+
+if TYPE_CHECKING:
+    from fedfrozen_app.local.resident import Resident
+
+
+class PrivateClient:
+    """One client's view of one round.
+
+    `folder` is the site's own; `declared` its public number of units, and `limit` the largest ε it agrees to,
+    where the site has set them.
+    """
+
+    def __init__(
+        self,
+        resident: "Resident",
+        client: str,
+        order: Order,
+        folder: Path,
+        *,
+        declared: int | None = None,
+        limit: float | None = None,
+    ) -> None:
+        if order.plan.private:
+            raise UserError(
+                "privacy=dp_sgd covers what all clients share, but this strategy keeps parts of the model on "
+                "the client: choose another strategy, or privacy=none."
+            )
+        self.resident, self.client, self.order, self.folder = resident, client, order, folder
+        self.file = BudgetFile(folder, client)
+        self.units = units_of(resident, client)
+        self._declared = declared
+        self._limit = min(resident.config.privacy.epsilon, math.inf if limit is None else limit)
+        seed = (resident.config.seed, client, order.round) if resident.config.privacy.seeded_noise else None
+        self._source = Noise(resident.device, seed)
+        self.rounds = 0  # paid for, once it has taken part
+
+    def take_part(self, start: dict[str, Tensor], paid: int = 0) -> LocalResult | Declined:
+        """Train and reply, resend what was sent for the very same order, or decline.
+
+        `paid`: the rounds that this client is known to have paid for, whatever its record says.
+        """
+        self.rounds = paid
+        if self._limit <= 0:
+            return Declined("declines: of its privacy budget of epsilon 0 nothing can be spent")
+        with self.file.alone():
+            return self._take_part(start, paid)
+
+    def _take_part(self, start: dict[str, Tensor], paid: int) -> LocalResult | Declined:
+        recorded = self.file.read()
+        if (known := recorded.rounds if recorded else 0) < paid:
+            raise UserError(
+                f"Client {self.client} has paid for {paid} rounds, and its privacy record in {self.folder} "
+                f"knows of {known}, so that what it has spent is unknown: put the record back; on a Ray "
+                "cluster, set output_dir to a folder that all its machines share."
+            )
+        budget = recorded or self._open()
+        budget.delta = min(budget.delta, self.resident.config.privacy.delta or budget.delta)
+        self.rounds = budget.rounds
+        if budget.unit != (unit := self.resident.config.privacy.unit):
+            raise UserError(
+                f"Client {self.client} has spent privacy per {budget.unit}, which does not add up with "
+                f"privacy.unit={unit}: go on with privacy.unit={budget.unit}."
+            )
+        if (kept := self.file.kept_reply(self.order.digest)) is not None:
+            arrays = {
+                name: kept[name].to(self.resident.device) for name in self.order.plan.trained if name in kept
+            }
+            return LocalResult(arrays, budget.declared, self._metrics(budget))
+        recipe = self._recipe(budget)
+        due = [Steps(budget.noise, recipe.rate, recipe.steps)]
+        if chooses := self._chooses(budget):
+            assert budget.selection_noise is not None
+            due.append(Steps(budget.selection_noise, self.resident.config.privacy.selection_rate, 1))
+        if self._epsilon(budget, [*budget.steps, *due]) > self._limit * (1 + SLACK):
+            spent = self._epsilon(budget, budget.steps)
+            return Declined(
+                f"declines: of its privacy budget of epsilon {self._limit:g} per {budget.unit}, "
+                f"{spent:.3f} is spent, and another round would take it beyond"
+            )
+        self._pay(budget, due)
+        self.resident.load(start, self.order.base)
+        if chooses:
+            self._choose(budget)
+        arrays, loss = self._train(start, self._plan(budget, start), recipe)
+        self.file.note({"round": self.order.round, "train_loss": loss})
+        self.file.keep_reply(self.order.digest, arrays)
+        return LocalResult(arrays, budget.declared, self._metrics(budget))
+
+    # Money -----------------------------------------------------------------------------------------------
+
+    def _open(self) -> Budget:
+        """A fresh budget: this client's noise, solved for the rounds in which it will take part."""
+        config = self.resident.config
+        privacy = config.privacy
+        declared = self._declared or privacy.examples or len(self.units)
+        delta = privacy.delta or min(1e-5, 0.1 / declared)
+        rounds = self.order.participations[self.client]
+        rate, steps = sampling(config, declared)
+        solve = partial(solve_noise, delta=delta, kind=privacy.accountant)
+        budget = Budget(self.client, privacy.unit, delta, declared, noise=0.0)
+        beside: tuple[Steps, ...] = ()
+        if self._noisy:
+            choices = math.ceil(rounds / privacy.selection_every)
+            share = privacy.selection_share * self._limit
+            budget.selection_noise = solve(privacy.selection_rate, choices, epsilon=share)
+            beside = (Steps(budget.selection_noise, privacy.selection_rate, choices),)
+        budget.noise = solve(rate, steps * rounds, epsilon=self._limit, beside=beside)
+        return budget
+
+    def _pay(self, budget: Budget, due: list[Steps]) -> None:
+        budget.steps += due
+        budget.rounds += 1
+        budget.last_order = self.order.digest
+        budget.seeded |= self.resident.config.privacy.seeded_noise
+        self.file.write(budget)
+        self.rounds = budget.rounds
+
+    def _epsilon(self, budget: Budget, steps: list[Steps]) -> float:
+        return epsilon_of(steps, budget.delta, self.resident.config.privacy.accountant, self._limit)
+
+    def _metrics(self, budget: Budget) -> dict[str, float]:
+        return {"epsilon": self._epsilon(budget, budget.steps), "delta": budget.delta}
+
+    # Layers ----------------------------------------------------------------------------------------------
+
+    @property
+    def _noisy(self) -> bool:
+        """Whether this client chooses layers from its private data, and pays for it."""
+        selection = self.order.selection
+        if selection is None or selection.rule != "attention":
+            return False
+        return self.resident.config.privacy.selection == "noisy"
+
+    def _chooses(self, budget: Budget) -> bool:
+        """Whether the choice is made anew in this round."""
+        if not self._noisy:
+            return False
+        assert self.order.selection is not None
+        if budget.selection_noise is None:
+            raise UserError(
+                f"Client {self.client} has a privacy record in which no budget was set aside for choosing "
+                "layers: start a new run, or use privacy.selection=public."
+            )
+        count = len(layers_of(self.order.plan.trained, self.resident.roles))
+        known = [number for number in budget.layers or () if number < count]  # a run before may have had more
+        fits = len(known) == self.order.selection.top_k
+        return not fits or budget.rounds % self.resident.config.privacy.selection_every == 0
+
+    def _choose(self, budget: Budget) -> None:
+        """On the disk before training: after a crash the choice, once paid for, is still there."""
+        assert budget.selection_noise is not None
+        sample = self._source.poisson(len(self.units), self.resident.config.privacy.selection_rate)
+        rows = draw_rows(self.units, sample, self._source).to(self.resident.device)
+        budget.layers, heads = choose_privately(
+            self.resident, self.order, rows, budget.selection_noise, self._source
+        )
+        self.file.write(budget)
+        if heads is not None:
+            self.file.note({"round": self.order.round, "head_scores": heads.tolist()})
+
+    def _plan(self, budget: Budget, start: dict[str, Tensor]) -> Plan:
+        selection = self.order.selection
+        if selection is None:
+            return self.order.plan
+        if self._noisy:
+            assert budget.layers is not None
+            return plan_of(self.order, budget.layers, self.resident)
+        if selection.rule == "attention" and self.resident.config.privacy.selection == "public":
+            return plan_of(self.order, choose_publicly(self.resident, self.order), self.resident)
+        # Rules that look at no data; or privacy.selection=unaccounted, of which the run has warned.
+        return choose(self.resident, self.client, self.order, start).plan
+
+    # Work ------------------------------------------------------------------------------------------------
+
+    def _recipe(self, budget: Budget) -> Recipe:
+        config = self.resident.config
+        rate, steps = sampling(config, budget.declared)
+        return Recipe(
+            rate=rate,
+            steps=steps,
+            noise=budget.noise,
+            max_grad_norm=config.privacy.max_grad_norm,
+            batch=rate * budget.declared,
+            physical_batch=config.privacy.physical_batch,
+        )
+
+    def _train(
+        self, start: dict[str, Tensor], plan: Plan, recipe: Recipe
+    ) -> tuple[dict[str, Tensor], float | None]:
+        resident, order = self.resident, self.order
+        config = resident.config
+        trained = {name: resident.parameters[name] for name in plan.trained}
+        resident.touched(trained)
+        anchor = {name: start[name] for name in trained}
+        algorithm = registry.find("algorithms", order.algorithm)
+        if config.privacy.clipping == "ghost":
+            gradients: Clipping = self._ghost(list(trained))
+        else:
+            loss = partial(_loss, algorithm=partial(algorithm, anchor=anchor, **order.settings))
+            gradients = ExampleGradients(resident.model, resident.task, list(trained), loss)
+        rate = learning_rate(config.client, order.round, resident)
+        optimizer = optimizer_for(resident, trained, rate)
+        resident.model.train()
+        with self._source.dropout():
+            mean = train_steps(
+                gradients, trained, optimizer, resident.train_table, self.units, recipe, self._source
+            )
+        resident.model.eval()
+        return {name: parameter.detach().clone() for name, parameter in trained.items()}, mean
+
+    def _ghost(self, trained: list[str]) -> Clipping:
+        if self.order.algorithm != "fedavg":
+            raise UserError(
+                f"privacy.clipping=ghost knows the plain loss alone, not that of {self.order.algorithm}: use "
+                "privacy.clipping=per_example."
+            )
+        resident = self.resident
+        return GhostClipping(resident.model, resident.task, trained, resident.config.privacy.max_grad_norm)
+
+
+def _loss(parameters: Parameters, batch: Batch, task: Task, *, algorithm: Callable[..., Tensor]) -> Tensor:
+    return algorithm(parameters, batch, task=task)
+
+
+def sampling(config: Config, declared: int) -> tuple[float, int]:
+    """(q, steps a round), from the declared size alone: the true one must not show in either."""
+    batch = min(config.client.batch_size, declared)
+    steps = config.client.local_epochs * math.ceil(declared / batch)
+    return batch / declared, min(steps, config.client.local_steps or steps)
+
+
+def units_of(resident: "Resident", client: str) -> list[np.ndarray]:
+    """The client's rows by example, document or patient: whatever one unit of privacy is."""
+    privacy = resident.config.privacy
+    rows = resident.rows(client).train.numpy()
+    if privacy.unit == "example":
+        return list(rows[:, None])
+    column = privacy.unit_column or privacy.unit
+    if column not in resident.corpus.columns:
+        raise UserError(
+            f"privacy.unit={privacy.unit} needs a column that says whose each row is, and the data have no "
+            f"column '{column}': set privacy.unit_column, or use privacy.unit=example."
+        )
+    values = resident.corpus.columns[column]
+    names = values[rows]
+    if not all(str(name).strip() for name in names):  # they would be one unit, and nobody in it covered alone
+        raise UserError(
+            f"A row of client {client} names no {privacy.unit} in its column '{column}', so that epsilon "
+            f"cannot cover its {privacy.unit}: fill the column, or leave such rows out."
+        )
+    parts = resident.shares.partition
+    elsewhere = [] if parts is None else [part for n, part in enumerate(parts.indices) if str(n) != client]
+    if shared := sorted(set(names) & {name for part in elsewhere for name in values[part]}):
+        raise UserError(
+            f"The {privacy.unit} {shared[0]} has rows at client {client} and at another, so no client's "
+            f"epsilon would cover it: partition the data by it (partition=natural partition.column={column})."
+        )
+    return [rows[names == name] for name in np.unique(names)]

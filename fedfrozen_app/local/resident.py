@@ -1,0 +1,339 @@
+"""What stays loaded in a process between messages: the model, the data, the arrays held.
+
+One process keeps one of these. A Ray worker or a site answers every message of a run with it, so nothing is
+rebuilt or read again between rounds.
+"""
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context
+from flwr.supercore.utils import get_flwr_home
+from torch import Tensor
+
+from fedfrozen_app.align.tiny import aligned_folder
+from fedfrozen_app.config import Config, compose_config, device_of, read, resolved, strategy_settings
+from fedfrozen_app.data.federated import (
+    ClientRows,
+    Shares,
+    client_rows,
+    input_shape,
+    load_corpus,
+    share_out,
+)
+from fedfrozen_app.data.sources import BUILT_IN
+from fedfrozen_app.data.table import Corpus, Table
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.cache import Cache
+from fedfrozen_app.logs import prepare_logging
+from fedfrozen_app.models.build import build_model, build_prompted, parameters_of
+from fedfrozen_app.models.dual import DualEncoder, backbone_digest, load_dual
+from fedfrozen_app.models.prompts import PromptedDual
+from fedfrozen_app.models.roles import roles_of
+from fedfrozen_app.models.task import Inputs, Task
+from fedfrozen_app.seeds import seed_for
+
+log = logging.getLogger(__name__)
+
+
+class Resident:
+    def __init__(
+        self,
+        config: Config,
+        corpus: Corpus,
+        *,
+        shares: Shares,
+        cache: Cache | None = None,
+        card: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`card` is the federation's word on classes and normalisation, followed where it is given."""
+        if config.runtime.threads is not None:
+            torch.set_num_threads(config.runtime.threads)
+        torch.set_float32_matmul_precision("high" if config.client.precision == "tf32" else "highest")
+        self.config = config
+        self.device = device_of(config.device)
+        self.corpus = corpus
+        self.shares = shares
+        self.cache = cache or Cache()
+        own = make_card(corpus, config)
+        self.card = dict(card) if card else own
+        if self.card.get("backbone") != own.get("backbone"):
+            raise UserError(
+                "The frozen encoders here are not the federation's (their digests differ): give this node "
+                "the server's model folder, with --node-config 'model-path=\"/folder\"' if it lies elsewhere."
+            )
+        self.model = self._build().to(self.device)
+        self.roles = roles_of(self.model)
+        self.parameters = dict(self.model.named_parameters())
+        self._fixed = self.model.frozen_names if isinstance(self.model, PromptedDual) else frozenset()
+        self.task = Task(
+            self.model,
+            mean=tuple(self.card["mean"]),
+            std=tuple(self.card["std"]),
+            precision=config.client.precision,
+            kind=corpus.task,
+            classes=corpus.classes,
+        )
+        self.train_table = self._settled(corpus.train)
+        self._test = self._settled(corpus.test)
+        self._rows: dict[str, ClientRows] = {}
+        self._loaded: dict[str, str | None] = {}
+        self.recorder: Any = None  # of local/captured.py, which keeps a recorded step between messages
+        self.cohort: Any = None  # of inprocess/run.py: the cohort runner, which keeps a compiled step
+
+    def can_turn_to(self, config: Config) -> bool:
+        """Whether that run has this model, these data and this local training."""
+        if isinstance(self.model, PromptedDual):  # where its prompts began, and their design, are one run's
+            return False
+        parts = ("model", "dataset", "client", "runtime", "device")
+        return all(getattr(config, part) == getattr(self.config, part) for part in parts)
+
+    def turn_to(self, config: Config, shares: Shares) -> None:
+        """Serve another run, of another seed or partition, from its beginning; what is compiled stays."""
+        if not self.can_turn_to(config):
+            raise ValueError("a resident cannot turn to a run of another model, dataset or local training")
+        self.config, self.shares, self.cache = config, shares, Cache()
+        self._rows, self._loaded = {}, {}
+        self.load(self.initial(), {})
+
+    def _build(self) -> torch.nn.Module:
+        settings = self.config.model
+        design = strategy_settings(self.config).prompt_design()
+        if design is not None:
+            return build_prompted(
+                self._backbone,
+                design,
+                shape=input_shape(self.corpus, self.config),
+                seed=seed_for(self.config.seed, "model"),
+            )
+        return build_model(
+            source=settings.source,
+            path=settings.path,
+            model_type=settings.model_type,
+            config=settings.config,
+            shape=input_shape(self.corpus, self.config),
+            dtype=settings.dtype,
+            seed=seed_for(self.config.seed, "model"),
+        )
+
+    @cached_property
+    def _backbone(self) -> DualEncoder:
+        """Looked up once: a client's private part begins with a model built anew."""
+        return load_backbone(self.config, self.corpus)
+
+    def _settled(self, table: Table) -> Table:
+        """On the device; pictures that no prompt can change are read once, here, and rest as features."""
+        table = table.to(self.device)
+        if not isinstance(self.model, PromptedDual):
+            return table
+        self.model.settle()
+        if not self.model.images_are_fixed:
+            return table
+        return self.task.encoded(table, self.model.encode_images)
+
+    @property
+    def exchanged(self) -> dict[str, Tensor]:
+        """The parameters that a server and its clients speak of: all but those that each loads for itself."""
+        return {name: value for name, value in self.parameters.items() if name not in self._fixed}
+
+    def initial(self) -> dict[str, Tensor]:
+        """The parameters as they were built: where a run, or a client's private part, starts."""
+        built = parameters_of(self._build()).items()
+        return {name: value.to(self.device) for name, value in built if name not in self._fixed}
+
+    # Parameters ----------------------------------------------------------------------------------------
+
+    def load(self, arrays: Mapping[str, Tensor], digests: Mapping[str, str]) -> None:
+        """Put these values into the model; those that are in it already, by digest, are left alone."""
+        wanted = {name: digests.get(name) for name in arrays}
+        new = [name for name, own in wanted.items() if own is None or self._loaded.get(name) != own]
+        if new:
+            with torch.no_grad():
+                torch._foreach_copy_([self.parameters[name] for name in new], [arrays[name] for name in new])
+        self._loaded |= wanted
+
+    def touched(self, names: Iterable[str]) -> None:
+        """These are about to change: the next client must load them again."""
+        for name in names:
+            self._loaded[name] = None
+
+    # Data ----------------------------------------------------------------------------------------------
+
+    def rows(self, client: str) -> ClientRows:
+        """A client's row numbers, on the host: batches are drawn there and sent over together."""
+        if client not in self._rows:
+            parts = self.shares.partition
+            rows = np.arange(len(self.train_table)) if parts is None else parts.indices[int(client)]
+            self._rows[client] = client_rows(rows, self.corpus, self.config, client)
+        return self._rows[client]
+
+    def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
+        inputs = {name: value[index] for name, value in self.train_table.inputs.items()}
+        return inputs, self.train_table.labels[index]
+
+    def class_weights(self, index: Tensor) -> Tensor:
+        """n / (classes · count), and 0 for a class this client has never seen: (classes,)."""
+        if self.train_table.labels.ndim > 1:
+            raise UserError("client.class_weights=true needs one label for each row: set it to false here.")
+        labels = self.train_table.labels[index.to(self.device)]
+        counts = torch.bincount(labels, minlength=len(self.corpus.classes))
+        weights = len(index) / (len(self.corpus.classes) * counts)
+        return torch.where(counts > 0, weights, 0.0).to(self.task.dtype)
+
+    # Judging -------------------------------------------------------------------------------------------
+
+    def judges(self, server_round: int) -> bool:
+        return server_round % self.config.eval_every == 0 or server_round == self.config.num_rounds
+
+    @property
+    def has_global(self) -> bool:
+        """Whether what is shared makes a model that can be judged without any client's private part."""
+        return isinstance(self.model, PromptedDual) and self.model.has_global
+
+    def only_global(self) -> AbstractContextManager[None]:
+        """Within it the model is what the server knows of it."""
+        return self.model.only_global() if isinstance(self.model, PromptedDual) else nullcontext()
+
+    def figures(self) -> dict[str, float]:
+        """What the model says of itself beside its loss."""
+        return self.model.figures() if isinstance(self.model, PromptedDual) else {}
+
+    def own_test(self, client: str) -> Table:
+        """The test rows of one client: its share, or all that a site has."""
+        if not self.shares.test:
+            return self._test
+        return self._test.take(self.shares.test[int(client)])
+
+    def judge_personal(self, client: str) -> dict[str, float]:
+        """A client's personal model as it is loaded: on its own test rows, and where the server has no model
+        of its own to judge, on the whole test set."""
+        own = self.own_test(client)
+        found = {f"personal_{k}": v for k, v in self.task.evaluate(own).items()} if len(own) else {}
+        if not self.has_global and len(self._test):
+            found |= {f"test_{key}": value for key, value in self.evaluate_test().items()}
+        return found
+
+    def evaluate_rows(self, index: Tensor) -> dict[str, float]:
+        return self.task.evaluate(self.train_table.take(index))
+
+    def evaluate_test(self) -> dict[str, float]:
+        return self.task.evaluate(self._test)
+
+    def evaluate_validation(self) -> dict[str, float]:
+        """On the rows the server keeps; empty where it keeps none."""
+        if not len(self.shares.validation):
+            return {}
+        return self.evaluate_rows(torch.from_numpy(self.shares.validation).to(self.device))
+
+
+def make_card(corpus: Corpus, config: Config) -> dict[str, Any]:
+    """What every client must agree on to read its data as the others do, and the frozen encoders' digest."""
+    card = {"classes": list(corpus.classes), "mean": list(corpus.mean), "std": list(corpus.std)}
+    if strategy_settings(config).prompt_design() is None:
+        return card
+    backbone = load_backbone(config, corpus)
+    given = {"mean": config.dataset.mean, "std": config.dataset.std}
+    for key, found in (("mean", backbone.mean), ("std", backbone.std)):
+        if found is not None and given[key] is None:
+            card[key] = list(found)  # as the encoder was trained
+    return card | {"backbone": digest_of(backbone)}
+
+
+@lru_cache(maxsize=2)
+def digest_of(backbone: DualEncoder) -> str:
+    return backbone_digest(backbone)
+
+
+def load_backbone(config: Config, corpus: Corpus) -> DualEncoder:
+    """The frozen dual encoder that the configuration names."""
+    model = config.model
+    source, path = model.source, model.path
+    if source == "aligned":
+        source, path = "checkpoint", str(aligned_folder(config, corpus))
+    return load_dual(
+        source=source,
+        path=path,
+        model_type=model.model_type,
+        config=model.config,
+        dtype=model.dtype,
+        seed=seed_for(config.seed, "model"),
+    )
+
+
+RunKey = tuple[Any, ...]
+_here: tuple[RunKey, Resident] | None = None
+
+
+def install(key: RunKey, resident: Resident) -> None:
+    """Make this the process's resident, for contexts whose run has this key."""
+    global _here
+    _here = (key, resident)
+
+
+def run_key(context: Context) -> RunKey:
+    node = context.node_config
+    where = (node.get("site"), node.get("data-path"), node.get("num-partitions"))
+    return (context.run_config["overrides"], *where)
+
+
+def resident_for(context: Context) -> Resident:
+    """The process's resident for this run; built at the first message, kept for all others."""
+    key = run_key(context)
+    if _here is None or _here[0] != key:
+        install(key, _build_for(context))
+    assert _here is not None
+    return _here[1]
+
+
+@lru_cache(maxsize=1)
+def config_of(overrides: str) -> Config:
+    return read(resolved(compose_config(overrides)))
+
+
+def _build_for(context: Context) -> Resident:
+    prepare_logging()  # a worker's or a site's process begins without it
+    config = config_of(str(context.run_config["overrides"]))
+    node = context.node_config
+    path = node.get("data-path")
+    if "model-path" in node:
+        config = replace(config, model=replace(config.model, path=str(node["model-path"])))
+    if path is None and config.dataset.kind not in BUILT_IN and not simulated():
+        raise UserError(
+            "This node names no data of its own: start its SuperNode with "
+            "--node-config 'data-path=\"/folder/of/this/site\"'."
+        )
+    card = json.loads(str(context.state["card"]["json"]))
+    own = None if path is None else str(path)
+    corpus = load_corpus(config, own, tuple(card["classes"]), site="site" in node)
+    if "site" in node:
+        shares = Shares(validation=np.arange(0))
+    else:
+        shares = share_out(corpus, config, int(node["num-partitions"]))
+    resident = Resident(config, corpus, cache=disk_cache(context), shares=shares, card=card)
+    log.info("Worker %d trains on %s and keeps its model and data loaded.", os.getpid(), resident.device)
+    return resident
+
+
+def disk_cache(context: Context) -> Cache:
+    """Where this machine keeps arrays between processes. A site names its own folder; a server never does."""
+    runtime = config_of(str(context.run_config["overrides"])).runtime
+    named = context.node_config.get("cache-dir") if "site" in context.node_config else runtime.cache_dir
+    folder = Path(str(named)) if named else get_flwr_home() / "fedfrozen" / "cache"
+    room = float(context.node_config.get("cache-gb", runtime.cache_gb))
+    return Cache(folder, limit_bytes=int(room * 1e9))
+
+
+def simulated() -> bool:
+    """Whether this is a process of Flower's simulation, where run and data are the same person's."""
+    ray = sys.modules.get("ray")  # Flower imports it there, and nowhere else
+    return ray is not None and ray.is_initialized()

@@ -1,0 +1,105 @@
+"""Who trains in which slot of the cohort runner, and when; and the rows that each slot sees in each step.
+
+A step trains as many clients as there are slots. A client that has taken its own last step makes room for the
+next one at once, so that clients of unequal size leave few slots idle: padding is not work.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedfrozen_app.exchange.plan import Order
+from fedfrozen_app.local.sequential import drawn_rows
+
+if TYPE_CHECKING:
+    from fedfrozen_app.local.resident import Resident
+
+OVERHEAD = 2.0  # what launching a step costs, in clients' steps: measured with the ViT of model=vit_cifar
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One client's time in a slot: the steps from `begin` up to `end`."""
+
+    client: int  # its place among the clients of the round
+    slot: int
+    begin: int
+    end: int
+
+
+def take_turns(counts: Sequence[int], slots: int) -> list[Turn]:
+    """For clients with `counts` batches: the longest first, each where a slot is free first. By their end."""
+    free = [(0, slot) for slot in range(slots)]
+    turns = []
+    for client in sorted(range(len(counts)), key=lambda client: -counts[client]):
+        begin, slot = heapq.heappop(free)
+        turns.append(Turn(client, slot, begin, begin + counts[client]))
+        heapq.heappush(free, (turns[-1].end, slot))
+    return sorted(turns, key=lambda turn: (turn.end, turn.slot))
+
+
+def cheapest_size(counts: Sequence[int], limit: int) -> int:
+    """How many slots, up to `limit`, cost least: a step costs its slots plus the OVERHEAD of launching it."""
+    best, lowest = 1, float("inf")
+    for slots in range(1, min(limit, len(counts)) + 1):
+        steps = take_turns(counts, slots)[-1].end
+        if steps * (slots + OVERHEAD) <= lowest:
+            best, lowest = slots, steps * (slots + OVERHEAD)
+        if steps == max(counts):  # more slots cannot end sooner
+            break
+    return best
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which rows each slot sees in each step."""
+
+    turns: list[Turn]  # by their end
+    index: Tensor  # (steps, slots, batch) row numbers; padding repeats row 0
+    mask: Tensor  # (steps, slots, batch) 1 for an example, 0 for padding
+
+    @cached_property
+    def entering(self) -> dict[int, list[Turn]]:
+        """By step, the turns that begin with it."""
+        found: dict[int, list[Turn]] = {}
+        for turn in self.turns:
+            found.setdefault(turn.begin, []).append(turn)
+        return found
+
+
+def num_batches(resident: "Resident", client: str) -> int:
+    settings = resident.config.client
+    epoch = -(-len(resident.rows(client).train) // settings.batch_size)
+    steps = settings.local_epochs * epoch
+    return steps if settings.local_steps is None else min(steps, settings.local_steps)
+
+
+def lay_out(resident: "Resident", clients: Sequence[str], order: Order, slots: int) -> Schedule:
+    """The clients' batches, laid out on the host and sent to the device in one go."""
+    settings = resident.config.client
+    width = settings.batch_size
+    if resident.device.type != "cuda":  # nothing is captured, so that the width is free
+        width = min(width, max(len(resident.rows(client).train) for client in clients))
+    turns = take_turns([num_batches(resident, client) for client in clients], slots)
+    shape = (turns[-1].end, slots, width)
+    rows, lengths, starts = [], [], []
+    for turn in turns:
+        own = resident.rows(clients[turn.client]).train
+        drawn, sizes = drawn_rows(own, settings, resident.config.seed, clients[turn.client], order.round)
+        rows.append(drawn.numpy())
+        lengths += sizes
+        # Where each batch begins in the flattened (steps, slots, batch).
+        starts += [(step * slots + turn.slot) * width for step in range(turn.begin, turn.end)]
+    before = np.cumsum(lengths) - lengths  # examples in the batches before
+    places = np.arange(sum(lengths)) + np.repeat(np.array(starts) - before, lengths)
+    index, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
+    index.reshape(-1)[places] = np.concatenate(rows)
+    mask.reshape(-1)[places] = True
+    real = torch.from_numpy(mask).to(resident.device)
+    return Schedule(turns, torch.from_numpy(index).to(resident.device), real.to(resident.task.dtype))

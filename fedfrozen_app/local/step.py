@@ -1,0 +1,220 @@
+"""One optimiser step of several clients at once, which the runners replay.
+
+Each client's trained parameters are a row of one matrix. A step is the clients' own pure step under `vmap`,
+traced once to plain tensor operations, compiled on a GPU and replayed there as a CUDA graph. Frozen
+parameters are the resident model's own: held once, whatever the number of clients.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fedfrozen_app import registry
+from fedfrozen_app.exchange.block import Layout
+from fedfrozen_app.exchange.plan import Order
+from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_scales
+from fedfrozen_app.local.slots import Schedule, Turn
+from fedfrozen_app.models.attention import folded
+from fedfrozen_app.models.convolution import as_products
+from fedfrozen_app.models.masks import with_ready_mask
+from fedfrozen_app.models.profile import is_causal
+from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
+
+if TYPE_CHECKING:
+    from fedfrozen_app.local.resident import Resident
+
+WARMUP_STEPS = 3  # before a capture: lazy initialisations must not be recorded
+
+
+class Step:
+    """One optimiser step of the clients in its slots.
+
+    `how`: "eager", or on a GPU "captured" (a CUDA graph of the same kernels) or "compiled" (traced to plain
+    tensor operations and compiled first, then captured).
+    """
+
+    def __init__(self, resident: "Resident", layout: Layout, size: int, order: Order, *, how: str) -> None:
+        self.resident, self.layout, self.size, self.how = resident, layout, size, how
+        self.on_gpu = resident.device.type == "cuda"
+        self.flat = torch.zeros(size, layout.width, dtype=resident.task.dtype, device=resident.device)
+        # The optimiser counts the steps of each of its tensors, and clients come and go: one for each.
+        self._rows = [row.requires_grad_(True) for row in self.flat.unbind()]
+        self._done = 0  # steps of this round
+        self.losses = torch.zeros(size, dtype=torch.float64, device=resident.device)
+        self._losses = self.losses.unbind()
+        self._loss = self._make_loss(order)
+        # (clients, classes); all ones where classes are not weighed: the mean over a batch stays the same.
+        self.class_weights = torch.ones(size, len(resident.corpus.classes)).to(self.flat)
+        self._shares = self._rate_shares()
+        self._gradient: Callable[..., tuple[Tensor, Tensor]] | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        # A graph replays what it recorded: the rate is a tensor that later rounds change in place.
+        self._lr = torch.tensor(1.0, device=resident.device)
+        rate: Any = self._lr if self.on_gpu else 1.0
+        self.optimizer = make_optimizer(resident.config.client, self._rows, rate, capturable=self.on_gpu)
+
+    def _rate_shares(self) -> Tensor | None:
+        """(width,) the learning rate of each column in units of `client.lr`; None where all have that."""
+        scales = rate_scales(self.resident.config.client)
+        own = [scales.get(self.resident.roles[name].kind, 1.0) for name in self.layout.names]
+        if set(own) <= {1.0}:
+            return None
+        spans = zip(own, self.layout.spans, strict=True)
+        return torch.cat([torch.full((span,), scale) for scale, span in spans]).to(self.flat)
+
+    def begin(self, order: Order) -> None:
+        """A round begins: nobody is in a slot yet."""
+        self._done = 0
+        rate = learning_rate(self.resident.config.client, order.round, self.resident)
+        self._lr.fill_(rate)
+        if not self.on_gpu:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+
+    def loaded(self) -> Tensor:
+        """(width,) the model as it is loaded: where a client starts that keeps nothing of its own."""
+        return self.layout.flatten({n: self.resident.parameters[n].detach() for n in self.layout.names})
+
+    def admit(self, slots: Sequence[int], starts: Sequence[Tensor]) -> None:
+        """Clients that start from these rows take these slots, with a fresh optimiser.
+
+        In place: a captured step goes on using these very tensors.
+        """
+        states = [self.optimizer.state[self._rows[slot]] for slot in slots]
+        kept = [v for state in states for v in state.values() if isinstance(v, Tensor)]
+        with torch.no_grad():
+            torch._foreach_copy_([self._rows[slot] for slot in slots], list(starts))
+            torch._foreach_zero_([self._losses[slot] for slot in slots])
+            if kept:
+                torch._foreach_zero_(kept)
+
+    def finish(
+        self, turns: Sequence[Turn], schedule: Schedule, enter: Callable[[Sequence[Turn]], None]
+    ) -> tuple[Tensor, Tensor]:
+        """Go on until these turns, the next by their end, are over: a row for each client, (clients, width),
+        and the mean of its losses, (clients,). `enter` admits those whose turn begins."""
+        values = torch.empty(len(turns), self.layout.width, dtype=self.flat.dtype, device=self.flat.device)
+        losses = torch.empty(len(turns), dtype=torch.float64, device=self.flat.device)
+        filled = 0
+        for end, group in groupby(turns, key=lambda turn: turn.end):
+            while self._done < end:
+                if self._done in schedule.entering:
+                    enter(schedule.entering[self._done])
+                self.run(schedule.index[self._done], schedule.mask[self._done])
+                self._done += 1
+            # Copied before anyone else enters; what later steps do to an idle slot is thrown away.
+            slots = [turn.slot for turn in group]
+            room = slice(filled, filled + len(slots))
+            with torch.no_grad():
+                torch._foreach_copy_(list(values[room].unbind()), [self._rows[slot] for slot in slots])
+                torch._foreach_copy_(list(losses[room].unbind()), [self._losses[slot] for slot in slots])
+            filled += len(slots)
+        return values, losses / self._counts(turns)
+
+    def _counts(self, turns: Sequence[Turn]) -> Tensor:
+        """How many steps each took: on the device, sent without waiting for it."""
+        counts = torch.tensor([turn.end - turn.begin for turn in turns], dtype=torch.float64)
+        return counts.pin_memory().to(self.flat.device, non_blocking=True) if self.on_gpu else counts
+
+    def run(self, index: Tensor, mask: Tensor) -> None:
+        """One step on rows `index`, (clients, batch), of which `mask` says which are real."""
+        if self.how == "eager":
+            self._eager(index, mask)
+        elif self._graph is None:
+            self._capture(index, mask)
+        else:
+            self._index.copy_(index)
+            self._mask.copy_(mask)
+            self._graph.replay()
+
+    def _eager(self, index: Tensor, mask: Tensor) -> None:
+        if self._gradient is None:
+            self._gradient = self._make_gradient(index, mask)
+        loss, gradient = self._gradient(self.flat, *self._fixed(), index, mask)
+        # A captured step writes the same memory at every replay, which stays alive here.
+        for row, slope in zip(self._rows, gradient.unbind(), strict=True):
+            row.grad = slope
+        clip = self.resident.config.client.clip
+        if clip is not None:  # as torch.nn.utils.clip_grad_norm_ does, for each client on its own
+            norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+            gradient.mul_((clip / (norm + 1e-6)).clamp(max=1.0))
+        before = self.flat.clone() if self._shares is not None else None
+        self.optimizer.step()
+        if before is not None and self._shares is not None:
+            # A step of k times the rate is k times the step, for SGD and AdamW alike.
+            self.flat.copy_(before.lerp(self.flat, self._shares))
+        self.losses += loss.double() * (mask.sum(dim=1) > 0)
+
+    def _capture(self, index: Tensor, mask: Tensor) -> None:
+        """Record the step, then undo what recording did and take the first real one."""
+        self._index, self._mask = index.clone(), mask.clone()
+        start = self.flat.clone()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARMUP_STEPS):
+                self._eager(self._index, self._mask)
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._eager(self._index, self._mask)
+        self.admit(range(self.size), start.unbind())
+        self._graph.replay()
+
+    # From the clients' pure loss to one function of tensors ---------------------------------------------
+
+    def _fixed(self) -> list[Tensor]:
+        """What a step reads and never writes: the resident parameters, then labels and inputs."""
+        table = self.resident.train_table
+        own = [parameter.detach() for parameter in self.resident.parameters.values()]
+        return [*own, table.labels, *table.inputs.values(), self.class_weights]
+
+    def _make_loss(self, order: Order) -> Callable[[Parameters, Batch, Parameters, Task], Tensor]:
+        algorithm = registry.find("algorithms", order.algorithm)
+
+        def loss(parameters: Parameters, batch: Batch, anchor: Parameters, task: Task) -> Tensor:
+            return algorithm(parameters, batch, task=task, anchor=anchor, **order.settings)
+
+        return loss
+
+    def _make_gradient(self, index: Tensor, mask: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
+        names, keys = list(self.resident.parameters), list(self.resident.train_table.inputs)
+        trained = set(self.layout.names)
+        causal = is_causal(self.resident.model)
+
+        def gradient(flat: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
+            held = dict(zip(names, given, strict=False))
+            labels, columns = given[len(names)], dict(zip(keys, given[len(names) + 1 :], strict=False))
+            class_weights, index, mask = given[-3:]
+            anchor = {name: held[name] for name in self.layout.names}
+            frozen = {name: value for name, value in held.items() if name not in trained}
+
+            def call(parameters: Parameters, inputs: Inputs) -> Tensor:
+                own = dict(parameters) | frozen
+                given = with_ready_mask(inputs, causal)
+                return functional_call(self.resident.model, own, args=(), kwargs=given).logits
+
+            task = self.resident.task.with_call(call)
+
+            def one(parameters: Parameters, weights: Tensor, index: Tensor, mask: Tensor) -> Tensor:
+                inputs = {key: value[index] for key, value in columns.items()}
+                return self._loss(parameters, Batch(inputs, labels[index], weights, mask), anchor, task)
+
+            flat = flat.detach().requires_grad_(True)
+            model = self.resident.model
+            with folded(model), as_products(model, trained), torch.enable_grad():
+                losses = vmap(one, randomness="different")(
+                    self.layout.views(flat), class_weights, index, mask
+                )
+                (slope,) = torch.autograd.grad(losses.sum(), flat)
+            return losses.detach(), slope
+
+        if self.how != "compiled":
+            return gradient
+        traced = make_fx(gradient)(self.flat, *self._fixed(), index, mask)
+        return torch.compile(traced, dynamic=False)

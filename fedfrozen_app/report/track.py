@@ -1,0 +1,166 @@
+"""Where else the figures of a run go: TensorBoard's files beside it and, on request, W&B and MLflow.
+
+Each through its own library, which is imported only when it is asked for; where the results lie and who may
+see them is for that library's own settings (WANDB_MODE, MLFLOW_TRACKING_URI and so on) to say.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, Self
+
+from fedfrozen_app.config import TrackConfig
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.files.disk import replace_file
+from fedfrozen_app.files.rows import Row
+from fedfrozen_app.report.html import flat
+
+Log = Callable[[dict[str, float], int], None]
+OPTIONAL = ("wandb", "mlflow")
+PARAMETERS_A_CALL = 100  # MLflow's servers take no more
+
+
+def check_installed(settings: TrackConfig) -> None:
+    """Before anything long starts: whether what was asked for is there."""
+    for name in OPTIONAL:
+        if getattr(settings, name) and find_spec(name) is None:
+            raise UserError(_missing(name))
+
+
+@dataclass
+class Tracking:
+    """A hook, and the context in which it may be used."""
+
+    settings: TrackConfig
+    config: dict[str, Any]
+    folder: Path
+    first_round: int = 1
+    _logs: list[Log] = field(default_factory=list)
+    _open: ExitStack = field(default_factory=ExitStack)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:  # what is open is closed when the next cannot be opened
+            for name, begin in (("tensorboard", _tensorboard), ("wandb", _wandb), ("mlflow", _mlflow)):
+                if getattr(self.settings, name):
+                    self._logs.append(stack.enter_context(begin(self)))
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._open.__exit__(kind, error, traceback)
+
+    def after_round(self, strategy: object, row: Row) -> tuple[bool, Row]:
+        for log in self._logs:
+            log(scalars(row), row["round"])
+        return False, {}
+
+    # A run that goes on is to go on there too: the names it got are kept beside it.
+
+    def known(self, name: str) -> str | None:
+        path = self.folder / "tracking.json"
+        return json.loads(path.read_text()).get(name) if self.first_round > 1 and path.is_file() else None
+
+    def remember(self, name: str, value: str) -> None:
+        path = self.folder / "tracking.json"
+        others = json.loads(path.read_text()) if path.is_file() else {}
+        replace_file(path, json.dumps(others | {name: value}))
+
+
+def scalars(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of a row, nested ones as drift/kernel/rms; not those of single clients."""
+    found: dict[str, float] = {}
+    for key, value in row.items():
+        if key in ("round", "by_client", "selection", "epsilon"):
+            continue
+        if isinstance(value, dict):
+            found |= scalars(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[f"{prefix}{key}"] = float(value)
+    return found
+
+
+@contextmanager
+def _tensorboard(run: Tracking) -> Iterator[Log]:
+    from torch.utils.tensorboard import SummaryWriter
+
+    folder, anew = run.folder / "tensorboard", run.first_round == 1
+    if anew:  # as metrics.jsonl is begun anew
+        for path in folder.glob("events.out.tfevents.*"):
+            path.unlink()
+    purge = None if anew else run.first_round  # rounds of a lost future are not shown
+    with SummaryWriter(str(folder), purge_step=purge, flush_secs=5) as writer:
+
+        def log(figures: dict[str, float], step: int) -> None:
+            for name, value in figures.items():
+                writer.add_scalar(name, value, step)
+
+        yield log
+
+
+@contextmanager
+def _wandb(run: Tracking) -> Iterator[Log]:
+    wandb = _library("wandb")
+    try:
+        started = wandb.init(
+            project=run.settings.project,
+            name=run.folder.name,
+            dir=str(run.folder),
+            config=run.config,
+            id=run.known("wandb"),
+            resume="allow",
+            settings=wandb.Settings(console="off"),  # it would take the terminal from the progress bar
+        )
+    except wandb.errors.Error as error:
+        raise UserError(
+            f"W&B did not start ({_line(error)}): run `wandb login`, set WANDB_MODE=offline, or leave "
+            "track.wandb out."
+        ) from error
+    run.remember("wandb", started.id)
+    with started:
+        yield lambda figures, step: started.log(figures, step=step)
+
+
+@contextmanager
+def _mlflow(run: Tracking) -> Iterator[Log]:
+    mlflow = _library("mlflow")
+    known = run.known("mlflow")
+    try:
+        mlflow.set_experiment(run.settings.project)
+        started = mlflow.start_run(run_id=known, run_name=None if known else run.folder.name)
+        if known is None:
+            settings = flat(run.config)
+            for begin in range(0, len(settings), PARAMETERS_A_CALL):
+                mlflow.log_params(dict(settings[begin : begin + PARAMETERS_A_CALL]))
+    except mlflow.MlflowException as error:
+        raise UserError(
+            f"MLflow did not start ({_line(error)}): set MLFLOW_TRACKING_URI to a store that works, or leave "
+            "track.mlflow out."
+        ) from error
+    run.remember("mlflow", started.info.run_id)
+    with started:
+        yield lambda figures, step: mlflow.log_metrics(figures, step=step)
+
+
+def _library(name: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise UserError(_missing(name)) from error
+
+
+def _missing(name: str) -> str:
+    return f"track.{name}=true needs {name}, which is not installed: pip install 'fedfrozen[{name}]'."
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__

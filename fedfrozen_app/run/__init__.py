@@ -1,0 +1,1 @@
+"""One run from its first line to its last: the job, how it begins, its rounds, and what it leaves."""

@@ -1,0 +1,104 @@
+"""How a run begins: whether it is possible, and what it goes on from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedfrozen_app.config import Config
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.files import checkpoint
+from fedfrozen_app.files.checkpoint import Checkpoint
+from fedfrozen_app.files.rows import Row, read_rows
+from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.privacy.budget import carry_budgets
+from fedfrozen_app.privacy.notes import check_start
+from fedfrozen_app.run.job import Job
+from fedfrozen_app.run.outline import keeps_private
+from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server.draw import cohort_size
+from fedfrozen_app.server.hooks import BestModel, MetricsFile
+from fedfrozen_app.server.robust import check_cohort
+
+
+@dataclass
+class Beginning:
+    model: list[dict[str, Tensor]]  # of one, which is taken out: nobody keeps the first model in memory
+    first_round: int
+    history: list[Row]  # the rounds before
+
+
+def begin(
+    job: Job, conversation: Conversation, resident: Resident, best: BestModel, metrics: MetricsFile
+) -> Beginning:
+    """The model and the rows that the first round finds; the folder holds nothing of a later one."""
+    model = {name: value.detach().clone() for name, value in resident.exchanged.items()}
+    own_rounds = 0  # of those before, how many are this folder's own
+    if job.start is None:
+        metrics.path.write_text("")
+    else:
+        check_fits(job.start.model, model)
+        model = {name: job.start.model[name].to(built) for name, built in model.items()}  # device and dtype
+        take_up(job, job.start, conversation, resident)
+        best.go_on(job.start.hooks["best"], job.source)
+        metrics.go_on_after(job.start.row, read_rows(job.source))
+        own_rounds = job.start.round if job.source.resolve() == job.folder.resolve() else 0
+    for name in ("checkpoints", "uploads"):
+        checkpoint.forget_after(job.folder / name, own_rounds)
+    for name in ("summary.json", "personal.json"):  # of rounds that this run replaces, or goes beyond
+        (job.folder / name).unlink(missing_ok=True)
+    return Beginning([model], 1 if job.start is None else job.start.round + 1, read_rows(job.folder))
+
+
+def take_up(job: Job, start: Checkpoint, conversation: Conversation, resident: Resident) -> None:
+    """What a checkpoint says of the clients: what they hold, and what they have spent."""
+    simulated = resident.shares.partition is not None  # sites keep what is theirs
+    if simulated and keeps_private(job.config, resident.exchanged, resident.roles):
+        checkpoint.check_private(start, in_process=conversation.local)
+    check_start(job.resolved_config, start.config, start.row, job.source / "privacy" if simulated else None)
+    if job.config.start_from:
+        carry_budgets(job.source / "privacy", job.folder / "privacy")
+    conversation.ledger.load_state_dict(start.ledger)
+
+
+def check_possible(job: Job, resident: Resident) -> None:
+    config = job.config
+    if (parts := resident.shares.partition) is not None:  # of sites, more may come
+        check_clients(config, len(parts.indices))
+    if config.early_stop.patience is not None:
+        check_patience(config, resident)
+
+
+def check_clients(config: Config, count: int) -> None:
+    check_cohort(config.aggregation, cohort_size(config.participation, count))
+    if (watched := config.checkpoint.uploads) is not None and watched not in map(str, range(count)):
+        raise UserError(f"checkpoint.uploads={watched} is no client: give a number from 0 to {count - 1}.")
+
+
+def check_patience(config: Config, resident: Resident) -> None:
+    shares_model = resident.has_global or not keeps_private(config, resident.exchanged, resident.roles)
+    if not (shares_model and len(resident.shares.validation)):
+        raise UserError(
+            "early_stop.patience goes by how the shared model does on the server's validation rows, and this "
+            "run has not both: set dataset.validation above 0, take a strategy that shares its model, or "
+            "leave early_stop.patience out."
+        )
+
+
+def private_line(job: Job, *, sites: bool) -> str:
+    """What becomes of the parts that clients keep, where no checkpoint of ours can hold them."""
+    if not sites:
+        return "Flower forgets the clients' private parts when it ends: this run cannot be resumed."
+    if job.start is None:
+        return ""
+    if job.config.run_id is not None and job.config.run_id == job.start.config.get("run_id"):
+        return "Sites go on with the private parts they kept; a site without the executor begins them afresh."
+    return "from= brings back what is shared: the sites' private parts begin afresh."
+
+
+def check_fits(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    shapes = ({name: tuple(value.shape) for name, value in part.items()} for part in (found, expected))
+    if next(shapes) != next(shapes):
+        raise UserError(
+            "The stored model is not the one these settings make: give the same model and dataset settings."
+        )

@@ -1,0 +1,71 @@
+"""What a run looks at beside its rounds: the test set, every client's own rows, who has which classes."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, MetricRecord
+from torch import Tensor
+
+from fedfrozen_app.data.partition import label_counts
+from fedfrozen_app.data.picture import label_picture
+from fedfrozen_app.exchange.arrays import to_tensors
+from fedfrozen_app.files.rows import read_rows
+from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.report.personal import tally, write_personal
+from fedfrozen_app.server.base import PlannedFedAvg
+from fedfrozen_app.server.judge import judge_clients
+
+log = logging.getLogger(__name__)
+
+
+def evaluator(
+    strategy: PlannedFedAvg, resident: Resident
+) -> Callable[[int, ArrayRecord], MetricRecord | None]:
+    """The central evaluation of the full model, on the test set and the server's validation rows."""
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        # Where nothing is shared the server's own model stays what it was built as: no round's result.
+        nothing = strategy.personal and not resident.has_global
+        if server_round and (nothing or not resident.judges(server_round)):
+            return None
+        resident.load(to_tensors(arrays), strategy.digests)
+        with resident.only_global():
+            test, validation = resident.evaluate_test(), resident.evaluate_validation()
+        record = MetricRecord()
+        record.update({f"test_{key}": value for key, value in test.items()})
+        record.update({f"val_{key}": value for key, value in validation.items()})
+        return record
+
+    return evaluate
+
+
+def judge_personal(strategy: PlannedFedAvg, resident: Resident, folder: Path) -> dict[str, Any]:
+    """Every client on its own test rows, in `personal.json` and `fairness.png`; the figures over clients."""
+    rows = read_rows(folder)
+    judged, failed, traffic = judge_clients(strategy, rows[-1]["round"])
+    parts = resident.shares.partition
+    figures = tally(judged, rows, () if parts is None else parts.names)
+    figures |= {"bytes_up": traffic.up, "bytes_down": traffic.down}
+    if failed:
+        figures["not_judged"] = failed
+    write_personal(figures, folder)
+    return {key: value for key, value in figures.items() if key != "clients"}
+
+
+def majority_share(labels: Tensor) -> float | None:
+    """The share of the most frequent class; None where a row has several labels, or there is no row."""
+    if labels.dim() > 1 or not len(labels):
+        return None
+    return float(labels.unique(return_counts=True)[1].max()) / len(labels)
+
+
+def draw_labels(resident: Resident, folder: Path) -> None:
+    parts = resident.shares.partition
+    if parts is None:
+        return
+    log.info(parts.note)
+    labels, classes = resident.corpus.strata, resident.corpus.stratum_names
+    counts = label_counts(labels, parts, len(classes))
+    label_picture(counts, classes, parts.names, folder / "labels.png")

@@ -1,0 +1,30 @@
+"""What a strategy would plan for a model, asked without a federation around it."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from torch import Tensor
+
+from fedfrozen_app import registry
+from fedfrozen_app.config import Config, strategy_settings
+from fedfrozen_app.models.roles import Role
+from fedfrozen_app.server.base import Federation, PlannedFedAvg
+from fedfrozen_app.server.conversation import Conversation
+
+
+def planning_strategy(
+    config: Config, model: Mapping[str, Tensor], roles: Mapping[str, Role]
+) -> PlannedFedAvg:
+    """It plans as the run's own would; the model may be on the meta device."""
+    conversation = Conversation(cast(Any, None), roles)
+    federation = Federation(conversation, config.participation, config.seed, config.aggregation)
+    strategy: PlannedFedAvg = registry.find("strategies", config.strategy["name"])(
+        federation, strategy_settings(config)
+    )
+    strategy.model, strategy.num_rounds = dict(model), config.num_rounds
+    return strategy
+
+
+def keeps_private(config: Config, model: Mapping[str, Tensor], roles: Mapping[str, Role]) -> bool:
+    """Whether clients of this run have models of their own."""
+    return planning_strategy(config, model, roles).personal

@@ -1,0 +1,1 @@
+"""The round: the base of every strategy, the conversation with the nodes, aggregation, records, hooks."""

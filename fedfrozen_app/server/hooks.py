@@ -1,0 +1,195 @@
+"""What happens after every round: the best model kept, a stop decided, the row and the checkpoint written."""
+
+import json
+import logging
+import math
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fedfrozen_app.config import Config
+from fedfrozen_app.errors import RunFailed
+from fedfrozen_app.files import checkpoint, disk
+from fedfrozen_app.files.rows import Row
+from fedfrozen_app.local.resident import simulated
+from fedfrozen_app.server.base import PlannedFedAvg
+
+log = logging.getLogger(__name__)
+Outcome = tuple[bool, Row]
+BEST = "best.safetensors"
+DEAD_WORKER = re.compile(r"ray\.exceptions\.(ActorDied|OutOfMemory)Error")
+
+
+@dataclass
+class BestModel:
+    """Keeps the model of the best round by the server's validation rows, and stops when none gets better.
+
+    The test set has no say here: whoever chooses a round by it reports a number that is too good.
+    """
+
+    folder: Path
+    patience: int | None = None
+    best: float = -math.inf
+    round: int | None = None
+    waited: int = 0
+    metadata: dict[str, str] = field(default_factory=dict)
+
+    def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
+        score = row.get("val_f1", row.get("val_accuracy"))
+        if score is None or row["round"] == 0:
+            return False, {}
+        if score > self.best:
+            self.best, self.round, self.waited = score, row["round"], 0
+            whose = self.metadata | {"round": str(self.round)}
+            disk.replace_tensors(strategy.model, self.folder / BEST, whose)
+            return False, {}
+        self.waited += 1
+        if self.gave_up:
+            log.info("No better validation accuracy in %d evaluations: stopping early.", self.waited)
+        return self.gave_up, {}
+
+    @property
+    def gave_up(self) -> bool:
+        return self.patience is not None and self.waited >= self.patience
+
+    def state_dict(self) -> dict[str, Any]:
+        best = None if self.round is None else self.best  # -inf is no JSON
+        return {"best": best, "round": self.round, "waited": self.waited}
+
+    def go_on(self, state: dict[str, Any], run: Path) -> None:
+        """From a checkpoint of `run`, with the model that it calls the best: if that is gone, without any."""
+        if state["round"] is None:
+            return
+        if not disk.same_round(run / BEST, state["round"]):
+            log.info("The model of round %d, the best until then, is gone: choosing anew.", state["round"])
+            return
+        if run.resolve() != self.folder.resolve():
+            shutil.copyfile(run / BEST, self.folder / BEST)
+        self.best, self.round, self.waited = state["best"], state["round"], state["waited"]
+
+
+@dataclass
+class Checkpoints:
+    """Writes a checkpoint every so many rounds, and after the last."""
+
+    folder: Path
+    config: dict[str, Any]
+    overrides: list[str]
+    every: int
+    keep: int
+    num_rounds: int
+    best: BestModel
+    client_state: Callable[[], dict[str, dict[str, Tensor]]]
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        resolved_config: dict[str, Any],
+        overrides: list[str],
+        folder: Path,
+        best: BestModel,
+        client_state: Callable[[], dict[str, dict[str, Tensor]]],
+    ) -> "Checkpoints":
+        how = config.checkpoint
+        place = folder / "checkpoints"
+        return cls(
+            place, resolved_config, overrides, how.every, how.keep, config.num_rounds, best, client_state
+        )
+
+    def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
+        number = row["round"]
+        if not self.every or number == 0 or (number % self.every and number != self.num_rounds):
+            return False, {}
+        began = time.perf_counter()
+        state = checkpoint.Checkpoint(
+            round=number,
+            config=self.config,
+            overrides=self.overrides,
+            model=strategy.model,
+            row=row,
+            ledger=strategy.federation.conversation.ledger.state_dict(),
+            hooks={"best": self.best.state_dict(), "private": bool(strategy.plan(number).private)},
+            clients=self.client_state(),
+            strategy=strategy.state(),
+            metadata=self.best.metadata,
+        )
+        checkpoint.write(state, self.folder, self.keep)
+        row["seconds"]["checkpoint"] = time.perf_counter() - began
+        return False, {}
+
+
+@dataclass
+class PrivacySpent:
+    """Adds the largest ε among all clients so far, not only those of the round, and whom it protects."""
+
+    unit: str
+    seeded: bool
+    spent: dict[str, float] = field(default_factory=dict)
+
+    def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
+        self.look_back([row])
+        more: Row = {"epsilon_max": max(self.spent.values(), default=0.0), "privacy_unit": self.unit}
+        if self.seeded:
+            more["private"] = False
+        return False, more
+
+    def look_back(self, rows: list[Row]) -> None:
+        for row in rows:
+            self.spent.update(row.get("epsilon", {}))
+
+
+class WorkersAlive:
+    """Ends a simulation in which a Ray worker has died.
+
+    Flower starts no other and goes on handing orders to the dead one, which fails them at once and so takes
+    most of those of every later round.
+    """
+
+    def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
+        if simulated() and any(DEAD_WORKER.search(failure) for failure in row.get("failures", ())):
+            raise RunFailed(
+                f"A worker of Flower's simulation died in round {row['round']} (its machine was lost, or had "
+                "no memory left), and Flower starts no other: go on with `fedfrozen resume RUN`; with a "
+                "larger runtime.cpus_per_client fewer workers share a machine's memory."
+            )
+        return False, {}
+
+
+@dataclass
+class MetricsFile:
+    """Appends the row to `metrics.jsonl`."""
+
+    path: Path
+
+    def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        return False, {}
+
+    def go_on_after(self, row: Row, earlier: list[Row]) -> None:
+        """Leave the rows up to a checkpoint's: its own may be missing, later ones belong to a lost future."""
+        rows = [old for old in earlier if old["round"] < row["round"]] + [row]
+        if lost := sorted({*range(row["round"])} - {old["round"] for old in rows}):
+            told = ", ".join(map(str, lost))
+            log.warning("The rows of rounds %s are lost: what is summed over rounds leaves them out.", told)
+        disk.replace_file(self.path, "".join(json.dumps(old) + "\n" for old in rows))
+
+
+class Shows(Protocol):
+    def update(self, row: Row) -> None: ...
+
+
+@dataclass
+class ShowProgress:
+    progress: Shows
+
+    def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
+        self.progress.update(row)
+        return False, {}

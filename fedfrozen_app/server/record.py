@@ -1,0 +1,108 @@
+"""What a round gathers while its replies come in, and the row it becomes in `metrics.jsonl`."""
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fedfrozen_app.exchange.count import Traffic
+from fedfrozen_app.exchange.messages import Reply
+from fedfrozen_app.files.rows import Row
+from fedfrozen_app.server.aggregate import RunningMean
+
+log = logging.getLogger(__name__)
+# Kept client by client as well: an average hides the client that a model serves badly.
+PER_CLIENT = (
+    *("client_val_before", "client_val_after", "personal_accuracy", "personal_f1"),
+    *("test_accuracy", "test_f1"),
+)
+
+
+@dataclass
+class RoundRecord:
+    number: int
+    mean: RunningMean
+    quorum: float = 0.0  # share of the cohort
+    traffic: Traffic = field(default_factory=Traffic)
+    failures: list[str] = field(default_factory=list)
+    metrics: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)  # by name, then by client
+    weights: list[int] = field(default_factory=list)
+    spent: dict[str, tuple[float, float]] = field(default_factory=dict)  # client: (ε, δ), with privacy on
+    began: float = field(default_factory=time.perf_counter)
+    aggregating: float = 0.0  # seconds
+    discarded: str | None = None  # why the round changed nothing, although replies were sound
+
+    def take(self, client: str, reply: Reply | str) -> bool:
+        """Fold a reply in, or note why it was set aside; whether it was taken."""
+        folding = time.perf_counter()
+        if isinstance(reply, Reply) and "epsilon" in reply.metrics:  # it has left the client, taken or not
+            self.spent[client] = reply.metrics.pop("epsilon"), reply.metrics.pop("delta")
+        refused = reply if isinstance(reply, str) else self.mean.add(reply.arrays, float(reply.examples))
+        if refused is not None:
+            self.failures.append(f"Client {client} was set aside: it {refused}.")
+            log.warning("Round %d: %s", self.number, self.failures[-1])
+        elif isinstance(reply, Reply):
+            self.weights.append(reply.examples)
+            for key, value in reply.metrics.items():
+                self.metrics.setdefault(key, {})[client] = (value, reply.examples)
+        if isinstance(reply, Reply):
+            reply.arrays = {}  # the next reply comes before this one is forgotten
+        self.aggregating += time.perf_counter() - folding
+        return refused is None
+
+    def finish(self, cohort: int) -> tuple[dict[str, Tensor], Row]:
+        """The new values and the drift; nothing where fewer replies were sound than the round must have."""
+        sound = cohort - len(self.failures)
+        if sound / max(cohort, 1) >= self.quorum:  # 0.56 · 25 is more than 14 in floating point
+            if (problem := self.mean.problem()) is None:
+                return self.mean.finish()
+        else:
+            problem = f"{sound} of {cohort} replies were sound, fewer than its quorum"
+        self.discarded = problem
+        log.warning("Round %d: %s; the model stays as it was.", self.number, problem)
+        return {}, {}
+
+    def row(self, stage: str, cohort: Sequence[str], trained_params: int, drift: Row) -> Row:
+        if len(self.failures) == len(cohort):
+            log.warning("Round %d: no client gave a sound reply; the model stays as it was.", self.number)
+        row: Row = {
+            "round": self.number,
+            "stage": stage,
+            **{key: _mean(clients.values()) for key, clients in self.metrics.items()},
+            "bytes_up": self.traffic.up,
+            "bytes_down": self.traffic.down,
+            "bytes_up_by_role": dict(self.traffic.up_by_role),
+            "bytes_down_by_role": dict(self.traffic.down_by_role),
+            "trained_params": trained_params,
+            "clients": list(cohort),
+            "clients_ok": len(cohort) - len(self.failures),
+            "clients_failed": len(self.failures),
+            "drift": drift,
+        }
+        by_client = {key: self.metrics[key] for key in PER_CLIENT if key in self.metrics}
+        if by_client:
+            row["by_client"] = {
+                key: {client: clients[client][0] for client in cohort if client in clients}
+                for key, clients in by_client.items()
+            }
+        if self.weights:  # how many equal clients these weights amount to: 1 / Σ wᵢ²
+            row["effective_clients"] = sum(self.weights) ** 2 / sum(n**2 for n in self.weights)
+        if self.spent:
+            row["epsilon"] = {client: epsilon for client, (epsilon, _) in self.spent.items()}
+            row["delta"] = max(delta for _, delta in self.spent.values())
+        if self.mean.gate and (usual := self.mean.gate.usual()) is not None:
+            row["usual_norm"] = usual
+        if self.failures:
+            row["failures"] = self.failures
+        if self.discarded:
+            row["discarded"] = self.discarded
+        training = time.perf_counter() - self.began - self.aggregating
+        row["seconds"] = {"train": training, "aggregate": self.aggregating}
+        return row
+
+
+def _mean(weighted: Iterable[tuple[float, int]]) -> float:
+    pairs = list(weighted)
+    return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)

@@ -1,0 +1,103 @@
+"""Robust aggregation, by configuration: what one poisoned update can do to the mean, it cannot do to these.
+
+Trimmed mean and median: Yin et al., "Byzantine-Robust Distributed Learning", arXiv 1803.01498.
+Krum: Blanchard et al., "Machine Learning with Adversaries", arXiv 1703.02757: the score of update i is
+Σ‖uᵢ − uⱼ‖² over its n − f − 2 nearest neighbours j; the n − f updates with the smallest scores are averaged.
+
+Each name is combined over the clients that sent it. All replies of a round are held until its end.
+"""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
+from torch import Tensor
+
+from fedfrozen_app.config import AggregationConfig
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.server.aggregate import Gate, RunningMean
+
+
+def replies_needed(how: AggregationConfig) -> int:
+    return how.malicious + 3 if how.name == "krum" else 1
+
+
+def check_cohort(how: AggregationConfig, size: int) -> None:
+    """Fewer clients a round than it needs replies would never change the model."""
+    if size < (needed := replies_needed(how)):
+        raise UserError(
+            f"Krum with aggregation.malicious={how.malicious} needs {needed} clients in a "
+            f"round, and there are {size}: raise num_clients or participation, or lower it."
+        )
+
+
+class HeldReplies(RunningMean):
+    """The mean of all replies, whose checks and drift hold here too, and beside it each reply for itself."""
+
+    def __init__(
+        self, how: AggregationConfig, model: Mapping[str, Tensor], group: Callable, gate: Gate | None
+    ) -> None:
+        super().__init__(model, group, gate)
+        self._how = how
+        self._held: list[tuple[dict[str, Tensor], float]] = []
+
+    def add(self, arrays: Mapping[str, Tensor], weight: float) -> str | None:
+        refused = super().add(copied(arrays), weight)
+        if refused is None:
+            self._held.append((dict(arrays), weight))
+        return refused
+
+    def problem(self) -> str | None:
+        needed = replies_needed(self._how)
+        if 0 < len(self._held) < needed:
+            return f"{len(self._held)} sound replies came, and Krum needs {needed}"
+        return None
+
+    def finish(self) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
+        if self._how.name == "krum" and self._held:
+            mean = RunningMean(self._model, self._group)
+            for number in closest(self._held, self._how.malicious):
+                arrays, weight = self._held[number]
+                mean.add(copied(arrays), weight)
+            return mean.finish()
+        merged, drift = super().finish()
+        return {name: self._combine(name) for name in merged}, drift
+
+    def _combine(self, name: str) -> Tensor:
+        values = [arrays[name] for arrays, _ in self._held if name in arrays]
+        stacked = np.stack([value.double().cpu().numpy() for value in values])  # (clients, *shape)
+        found = (
+            np.median(stacked, axis=0) if self._how.name == "median" else trim_mean(stacked, self._how.trim)
+        )
+        return torch.from_numpy(np.asarray(found)).to(values[0])
+
+
+def copied(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """For a mean, which turns what it is given into updates in place."""
+    return {name: tensor.clone() for name, tensor in arrays.items()}
+
+
+def closest(held: list[tuple[dict[str, Tensor], float]], malicious: int) -> list[int]:
+    """The numbers of the n − f replies with the smallest Krum scores, over the names that all sent."""
+    names = [name for name in held[0][0] if all(name in arrays for arrays, _ in held)]
+    rows = torch.stack([torch.cat([arrays[n].double().flatten() for n in names]) for arrays, _ in held])
+    squares = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()  # (n, n)
+    near = squares.sort(dim=1).values[:, 1 : len(held) - malicious - 1]  # without itself: n − f − 2 of them
+    order = near.sum(dim=1).argsort(stable=True)
+    return sorted(order[: len(held) - malicious].tolist())
+
+
+def make_aggregator(
+    how: AggregationConfig,
+    model: Mapping[str, Tensor],
+    group: Callable[[str], str | None],
+    usual: float | None,
+    *,
+    zero_fill: bool = False,
+) -> RunningMean:
+    """What this round's replies go into; `zero_fill` is the mean's alone."""
+    gate = None if how.far_out is None else Gate(how.far_out, usual)
+    if how.name == "mean":
+        return RunningMean(model, group, gate, zero_fill=zero_fill)
+    return HeldReplies(how, model, group, gate)

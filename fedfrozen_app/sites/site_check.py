@@ -1,0 +1,219 @@
+"""`fedfrozen site check [KIT]`: in plain words, whether this site can take part; `site audit`: its record."""
+
+import datetime
+import json
+import shutil
+import socket
+import ssl
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL  # internal
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest  # internal
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor  # internal
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes  # internal
+from flwr.supernode.fleet_http_client import FleetHttpClient  # internal
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # internal
+
+from fedfrozen_app.arguments import Arguments
+from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.data.federated import load_corpus
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.sites.audit_log import read_audit
+from fedfrozen_app.sites.kit import Kit
+from fedfrozen_app.sites.policy import Policy
+from fedfrozen_app.sites.store import Budget
+from fedfrozen_app.words import counted
+
+MIN_FREE_GB = 2.0
+EXPIRED = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
+SECRETS = ("node.key", "executor.secret")
+UNTOLD = ("time", "event", "previous", "digest", "bundle")  # of an entry, where it is shown in a line
+
+
+def main(arguments: list[str]) -> None:
+    """The verb: every check on its own line; exit code 2 when one of them fails."""
+    parser = Arguments("fedfrozen site check", description=__doc__)
+    parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
+    kit = Kit.read(parser.parse_args(arguments).kit)
+    failed = 0
+    for name, check in CHECKS.items():
+        try:
+            print(f"ok      {name}: {check(kit)}")
+        except UserError as error:
+            failed += 1
+            print(f"FAILED  {name}: {error}")
+    if failed:
+        raise UserError(f"{failed} of {len(CHECKS)} checks of the site {kit.name} failed: see above.")
+
+
+def audit(arguments: list[str]) -> None:
+    """`fedfrozen site audit [KIT]`: the audit log, one line an event."""
+    parser = Arguments("fedfrozen site audit", description="What was asked, sent and refused.")
+    parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
+    kit = Kit.read(parser.parse_args(arguments).kit)
+    for entry in read_audit(kit.audit):
+        head = f"{entry['time'][:19]}  {entry['event']:8}"
+        if entry["event"] == "sent":
+            epsilon = "" if entry["epsilon"] is None else f", epsilon {entry['epsilon']:g}"
+            again = ", again" if entry.get("again") else ""
+            print(
+                f"{head}run {entry['run']} round {entry['round']}: {counted(len(entry['arrays']), 'array')}, "
+                f"{entry['bytes']} bytes from {counted(entry['examples'], 'example')}{epsilon}{again}"
+            )
+        else:
+            rest = {k: v for k, v in entry.items() if k not in UNTOLD}
+            print(f"{head}{json.dumps(rest)}")
+
+
+def check_files(kit: Kit) -> str:
+    for name in SECRETS:
+        path = kit.folder / name
+        if not path.exists():
+            raise UserError(f"{path} is missing: ask for the kit again.")
+        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise UserError(f"others can read {path}: chmod 600 {path}.")
+    return f"the secrets of {kit.folder} are its owner's alone"
+
+
+def check_policy(kit: Kit) -> str:
+    policy = Policy.read(kit.policy)
+    return f"strategies {', '.join(policy.strategies)}; roles {', '.join(policy.upload_roles)}"
+
+
+def check_name(kit: Kit) -> str:
+    host, _ = _server(kit)
+    try:
+        found = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(host, None)})
+    except OSError as error:
+        raise UserError(f"the server's name {host} does not resolve ({error.strerror}).") from error
+    return f"{host} is {', '.join(found)}"
+
+
+def check_tls(kit: Kit) -> str:
+    host, port = _server(kit)
+    context = ssl.create_default_context(cadata=_authority(kit))
+    try:
+        with (
+            socket.create_connection((host, port), timeout=10) as raw,
+            context.wrap_socket(raw, server_hostname=host) as wrapped,
+        ):
+            certificate = wrapped.getpeercert()
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code == EXPIRED:
+            raise UserError(
+                "the server's certificate has expired, or this machine's clock is wrong: ask the server for "
+                "a new one (fedfrozen provision --renew server)."
+            ) from error
+        raise UserError(
+            f"the server's certificate is not this federation's ({error.verify_message}): do not go on."
+        ) from error
+    except ssl.SSLError as error:
+        raise UserError(f"{kit.superlink} does not speak TLS ({error.reason}): do not go on.") from error
+    except OSError as error:
+        raise UserError(f"{kit.superlink} cannot be reached ({error}): is a firewall in between?") from error
+    until = ssl.cert_time_to_seconds(str((certificate or {})["notAfter"]))
+    days = int((until - datetime.datetime.now(datetime.UTC).timestamp()) // 86400)
+    return f"the server's certificate verifies, for {days} more days"
+
+
+def check_key(kit: Kit) -> str:
+    try:
+        key = load_ssh_private_key((kit.folder / "node.key").read_bytes(), password=None)
+    except (OSError, ValueError) as error:
+        raise UserError(f"node.key cannot be read ({error}): ask for the kit again.") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise UserError("node.key is no elliptic-curve key: ask for the kit again.")
+    if _listens(kit.port):
+        return "this site's SuperNode is up, and only a registered one stays up"
+    guards = (
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(key, key.public_key()),
+    )
+    authority = _authority(kit).encode()
+    request = ActivateNodeRequest(
+        public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+    )
+    try:
+        with FleetHttpClient.from_server_address(kit.superlink, False, authority, guards) as client:
+            node = client.ActivateNode(request).node_id
+            client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+    except httpx.HTTPStatusError as error:
+        raise UserError(
+            "the server does not know this site's key, or somebody uses it now: ask it to run register.sh."
+        ) from error
+    except httpx.HTTPError as error:
+        raise UserError(f"the server could not be asked ({error}).") from error
+    return f"registered, as node {node}"
+
+
+def check_data(kit: Kit) -> str:
+    if kit.data_path is not None and not Path(kit.data_path).exists():
+        raise UserError(f"{kit.data_path} does not exist: set data in site.yaml to where the data lie.")
+    config = read(resolved(compose_config([f"dataset={kit.data_kind}"])))
+    corpus = load_corpus(config, kit.data_path)
+    rows, least = len(corpus.train), Policy.read(kit.policy).min_examples
+    if rows < least:
+        raise UserError(f"{counted(rows, 'row')} to train on, fewer than the policy's min_examples={least}.")
+    return f"{counted(rows, 'row')} to train on, classes {', '.join(corpus.classes[:10])}"
+
+
+def check_disk(kit: Kit) -> str:
+    try:
+        kit.var.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{kit.var} cannot be written ({error.strerror}): it must be a folder.") from error
+    free = shutil.disk_usage(kit.var).free / 1e9
+    needed = kit.cache_gb + MIN_FREE_GB
+    if free < needed:
+        raise UserError(f"{free:.1f} GB free in {kit.var}, {needed:.1f} needed: make room or lower cache_gb.")
+    return f"{free:.0f} GB free"
+
+
+def check_record(kit: Kit) -> str:
+    entries = read_audit(kit.audit)
+    spent = Budget(kit.var / "state" / "budget.json").spent()
+    return f"{len(entries)} entries, unbroken; epsilon {spent:g} spent"
+
+
+def _authority(kit: Kit) -> str:
+    """The certificate that vouches for the server, as text."""
+    path = kit.folder / "ca.crt"
+    try:
+        text = path.read_text("ascii")
+        x509.load_pem_x509_certificate(text.encode())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}): ask for the kit again.") from error
+    return text
+
+
+def _server(kit: Kit) -> tuple[str, int]:
+    host, _, port = kit.superlink.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"superlink: {kit.superlink} in site.yaml is not HOST:PORT.")
+    return host.strip("[]"), int(port)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+CHECKS: dict[str, Callable[[Kit], str]] = {
+    "files": check_files,
+    "policy": check_policy,
+    "name": check_name,
+    "TLS": check_tls,
+    "key": check_key,
+    "data": check_data,
+    "disk": check_disk,
+    "audit log": check_record,
+}

@@ -1,0 +1,53 @@
+"""The page of a sweep, finished or not: how each run stands, then the comparison of those that are done."""
+
+import shlex
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from fedfrozen_app.compare import compare_page as comparison
+from fedfrozen_app.compare.collect import collect
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.files import status
+from fedfrozen_app.files.folders import run_folders
+from fedfrozen_app.files.rows import metric_name, number, read_rows
+from fedfrozen_app.report.console import rounds_text
+from fedfrozen_app.report.curves import series
+from fedfrozen_app.report.html import document, fold, raw_table
+from fedfrozen_app.report.summary import read_summary
+
+
+def sweep_page(folder: Path, *, link: comparison.Link, version: str = "") -> str:
+    runs = run_folders([folder])
+    states = f"<h2>Runs so far</h2>{_states(runs, link)}"
+    try:
+        found = collect(runs)
+    except UserError as error:  # nothing has finished, or the runs cannot be compared: the page says so
+        header = f'<h1>{escape(folder.resolve().name)}</h1><p class="soft">{escape(str(error))}</p>'
+        return document(folder.name, header, states, [], version=version)
+    return comparison.render(found, link=link, first=states, version=version)
+
+
+def _states(runs: Sequence[Path], link: comparison.Link) -> str:
+    facts = []
+    for run in runs:
+        rows = read_rows(run) if (run / "metrics.jsonl").is_file() else []
+        summary = read_summary(run, rows)
+        metric = metric_name(rows)
+        scores = series(rows, f"test_{metric}").values
+        known = status.read(run)  # the only word of a run that failed before its first checkpoint
+        words = shlex.split(str(summary.get("command", "")))[1:] or (known.overrides if known else [])
+        facts.append((run, words, rows, summary, scores))
+    everywhere = set.intersection(*(set(words) for _, words, *_ in facts)) if len(facts) > 1 else set()
+    body = []
+    for run, words, rows, summary, scores in facts:
+        own = " ".join(word for word in words if word not in everywhere) or run.name
+        target = link(run)
+        name = escape(own) if target is None else f'<a href="{escape(target)}">{escape(own)}</a>'
+        score = f"{number(scores[-1]):.4f}" if scores else ""
+        state = escape(str(summary.get("status", "completed")))
+        done = rounds_text(rows, {**summary, "status": "completed"})  # the state has its own column
+        body.append([name, escape(run.name), state, score, escape(done)])
+    told = raw_table(["settings", "run", "state", "test", "rounds"], body)
+    complete = all(summary.get("status", "completed") == "completed" for *_, summary, _ in facts)
+    return fold(f"How each run stands ({len(body)})", told, unfolded=not complete)

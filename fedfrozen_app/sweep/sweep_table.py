@@ -1,0 +1,76 @@
+"""What became of the runs of a sweep, gathered from their folders."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from fedfrozen_app.files import status
+from fedfrozen_app.report.console import human_bytes, human_seconds
+
+
+@dataclass(frozen=True)
+class Member:
+    folder: Path
+    status: status.Status
+    summary: dict[str, Any]  # empty where there is none yet
+
+
+def members(sweep: Path, token: str | None = None) -> list[Member]:
+    """The runs in a sweep's folder; with a token, those that this one sweep asked for."""
+    found = []
+    for path in sweep.glob(f"*/{status.FILE}"):
+        known = status.read(path.parent)
+        if known is not None and token in (None, known.sweep):
+            found.append(Member(path.parent, known, read_summary(path.parent)))
+    return sorted(found, key=lambda one: (len(one.folder.name), one.folder.name))
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Of a run that has one; a run that is going on has not."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
+
+
+def state_of(known: status.Status) -> str:
+    """In words: "complete", "kept", or why it is neither."""
+    if known.state == "complete":
+        return "kept" if known.kept else "complete"
+    if known.state == "running":
+        return (
+            "running" if known.alive else "died: its process ended without a word (killed, or out of memory?)"
+        )
+    return f"{known.state}: {known.reason}" if known.reason else known.state
+
+
+def sweep_table(folder: Path, found: list[Member]) -> Table:
+    swept = [word for one in found for word in one.status.overrides]
+    everywhere = {word for word in swept if swept.count(word) == len(found)}
+    table = Table(title=Text(f"Sweep {folder}"), title_justify="left")
+    for title in ("run", "settings", "final test", "sent up", "time", "state"):
+        table.add_column(
+            title, overflow="fold", justify="right" if title in ("final test", "sent up") else "left"
+        )
+    for one in found:
+        settings = " ".join(word for word in one.status.overrides if word not in everywhere)
+        table.add_row(
+            *map(Text, (one.folder.name, settings, *result_cells(one.summary), state_of(one.status)))
+        )
+    return table
+
+
+def result_cells(summary: dict[str, Any]) -> tuple[str, str, str]:
+    """Final test figure, bytes up, time."""
+    final = summary.get("final_test_f1", summary.get("final_test_accuracy"))
+    sent, seconds = summary.get("total_bytes_up"), summary.get("seconds")
+    return (
+        "" if final is None else f"{final:.4f}",
+        "" if sent is None else human_bytes(sent),
+        "" if seconds is None else human_seconds(seconds),
+    )

@@ -1,0 +1,194 @@
+"""The cohort runner against the sequential one: the same updates, whatever the block."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.files.checkpoint import read as checkpoint_of
+from fedfrozen_app.local.slots import cheapest_size, take_turns
+from tests.app.test_bytes import BERT, GPT2, LLAMA, checkpoint
+from tests.conftest import same_bits
+from tests.flower.test_runtimes import is_key_bias
+
+THREE_ROUNDS = ["num_rounds=3", "checkpoint.keep=9"]  # FedFrozen's default freezes after the first
+
+
+def compare(one, other, tolerance, per_tensor):
+    """Movements of both runs in every round, within `tolerance` of each tensor's or of the whole."""
+    for server_round in (2, 3):
+        before = one.model_after(server_round - 1)
+        apart, moved = {}, {}
+        for name, value in one.model_after(server_round).items():
+            difference = value.double() - other.model_after(server_round)[name].double()
+            apart[name] = difference.norm().item()
+            moved[name] = (value.double() - before[name].double()).norm().item()
+        biases = [name for name in apart if is_key_bias(name)]
+        if per_tensor:
+            # Softmax ignores key biases: their true movement is zero, so only its size can be compared.
+            assert all(apart[name] <= 1e-9 for name in biases)
+            for name in apart:
+                # A frozen tensor does not move, but carries what the warm-up's rounding left.
+                assert is_key_bias(name) or apart[name] <= tolerance * max(moved[name], before[name].norm())
+        else:
+            whole = sum(value**2 for name, value in moved.items() if name not in biases) ** 0.5
+            error = sum(value**2 for name, value in apart.items() if name not in biases) ** 0.5
+            assert error <= tolerance * whole
+    for row, twin in zip(one.rows, other.rows, strict=True):
+        for key in ("bytes_up", "bytes_down", "bytes_up_by_role", "clients", "stage", "trained_params"):
+            assert row.get(key) == twin.get(key), key
+
+
+@pytest.mark.parametrize("client", ["client=adamw", "client=sgd"])
+@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedfrozen"])
+def test_cohort_equals_sequential_in_float64(train, strategy, client):
+    words = [f"strategy={strategy}", client, "model.dtype=float64", *THREE_ROUNDS]
+    if strategy == "fedprox":
+        # With Adam the pull blows a key bias's rounding noise up by lr·mu/1e-8 a step: keep that small.
+        words += ["strategy.mu=0.01", "client.lr=1e-4", "client.local_steps=3"]
+    one = train(*words, folder="one")
+    other = train(*words, "runtime.runner=cohort", folder="other")
+    compare(one, other, 1e-9, per_tensor=True)
+    for row, twin in zip(one.rows[1:], other.rows[1:], strict=True):
+        assert row["train_loss"] == pytest.approx(twin["train_loss"], rel=1e-9)
+        for key in ("client_val_before", "client_val_after", "test_accuracy"):
+            assert row[key] == twin[key]
+        for group, drift in row["drift"].items():
+            assert drift == pytest.approx(twin["drift"][group], rel=1e-6)
+
+
+@pytest.mark.parametrize("client", ["client=adamw", "client=sgd"])
+def test_cohort_equals_sequential_in_float32(train, client):
+    words = [client, "client.local_steps=5", "client.lr_schedule=constant", *THREE_ROUNDS]
+    compare(
+        train(*words, folder="one"),
+        train(*words, "runtime.runner=cohort", folder="other"),
+        1e-3,
+        per_tensor=False,
+    )
+
+
+@pytest.mark.parametrize("extra", ["client.clip=0.05", "client.class_weights=true"])
+def test_clipping_and_class_weights_are_each_client_s_own(train, extra):
+    words = ["model.dtype=float64", extra, *THREE_ROUNDS]
+    one = train(*words, folder="one")
+    compare(one, train(*words, "runtime.runner=cohort", folder="other"), 1e-9, per_tensor=True)
+
+
+def test_slots_do_not_change_the_result(train):
+    words = ["model.dtype=float64", "num_clients=5", "runtime.runner=cohort", *THREE_ROUNDS]
+    whole = train(*words, folder="whole")
+    for size in (1, 2, 3):
+        parts = train(*words, f"runtime.max_block={size}", folder=str(size))
+        compare(whole, parts, 1e-9, per_tensor=True)
+
+
+def test_a_cohort_run_repeats_to_the_bit(train):
+    one, other = (train("runtime.runner=cohort", folder=name) for name in "ab")
+    assert same_bits(one.model, other.model)
+
+
+def no_dropout(config):
+    """Dropout draws differ between the runners."""
+    return type(config)(**{k: 0.0 if "drop" in k and v else v for k, v in config.to_dict().items()})
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama", "gpt2"])
+def test_text_models_with_masks_train_as_a_cohort(train, tmp_path, kind):
+    lines = ["text,label", *(f"{'good ' * (n % 7)}note {n},{n % 2}" for n in range(90))]
+    path = tmp_path / "notes.csv"
+    path.write_text("\n".join(lines))
+    words = ["dataset=text", f"dataset.path={path}", "dataset.max_tokens=24", "num_clients=3"]
+    model = checkpoint(no_dropout({"bert": BERT, "llama": LLAMA, "gpt2": GPT2}[kind]), tmp_path / "model")
+    words += ["model=checkpoint", f"model.path={model}"]
+    words += ["partition=iid", "model.dtype=float64", "client.local_steps=3", *THREE_ROUNDS]
+    one = train(*words, folder="one", small=False)
+    other = train(*words, "runtime.runner=cohort", folder="other", small=False)
+    compare(one, other, 1e-9, per_tensor=True)
+
+
+def test_one_diverging_client_is_set_aside_alone(train, monkeypatch):
+    from fedfrozen_app.local.step import Step
+
+    real = Step.finish
+
+    def diverge(self, *given):
+        values, losses = real(self, *given)
+        values[1, 5] = torch.nan
+        return values, losses
+
+    monkeypatch.setattr(Step, "finish", diverge)
+    run = train("runtime.runner=cohort", "partition=iid")  # equal sizes: one block
+    for row in run.rows[1:]:
+        assert row["clients_ok"] == 2 and "not finite" in row["failures"][0]
+    assert all(torch.isfinite(value).all() for value in run.model.values())
+
+
+def test_private_models_train_together_and_stay_apart(train):
+    words = ["strategy=local", "model.dtype=float64", "personal=false"]
+    one = train(*words, folder="one")
+    other = train(*words, "runtime.runner=cohort", folder="other")
+    states = [checkpoint_of(run.folder / "checkpoints" / "3").clients for run in (one, other)]
+    assert set(states[0]) == set(states[1]) == {"0", "1", "2"}
+    for client, arrays in states[0].items():
+        for name, value in arrays.items():
+            if not is_key_bias(name):
+                torch.testing.assert_close(states[1][client][name], value, rtol=1e-6, atol=1e-8)
+    for row, twin in zip(one.rows[1:], other.rows[1:], strict=True):
+        assert row["train_loss"] == pytest.approx(twin["train_loss"], rel=1e-9)
+        assert row["test_accuracy"] == pytest.approx(twin["test_accuracy"])
+        assert twin["bytes_up_by_role"] == {}
+
+
+@pytest.mark.parametrize("client", ["0", "1", "2"])
+def test_what_a_client_sent_is_kept_as_it_was_sent(train, client):
+    words = ["model.dtype=float64", "partition=iid", "num_rounds=1", f"checkpoint.uploads='{client}'"]
+    runs = [train(*words, f"runtime.runner={r}", folder=r) for r in ("sequential", "cohort")]
+    sent, twin = (load_file(run.folder / "uploads" / "1" / f"{client}.safetensors") for run in runs)
+    for name, value in sent.items():
+        torch.testing.assert_close(twin[name], value, rtol=1e-6, atol=1e-8)
+
+
+def test_dropout_differs_between_clients_and_still_learns(train):
+    words = ["model.config.hidden_dropout_prob=0.1", "dataset.limit=600", "client.local_epochs=4"]
+    losses = []
+    for runner in ("sequential", "cohort"):
+        words[3:] = [f"runtime.runner={runner}"]
+        runs = [train(*words, f"seed={number}", folder=f"{runner}{number}") for number in range(3)]
+        losses.append([run.rows[-1]["test_loss"] for run in runs])
+        assert all(run.rows[-1]["train_loss"] < run.rows[1]["train_loss"] for run in runs)
+    one, other = (torch.tensor(values) for values in losses)
+    assert abs(one.mean() - other.mean()) < 0.1 * one.mean()
+
+
+def test_flower_s_simulation_refuses_the_cohort_runner(capsys):
+    assert command(["runtime=flower", "runtime.runner=cohort"]) == 2
+    assert "one client a message" in capsys.readouterr().err
+
+
+def test_slots_follow_the_clients_batches():
+    assert cheapest_size([5] * 50, 50) == 50  # equal clients: all at once
+    assert cheapest_size([5] * 50, 20) == 17  # as many as fit: three turns of 17 cost less than of 20
+    assert cheapest_size([100, 100, 10, 10, 10, 10], 6) == 2  # the short ones after one another
+    assert cheapest_size([7], 1) == 1
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 12))
+def test_every_client_has_one_turn_and_a_slot_one_client_at_a_time(counts, slots):
+    turns = take_turns(counts, slots)
+    assert sorted(turn.client for turn in turns) == list(range(len(counts)))
+    assert all(turn.end - turn.begin == counts[turn.client] for turn in turns)
+    assert [turn.end for turn in turns] == sorted(turn.end for turn in turns)
+    for slot in range(slots):
+        own = sorted((turn for turn in turns if turn.slot == slot), key=lambda turn: turn.begin)
+        assert [turn.begin for turn in own] == [0, *(turn.end for turn in own)][: len(own)]  # no gap
+    # Longest first is never more than a third above the best there is (Graham, 1969).
+    assert turns[-1].end <= 4 / 3 * max(max(counts), -(-sum(counts) // slots), _two_in_a_slot(counts, slots))
+
+
+def _two_in_a_slot(counts, slots):
+    """With more clients than slots two of the longest share one."""
+    longest = sorted(counts, reverse=True)[: slots + 1]
+    return sum(longest[-2:]) if len(longest) > slots else 0

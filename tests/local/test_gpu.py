@@ -1,0 +1,158 @@
+"""What only a GPU can show: recorded and compiled steps give what plain ones give."""
+
+import logging
+
+import pytest
+import torch
+
+from fedfrozen_app.data.table import Table
+from fedfrozen_app.digests import digests
+from fedfrozen_app.files import checkpoint
+from fedfrozen_app.local import cohort
+from fedfrozen_app.privacy.dpsgd import ExampleGradients, plain_loss
+from fedfrozen_app.privacy.ghost import GhostClipping
+from tests.conftest import same_bits
+from tests.flower.test_runtimes import is_key_bias
+from tests.privacy.test_dpsgd import parts, task_of
+from tests.server.test_wire import run_wired
+from tests.strategies import dual
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+WORDS = ["device=cuda", "num_rounds=3", "checkpoint.keep=9", "client.local_steps=5", "num_clients=4"]
+WORDS += ["client.lr_schedule=constant"]  # FedFrozen freezes after the first round
+EAGER = ["runtime.runner=sequential", "runtime.capture=false"]
+
+
+def distance(start, one, other):
+    """Between two runs' ends, as a share of how far the first moved from its start; key biases left out."""
+    end, twin = one.model_after(3), other.model_after(3)
+    end = {name: value for name, value in end.items() if not is_key_bias(name)}
+    return between(end, twin) / between(end, start)
+
+
+def between(one, other):
+    """Over the names of the first."""
+    return float(sum((one[n].double() - other[n].double()).square().sum() for n in one) ** 0.5)
+
+
+@pytest.mark.parametrize("runner", ["cohort", "sequential"])
+@pytest.mark.parametrize("client", ["client=adamw", "client=sgd"])
+@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedfrozen"])
+def test_compiled_and_recorded_steps_equal_plain_ones(train, strategy, client, runner):
+    words = [*WORDS, f"strategy={strategy}", client]
+    plain = train(*words, *EAGER, folder="plain")
+    quick = train(*words, f"runtime.runner={runner}", folder="quick")
+    start = train(*words, "num_rounds=0", "strategy=fedavg", folder="start").model
+    assert distance(start, plain, quick) <= 1e-3
+    for row, twin in zip(plain.rows, quick.rows, strict=True):
+        for key in ("bytes_up", "bytes_down", "bytes_up_by_role", "clients", "stage", "trained_params"):
+            assert row.get(key) == twin.get(key), key
+
+
+def test_a_model_s_digests_do_not_depend_on_where_it_lies():
+    host = {"a": torch.randn(70_000, 3), "b": torch.randn(5, 7).bfloat16(), "c": torch.tensor(2.0)}
+    assert digests({name: tensor.cuda() for name, tensor in host.items()}) == digests(host)
+
+
+def test_the_same_seed_gives_the_same_bits(train):
+    words = [*WORDS, "runtime.runner=sequential"]
+    assert same_bits(train(*words, folder="one").model, train(*words, folder="other").model)
+
+
+OVER_THE_WIRE = {
+    "mean": ["strategy=fedfrozen"],
+    "median": ["strategy=fedavg", "aggregation=median"],
+    "layers of their own, pruned": ["strategy=safl", "strategy.top_k=1", "strategy.keep=0.5"],
+    "private arrays": dual.WORDS,
+}
+
+
+@pytest.mark.parametrize("words", OVER_THE_WIRE.values(), ids=OVER_THE_WIRE)
+def test_replies_that_come_as_bytes_give_what_references_give(train, tmp_path, words):
+    words = [*words, "device=cuda", "runtime.runner=sequential", "num_rounds=2"]
+    small = words[0] != "strategy=pfeddc"
+    one = train(*words, folder="one", small=small)
+    assert same_bits(one.model, run_wired(tmp_path, extra=words, small=small).model)
+
+
+@pytest.mark.parametrize("words", OVER_THE_WIRE.values(), ids=OVER_THE_WIRE)
+def test_what_comes_from_a_checkpoint_gives_what_never_left(train, words):
+    words = [*words, "device=cuda", "runtime.runner=sequential", "client.lr_schedule=constant"]
+    small = words[0] != "strategy=pfeddc"
+    whole = train(*words, "num_rounds=3", folder="whole", small=small)
+    train(*words, "num_rounds=2", folder="halves", small=small)
+    halves = train(*words, "num_rounds=3", folder="halves", small=small, resume=True)
+    assert same_bits(whole.model, halves.model)
+
+
+def test_a_cohort_larger_than_the_free_memory_trains_in_turns_and_says_so(train, caplog, monkeypatch):
+    monkeypatch.setattr(cohort, "SPARE", 0.0)  # as if the card were full: one client at a time
+    words = [*WORDS, "runtime.runner=cohort", "num_clients=10", "dataset.limit=400", "partition=iid"]
+    with caplog.at_level(logging.INFO, "fedfrozen_app"):
+        run = train(*words)
+    assert "free memory holds 1 of the 10" in caplog.text and "trains 1 client at a time" in caplog.text
+    assert run.rows[-1]["clients_ok"] == 10
+
+
+def test_private_gradients_are_those_of_the_host(train):
+    model, inputs, labels = parts("bert")
+    names = [name for name, _ in model.named_parameters()]
+    _, host = ExampleGradients(model, task_of(model), names, plain_loss)(inputs, labels)
+    model = model.to("cuda")
+    moved = {key: value.to("cuda") for key, value in inputs.items()}
+    _, found = ExampleGradients(model, task_of(model), names, plain_loss)(moved, labels.to("cuda"))
+    for name in names:
+        torch.testing.assert_close(found[name].cpu(), host[name], rtol=1e-4, atol=1e-7)
+    for clipping in ("per_example", "ghost"):
+        words = ["privacy=dp_sgd", f"privacy.clipping={clipping}", "strategy=safl", "strategy.top_k=1"]
+        run = train(*WORDS, *words, folder=clipping)
+        assert run.rows[-1]["clients_ok"] == 4
+        assert 0 < run.rows[-1]["epsilon_max"] <= 8
+
+
+def test_ghost_clipping_gives_the_host_s_sums():
+    sums = []
+    for device in ("cpu", "cuda"):
+        model, inputs, labels = parts("bert")
+        model = model.to(device)
+        names = [name for name, _ in model.named_parameters() if "embeddings" not in name]
+        table = Table({key: value.to(device) for key, value in inputs.items()}, labels.to(device))
+        parameters = {name: model.get_parameter(name) for name in names}
+        GhostClipping(model, task_of(model), names, 0.1).load(table, parameters)
+        sums.append({name: value.grad.cpu() for name, value in parameters.items()})
+    for name, value in sums[0].items():
+        torch.testing.assert_close(sums[1][name], value, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("compile", ["true", "false"])
+@pytest.mark.parametrize("modalities", ["both", "text"])
+def test_stacked_prompts_and_private_rows_equal_one_client_after_another(train, modalities, compile):
+    """pFedDC: global prompts, and what each client keeps for itself, within 1e-3 of how far they moved."""
+    words = [*dual.WORDS, "device=cuda", "num_rounds=3", "client.local_steps=5", "client.fusion_lr=0.3"]
+    words += [f"strategy.modalities={modalities}", "participation=0.7"]  # some round goes on without each
+    plain = train(*words, *EAGER, folder="plain", small=False)
+    quick = train(*words, "runtime.runner=cohort", f"runtime.compile={compile}", folder="quick", small=False)
+    start = train(*words, "num_rounds=0", folder="start", small=False).model
+    one, other = ({"": run.model_after(3)} | private_parts(run, 3) for run in (plain, quick))
+    assert set(one) == set(other) == {"", "0", "1", "2"}
+    for client, arrays in one.items():
+        moved = between(arrays, start)
+        assert moved > 0 and between(arrays, other[client]) <= 1e-3 * moved, client
+    for row, twin in zip(plain.rows[1:], quick.rows[1:], strict=True):
+        assert row["clients"] == twin["clients"] and row["bytes_up_by_role"] == twin["bytes_up_by_role"]
+        assert twin["clients_failed"] == 0
+        for tower in ("text",) if modalities == "text" else ("text", "vision"):
+            gap = row[f"fusion_gap_{tower}"]
+            assert gap > 0 and twin[f"fusion_gap_{tower}"] == pytest.approx(gap, rel=1e-2)
+
+
+def test_private_rows_go_on_from_a_checkpoint(train):
+    words = [*dual.WORDS, "device=cuda", "runtime.runner=cohort"]
+    train(*words, "num_rounds=1", small=False)
+    run = train(*words, small=False, resume=True)
+    assert [row["clients_ok"] for row in run.rows[1:]] == [3, 3]
+
+
+def private_parts(run, server_round):
+    return checkpoint.read(run.folder / "checkpoints" / str(server_round)).clients

@@ -1,0 +1,82 @@
+"""The weighted mean and the drift, against arithmetic a reader can redo."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedfrozen_app.server.aggregate import RunningMean
+
+
+def tensor(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_two_clients_by_hand():
+    mean = RunningMean({"w": tensor(1.0, 1.0)}, lambda name: "rest")
+    assert mean.add({"w": tensor(2.0, 1.0)}, 1) is None  # u1 = (1, 0)
+    assert mean.add({"w": tensor(1.0, 3.0)}, 3) is None  # u2 = (0, 2)
+    merged, drift = mean.finish()
+    # 1/4 (1, 0) + 3/4 (0, 2) = (0.25, 1.5)
+    assert merged["w"].tolist() == [1.25, 2.5]
+    # Σ wᵢ‖uᵢ‖² = 1/4·1 + 3/4·4 = 3.25;  ‖ū‖² = 0.0625 + 2.25 = 2.3125
+    assert drift["rest"]["mean_update"] == pytest.approx(math.sqrt(2.3125))
+    assert drift["rest"]["rms"] == pytest.approx(math.sqrt(3.25 - 2.3125))
+
+
+def test_a_name_is_averaged_over_those_who_sent_it():
+    model = {"a": tensor(0.0), "b": tensor(0.0), "c": tensor(7.0)}
+    mean = RunningMean(model, lambda name: None)
+    mean.add({"a": tensor(2.0), "b": tensor(4.0)}, 1)
+    mean.add({"a": tensor(6.0)}, 3)
+    merged, drift = mean.finish()
+    assert merged["a"].item() == 5.0  # (1·2 + 3·6) / 4
+    assert merged["b"].item() == 4.0  # only the first client sent it
+    assert "c" not in merged  # nobody did: it keeps its value
+    assert drift == {}
+
+
+def test_groups_are_apart_and_what_is_not_sent_is_absent():
+    model = {"q": tensor(0.0), "v": tensor(0.0)}
+    mean = RunningMean(model, lambda name: {"q": "kernel", "v": "rest"}[name])
+    mean.add({"v": tensor(3.0)}, 1)
+    _, drift = mean.finish()
+    assert drift == {"rest": {"rms": 0.0, "mean_update": 3.0}}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_reply_that_is_not_finite_leaves_no_trace(bad):
+    model = {"a": tensor(1.0, 2.0), "b": tensor(0.0)}
+    mean = RunningMean(model, lambda name: "rest")
+    mean.add({"a": tensor(2.0, 2.0), "b": tensor(1.0)}, 1)
+    reason = mean.add({"a": tensor(5.0, 5.0), "b": tensor(bad)}, 1)
+    assert reason is not None and "not finite in b" in reason
+    merged, _ = mean.finish()
+    assert merged["a"].tolist() == [2.0, 2.0] and merged["b"].tolist() == [1.0]
+
+
+def test_nothing_added_changes_nothing():
+    assert RunningMean({"a": tensor(1.0)}, lambda name: "rest").finish() == ({}, {})
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 1000), st.lists(st.floats(-1e3, 1e3), min_size=3, max_size=3)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_any_replies_give_the_weighted_mean_and_a_real_drift(replies):
+    model = {"w": tensor(0.5, -2.0, 10.0)}
+    mean = RunningMean(model, lambda name: "rest")
+    total = sum(weight for weight, _ in replies)
+    expected = sum(weight * tensor(*values) for weight, values in replies) / total
+    for weight, values in replies:
+        assert mean.add({"w": tensor(*values)}, weight) is None
+    merged, drift = mean.finish()
+    torch.testing.assert_close(merged["w"], expected, rtol=1e-9, atol=1e-9)
+    spread = sum(w * (tensor(*v) - expected).square().sum().item() for w, v in replies) / total
+    assert drift["rest"]["rms"] ** 2 == pytest.approx(spread, rel=1e-6, abs=1e-5)

@@ -1,0 +1,164 @@
+"""Two clients, one round, numbers a reader can redo, through the real grid and the real exchange.
+
+Client i has i + 1 examples and adds (i + 1) to every value it trains.
+"""
+
+import pytest
+import torch
+from flwr.clientapp import ClientApp
+
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.arrays import to_record
+from fedfrozen_app.exchange.cache import Cache
+from fedfrozen_app.exchange.messages import Hello, Reply, hello_reply, read_train, train_reply
+from fedfrozen_app.inprocess.grid import InProcessGrid
+from fedfrozen_app.models.roles import Role
+from fedfrozen_app.server.base import Federation
+from fedfrozen_app.server.conversation import Conversation
+from strategies import STRATEGIES
+
+ROLES = {
+    "embed": Role("embedding"),
+    "block.query.weight": Role("query", 0),
+    "block.query.bias": Role("query", 0),
+    "block.key.weight": Role("key", 0),
+    "block.key.bias": Role("key", 0),
+    "block.value.weight": Role("value", 0),
+    "block.value.bias": Role("value", 0),
+    "block.out.weight": Role("output", 0),
+    "block.out.bias": Role("output", 0),
+    "block.ln1": Role("norm", 0, feeds_attention=True),
+    "block.ln2": Role("norm", 0),
+    "block.mlp": Role("mlp", 0),
+    "head": Role("head"),
+}
+
+
+def start_model():
+    return {name: torch.zeros(2, 2) if "weight" in name else torch.zeros(2) for name in ROLES}
+
+
+def adding_app():
+    """Adds its number to what it trains; `orders` and `sent` remember what it was told and given."""
+    app, cache, seen = ClientApp(), Cache(), []
+
+    @app.query()
+    def hello(message, context):
+        return hello_reply(message, Hello(str(context.node_config["partition-id"]), 2))
+
+    @app.train()
+    def train(message, context):
+        order, sent = read_train(message)
+        seen.append((context.node_config["partition-id"], order, sorted(sent)))
+        base, lacks = cache.complete(order.base, sent, verify=False)
+        if lacks:
+            return train_reply(message, Reply(order.digest, lacks=lacks), local=True)
+        number = int(context.node_config["partition-id"]) + 1
+        arrays = {name: base[name] + number for name in order.plan.shared}
+        return train_reply(message, Reply(order.digest, number, arrays, {"train_loss": 1.0}), local=True)
+
+    return app, seen
+
+
+def run(name, num_rounds=1, model=None, **settings):
+    app, seen = adding_app()
+    grid = InProcessGrid(app, 2, {"overrides": ""})
+    rows = []
+
+    class Keep:
+        def after_round(self, strategy, row):
+            rows.append(row)
+            return False, {}
+
+    cls = STRATEGIES[name]
+    strategy = cls(
+        Federation(Conversation(grid, ROLES, local=True)),
+        cls.Settings(**settings).checked(num_rounds),
+        hooks=[Keep()],
+    )
+    strategy.start(grid, to_record(model or start_model(), local=True), num_rounds=num_rounds)
+    return strategy, rows, seen
+
+
+MEAN = (1 * 1 + 2 * 2) / 3  # what a round adds: (n₁u₁ + n₂u₂) / (n₁ + n₂) with nᵢ = uᵢ = i
+
+
+def test_fedavg_by_hand():
+    strategy, rows, _ = run("fedavg")
+    assert all(torch.allclose(value, torch.full_like(value, MEAN)) for value in strategy.model.values())
+    row = rows[1]
+    # In each scalar the updates are 1 and 2 with weights 1/3 and 2/3: spread 3 − (5/3)² = 2/9.
+    kernel = 4 + 2 + 4  # query weight and bias, key weight; the key bias is left out
+    assert row["drift"]["kernel"]["rms"] == pytest.approx((kernel * 2 / 9) ** 0.5, rel=1e-6)
+    assert row["drift"]["kernel"]["mean_update"] == pytest.approx((kernel * 25 / 9) ** 0.5, rel=1e-6)
+    assert row["clients_ok"] == 2 and row["train_loss"] == 1.0
+
+
+def test_fedprox_sends_its_strength():
+    _, _, seen = run("fedprox", mu=0.5)
+    order = seen[0][1]
+    assert (order.algorithm, order.settings) == ("fedprox", {"mu": 0.5})
+
+
+def test_fedfrozen_by_hand():
+    strategy, rows, seen = run("fedfrozen", num_rounds=3, warmup_rounds=1)
+    for name, value in strategy.model.items():
+        rounds = 1 if ROLES[name].kind in ("query", "key") else 3
+        assert torch.allclose(value, torch.full_like(value, rounds * MEAN)), name
+    warm, first, second = rows[1:]
+    assert [row["stage"] for row in rows] == ["initial", "warmup", "frozen", "frozen"]
+    kernel_bytes = 2 * (4 + 4 + 2 + 2) * 4  # two clients, query and key, float32
+    for row in (first, second):
+        assert "query" not in row["bytes_up_by_role"] and "key" not in row["bytes_up_by_role"]
+        assert "kernel" not in row["drift"] and "rest" in row["drift"]
+        assert sum(warm["bytes_up_by_role"].values()) - sum(row["bytes_up_by_role"].values()) == kernel_bytes
+    # The first frozen round still brings the last averaged kernel down, the second no longer.
+    assert sum(first["bytes_down_by_role"].values()) == sum(warm["bytes_down_by_role"].values())
+    saved = sum(first["bytes_down_by_role"].values()) - sum(second["bytes_down_by_role"].values())
+    assert saved == kernel_bytes
+    assert seen[-1][2] == sorted(name for name in ROLES if ROLES[name].kind not in ("query", "key"))
+
+
+@pytest.mark.parametrize(
+    ("scope", "frozen"),
+    [
+        ("qk", {"query", "key"}),
+        ("qk+ln1", {"query", "key", "ln1"}),
+        ("train_value_only", {"embed", "query", "key", "out", "ln1", "ln2", "mlp"}),
+        ("v", {"value"}),
+    ],
+)
+def test_scopes(scope, frozen):
+    strategy, _, _ = run("fedfrozen", warmup_rounds=0, freeze_scope=scope)
+    unchanged = {name for name, value in strategy.model.items() if not value.any()}
+    assert {name.removeprefix("block.").partition(".")[0] for name in unchanged} == frozen
+
+
+def test_random_scope_freezes_as_much_as_the_kernel():
+    strategy, _, _ = run("fedfrozen", warmup_rounds=0, freeze_scope="random")
+    unchanged = [name for name, value in strategy.model.items() if not value.any()]
+    assert len(unchanged) == 4  # two matrices, each with its bias
+    assert {ROLES[name].kind for name in unchanged} <= {"query", "key", "value", "output"}
+    assert sum(strategy.model[name].numel() for name in unchanged) == 4 + 2 + 4 + 2
+
+
+def test_random_scope_keeps_sizes_with_grouped_keys():
+    model = start_model()
+    for part in ("key", "value"):  # grouped attention: keys and values are smaller than queries
+        model[f"block.{part}.weight"] = torch.zeros(1, 2)
+    strategy, _, _ = run("fedfrozen", model=model, warmup_rounds=0, freeze_scope="random")
+    weights = [n for n, v in strategy.model.items() if "weight" in n and not v.any()]
+    assert sorted(strategy.model[name].numel() for name in weights) == [2, 4]
+
+
+def test_no_kernel_is_refused(monkeypatch):
+    monkeypatch.setattr("tests.server.test_rounds.ROLES", {"head": Role("head")})
+    with pytest.raises(UserError, match="no attention kernel"):
+        run("fedfrozen", model={"head": torch.zeros(1)}, warmup_rounds=0)
+
+
+def test_local_shares_nothing():
+    strategy, rows, seen = run("local")
+    assert not any(value.any() for value in strategy.model.values())
+    assert rows[1]["bytes_up_by_role"] == {} and rows[1]["bytes_down_by_role"] == {}
+    assert all(order.plan.private == tuple(ROLES) for _, order, _ in seen)

@@ -1,0 +1,286 @@
+"""Nodes that are slow, late, gone, back, doubled or in disguise: the real apps over a grid that is not there
+when it should be."""
+
+import shlex
+import time
+
+import pytest
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+
+from fedfrozen_app import client_app
+from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.data.federated import load_corpus, share_out
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.messages import Hello, hello_reply
+from fedfrozen_app.inprocess.grid import InProcessGrid
+from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.run.federate import federate
+from fedfrozen_app.run.job import Job
+from fedfrozen_app.server.conversation import Conversation
+from tests.conftest import SMALL, Run, same_bits
+
+ROUNDS = ("num_rounds=3", "strategy.warmup_rounds=1", "runtime.round_timeout=0.5", "runtime.node_timeout=0.5")
+BAD = 2  # the node that misbehaves: client 1
+
+
+class Grid(InProcessGrid):
+    """Serialises everything, and holds replies back; `online` are the nodes that it tells of."""
+
+    def __init__(self, words) -> None:
+        super().__init__(client_app.app, 3, {"overrides": shlex.join(words)})
+        self.online = {node: node for node in self.contexts}  # the id it goes by: the one it has
+        self.held: dict[str, tuple[int, Message]] = {}
+        self.pulled: list[str] = []
+        self.polls = 0
+        for number, context in enumerate(self.contexts.values()):
+            context.node_config.clear()
+            context.node_config.update({"partition-id": number, "num-partitions": 3})
+
+    def get_node_ids(self):
+        return list(self.online)
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        for message in messages:
+            message.metadata.dst_node_id = self.online.get(message.metadata.dst_node_id, 0)
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        (message_id,) = message_ids
+        message = self._waiting[message_id]
+        if message.metadata.dst_node_id == 0:  # nobody is there to answer
+            return []
+        number = int(message.metadata.group_id or 0)
+        found = self.replies(number, message.metadata.dst_node_id, lambda: self._answer(message))
+        if found:
+            self.pulled.append(message_id)
+            del self._waiting[message_id]
+        return found
+
+    def replies(self, server_round, node, answer):
+        return [answer()]
+
+
+def run(tmp_path, make_grid, *more, folder="run"):
+    words = [*SMALL, *ROUNDS, f"runtime.cache_dir={tmp_path}/cache-{folder}", *more]
+    plain = resolved(compose_config(words))
+    config = read(plain)
+    corpus = load_corpus(config)
+    resident = Resident(config, corpus, shares=share_out(corpus, config, 3))
+    grid = make_grid(words)
+    conversation = Conversation(
+        grid, resident.roles, card=resident.card, hello_timeout=config.runtime.node_timeout
+    )
+    federate(Job(config, plain, words, tmp_path / folder), conversation, resident)
+    return Run(tmp_path / folder), grid
+
+
+def without_pictures(patch):
+    patch.setattr("fedfrozen_app.report.output.write_curves", lambda *args, **kwargs: None)
+    patch.setattr("fedfrozen_app.run.look.draw_labels", lambda *args: None)
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch):
+    without_pictures(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        without_pictures(patch)
+        return run(tmp_path_factory.mktemp("whole"), Grid, "runtime.round_timeout=60", folder="whole")[0]
+
+
+class Expiring(Grid):
+    """As Flower's own: what was asked too long ago is gone, and the answer with it."""
+
+    def replies(self, server_round, node, answer):
+        if (server_round, node) == (self.silent_round, BAD):
+            return []
+        asked = reply_to(self, node).metadata
+        if time.time() > asked.created_at + asked.ttl:
+            expired = Error(ErrorCode.MESSAGE_UNAVAILABLE, "It may have expired due to its TTL")
+            return [Message(expired, reply_to=reply_to(self, node))]
+        return [answer()]
+
+
+@pytest.mark.parametrize(("silent_round", "sound"), [(0, [2, 2]), (2, [3, 2])])  # 0: every hello
+def test_a_silent_node_does_not_take_the_others_answers_with_it(tmp_path, silent_round, sound):
+    """It is waited for to the very end; what the others have sent meanwhile is fetched after that."""
+
+    silent = type("Silent", (Expiring,), {"silent_round": silent_round})
+    found, _ = run(tmp_path, silent, "num_rounds=2")
+    assert [row["clients_ok"] for row in found.rows[1:]] == sound
+
+
+def test_a_slow_node_is_waited_for(tmp_path, whole):
+    class Slow(Grid):
+        def replies(self, server_round, node, answer):
+            self.polls += 1
+            return [answer()] if node != BAD or self.polls % 4 == 0 else []
+
+    found, _ = run(tmp_path, Slow, "runtime.round_timeout=60")
+    assert same_bits(whole.model, found.model)
+    assert all(row["clients_failed"] == 0 for row in found.rows[1:])
+
+
+def test_a_late_reply_is_never_added(tmp_path):
+    """In round 2 client 1 answers when the round has closed, which is as if it had said nothing."""
+
+    class Late(Grid):
+        def replies(self, server_round, node, answer):
+            if (server_round, node) == (2, BAD):
+                self.late = answer
+                return []
+            if server_round == 3 and node == BAD:
+                self.late()  # it is done by now, and its reply lies at the server: nobody asks for it
+            return [answer()]
+
+    class Silent(Grid):
+        def replies(self, server_round, node, answer):
+            return [] if (server_round, node) == (2, BAD) else [answer()]
+
+    found, _ = run(tmp_path, Late)
+    twin, _ = run(tmp_path, Silent, folder="twin")
+    assert same_bits(found.model, twin.model)
+    assert [row["clients_ok"] for row in found.rows[1:]] == [3, 2, 3]
+    assert found.rows[2]["failures"] == ["Client 1 was set aside: it did not answer within 0.5 s."]
+
+
+def test_a_reply_to_an_earlier_round_is_set_aside(tmp_path):
+    class Behind(Grid):
+        def replies(self, server_round, node, answer):
+            reply = answer()
+            if node == BAD and server_round == 1:
+                self.old = reply
+            if node == BAD and server_round == 2:
+                return [self.old]
+            return [reply]
+
+    found, _ = run(tmp_path, Behind)
+    assert [row["clients_ok"] for row in found.rows[1:]] == [3, 2, 3]
+    assert "answers another order" in found.rows[2]["failures"][0]
+
+
+def test_an_answer_given_twice_counts_once(tmp_path, whole):
+    class Twice(Grid):
+        def replies(self, server_round, node, answer):
+            reply = answer()
+            return [reply, reply]
+
+    found, grid = run(tmp_path, Twice)
+    assert same_bits(whole.model, found.model)
+    assert len(grid.pulled) == len(set(grid.pulled))
+    assert [row["bytes_up"] for row in found.rows[1:]] == [row["bytes_up"] for row in whole.rows[1:]]
+
+
+def test_a_node_dies_in_a_round_and_comes_back_as_another(tmp_path):
+    """Its process is new and so is its id; it is asked who it is, and sent what it lacks."""
+
+    class Dies(Grid):
+        def replies(self, server_round, node, answer):
+            if (server_round, node) == (2, BAD):
+                self.online.pop(BAD, None)
+                return []
+            return [answer()]
+
+        def push_messages(self, messages):
+            messages = list(messages)
+            if messages and messages[0].metadata.group_id == "3":
+                self.greeted = sorted(self.online)
+            return super().push_messages(messages)
+
+    class Back(Dies):
+        def get_node_ids(self):
+            if BAD not in self.online:  # the next look finds it again, under another id
+                self.online[99] = BAD
+            return super().get_node_ids()
+
+    gone, grid = run(tmp_path, Dies, folder="gone")
+    assert [row["clients"] for row in gone.rows[1:]] == [["0", "1", "2"]] * 2 + [["0", "2"]]
+    assert grid.greeted == [1, 3]
+    back, grid = run(tmp_path, Back, folder="back")
+    assert [row["clients_ok"] for row in back.rows[1:]] == [3, 2, 3]
+    assert back.rows[3]["clients"] == ["0", "1", "2"] and grid.greeted == [1, 3, 99]
+
+
+class Killed(Grid):
+    """Flower finds that client 1 does not send heartbeats any more, in round 2."""
+
+    def replies(self, server_round, node, answer):
+        if (server_round, node) != (2, BAD) or self.polls:
+            return [answer()]
+        self.polls = 1
+        del self.online[BAD]
+        return [Message(Error(ErrorCode.NODE_UNAVAILABLE, "no heartbeat"), reply_to=reply_to(self, BAD))]
+
+
+@pytest.mark.parametrize("after", [0, 2])  # looks; at the first it is there again
+def test_a_killed_node_that_returns_in_time_is_asked_again_and_nothing_is_lost(tmp_path, whole, after):
+    class Back(Killed):
+        looks = 0
+
+        def get_node_ids(self):
+            if BAD not in self.online.values():
+                self.looks += 1
+                if self.looks > after:
+                    self.online[99] = BAD
+            return super().get_node_ids()
+
+    found, grid = run(tmp_path, Back, "runtime.round_timeout=60", "runtime.node_timeout=60")
+    assert 99 in grid.online and same_bits(whole.model, found.model)
+    assert all(row["clients_failed"] == 0 for row in found.rows[1:])
+    assert found.rows[2]["bytes_down"] > whole.rows[2]["bytes_down"]
+    assert found.rows[2]["bytes_up"] == whole.rows[2]["bytes_up"]
+
+
+def test_a_killed_node_that_stays_away_is_not_waited_for_for_ever(tmp_path):
+    found, _ = run(tmp_path, Killed)
+    assert [row["clients_ok"] for row in found.rows[1:]] == [3, 2, 2]
+    assert found.rows[2]["failures"] == ["Client 1 was set aside: it failed: no heartbeat."]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "no readable hello"),
+        ("[" * 100_000, "no readable hello"),
+        ('{"name": 5, "num_partitions": null, "held": []}', "without a name"),
+        ('{"name": "x", "num_partitions": null, "held": [[]]}', "no list of digests"),
+    ],
+)
+def test_a_hello_that_cannot_be_read_is_asked_for_again(tmp_path, text, reason):
+    class Garbage(Grid):
+        def replies(self, server_round, node, answer):
+            reply = answer()
+            self.polls += 1
+            if node == BAD and self.polls < 4:  # the first time
+                content = RecordDict({"hello": ConfigRecord({"json": text})})
+                return [Message(content, reply_to=reply_to(self, node))]
+            return [reply]
+
+    grid = Garbage([*SMALL, *ROUNDS])
+    conversation = Conversation(grid, {})
+    assert conversation.greet() == {"0": 1, "2": 3} and reason in conversation.refusals[BAD]
+    assert conversation.greet() == {"0": 1, "1": 2, "2": 3} and not conversation.refusals
+
+
+def reply_to(grid, node):
+    return next(message for message in grid._waiting.values() if message.metadata.dst_node_id == node)
+
+
+def test_a_node_cannot_take_the_name_of_another(tmp_path):
+    class Disguised(Grid):
+        def replies(self, server_round, node, answer):
+            if node == BAD:
+                return [hello_reply(reply_to(self, node), Hello("0", 3))]
+            return [answer()]
+
+    grid = Disguised([*SMALL, *ROUNDS])
+    conversation = Conversation(grid, {})
+    assert conversation.greet() == {"0": 1, "2": 3}
+    assert conversation.refusals[BAD] == "it calls itself 0, and so does another node"
+    with pytest.raises(UserError, match="it calls itself 0"):
+        conversation.wait_for(3, timeout=0.1)
