@@ -9,16 +9,15 @@ from common import blank_model
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedfrozen_app import client_app
+from fedfrozen_app import client_app, registry
 from fedfrozen_app.exchange.arrays import to_record
 from fedfrozen_app.exchange.cache import Cache
 from fedfrozen_app.exchange.messages import Reply, read_train, train_reply
-from fedfrozen_app.exchange.plan import Order
+from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.inprocess.grid import InProcessGrid
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.server.base import Federation, Hook, PlannedFedAvg, Row
 from fedfrozen_app.server.conversation import Conversation
-from strategies import STRATEGIES
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,11 @@ def telling(strategy: type[PlannedFedAvg], told: Told) -> type[PlannedFedAvg]:
 @contextmanager
 def app_telling(name: str, told: Told) -> Iterator[None]:
     """Let the app's strategy of this name tell of its rounds."""
-    plain = STRATEGIES[name]
-    STRATEGIES[name] = telling(plain, told)
+    registry.register("strategies", name, telling(registry.find("strategies", name), told))
     try:
         yield
     finally:
-        STRATEGIES[name] = plain
+        del registry.REGISTERED["strategies", name]
 
 
 def echo_app() -> ClientApp:

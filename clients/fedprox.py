@@ -1,15 +1,17 @@
 """FedProx's client: Li et al., Federated Optimization in Heterogeneous Networks, 2020."""
 
-import torch
+from dataclasses import dataclass
+
 from torch import Tensor
 
+from fedfrozen_app.local.algorithm import Algorithm, Start, squared_distance
 from fedfrozen_app.models.task import Batch, Parameters, Task
 
 
-def loss(parameters: Parameters, batch: Batch, task: Task, anchor: Parameters, mu: float) -> Tensor:
-    """hᵢ(w) = fᵢ(w) + (μ/2)‖w − w_t‖², over the trained names: frozen ones cannot move."""
-    return task.loss(parameters, batch) + mu / 2 * squared_distance(parameters, anchor)
+@dataclass(frozen=True)
+class FedProx(Algorithm):
+    mu: float
 
-
-def squared_distance(parameters: Parameters, anchor: Parameters) -> Tensor:
-    return torch.stack([(parameters[name] - anchor[name]).square().sum() for name in anchor]).sum()
+    def loss(self, parameters: Parameters, batch: Batch, task: Task, start: Start) -> Tensor:
+        """hᵢ(w) = fᵢ(w) + (μ/2)‖w − w_t‖², over the trained names: frozen ones cannot move."""
+        return task.loss(parameters, batch) + self.mu / 2 * squared_distance(parameters, start.anchor)

@@ -13,11 +13,11 @@ from torch import Tensor
 from fedfrozen_app.config import Config
 from fedfrozen_app.exchange.arrays import to_record
 from fedfrozen_app.exchange.messages import Hello, Reply, hello_reply, read_train, train_reply
-from fedfrozen_app.exchange.plan import Order
-from fedfrozen_app.exchange.prune import prune
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.captured import steps_for
 from fedfrozen_app.local.choose import choose
-from fedfrozen_app.local.kept import keep_private, private_arrays
+from fedfrozen_app.local.kept import keep_private, start_of
 from fedfrozen_app.local.resident import Resident, disk_cache, resident_for
 from fedfrozen_app.local.sequential import LocalResult, judge_client, train_client
 from fedfrozen_app.privacy.budget import Declined
@@ -64,9 +64,7 @@ def train(message: Message, context: Context) -> Message:
     base, lacks = resident.cache.complete(order.base, sent, verify=not local)
     if lacks:
         return train_reply(message, Reply(order.digest, lacks=lacks), local=local)
-    start = base | private_arrays(context, resident, order.plan.private)
-    # What came as bytes, or from a checkpoint, lies on the host; what trains is held against its start.
-    start |= {name: start[name].to(resident.device) for name in order.plan.trained}
+    start = start_of(context, resident, order, base)
     client, steps = client_name(context), steps_for(resident)
     if order.judge:
         figures = judge_client(resident, client, order, start, steps)
@@ -74,15 +72,16 @@ def train(message: Message, context: Context) -> Message:
         return train_reply(message, Reply(order.digest, examples, metrics=figures), local=local)
     scores: Tensor | None = None
     if resident.config.privacy.name == "none":
-        choice = choose(resident, client, order, start)
-        own, scores = replace(order, plan=choice.plan), choice.scores
-        result = train_client(resident, client, own, start, steps)
+        chosen = choose(resident, client, order, start)
+        scores = chosen.scores
+        own, begun = replace(order, plan=chosen.plan), replace(start, trained=chosen.plan.trained)
+        result = train_client(resident, client, own, begun, steps)
     else:
         answer = train_privately(context, resident, order, start)
         if isinstance(answer, Declined):
             return train_reply(message, Reply(order.digest, declined=answer.reason), local=local)
         result = answer
-    kept = {name: result.trained.get(name, start[name]) for name in order.plan.private}
+    kept = {name: result.trained.get(name, start.model[name]) for name in order.plan.private} | result.own
     if kept:
         keep_private(context, kept, local=local)
     metrics = result.metrics
@@ -91,16 +90,15 @@ def train(message: Message, context: Context) -> Message:
         context.state["scores"] = to_record({"heads": scores.cpu()}, local=local)
         means = scores.mean(dim=1).tolist()
         metrics = metrics | {f"layer_score_{layer}": score for layer, score in enumerate(means)}
-    shared = set(order.plan.shared)
-    arrays = {name: value for name, value in result.trained.items() if name in shared}
-    if order.keep < 1:
-        arrays = prune(arrays, start, order.keep, resident.roles)
+    arrays = result.sent(order.plan.shared)
+    if order.coder is not None:
+        arrays = order.coder.encode(arrays, start.model, resident.roles)
     reply = Reply(order=order.digest, examples=result.examples, arrays=arrays, metrics=metrics)
     return train_reply(message, reply, local=local)
 
 
 def train_privately(
-    context: Context, resident: Resident, order: Order, start: dict[str, Tensor]
+    context: Context, resident: Resident, order: Order, start: Start
 ) -> LocalResult | Declined:
     """A site keeps its privacy record, and says how many examples it has, by its own settings alone."""
     from fedfrozen_app.local.private import PrivateClient  # Opacus takes long to load

@@ -22,10 +22,19 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "pfeddc": "strategies.pfeddc:PFedDC",
     },
     "algorithms": {
-        "fedavg": "clients.fedavg:loss",
-        "fedprox": "clients.fedprox:loss",
+        "fedavg": "clients.fedavg:FedAvg",
+        "fedprox": "clients.fedprox:FedProx",
+    },
+    "choices": {
+        "attention": "clients.safl:ByAttention",
+        "random": "clients.safl:AtRandom",
+    },
+    "codecs": {
+        "keep": "fedfrozen_app.exchange.prune:Prune",
     },
 }
+# What this process has added for itself, by group and name: it comes before everything else.
+REGISTERED: dict[tuple[str, str], Any] = {}
 _ONE = {"strategies": "strategy", "algorithms": "client algorithm", "server_optimizers": "server optimiser"}
 
 
@@ -36,16 +45,23 @@ def places(group: str) -> dict[str, str]:
     return others | BUILT_IN.get(group, {})
 
 
+def register(group: str, name: str, thing: Any) -> None:
+    """Let a configuration of this process name `thing`, without a package around it."""
+    REGISTERED[group, name] = thing
+
+
 def names(group: str) -> list[str]:
-    return sorted(places(group))
+    return sorted({*places(group), *(name for other, name in REGISTERED if other == group)})
 
 
 def find(group: str, name: str) -> Any:
     """The object of that name; a `UserError` where there is none, or where it cannot be imported."""
+    if (group, name) in REGISTERED:
+        return REGISTERED[group, name]
     known = places(group)
     if name not in known:
-        near = difflib.get_close_matches(str(name), known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(sorted(known))}."
+        near = difflib.get_close_matches(str(name), names(group), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(names(group))}."
         raise UserError(f"Unknown {_ONE.get(group, group.removesuffix('s'))} '{name}': {hint}")
     module, _, attribute = known[name].partition(":")
     try:

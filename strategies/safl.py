@@ -16,15 +16,16 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from clients.safl import check_tokens
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.plan import Plan, Selection, layers_of
+from fedfrozen_app.exchange.order import Told
+from fedfrozen_app.exchange.plan import Plan, layers_of
 from fedfrozen_app.files.rows import Row
-from fedfrozen_app.models.profile import check_tokens
 from fedfrozen_app.models.roles import Role
-from fedfrozen_app.models.select import RULES, select_layers
 from fedfrozen_app.server import base
 
 OWN = ("attention", "random")  # the rules by which clients differ
+RULES = (*OWN, "fixed", "all", "none")
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class SAFL(base.PlannedFedAvg):
 
     def __init__(self, federation: base.Federation, *args: Any, **kwargs: Any) -> None:
         super().__init__(federation, *args, **kwargs)
-        self.keep, self.zero_fill = self.settings.keep, self.settings.zero_fill
+        self.zero_fill = self.settings.zero_fill
+        self.codec = ("keep", self.settings.keep) if self.settings.keep < 1 else None
         self._chosen: dict[str, list[int]] = {}
         if not self.layers:
             raise UserError(
@@ -88,21 +90,30 @@ class SAFL(base.PlannedFedAvg):
 
     def _common(self) -> list[int]:
         """The layers of every client under a fixed rule; otherwise the last K, which stand for any K."""
-        rule = "fixed" if self.settings.select in OWN else self.settings.select
-        chosen = select_layers(rule, self.top_k, len(self.layers), fixed=self.settings.layers)
-        return [self.layers[number] for number in chosen]
+        count, named = len(self.layers), self.settings.layers
+        if self.settings.select in ("all", "none"):
+            return self.layers if self.settings.select == "all" else []
+        if not 1 <= self.top_k <= count:
+            raise UserError(f"strategy.top_k={self.top_k} must lie between 1 and the model's {count} layers.")
+        if named is None:
+            return self.layers[-self.top_k :]
+        if len(set(named)) != self.top_k or not all(0 <= number < count for number in named):
+            raise UserError(
+                f"strategy.layers={list(named)} must name {self.top_k} different layers "
+                f"from 0 to {count - 1}, as strategy.top_k={self.top_k} says."
+            )
+        return [self.layers[number] for number in sorted(set(named))]
 
     def plan(self, server_round: int) -> Plan:
         roles = self.federation.roles
         plan = super().plan(server_round).freeze(name for name, role in roles.items() if embeds(role))
         return plan if self.settings.select in OWN else plan.keep_layers(self.common, roles)
 
-    def selection(self, server_round: int) -> Selection | None:
+    def choice(self, server_round: int) -> Told | None:
         if self.settings.select not in OWN:
             return None
-        return Selection(
-            self.settings.select, self.top_k, self.settings.tokens, self.settings.profile_examples
-        )
+        settings = {"tokens": self.settings.tokens, "examples": self.settings.profile_examples}
+        return Told(self.settings.select, {"top_k": self.top_k, **settings})
 
     def client_plan(self, server_round: int) -> Plan:
         return self.plan(server_round).keep_layers(self.common, self.federation.roles)

@@ -8,7 +8,6 @@ from rich.text import Text
 
 from fedfrozen_app.commands.forecast import Bytes, Forecast, Stage, forecast
 from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.exchange.prune import MASK
 from fedfrozen_app.models.roles import KINDS
 from fedfrozen_app.report.console import human_bytes
 from fedfrozen_app.words import counted
@@ -64,9 +63,9 @@ def stage_table(stage: Stage, found: Forecast) -> Table:
         table.add_column(heading, justify="right")
     for role in (role for role in KINDS if role in found.parameters):
         table.add_row(role, f"{found.parameters[role]:,}", *(_cell(own[role]) for own in columns.values()))
-    if stage.up[MASK]:
+    for beside in sorted(set(stage.up) - set(KINDS)):  # what a codec adds to an upload
         rest = ["–"] * (len(columns) - 2)
-        table.add_row(MASK, "–", "–", _cell(columns["sent up"][MASK]), *rest)
+        table.add_row(beside, "–", "–", _cell(columns["sent up"][beside]), *rest)
     sums = (_cell(sum(own.values())) for own in columns.values())
     table.add_section()
     table.add_row("all", f"{sum(found.parameters.values()):,}", *sums)

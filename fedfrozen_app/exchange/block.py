@@ -23,12 +23,18 @@ class Layout:
         spans = (-(-value.numel() // ALIGN) * ALIGN for value in arrays.values())
         return cls(tuple(arrays), tuple(value.shape for value in arrays.values()), tuple(spans))
 
+    def beside(self, other: "Layout") -> "Layout":
+        """Rows of this layout with rows of another behind them."""
+        return Layout(self.names + other.names, self.shapes + other.shapes, self.spans + other.spans)
+
     @property
     def width(self) -> int:
         return sum(self.spans)
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """(…, width) -> name: (…, *shape). One split, so that its gradient is one concatenation."""
+        if not self.names:
+            return {}
         lead = rows.shape[:-1]
         parts = rows.split(self.spans, dim=-1)
         return {
@@ -39,6 +45,8 @@ class Layout:
     def flatten(self, arrays: Mapping[str, Tensor]) -> Tensor:
         """Named arrays -> (width,), padding zero."""
         parts = []
+        if not self.names:
+            return next(iter(arrays.values())).new_zeros(0)
         for name, span in zip(self.names, self.spans, strict=True):
             flat = arrays[name].reshape(-1)
             parts.append(flat if len(flat) == span else torch.nn.functional.pad(flat, (0, span - len(flat))))

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.block import Slice
 from fedfrozen_app.exchange.messages import Reply
-from fedfrozen_app.exchange.plan import Order, layers_of
+from fedfrozen_app.exchange.names import bare, is_parameter, names_in
+from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.models.roles import Role
 
 # What the server finds out itself: a client that sent such a figure would speak in its place.
@@ -33,21 +34,22 @@ def problem_of(
         return "answers another order than this round's"
     if problem := problem_of_figures(reply, order):
         return problem
+    shared = names_shared(order, order.plan.shared)
     if isinstance(reply.arrays, Slice):
         # Rows of a block have the model's shapes by construction; whether these are the plan's names is all.
-        return None if tuple(reply.arrays) == order.plan.shared else "holds other names than the plan shares"
-    if extra := sorted(set(reply.arrays) - set(order.plan.shared)):
+        return None if tuple(reply.arrays) == shared else "holds other names than the plan shares"
+    if extra := sorted(set(reply.arrays) - set(shared)):
         return f"holds {_some(extra)}, which the plan does not share"
-    plan = order.plan
-    if order.selection is not None:
-        chosen = layers_of(reply.arrays, roles)
-        if len(chosen) != order.selection.top_k:
-            return f"chose {len(chosen)} layers where {order.selection.top_k} were asked for"
-        plan = plan.keep_layers(chosen, roles)  # whole layers, and what belongs to none
-    if missing := [name for name in plan.shared if name not in reply.arrays]:
+    if order.chooser is not None:
+        try:
+            part = order.chooser.part_sent(order.plan, filter(is_parameter, reply.arrays), roles)
+        except ValueError as error:
+            return str(error)
+        shared = names_shared(order, part.shared)
+    if missing := [name for name in shared if name not in reply.arrays]:
         return f"lacks {_some(missing)}, which the plan shares"
     for name, tensor in reply.arrays.items():
-        expected = model[name]
+        expected = model[bare(name)]
         if tensor.shape != expected.shape:
             return f"has the shape {tuple(tensor.shape)} for {name}, not {tuple(expected.shape)}"
         if tensor.dtype != expected.dtype:
@@ -55,6 +57,11 @@ def problem_of(
     if not 0 < reply.examples <= MOST_EXAMPLES:
         return f"claims {reply.examples:g} examples"
     return None
+
+
+def names_shared(order: Order, parameters: tuple[str, ...]) -> tuple[str, ...]:
+    """What a reply must hold: these parameters, and what the algorithm sends beside each of them."""
+    return (*parameters, *names_in(order.method.goes, parameters))
 
 
 def problem_of_figures(reply: Reply, order: Order) -> str | None:

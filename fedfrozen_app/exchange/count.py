@@ -4,13 +4,13 @@ By role: the arrays' own bytes, exactly. In total: those plus the text of orders
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from fedfrozen_app.exchange.block import Slice
-from fedfrozen_app.exchange.prune import MASK
+from fedfrozen_app.exchange.names import bare
 from fedfrozen_app.models.roles import Role
 
 
@@ -29,22 +29,33 @@ class Traffic:
         self.down_by_role.update(by_role)
         self.down += sum(by_role.values()) + len(text.encode())
 
-    def received(self, arrays: Mapping[str, Tensor], text: str, roles: Mapping[str, Role]) -> None:
-        by_role = self._by_role(arrays, roles)
+    def received(
+        self,
+        arrays: Mapping[str, Tensor],
+        text: str,
+        roles: Mapping[str, Role],
+        beside: Collection[str] = (),
+    ) -> None:
+        """`beside` names arrays of an encoded upload that are no parameters."""
+        by_role = self._by_role(arrays, roles, beside)
         self.up_by_role.update(by_role)
         self.up += sum(by_role.values()) + len(text.encode())
 
-    def _by_role(self, arrays: Mapping[str, Tensor], roles: Mapping[str, Role]) -> Counter[str]:
+    def _by_role(
+        self, arrays: Mapping[str, Tensor], roles: Mapping[str, Role], beside: Collection[str]
+    ) -> Counter[str]:
         if not isinstance(arrays, Slice):
-            return bytes_by_role(arrays, roles)
+            return bytes_by_role(arrays, roles, beside)
         names = arrays.block.layout.names  # in a round all blocks hold the same arrays
         if names not in self._rows:
             self._rows[names] = bytes_by_role(arrays, roles)
         return self._rows[names]
 
 
-def bytes_by_role(arrays: Mapping[str, Tensor], roles: Mapping[str, Role]) -> Counter[str]:
-    """The mask of a pruned upload has a line of its own."""
+def bytes_by_role(
+    arrays: Mapping[str, Tensor], roles: Mapping[str, Role], beside: Collection[str] = ()
+) -> Counter[str]:
+    """An array beside a parameter counts for its role; what a codec adds has a line of its own."""
     total: Counter[str] = Counter()
     if isinstance(arrays, Slice):  # from the layout: no view is made of each of its arrays
         size, layout = arrays.block.values.element_size(), arrays.block.layout
@@ -52,7 +63,8 @@ def bytes_by_role(arrays: Mapping[str, Tensor], roles: Mapping[str, Role]) -> Co
     else:
         sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in arrays.items()}
     for name, size in sizes.items():
-        total[roles[name].kind if name in roles else MASK if name == MASK else "unknown"] += size
+        kind = roles[bare(name)].kind if bare(name) in roles else name if name in beside else "unknown"
+        total[kind] += size
     return total
 
 

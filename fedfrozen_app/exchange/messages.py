@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.block import Slice
-from fedfrozen_app.exchange.plan import Order, read_order
+from fedfrozen_app.exchange.order import Order, read_order
 
 LONGEST_NAME = 100  # a client's; it stands in tables, figures and log lines
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.messages import Reply, read_train, train_reply
 from fedfrozen_app.local.cohort import CohortRunner, cannot_serve
-from fedfrozen_app.local.kept import keep_private, private_arrays
+from fedfrozen_app.local.kept import keep_private, kept_arrays
 
 log = logging.getLogger(__name__)
 CLIENT_FAILED = 2  # Flower's code for an exception in a ClientApp
@@ -158,9 +158,8 @@ class CohortGrid(InProcessGrid):
         if not members:
             return
         contexts = {c: self.contexts[message.metadata.dst_node_id] for c, message in members.items()}
-        names = order.plan.private
-        own = {c: private_arrays(context, resident, names) for c, context in contexts.items()}
-        for block in self._runner.train(list(members), order, base, own):
+        kept = {c: kept_arrays(context, resident, order) for c, context in contexts.items()}
+        for block in self._runner.train(list(members), order, base, kept):
             replies = []  # made while the device still works; only their figures wait for it
             for number, client in enumerate(block.clients):
                 arrays = block.slice(number) if order.plan.shared else {}

@@ -4,17 +4,17 @@ The recorded step is the cohort runner's, with one client in it: there is one pu
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from fedfrozen_app.exchange.block import Layout
-from fedfrozen_app.exchange.plan import Order
-from fedfrozen_app.local.sequential import LocalSteps, eager_steps
+from fedfrozen_app.exchange.names import by_namespace, flattened, parameters_in, spaced
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.local.algorithm import Start
+from fedfrozen_app.local.sequential import LocalSteps, Stepped, eager_steps
 from fedfrozen_app.local.slots import Turn, lay_out
-from fedfrozen_app.local.step import Step
+from fedfrozen_app.local.step import START, Layouts, Step
 from fedfrozen_app.seeds import seed_for, seeded
 
 if TYPE_CHECKING:
@@ -41,29 +41,31 @@ class Recorder:
         self._key: Any = None
         self._step: Step | None = None
 
-    def __call__(
-        self, resident: "Resident", client: str, order: Order, start: Mapping[str, Tensor]
-    ) -> Tensor:
-        if order.selection is not None:
+    def __call__(self, resident: "Resident", client: str, order: Order, start: Start) -> Stepped:
+        if order.choice is not None:
             return eager_steps(resident, client, order, start)
         key = (order.plan.trained, order.algorithm, json.dumps(dict(order.settings), sort_keys=True))
-        layout = Layout.of({name: resident.parameters[name] for name in order.plan.trained})
         if self._step is None or key != self._key:
             self._step = None  # its memory is the new one's
-            self._key, self._step = key, Step(resident, layout, 1, order, how="captured")
+            layouts = Layouts.of(resident, order, order.plan.trained)
+            self._key, self._step = key, Step(resident, layouts, 1, order, how="captured")
         step, schedule = self._step, lay_out(resident, [client], order, 1)
+        layout, own = step.layout, flattened(start.own)
+        began = {spaced(START, name): value for name, value in start.model.items()}
 
         def enter(turns: Sequence[Turn]) -> None:
-            step.admit([0], [step.loaded()])
+            row = layout.flatten({**start.model, **own}) if own else step.loaded()
+            step.admit([0], [row], [step.layouts.held.flatten({**own, **began})])
             if resident.config.client.class_weights:
                 step.class_weights[0] = resident.class_weights(resident.rows(client).train)
 
         resident.model.train()
         with seeded(seed_for(resident.config.seed, "dropout", client, order.round), resident.device):
-            step.begin(order)
+            step.begin(order, flattened(start.order))
             rows, losses = step.finish(schedule.turns, schedule, enter)  # (1, width), (1,)
         resident.model.eval()
+        trained = layout.views(rows[0])
         with torch.no_grad():
-            for name, value in layout.views(rows[0]).items():
+            for name, value in parameters_in(trained).items():
                 resident.parameters[name].copy_(value)
-        return losses[0]
+        return Stepped(losses[0], schedule.turns[0].end, by_namespace(trained))

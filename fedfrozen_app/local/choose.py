@@ -1,4 +1,4 @@
-"""A client's own part of the round's plan: profile the layers on its data, and take the best."""
+"""A client's own part of the round's plan: score the layers on its data, and take the best."""
 
 import logging
 from dataclasses import dataclass
@@ -8,76 +8,79 @@ import torch
 from torch import Tensor
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.plan import Order, Plan, layers_of
-from fedfrozen_app.models.profile import Tokens, default_tokens, head_scores
-from fedfrozen_app.models.select import select_layers
-from fedfrozen_app.models.task import Batch
+from fedfrozen_app.exchange.choice import Choice, top_k
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.plan import Plan, layers_of
+from fedfrozen_app.local.algorithm import Start
+from fedfrozen_app.privacy.noise import Noise
+from fedfrozen_app.privacy.vote import noisy_sum
 from fedfrozen_app.seeds import torch_generator
 
 if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
 
 log = logging.getLogger(__name__)
-SHARE, LEAST = 0.1, 8  # a tenth of a client's rows is profiled, and no fewer than eight where it has them
 
 
 @dataclass(frozen=True)
-class Choice:
+class Chosen:
     plan: Plan
-    scores: Tensor | None = None  # (layers, heads), mean over the profiled examples
+    scores: Tensor | None = None  # (layers, parts), mean over the rows that were looked at
 
 
-def choose(resident: "Resident", client: str, order: Order, start: dict[str, Tensor]) -> Choice:
-    """The plan itself where the order leaves no choice. `start` holds every parameter."""
-    if order.selection is None:
-        return Choice(order.plan)
-    layers = layers_of(order.plan.trained, resident.roles)
-    scores = profile(resident, client, order, start) if order.selection.rule == "attention" else None
-    chosen = select_layers(
-        order.selection.rule,
-        order.selection.top_k,
-        len(layers),
-        scores=None if scores is None else scores.sum(dim=1),
-        generator=torch_generator(resident.config.seed, "layers", client, order.round),
-    )
-    plan = order.plan.keep_layers([layers[number] for number in chosen], resident.roles)
-    return Choice(plan, scores)
+def choose(resident: "Resident", client: str, order: Order, start: Start) -> Chosen:
+    """The plan itself where the order leaves no choice."""
+    choice = order.chooser
+    if choice is None:
+        return Chosen(order.plan)
+    scores = None
+    if choice.looks_at_data:
+        resident.load(start.model, order.base)
+        scores = score(resident, client, order, choice)
+        picked = top_k(scores.sum(dim=1), choice.top_k)
+    else:
+        generator = torch_generator(resident.config.seed, "layers", client, order.round)
+        picked = choice.pick(len(layers_of(order.plan.trained, resident.roles)), generator)
+    return Chosen(choice.part(order.plan, picked, resident.roles), scores)
 
 
-def profile(resident: "Resident", client: str, order: Order, start: dict[str, Tensor]) -> Tensor:
-    """(layers, heads): mean attention scores of the round's model on a subset of the client's rows."""
-    assert order.selection is not None
-    resident.load(start, order.base)
+def score(resident: "Resident", client: str, order: Order, choice: Choice) -> Tensor:
+    """(layers, parts): mean scores of the round's model on a subset of the client's rows."""
     rows = resident.rows(client).train
-    count = min(order.selection.examples, max(round(SHARE * len(rows)), LEAST), len(rows))
     generator = torch_generator(resident.config.seed, "profile", client, order.round)
+    count = choice.rows_to_score(len(rows))
     index = rows[torch.randperm(len(rows), generator=generator)[:count]].to(resident.device)
-    scores = head_scores(resident.model, profile_batch(resident, index), token_set(resident, order))
+    scores = choice.scores(resident, index)
     if not scores.any():
-        log.warning(
-            "Client %s: none of its profiled texts has a token of strategy.tokens, so every layer scores "
-            "0 and the last are taken.",
-            client,
-        )
+        log.warning("Client %s: %s, so every layer scores 0 and the last are taken.", client, choice.blank)
     return scores.mean(dim=0)
 
 
-def profile_batch(resident: "Resident", index: Tensor) -> Batch:
-    inputs, labels = resident.take(index)
-    return Batch(resident.task.prepare(inputs), labels)
+# So that differential privacy covers the choice itself ---------------------------------------------------
 
 
-def token_set(resident: "Resident", order: Order) -> Tokens:
-    assert order.selection is not None
-    tokens = order.selection.tokens or default_tokens(resident.model, resident.corpus.task)
-    known = range(resident.corpus.vocab_size)
-    if not known or isinstance(tokens, str):
-        return tokens
-    if strange := [token for token in tokens if token not in known]:
+def choose_noisily(
+    resident: "Resident", order: Order, choice: Choice, rows: Tensor, noise: float, source: Noise
+) -> tuple[list[int], Tensor | None]:
+    """Positions among the plan's layers, from a noisy sum over `rows`, which may be none.
+
+    Beside it the mean scores without noise: they must not leave the site.
+    """
+    count = len(layers_of(order.plan.trained, resident.roles))
+    scores, parts = torch.zeros(0, count, device=resident.device), None
+    choice.check(resident)  # also where the sample is empty: nobody must see from a failure whether it was
+    if len(rows):
+        each = choice.scores(resident, rows, private=True)
+        scores, parts = each.mean(dim=2), each.mean(dim=0)
+    return list(top_k(noisy_sum(scores, noise, source), choice.top_k)), parts
+
+
+def choose_publicly(resident: "Resident", choice: Choice) -> list[int]:
+    """From rows that the server holds anyway: no client's data have a say."""
+    if not len(resident.shares.validation):
         raise UserError(
-            f"strategy.tokens names {strange[0]}, which no text can have: token ids here go from 0 to "
-            f"{len(known) - 1}."
+            "privacy.selection=public chooses layers on the rows that the server keeps, and there are none "
+            "here: raise dataset.validation, or use privacy.selection=noisy."
         )
-    if len(set(tokens)) == len(known):
-        raise UserError("strategy.tokens names every token id: all layers would score the same. Name fewer.")
-    return tokens
+    rows = torch.from_numpy(resident.shares.validation).to(resident.device)[: choice.examples]
+    return list(top_k(choice.scores(resident, rows).mean(dim=2).sum(dim=0), choice.top_k))

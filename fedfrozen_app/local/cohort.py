@@ -7,6 +7,7 @@ takes it (local/slots.py); the step that all slots share is local/step.py.
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,13 @@ import torch
 from torch import Tensor
 
 from fedfrozen_app.exchange.block import Block, Layout
-from fedfrozen_app.exchange.plan import Order, Plan
+from fedfrozen_app.exchange.names import by_namespace, flattened, parameters_in, spaced
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.local.algorithm import Finished
+from fedfrozen_app.local.sequential import learning_rate
 from fedfrozen_app.local.slots import Turn, cheapest_size, lay_out, num_batches, take_turns
-from fedfrozen_app.local.step import Step
+from fedfrozen_app.local.step import START, Layouts, Step, finish_rows
 from fedfrozen_app.seeds import seed_for, seeded
 from fedfrozen_app.words import counted
 
@@ -29,15 +34,70 @@ SPARE = 0.85  # share of the free device memory that the slots may fill
 
 def cannot_serve(order: Order) -> str | None:
     """Why this order needs the sequential runner; None when the cohort runner can serve it."""
-    if order.plan.private and order.algorithm != "fedavg":
-        return "their loss looks back at private parameters"
     if set(order.plan.trained) != {*order.plan.shared, *order.plan.private}:
         return "they train something that they neither share nor keep, or keep something untrained"
-    if order.selection is not None:
+    if order.choice is not None:
         return "each of them chooses its own layers"
-    if order.keep < 1:
-        return "each of them sends its own largest updates"
+    if order.codec is not None:
+        return "each of them encodes what it sends"
     return None
+
+
+class Rows:
+    """Where each client of a round starts: the common row, and what it keeps for itself."""
+
+    def __init__(
+        self,
+        layouts: Layouts,
+        order: Order,
+        common: Mapping[str, Tensor],
+        start: Tensor,
+        kept: Sequence[Mapping[str, Tensor]],
+    ) -> None:
+        self._layouts, self._method, self._common, self._start = layouts, order.method, common, start
+        self._kept = kept
+        self.held: dict[int, Tensor] = {}  # of those who have begun and are not through
+
+    def begin(self, client: int) -> Tensor:
+        """(width,) what it trains; what it only reads goes into `held`."""
+        kept = self._kept[client]
+        if not kept and not self._method.stays:
+            self.held[client] = self._start[:0]
+            return self._start
+        model = {**self._common, **parameters_in(kept)}
+        own = flattened(self._method.start(model, by_namespace(kept)))
+        began = {spaced(START, name): value for name, value in model.items()}
+        self.held[client] = self._layouts.held.flatten({**own, **began})
+        return self._layouts.trained.flatten({**model, **own})
+
+
+def with_finished(block: Block, done: Finished) -> Block:
+    """The block with what the algorithm made of its rows: some to keep, some to send."""
+    reply, own = flattened(done.reply), flattened(done.own)
+    layout, values, base = block.layout, block.values, block.base
+    if done.model:
+        views = layout.views(values)
+        values = torch.stack(
+            [layout.flatten({n: done.model.get(n, views[n])[i] for n in views}) for i in range(len(values))]
+        )
+    if reply:
+        beside = Layout.of({name: value[0] for name, value in reply.items()})
+        sent = [beside.flatten({n: value[i] for n, value in reply.items()}) for i in range(len(values))]
+        values = torch.cat([values, torch.stack(sent)], dim=1)
+        base = torch.cat([base, base.new_zeros(beside.width)])
+        layout = layout.beside(beside)
+    kept = [
+        {**(block.kept[i] if block.kept else {}), **{name: value[i].clone() for name, value in own.items()}}
+        for i in range(len(values))
+    ]
+    return replace(
+        block,
+        layout=layout,
+        values=values,
+        base=base,
+        kept=kept if any(kept) else (),
+        metrics={**block.metrics, **done.figures},
+    )
 
 
 class CohortRunner:
@@ -49,7 +109,7 @@ class CohortRunner:
 
     def order_of(self, clients: Sequence[str], order: Order) -> list[str]:
         """The clients in the order in which they will be through."""
-        counts = [num_batches(self.resident, client) for client in clients]
+        counts = [num_batches(self.resident, client, order.plan) for client in clients]
         return [clients[turn.client] for turn in take_turns(counts, self._room(clients, order))]
 
     def train(
@@ -57,29 +117,31 @@ class CohortRunner:
         clients: Sequence[str],
         order: Order,
         base: Mapping[str, Tensor],
-        private: Mapping[str, Mapping[str, Tensor]],
+        kept: Mapping[str, Mapping[str, Tensor]],
     ) -> Iterator[Block]:
         """Train the clients; those that are through come in blocks, sorted as `order_of` sorts them.
 
-        `private` holds, by client, the arrays that it keeps for itself. A block has at most as many clients
-        as there are slots, so that memory does not grow with the cohort.
+        `base` is what came with the order or is held; `kept`, by client, what it keeps for itself. A block
+        has at most as many clients as there are slots, so that memory does not grow with the cohort.
         """
         resident = self.resident
-        resident.load(base, order.base)
+        resident.load(parameters_in(base), order.base)
         if self._plan != order.plan:  # the freeze: the old step's memory is not needed again
             self._steps.clear()
             self._plan = order.plan
-        layout = self._layout(order)
+        layouts = self._layouts(order)
         slots = self._room(clients, order)
         schedule = lay_out(resident, clients, order, slots)
-        step = self._step(layout, slots, schedule.index.shape[2], order)
+        step = self._step(layouts, slots, schedule.index.shape[2], order)
         start = step.loaded()
-        own = [private.get(client, {}) for client in clients]
+        common = parameters_in(layouts.trained.views(start))
+        own = [parameters_in(kept.get(client, {})) for client in clients]
         before = self._judge_base(clients, own)
         if before and order.plan.private:  # then others were loaded to be judged
-            resident.load(layout.views(start), {})
-        enter = partial(self._enter, step, clients, own, start)
-        step.begin(order)
+            resident.load(common, {})
+        rows = Rows(layouts, order, common, start, [kept.get(client, {}) for client in clients])
+        enter = partial(self._enter, step, clients, rows)
+        step.begin(order, base)
         for first in range(0, len(clients), slots):
             turns = schedule.turns[first : first + slots]
             members = [clients[turn.client] for turn in turns]
@@ -88,29 +150,38 @@ class CohortRunner:
                 values, losses = step.finish(turns, schedule, enter)
             resident.model.eval()
             examples = [len(resident.rows(client).train) for client in members]
-            block = Block(tuple(members), layout, start, values, examples, {"train_loss": losses})
+            block = Block(tuple(members), layouts.trained, start, values, examples, {"train_loss": losses})
             block.told = [self._judge_row(block, number, order, before) for number in range(len(members))]
             if before or order.plan.private:
-                resident.load(layout.views(start), {})  # the others go on from here
-            yield block.shared(order.plan.shared) if order.plan.private else block
+                resident.load(common, {})  # the others go on from here
+            yield self._sent(block, order, step, rows, turns)
 
-    def _layout(self, order: Order) -> Layout:
+    def _layouts(self, order: Order) -> Layouts:
         """What travels comes first: the aggregation then sees one piece of every row."""
-        names = (*order.plan.shared, *order.plan.private)
-        return Layout.of({name: self.resident.parameters[name] for name in names})
+        return Layouts.of(self.resident, order, (*order.plan.shared, *order.plan.private))
+
+    def _sent(self, block: Block, order: Order, step: Step, rows: Rows, turns: Sequence[Turn]) -> Block:
+        """The block as it travels: what plan and algorithm send. The rest becomes each client's own."""
+        held = [rows.held.pop(turn.client) for turn in turns]
+        done = None
+        if not order.method.adds_nothing():
+            steps = torch.tensor([turn.end - turn.begin for turn in turns]).to(block.values)
+            rate = learning_rate(self.resident.config.client, order.round, self.resident)
+            done = finish_rows(step, order, block.values, torch.stack(held), steps, rate)
+        if len(order.plan.shared) < len(block.layout.names):
+            block = block.shared(order.plan.shared)
+        return block if done is None else with_finished(block, done)
 
     def _enter(
         self,
         step: Step,
         clients: Sequence[str],
-        own: Sequence[Mapping[str, Tensor]],
-        start: Tensor,
+        rows: Rows,
         turns: Sequence[Turn],
     ) -> None:
         """Everybody starts from the round's model, and from its own part where it keeps one."""
-        common = step.layout.views(start)
-        rows = [step.layout.flatten(common | dict(own[t.client])) if own[t.client] else start for t in turns]
-        step.admit([turn.slot for turn in turns], rows)
+        begin = [rows.begin(turn.client) for turn in turns]
+        step.admit([turn.slot for turn in turns], begin, [rows.held[turn.client] for turn in turns])
         if self.resident.config.client.class_weights:
             for turn in turns:
                 train = self.resident.rows(clients[turn.client]).train
@@ -121,7 +192,7 @@ class CohortRunner:
     def _room(self, clients: Sequence[str], order: Order) -> int:
         """How many slots: chosen once, because a step is compiled for a size."""
         if self._slots is None:
-            counts = [num_batches(self.resident, client) for client in clients]
+            counts = [num_batches(self.resident, client, order.plan) for client in clients]
             self._slots = cheapest_size(counts, self._largest(clients, order))
             if self._slots < len(clients):
                 log.info(
@@ -140,14 +211,14 @@ class CohortRunner:
 
     def _measure(self, client: str, order: Order) -> int:
         """How many clients fit: the memory that one more client takes in a real step, and what is free."""
-        layout, peaks = self._layout(order), []
+        layouts, peaks = self._layouts(order), []
         for size in (1, 2):
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            step = Step(self.resident, layout, size, order, how="eager")
+            step = Step(self.resident, layouts, size, order, how="eager")
             schedule = lay_out(self.resident, [client] * size, order, size)
-            step.begin(order)
+            step.begin(order, {})
             start = step.loaded()
             step.admit(range(size), [start] * size)
             step.run(schedule.index[0], schedule.mask[0])
@@ -159,13 +230,13 @@ class CohortRunner:
         fixed, each = 2 * peaks[0] - peaks[1], max(peaks[1] - peaks[0], 1)
         return max(1, int((SPARE * free - max(fixed, 0)) // each))
 
-    def _step(self, layout: Layout, size: int, width: int, order: Order) -> "Step":
+    def _step(self, layouts: Layouts, size: int, width: int, order: Order) -> "Step":
         settings = json.dumps(dict(order.settings), sort_keys=True)
-        key = (layout.names, size, width, order.algorithm, settings)
+        key = (layouts.trained.names, size, width, order.algorithm, settings)
         if key not in self._steps:
             on_gpu, compiled = self.resident.device.type == "cuda", self.resident.config.runtime.compile
             how = ("compiled" if compiled else "captured") if on_gpu else "eager"
-            self._steps[key] = Step(self.resident, layout, size, order, how=how)
+            self._steps[key] = Step(self.resident, layouts, size, order, how=how)
         return self._steps[key]
 
     # Judging -----------------------------------------------------------------------------------------------
@@ -186,7 +257,7 @@ class CohortRunner:
         resident, client = self.resident, block.clients[number]
         if client not in before and not order.plan.private:
             return {}
-        resident.load(block.slice(number), {})
+        resident.load(parameters_in(block.slice(number)), {})
         figures = resident.figures()
         if client in before:
             rows = resident.rows(client).validation

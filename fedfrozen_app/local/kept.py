@@ -16,30 +16,52 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
+from fedfrozen_app.exchange.names import bare, by_namespace, is_parameter, parameters_in
+from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.files.disk import replace_tensors
+from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.resident import Resident
 
 log = logging.getLogger(__name__)
 
 
-def private_arrays(context: Context, resident: Resident, names: tuple[str, ...]) -> dict[str, Tensor]:
-    """What this client has kept for itself; at its first round, the values every model starts with.
+def start_of(context: Context, resident: Resident, order: Order, base: Mapping[str, Tensor]) -> Start:
+    """Where a client begins its round, with `base`, what came with the order or was held already."""
+    plan, kept = order.plan, kept_arrays(context, resident, order)
+    model = {**parameters_in(base), **parameters_in(kept)}
+    # What came as bytes, or from a checkpoint, lies on the host; what trains is held against its start.
+    model |= {name: model[name].to(resident.device) for name in plan.trained}
+    brought = {space: _on(resident, own) for space, own in by_namespace(base).items()}
+    own = order.method.start({name: model[name] for name in plan.trained}, by_namespace(kept))
+    return Start(model, plan.trained, brought, own)
 
-    These names alone: what it kept under another plan stays with it, and does not enter what this one shares.
+
+def kept_arrays(context: Context, resident: Resident, order: Order) -> dict[str, Tensor]:
+    """What this client has kept for itself: every private parameter, which begins as every model does, and
+    what its algorithm keeps for the names that train.
+
+    These alone: what it kept under another plan stays with it, and does not enter what this one shares.
     """
-    if not names:
+    names, method = order.plan.private, order.method
+    if not names and not method.stays:
         return {}
     record = context.state.get("private")
-    if isinstance(record, ArrayRecord):
-        kept = to_tensors(record)
-        fresh = {} if set(names) <= set(kept) else resident.initial()
-        return {name: (kept[name] if name in kept else fresh[name]).to(resident.device) for name in names}
-    initial = resident.initial()
-    if found := _from_disk(context):
-        if {name: found[name].shape for name in found} == {name: initial[name].shape for name in names}:
-            return {name: found[name].to(resident.device) for name in names}
-        log.warning("The private arrays on disk are not this model's: starting from fresh ones.")
-    return {name: initial[name] for name in names}
+    found = to_tensors(record) if isinstance(record, ArrayRecord) else _from_disk(context, resident)
+    private = parameters_in(found)
+    if not set(names) <= set(private):
+        initial = resident.initial()
+        private = {name: initial[name] for name in names} | private
+    trained, spaces = set(order.plan.trained), set(method.stays)
+    own = {
+        name: value
+        for name, value in found.items()
+        if not is_parameter(name) and bare(name) in trained and name.rpartition("/")[0] in spaces
+    }
+    return _on(resident, {name: private[name] for name in names} | own)
+
+
+def _on(resident: Resident, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.to(resident.device) for name, value in arrays.items()}
 
 
 def keep_private(context: Context, arrays: Mapping[str, Tensor], *, local: bool) -> None:
@@ -64,12 +86,17 @@ def disk_place(context: Context) -> Path | None:
     return folder / "private" / f"run-{context.run_id}.safetensors"
 
 
-def _from_disk(context: Context) -> dict[str, Tensor]:
+def _from_disk(context: Context, resident: Resident) -> dict[str, Tensor]:
     path = disk_place(context)
     if path is None or not path.is_file():
         return {}
     try:
-        return load_file(path)
+        found = load_file(path)
     except (SafetensorError, OSError) as error:
         log.warning("The private arrays in %s cannot be read (%s): starting from fresh ones.", path, error)
         return {}
+    shapes = {name: value.shape for name, value in resident.parameters.items()}
+    if any(shapes.get(bare(name)) != value.shape for name, value in found.items()):
+        log.warning("The private arrays on disk are not this model's: starting from fresh ones.")
+        return {}
+    return found

@@ -5,7 +5,7 @@ the ε and δ spent. Losses and scores are written to the site's own disk.
 """
 
 import math
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from fedfrozen_app import registry
 from fedfrozen_app.config import Config
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.plan import Order, Plan, layers_of
-from fedfrozen_app.local.choose import choose
-from fedfrozen_app.local.noisy_choice import choose_privately, choose_publicly, plan_of
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.plan import Plan, layers_of
+from fedfrozen_app.local.algorithm import Start
+from fedfrozen_app.local.choose import choose, choose_noisily, choose_publicly
 from fedfrozen_app.local.sequential import LocalResult, learning_rate, optimizer_for
-from fedfrozen_app.models.task import Batch, Parameters, Task
 from fedfrozen_app.privacy.accountant import epsilon_of, solve_noise
 from fedfrozen_app.privacy.budget import Budget, BudgetFile, Declined
 from fedfrozen_app.privacy.dpsgd import Clipping, ExampleGradients, Recipe, draw_rows, train_steps
@@ -54,6 +53,15 @@ class PrivateClient:
                 "privacy=dp_sgd covers what all clients share, but this strategy keeps parts of the model on "
                 "the client: choose another strategy, or privacy=none."
             )
+        if order.method.has_arrays():
+            raise UserError(
+                f"privacy=dp_sgd covers what is trained and sent, but the algorithm {order.algorithm} keeps "
+                "or sends arrays of its own, which nobody clips: choose another strategy, or privacy=none."
+            )
+        if len(order.plan.steps) > 1:
+            raise UserError(
+                "privacy=dp_sgd knows no rounds in phases: choose another strategy, or privacy=none."
+            )
         self.resident, self.client, self.order, self.folder = resident, client, order, folder
         self.file = BudgetFile(folder, client)
         self.units = units_of(resident, client)
@@ -63,7 +71,7 @@ class PrivateClient:
         self._source = Noise(resident.device, seed)
         self.rounds = 0  # paid for, once it has taken part
 
-    def take_part(self, start: dict[str, Tensor], paid: int = 0) -> LocalResult | Declined:
+    def take_part(self, start: Start, paid: int = 0) -> LocalResult | Declined:
         """Train and reply, resend what was sent for the very same order, or decline.
 
         `paid`: the rounds that this client is known to have paid for, whatever its record says.
@@ -74,7 +82,7 @@ class PrivateClient:
         with self.file.alone():
             return self._take_part(start, paid)
 
-    def _take_part(self, start: dict[str, Tensor], paid: int) -> LocalResult | Declined:
+    def _take_part(self, start: Start, paid: int) -> LocalResult | Declined:
         recorded = self.file.read()
         if (known := recorded.rounds if recorded else 0) < paid:
             raise UserError(
@@ -107,7 +115,7 @@ class PrivateClient:
                 f"{spent:.3f} is spent, and another round would take it beyond"
             )
         self._pay(budget, due)
-        self.resident.load(start, self.order.base)
+        self.resident.load(start.model, self.order.base)
         if chooses:
             self._choose(budget)
         arrays, loss = self._train(start, self._plan(budget, start), recipe)
@@ -155,16 +163,16 @@ class PrivateClient:
     @property
     def _noisy(self) -> bool:
         """Whether this client chooses layers from its private data, and pays for it."""
-        selection = self.order.selection
-        if selection is None or selection.rule != "attention":
-            return False
-        return self.resident.config.privacy.selection == "noisy"
+        choice = self.order.chooser
+        return (
+            choice is not None and choice.looks_at_data and self.resident.config.privacy.selection == "noisy"
+        )
 
     def _chooses(self, budget: Budget) -> bool:
-        """Whether the choice is made anew in this round."""
+        """Whether the choice is made again in this round."""
         if not self._noisy:
             return False
-        assert self.order.selection is not None
+        assert self.order.chooser is not None
         if budget.selection_noise is None:
             raise UserError(
                 f"Client {self.client} has a privacy record in which no budget was set aside for choosing "
@@ -172,30 +180,30 @@ class PrivateClient:
             )
         count = len(layers_of(self.order.plan.trained, self.resident.roles))
         known = [number for number in budget.layers or () if number < count]  # a run before may have had more
-        fits = len(known) == self.order.selection.top_k
+        fits = len(known) == self.order.chooser.top_k
         return not fits or budget.rounds % self.resident.config.privacy.selection_every == 0
 
     def _choose(self, budget: Budget) -> None:
         """On the disk before training: after a crash the choice, once paid for, is still there."""
-        assert budget.selection_noise is not None
+        assert budget.selection_noise is not None and self.order.chooser is not None
         sample = self._source.poisson(len(self.units), self.resident.config.privacy.selection_rate)
         rows = draw_rows(self.units, sample, self._source).to(self.resident.device)
-        budget.layers, heads = choose_privately(
-            self.resident, self.order, rows, budget.selection_noise, self._source
+        budget.layers, parts = choose_noisily(
+            self.resident, self.order, self.order.chooser, rows, budget.selection_noise, self._source
         )
         self.file.write(budget)
-        if heads is not None:
-            self.file.note({"round": self.order.round, "head_scores": heads.tolist()})
+        if parts is not None:
+            self.file.note({"round": self.order.round, "head_scores": parts.tolist()})
 
-    def _plan(self, budget: Budget, start: dict[str, Tensor]) -> Plan:
-        selection = self.order.selection
-        if selection is None:
-            return self.order.plan
+    def _plan(self, budget: Budget, start: Start) -> Plan:
+        choice, plan, roles = self.order.chooser, self.order.plan, self.resident.roles
+        if choice is None:
+            return plan
         if self._noisy:
             assert budget.layers is not None
-            return plan_of(self.order, budget.layers, self.resident)
-        if selection.rule == "attention" and self.resident.config.privacy.selection == "public":
-            return plan_of(self.order, choose_publicly(self.resident, self.order), self.resident)
+            return choice.part(plan, budget.layers, roles)
+        if choice.looks_at_data and self.resident.config.privacy.selection == "public":
+            return choice.part(plan, choose_publicly(self.resident, choice), roles)
         # Rules that look at no data; or privacy.selection=unaccounted, of which the run has warned.
         return choose(self.resident, self.client, self.order, start).plan
 
@@ -213,19 +221,16 @@ class PrivateClient:
             physical_batch=config.privacy.physical_batch,
         )
 
-    def _train(
-        self, start: dict[str, Tensor], plan: Plan, recipe: Recipe
-    ) -> tuple[dict[str, Tensor], float | None]:
+    def _train(self, start: Start, plan: Plan, recipe: Recipe) -> tuple[dict[str, Tensor], float | None]:
         resident, order = self.resident, self.order
         config = resident.config
         trained = {name: resident.parameters[name] for name in plan.trained}
         resident.touched(trained)
-        anchor = {name: start[name] for name in trained}
-        algorithm = registry.find("algorithms", order.algorithm)
+        begun = replace(start, trained=plan.trained)
         if config.privacy.clipping == "ghost":
             gradients: Clipping = self._ghost(list(trained))
         else:
-            loss = partial(_loss, algorithm=partial(algorithm, anchor=anchor, **order.settings))
+            loss = partial(order.method.loss, start=begun)
             gradients = ExampleGradients(resident.model, resident.task, list(trained), loss)
         rate = learning_rate(config.client, order.round, resident)
         optimizer = optimizer_for(resident, trained, rate)
@@ -238,17 +243,13 @@ class PrivateClient:
         return {name: parameter.detach().clone() for name, parameter in trained.items()}, mean
 
     def _ghost(self, trained: list[str]) -> Clipping:
-        if self.order.algorithm != "fedavg":
+        if not self.order.method.is_plain():
             raise UserError(
                 f"privacy.clipping=ghost knows the plain loss alone, not that of {self.order.algorithm}: use "
                 "privacy.clipping=per_example."
             )
         resident = self.resident
         return GhostClipping(resident.model, resident.task, trained, resident.config.privacy.max_grad_norm)
-
-
-def _loss(parameters: Parameters, batch: Batch, task: Task, *, algorithm: Callable[..., Tensor]) -> Tensor:
-    return algorithm(parameters, batch, task=task)
 
 
 def sampling(config: Config, declared: int) -> tuple[float, int]:

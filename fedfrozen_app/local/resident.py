@@ -39,7 +39,7 @@ from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.models.build import build_model, build_prompted, parameters_of
 from fedfrozen_app.models.dual import DualEncoder, backbone_digest, load_dual
 from fedfrozen_app.models.prompts import PromptedDual
-from fedfrozen_app.models.roles import roles_of
+from fedfrozen_app.models.roles import head_of, roles_of
 from fedfrozen_app.models.task import Inputs, Task
 from fedfrozen_app.seeds import seed_for
 
@@ -83,6 +83,8 @@ class Resident:
             precision=config.client.precision,
             kind=corpus.task,
             classes=corpus.classes,
+            own=self.parameters,
+            head=head_of(self.model, self.roles),
         )
         self.train_table = self._settled(corpus.train)
         self._test = self._settled(corpus.test)

@@ -3,8 +3,7 @@
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -12,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
-from fedfrozen_app import registry
 from fedfrozen_app.config import ClientConfig
-from fedfrozen_app.exchange.plan import Order
+from fedfrozen_app.exchange.names import bare, flattened
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.local.algorithm import Spaces, Start
 from fedfrozen_app.models.task import Batch
 from fedfrozen_app.seeds import seed_for, seeded, torch_generator
 
@@ -24,88 +24,131 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What a client has after its local work; `trained` are copies, free to leave."""
+    """What a client has after its local work: copies, free to leave."""
 
     trained: dict[str, Tensor]
     examples: int
     metrics: dict[str, float]
+    own: dict[str, Tensor] = field(default_factory=dict)  # that the algorithm keeps, as namespace/name
+    reply: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # that it sends beside parameters, and in their place
+
+    def sent(self, shared: tuple[str, ...]) -> dict[str, Tensor]:
+        """The arrays of the reply."""
+        own = {name: self.trained[name] for name in shared if name in self.trained}
+        return own | self.reply
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """What local steps leave beside the trained parameters, which are in the resident model."""
+
+    loss: Tensor  # the mean over the steps
+    count: int
+    own: Spaces = field(default_factory=dict)  # what the algorithm trained beside parameters
 
 
 class LocalSteps(Protocol):
-    """Take a client's local steps with the model as it is loaded, and say their mean loss.
+    """Take a client's local steps with the model as it is loaded, which is `start.model`."""
 
-    `start` holds the values the model was loaded with.
-    """
-
-    def __call__(
-        self, resident: "Resident", client: str, order: Order, start: Mapping[str, Tensor]
-    ) -> Tensor: ...
+    def __call__(self, resident: "Resident", client: str, order: Order, start: Start) -> Stepped: ...
 
 
 def train_client(
-    resident: "Resident", client: str, order: Order, start: dict[str, Tensor], steps: LocalSteps | None = None
+    resident: "Resident", client: str, order: Order, start: Start, steps: LocalSteps | None = None
 ) -> LocalResult:
-    """Train one client for one round. `start` holds every parameter; those that train lie on the device."""
+    """Train one client for one round. Of `start`, what trains lies on the device."""
     began = time.perf_counter()
     rows = resident.rows(client)
-    resident.load(start, order.base)
+    resident.load(start.model, order.base)
     metrics: dict[str, float] = {}
     if len(rows.validation):
         metrics["client_val_before"] = resident.evaluate_rows(rows.validation)[resident.task.headline]
 
     resident.touched(order.plan.trained)
+    stepped = (steps or eager_steps)(resident, client, order, start)
     # Looked at here, once: no wait for the device between the steps.
-    metrics["train_loss"] = float((steps or eager_steps)(resident, client, order, start))
+    metrics["train_loss"] = float(stepped.loss)
     if len(rows.validation):
         metrics["client_val_after"] = resident.evaluate_rows(rows.validation)[resident.task.headline]
     if order.plan.private and resident.judges(order.round):
         # A personal model exists only here, so the client judges it where it can.
         metrics |= resident.judge_personal(client)
     metrics |= resident.figures()
+    trained = {name: resident.parameters[name].detach().clone() for name in order.plan.trained}
+    count = torch.tensor(float(stepped.count), dtype=resident.task.dtype, device=resident.device)
+    rate = learning_rate(resident.config.client, order.round, resident)
+    with torch.no_grad():
+        finished = order.method.finish(start, trained, count, rate)
+    metrics |= {name: float(value) for name, value in finished.figures.items()}
     metrics["client_seconds"] = time.perf_counter() - began
-    result = {name: resident.parameters[name].detach().clone() for name in order.plan.trained}
-    return LocalResult(result, len(rows.train), metrics)
+    own = flattened(stepped.own) | flattened(finished.own)
+    reply = {**finished.model, **flattened(finished.reply)}
+    return LocalResult(trained, len(rows.train), metrics, own, reply)
 
 
-def eager_steps(resident: "Resident", client: str, order: Order, start: Mapping[str, Tensor]) -> Tensor:
+def eager_steps(resident: "Resident", client: str, order: Order, start: Start) -> Stepped:
     """Step by step, as torch is usually used."""
+    method = order.method
+    live = {
+        space: {name: value.detach().clone() for name, value in start.own[space].items()}
+        for space in method.trains
+    }
+    start = replace(start, own={**start.own, **live})
+    losses: list[Tensor] = []
+    resident.model.train()
+    with seeded(seed_for(resident.config.seed, "dropout", client, order.round), resident.device):
+        for number, phase in enumerate(order.plan.steps):
+            beside = {space: {name: own[name] for name in phase.trained} for space, own in live.items()}
+            trained = {name: resident.parameters[name] for name in phase.trained} | flattened(beside)
+            losses += _phase_steps(resident, client, order, start, trained, number, phase.epochs)
+    resident.model.eval()
+    kept = {space: {name: value.detach() for name, value in own.items()} for space, own in live.items()}
+    return Stepped(torch.stack(losses).double().mean(), len(losses), kept)
+
+
+def _phase_steps(
+    resident: "Resident",
+    client: str,
+    order: Order,
+    start: Start,
+    trained: dict[str, Tensor],
+    phase: int,
+    epochs: int | None,
+) -> list[Tensor]:
+    """The losses of the steps in which these arrays train, with an optimiser of their own."""
     settings, seed, rows = resident.config.client, resident.config.seed, resident.rows(client)
-    trained = {name: resident.parameters[name] for name in order.plan.trained}
-    wanted = set(trained)
     for name, parameter in resident.parameters.items():
-        parameter.requires_grad_(name in wanted)
-    anchor = {name: start[name] for name in trained}
-    algorithm = registry.find("algorithms", order.algorithm)
-    loss_of = partial(algorithm, task=resident.task, anchor=anchor, **order.settings)
+        parameter.requires_grad_(name in trained)
+    for value in trained.values():
+        value.requires_grad_(True)
     # Only trained names enter: decoupled weight decay would move a frozen one even with a zero gradient.
     optimizer = optimizer_for(resident, trained, learning_rate(settings, order.round, resident))
     weights = resident.class_weights(rows.train) if settings.class_weights else None
-
-    losses: list[Tensor] = []
-    resident.model.train()
-    with seeded(seed_for(seed, "dropout", client, order.round), resident.device):
-        drawn, sizes = drawn_rows(rows.train, settings, seed, client, order.round)
-        for index in drawn.to(resident.device).split(sizes):
-            batch = Batch(*resident.take(index), weights)
-            loss = loss_of(resident.parameters, batch)
-            for parameter in trained.values():
-                parameter.grad = None
-            loss.backward()
-            if settings.clip is not None:
-                torch.nn.utils.clip_grad_norm_(trained.values(), settings.clip)
-            optimizer.step()
-            losses.append(loss.detach())
-    for parameter in trained.values():
-        parameter.grad = None  # its memory is the next client's
-    resident.model.eval()
-    return torch.stack(losses).double().mean()
+    losses = []
+    drawn, sizes = drawn_rows(rows.train, settings, seed, client, order.round, phase, epochs)
+    for index in drawn.to(resident.device).split(sizes):
+        batch = Batch(*resident.take(index), weights)
+        loss = order.method.loss(resident.parameters, batch, resident.task, start)
+        for value in trained.values():
+            value.grad = None
+        loss.backward()
+        if settings.clip is not None:
+            torch.nn.utils.clip_grad_norm_(trained.values(), settings.clip)
+        optimizer.step()
+        losses.append(loss.detach())
+    for value in trained.values():
+        value.grad = None  # its memory is the next client's
+        value.requires_grad_(False)
+    return losses
 
 
 def judge_client(
     resident: "Resident",
     client: str,
     order: Order,
-    start: dict[str, Tensor],
+    start: Start,
     steps: LocalSteps | None = None,
 ) -> dict[str, float]:
     """The headline figure on the client's own test rows: of the global model, of its own, and that after
@@ -114,7 +157,7 @@ def judge_client(
     figures: dict[str, float] = {"test_rows": len(own), "train_rows": len(resident.rows(client).train)}
     if not len(own):
         return figures
-    resident.load(start, order.base)
+    resident.load(start.model, order.base)
     if not order.plan.private or resident.has_global:
         with resident.only_global():
             figures["global"] = resident.task.evaluate(own)[resident.task.headline]
@@ -126,17 +169,25 @@ def judge_client(
 
 
 def drawn_rows(
-    rows: Tensor, settings: ClientConfig, seed: int, client: str, server_round: int
+    rows: Tensor,
+    settings: ClientConfig,
+    seed: int,
+    client: str,
+    server_round: int,
+    phase: int = 0,
+    epochs: int | None = None,
 ) -> tuple[Tensor, list[int]]:
-    """The row numbers of all steps one after another, shuffled anew every epoch by the client's own
-    generator, and how many of them each step takes."""
-    generator = torch_generator(seed, "batches", client, server_round)
+    """The row numbers of all steps one after another, shuffled for every epoch by the client's own
+    generator, and how many of them each step takes. `epochs` of a phase, where it has a number of its own."""
+    later = (phase,) if phase else ()  # a round without phases draws what it always drew
+    generator = torch_generator(seed, "batches", client, server_round, *later)
+    times = settings.local_epochs if epochs is None else epochs
     own, count = rows.numpy(), len(rows)  # numpy's indexing: there are many small clients
-    epochs = [own[torch.randperm(count, generator=generator).numpy()] for _ in range(settings.local_epochs)]
+    orders = [own[torch.randperm(count, generator=generator).numpy()] for _ in range(times)]
     whole, rest = divmod(count, settings.batch_size)
-    sizes = ([settings.batch_size] * whole + [rest] * (rest > 0)) * settings.local_epochs
+    sizes = ([settings.batch_size] * whole + [rest] * (rest > 0)) * times
     sizes = sizes[: settings.local_steps]
-    return torch.from_numpy(np.concatenate(epochs)[: sum(sizes)]), sizes
+    return torch.from_numpy(np.concatenate(orders)[: sum(sizes)]), sizes
 
 
 def batches(rows: Tensor, settings: ClientConfig, seed: int, client: str, server_round: int) -> list[Tensor]:
@@ -167,7 +218,7 @@ def optimizer_for(resident: "Resident", trained: Mapping[str, Tensor], rate: flo
     optimizer = make_optimizer(settings, list(trained.values()), rate)
     (others,) = optimizer.param_groups
     for kind, scale in rate_scales(settings).items():
-        own = [value for name, value in trained.items() if resident.roles[name].kind == kind]
+        own = [value for name, value in trained.items() if resident.roles[bare(name)].kind == kind]
         if own:
             inside = {id(value) for value in own}
             others["params"] = [value for value in others["params"] if id(value) not in inside]

@@ -6,7 +6,7 @@ next one at once, so that clients of unequal size leave few slots idle: padding 
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfrozen_app.exchange.plan import Order
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.local.sequential import drawn_rows
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class Schedule:
     turns: list[Turn]  # by their end
     index: Tensor  # (steps, slots, batch) row numbers; padding repeats row 0
     mask: Tensor  # (steps, slots, batch) 1 for an example, 0 for padding
+    # By step, where a round has phases: the names that train from it on, and in which slots.
+    phases: dict[int, dict[frozenset[str], list[int]]] = field(default_factory=dict)
 
     @cached_property
     def entering(self) -> dict[int, list[Turn]]:
@@ -73,11 +76,17 @@ class Schedule:
         return found
 
 
-def num_batches(resident: "Resident", client: str) -> int:
+def num_batches(resident: "Resident", client: str, plan: Plan) -> int:
+    return sum(phase_batches(resident, client, plan))
+
+
+def phase_batches(resident: "Resident", client: str, plan: Plan) -> list[int]:
+    """How many steps the client takes in each phase of its round."""
     settings = resident.config.client
     epoch = -(-len(resident.rows(client).train) // settings.batch_size)
-    steps = settings.local_epochs * epoch
-    return steps if settings.local_steps is None else min(steps, settings.local_steps)
+    times = (settings.local_epochs if phase.epochs is None else phase.epochs for phase in plan.steps)
+    most = settings.local_steps
+    return [count * epoch if most is None else min(count * epoch, most) for count in times]
 
 
 def lay_out(resident: "Resident", clients: Sequence[str], order: Order, slots: int) -> Schedule:
@@ -86,14 +95,17 @@ def lay_out(resident: "Resident", clients: Sequence[str], order: Order, slots: i
     width = settings.batch_size
     if resident.device.type != "cuda":  # nothing is captured, so that the width is free
         width = min(width, max(len(resident.rows(client).train) for client in clients))
-    turns = take_turns([num_batches(resident, client) for client in clients], slots)
+    phases = order.plan.steps
+    turns = take_turns([num_batches(resident, client, order.plan) for client in clients], slots)
     shape = (turns[-1].end, slots, width)
     rows, lengths, starts = [], [], []
     for turn in turns:
         own = resident.rows(clients[turn.client]).train
-        drawn, sizes = drawn_rows(own, settings, resident.config.seed, clients[turn.client], order.round)
-        rows.append(drawn.numpy())
-        lengths += sizes
+        for number, phase in enumerate(phases):
+            who = (resident.config.seed, clients[turn.client], order.round)
+            drawn, sizes = drawn_rows(own, settings, *who, number, phase.epochs)
+            rows.append(drawn.numpy())
+            lengths += sizes
         # Where each batch begins in the flattened (steps, slots, batch).
         starts += [(step * slots + turn.slot) * width for step in range(turn.begin, turn.end)]
     before = np.cumsum(lengths) - lengths  # examples in the batches before
@@ -102,4 +114,19 @@ def lay_out(resident: "Resident", clients: Sequence[str], order: Order, slots: i
     index.reshape(-1)[places] = np.concatenate(rows)
     mask.reshape(-1)[places] = True
     real = torch.from_numpy(mask).to(resident.device)
-    return Schedule(turns, torch.from_numpy(index).to(resident.device), real.to(resident.task.dtype))
+    switches = _switches(resident, clients, order.plan, turns) if len(phases) > 1 else {}
+    return Schedule(
+        turns, torch.from_numpy(index).to(resident.device), real.to(resident.task.dtype), switches
+    )
+
+
+def _switches(
+    resident: "Resident", clients: Sequence[str], plan: Plan, turns: Sequence[Turn]
+) -> dict[int, dict[frozenset[str], list[int]]]:
+    found: dict[int, dict[frozenset[str], list[int]]] = {}
+    for turn in turns:
+        step = turn.begin
+        for phase, count in zip(plan.steps, phase_batches(resident, clients[turn.client], plan), strict=True):
+            found.setdefault(step, {}).setdefault(frozenset(phase.trained), []).append(turn.slot)
+            step += count
+    return found

@@ -5,7 +5,8 @@ traced once to plain tensor operations, compiled on a GPU and replayed there as 
 parameters are the resident model's own: held once, whatever the number of clients.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +15,59 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fedfrozen_app import registry
 from fedfrozen_app.exchange.block import Layout
-from fedfrozen_app.exchange.plan import Order
+from fedfrozen_app.exchange.names import bare, by_namespace, names_in, parameters_in
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.local.algorithm import Finished, Start
 from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_scales
 from fedfrozen_app.local.slots import Schedule, Turn
 from fedfrozen_app.models.attention import folded
 from fedfrozen_app.models.convolution import as_products
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.profile import is_causal
-from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
+from fedfrozen_app.models.task import Batch, Inputs, Parameters
 
 if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
 
 WARMUP_STEPS = 3  # before a capture: lazy initialisations must not be recorded
+
+
+NOTHING = Start({}, ())  # plain training looks at no start: none is laid out
+START = "start"  # the namespace of the private parameters with which a client began its round
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """Where the arrays of a client lie: in a row of what it trains, and in one of what it only reads."""
+
+    trained: Layout  # parameters, and what the algorithm trains beside them
+    held: Layout  # what the client keeps, and where asked for its private parameters as the round began
+    brought: Layout  # what came with the order: the same for all clients
+    names: tuple[str, ...]  # the parameters among `trained`
+
+    @classmethod
+    def of(cls, resident: "Resident", order: Order, names: tuple[str, ...]) -> "Layouts":
+        """`names` are the parameters that train, those that travel first."""
+        method, plan = order.method, order.plan
+        kept = [space for space in method.stays if space not in method.trains]
+        began = () if method.is_plain() else plan.private
+        return cls(
+            trained=_layout(resident, [*names, *names_in(method.trains, names)]),
+            held=_layout(resident, [*names_in(kept, names), *names_in([START], began)]),
+            brought=_layout(resident, names_in(method.comes, plan.shared)),
+            names=names,
+        )
+
+    def start(self, model: Parameters, row: Tensor, held: Tensor, brought: Tensor) -> Start:
+        """One client's start out of its rows; what the algorithm trains is what trains now."""
+        own = by_namespace(self.held.views(held)) | by_namespace(self.trained.views(row))
+        private = own.pop(START, {})
+        return Start({**model, **private}, self.names, by_namespace(self.brought.views(brought)), own)
+
+
+def _layout(resident: "Resident", names: Sequence[str]) -> Layout:
+    return Layout.of({name: resident.parameters[bare(name)] for name in names})
 
 
 class Step:
@@ -38,16 +77,22 @@ class Step:
     tensor operations and compiled first, then captured).
     """
 
-    def __init__(self, resident: "Resident", layout: Layout, size: int, order: Order, *, how: str) -> None:
-        self.resident, self.layout, self.size, self.how = resident, layout, size, how
+    def __init__(self, resident: "Resident", layouts: Layouts, size: int, order: Order, *, how: str) -> None:
+        self.resident, self.layouts, self.size, self.how = resident, layouts, size, how
+        self.layout = layouts.trained
         self.on_gpu = resident.device.type == "cuda"
-        self.flat = torch.zeros(size, layout.width, dtype=resident.task.dtype, device=resident.device)
+        like: dict[str, Any] = {"dtype": resident.task.dtype, "device": resident.device}
+        self.flat = torch.zeros(size, self.layout.width, **like)
+        self.held = torch.zeros(size, layouts.held.width, **like)
+        self.brought = torch.zeros(layouts.brought.width, **like)
+        # (slots, width) 1 where the slot's phase trains a column; None where a round has no phases.
+        self.columns = torch.ones_like(self.flat) if len(order.plan.steps) > 1 else None
         # The optimiser counts the steps of each of its tensors, and clients come and go: one for each.
         self._rows = [row.requires_grad_(True) for row in self.flat.unbind()]
         self._done = 0  # steps of this round
         self.losses = torch.zeros(size, dtype=torch.float64, device=resident.device)
         self._losses = self.losses.unbind()
-        self._loss = self._make_loss(order)
+        self._method = order.method
         # (clients, classes); all ones where classes are not weighed: the mean over a batch stays the same.
         self.class_weights = torch.ones(size, len(resident.corpus.classes)).to(self.flat)
         self._shares = self._rate_shares()
@@ -61,15 +106,17 @@ class Step:
     def _rate_shares(self) -> Tensor | None:
         """(width,) the learning rate of each column in units of `client.lr`; None where all have that."""
         scales = rate_scales(self.resident.config.client)
-        own = [scales.get(self.resident.roles[name].kind, 1.0) for name in self.layout.names]
+        own = [scales.get(self.resident.roles[bare(name)].kind, 1.0) for name in self.layout.names]
         if set(own) <= {1.0}:
             return None
         spans = zip(own, self.layout.spans, strict=True)
         return torch.cat([torch.full((span,), scale) for scale, span in spans]).to(self.flat)
 
-    def begin(self, order: Order) -> None:
-        """A round begins: nobody is in a slot yet."""
+    def begin(self, order: Order, brought: Mapping[str, Tensor]) -> None:
+        """A round begins: nobody is in a slot yet. `brought` is what came with the order."""
         self._done = 0
+        if self.layouts.brought.names:
+            self.brought.copy_(self.layouts.brought.flatten(brought))
         rate = learning_rate(self.resident.config.client, order.round, self.resident)
         self._lr.fill_(rate)
         if not self.on_gpu:
@@ -78,19 +125,37 @@ class Step:
 
     def loaded(self) -> Tensor:
         """(width,) the model as it is loaded: where a client starts that keeps nothing of its own."""
-        return self.layout.flatten({n: self.resident.parameters[n].detach() for n in self.layout.names})
+        own = {name: self.resident.parameters[bare(name)].detach() for name in self.layout.names}
+        return self.layout.flatten(own)
 
-    def admit(self, slots: Sequence[int], starts: Sequence[Tensor]) -> None:
+    def admit(self, slots: Sequence[int], starts: Sequence[Tensor], held: Sequence[Tensor] = ()) -> None:
         """Clients that start from these rows take these slots, with a fresh optimiser.
 
         In place: a captured step goes on using these very tensors.
         """
-        states = [self.optimizer.state[self._rows[slot]] for slot in slots]
-        kept = [v for state in states for v in state.values() if isinstance(v, Tensor)]
         with torch.no_grad():
             torch._foreach_copy_([self._rows[slot] for slot in slots], list(starts))
             torch._foreach_zero_([self._losses[slot] for slot in slots])
-            if kept:
+            if self.layouts.held.names and held:
+                torch._foreach_copy_([self.held[slot] for slot in slots], list(held))
+        self._forget(slots)
+
+    def enter_phase(self, slots: Sequence[int], trained: Collection[str]) -> None:
+        """The clients in these slots go on where they are; from now on these names train, and no others."""
+        assert self.columns is not None
+        own = [float(bare(name) in trained) for name in self.layout.names]
+        spans = zip(own, self.layout.spans, strict=True)
+        row = torch.cat([torch.full((span,), value) for value, span in spans]).to(self.flat)
+        for slot in slots:
+            self.columns[slot].copy_(row)
+        self._forget(slots)
+
+    def _forget(self, slots: Sequence[int]) -> None:
+        """A fresh optimiser."""
+        states = [self.optimizer.state[self._rows[slot]] for slot in slots]
+        kept = [v for state in states for v in state.values() if isinstance(v, Tensor)]
+        if kept:
+            with torch.no_grad():
                 torch._foreach_zero_(kept)
 
     def finish(
@@ -105,6 +170,8 @@ class Step:
             while self._done < end:
                 if self._done in schedule.entering:
                     enter(schedule.entering[self._done])
+                for phase, slots in schedule.phases.get(self._done, {}).items():
+                    self.enter_phase(slots, phase)
                 self.run(schedule.index[self._done], schedule.mask[self._done])
                 self._done += 1
             # Copied before anyone else enters; what later steps do to an idle slot is thrown away.
@@ -139,15 +206,20 @@ class Step:
         # A captured step writes the same memory at every replay, which stays alive here.
         for row, slope in zip(self._rows, gradient.unbind(), strict=True):
             row.grad = slope
+        if self.columns is not None:
+            gradient.mul_(self.columns)
         clip = self.resident.config.client.clip
         if clip is not None:  # as torch.nn.utils.clip_grad_norm_ does, for each client on its own
             norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
             gradient.mul_((clip / (norm + 1e-6)).clamp(max=1.0))
-        before = self.flat.clone() if self._shares is not None else None
+        shares = self._shares
+        if self.columns is not None:
+            shares = self.columns if shares is None else self.columns * shares
+        before = None if shares is None else self.flat.clone()
         self.optimizer.step()
-        if before is not None and self._shares is not None:
-            # A step of k times the rate is k times the step, for SGD and AdamW alike.
-            self.flat.copy_(before.lerp(self.flat, self._shares))
+        if before is not None and shares is not None:
+            # A step of k times the rate is k times the step, for SGD and AdamW alike; 0 times it is none.
+            self.flat.copy_(before.lerp(self.flat, shares))
         self.losses += loss.double() * (mask.sum(dim=1) > 0)
 
     def _capture(self, index: Tensor, mask: Tensor) -> None:
@@ -172,45 +244,36 @@ class Step:
         """What a step reads and never writes: the resident parameters, then labels and inputs."""
         table = self.resident.train_table
         own = [parameter.detach() for parameter in self.resident.parameters.values()]
-        return [*own, table.labels, *table.inputs.values(), self.class_weights]
-
-    def _make_loss(self, order: Order) -> Callable[[Parameters, Batch, Parameters, Task], Tensor]:
-        algorithm = registry.find("algorithms", order.algorithm)
-
-        def loss(parameters: Parameters, batch: Batch, anchor: Parameters, task: Task) -> Tensor:
-            return algorithm(parameters, batch, task=task, anchor=anchor, **order.settings)
-
-        return loss
+        return [*own, table.labels, *table.inputs.values(), self.class_weights, self.held, self.brought]
 
     def _make_gradient(self, index: Tensor, mask: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
         names, keys = list(self.resident.parameters), list(self.resident.train_table.inputs)
-        trained = set(self.layout.names)
-        causal = is_causal(self.resident.model)
+        trained = set(self.layouts.names)
+        causal, plain = is_causal(self.resident.model), self._method.is_plain()
 
         def gradient(flat: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
-            held = dict(zip(names, given, strict=False))
+            model = dict(zip(names, given, strict=False))
             labels, columns = given[len(names)], dict(zip(keys, given[len(names) + 1 :], strict=False))
-            class_weights, index, mask = given[-3:]
-            anchor = {name: held[name] for name in self.layout.names}
-            frozen = {name: value for name, value in held.items() if name not in trained}
+            class_weights, held, brought, index, mask = given[-5:]
 
             def call(parameters: Parameters, inputs: Inputs) -> Tensor:
-                own = dict(parameters) | frozen
-                given = with_ready_mask(inputs, causal)
-                return functional_call(self.resident.model, own, args=(), kwargs=given).logits
+                whole = {**model, **parameters}
+                ready = with_ready_mask(inputs, causal)
+                return functional_call(self.resident.model, whole, args=(), kwargs=ready).logits
 
             task = self.resident.task.with_call(call)
 
-            def one(parameters: Parameters, weights: Tensor, index: Tensor, mask: Tensor) -> Tensor:
+            def one(row: Tensor, weights: Tensor, held: Tensor, index: Tensor, mask: Tensor) -> Tensor:
                 inputs = {key: value[index] for key, value in columns.items()}
-                return self._loss(parameters, Batch(inputs, labels[index], weights, mask), anchor, task)
+                parameters = parameters_in(self.layout.views(row))
+                start = NOTHING if plain else self.layouts.start(model, row, held, brought)
+                batch = Batch(inputs, labels[index], weights, mask)
+                return self._method.loss(parameters, batch, task, start)
 
             flat = flat.detach().requires_grad_(True)
-            model = self.resident.model
-            with folded(model), as_products(model, trained), torch.enable_grad():
-                losses = vmap(one, randomness="different")(
-                    self.layout.views(flat), class_weights, index, mask
-                )
+            module = self.resident.model
+            with folded(module), as_products(module, trained), torch.enable_grad():
+                losses = vmap(one, randomness="different")(flat, class_weights, held, index, mask)
                 (slope,) = torch.autograd.grad(losses.sum(), flat)
             return losses.detach(), slope
 
@@ -218,3 +281,18 @@ class Step:
             return gradient
         traced = make_fx(gradient)(self.flat, *self._fixed(), index, mask)
         return torch.compile(traced, dynamic=False)
+
+
+@torch.no_grad()
+def finish_rows(
+    step: Step, order: Order, values: Tensor, held: Tensor, steps: Tensor, rate: float
+) -> Finished:
+    """What the algorithm makes of these clients' rows: a row for each of them in every array."""
+    layouts, model = step.layouts, step.resident.parameters
+
+    def one(row: Tensor, held: Tensor, steps: Tensor) -> tuple[Any, ...]:
+        start = layouts.start(model, row, held, step.brought)
+        done = order.method.finish(start, parameters_in(layouts.trained.views(row)), steps, rate)
+        return dict(done.own), dict(done.reply), dict(done.model), dict(done.figures)
+
+    return Finished(*vmap(one)(values, held, steps))

@@ -40,7 +40,6 @@ def head_scores(model: nn.Module, batch: Batch, tokens: Tokens, *, private: bool
     Fused attention kernels give no weights back, so this runs the eager path, in eval mode. With `private`
     nothing is refused for what is in the batch: everybody sees whether a client could do its work.
     """
-    check_tokens(tokens, causal=is_causal(model))
     was_training = model.training
     model.eval()
     found: list[Tensor] = []
@@ -62,7 +61,7 @@ def head_scores(model: nn.Module, batch: Batch, tokens: Tokens, *, private: bool
     if whole:
         reason = (
             "The profiled tokens are all the tokens there are, which gives every layer the same score: "
-            "set strategy.tokens to cls, entity, no_sink or fewer token ids."
+            "name cls, entity, no_sink or fewer token ids."
         )
         if not private:
             raise UserError(reason)
@@ -80,10 +79,10 @@ def relevant(tokens: Tokens, input_ids: Tensor | None, labels: Tensor, real: Ten
         return real & ~first
     if tokens == "entity":
         if labels.ndim != 2 or labels.shape != real.shape:
-            raise UserError("strategy.tokens=entity needs labelled tokens: use cls for whole texts.")
+            raise UserError("The token set entity needs labelled tokens: use cls for whole texts.")
         return (_in_entity(labels) | first) & real
     if input_ids is None:
-        raise UserError("strategy.tokens names token ids, but these data are no texts: use cls.")
+        raise UserError("Token ids were named, but these data are no texts: use cls.")
     assert not isinstance(tokens, str)
     wanted = torch.tensor(list(tokens), device=input_ids.device)
     return torch.isin(input_ids, wanted) & real
@@ -99,41 +98,6 @@ def _in_entity(labels: Tensor) -> Tensor:
 
 def is_causal(model: nn.Module) -> bool:
     return getattr(getattr(model, "config", None), "model_type", "") in CAUSAL
-
-
-def check_tokens(tokens: Tokens, *, causal: bool) -> None:
-    """Refuse the sets that cannot tell layers apart."""
-    if not isinstance(tokens, str):
-        if not isinstance(tokens, Sequence) or not all(type(token) is int for token in tokens):
-            raise UserError(
-                f"strategy.tokens={tokens} is no list of token ids, such as [101,2003]: give one, or one of "
-                f"{', '.join(TOKEN_SETS)}."
-            )
-        if not tokens:
-            raise UserError("strategy.tokens is an empty list: name at least one token id, or cls.")
-        return
-    if tokens == "last":
-        raise UserError(
-            "strategy.tokens=last is meaningless: under a causal mask only the last query sees the last key. "
-            "Use no_sink."
-        )
-    if tokens not in TOKEN_SETS:
-        raise UserError(
-            f"strategy.tokens={tokens} is unknown: choose one of {', '.join(TOKEN_SETS)}, or token ids. "
-            "All tokens together would give every layer the same score."
-        )
-    if causal and tokens != "no_sink":
-        raise UserError(
-            f"strategy.tokens={tokens} needs an encoder: in a causal model the first token is an attention "
-            "sink and later tokens see little of what follows. Use no_sink or token ids."
-        )
-
-
-def default_tokens(model: nn.Module, task: str) -> str:
-    """The token set for a model and its task where none is named."""
-    if is_causal(model):
-        return "no_sink"
-    return "entity" if task == "tokens" else "cls"
 
 
 def _attention_maps(model: nn.Module, inputs: dict[str, Tensor]) -> Sequence[Tensor]:

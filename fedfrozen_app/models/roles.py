@@ -6,7 +6,7 @@ To support another architecture, add its rows to ``ARCHITECTURES`` under its ``c
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -306,3 +306,9 @@ def _refuse_statistics(what: str, model: nn.Module) -> None:
                 f"the buffer '{name}' of '{what}' is a running statistic, which would be neither "
                 "trained nor averaged: use a model without one (LayerNorm in place of BatchNorm)"
             )
+
+
+def head_of(model: nn.Module, roles: Mapping[str, Role]) -> nn.Module | None:
+    """The module that turns a row's representation into its scores; None where the model has none."""
+    heads = [name for name, role in roles.items() if role.kind == "head"]
+    return model.get_submodule(heads[-1].rpartition(".")[0]) if heads else None

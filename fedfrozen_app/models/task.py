@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional
 
 from fedfrozen_app.data.table import IGNORED, Table
+from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.metrics import measure
 
 Parameters = Mapping[str, Tensor]
@@ -27,7 +29,8 @@ class Batch:
 class Task:
     """Classification of rows or of tokens with one model. `call` says how parameters meet the model.
 
-    By default the parameters are the model's own, already loaded: nothing is swapped in a step.
+    By default, `own` are the model's own parameters, already loaded: with these nothing is swapped in a step.
+    Any others take the places of those they name for the length of the call.
     """
 
     def __init__(
@@ -39,6 +42,8 @@ class Task:
         precision: str = "float32",
         kind: str = "image",
         classes: tuple[str, ...] = (),
+        own: Parameters | None = None,
+        head: nn.Module | None = None,
         call: Callable[[Parameters, Inputs], Tensor] | None = None,
     ) -> None:
         self.model, self.kind, self.classes = model, kind, classes
@@ -47,11 +52,17 @@ class Task:
         first = next(model.parameters())
         self.device, self.dtype = first.device, first.dtype
         self.bf16 = precision == "bf16"
-        self.call = call or (lambda parameters, inputs: model(**inputs).logits)
+        self._own, self._head = own, head
+        self.call = call or self._call
         if mean:  # (uint8/255 − mean)/std as one multiplication and one addition, (1, channels, 1, 1)
             shift, scale = (torch.tensor(v, dtype=torch.float64).view(1, -1, 1, 1) for v in (mean, std))
             self._scale = (1 / (255 * scale)).to(first)
             self._shift = (-shift / scale).to(first)
+
+    def _call(self, parameters: Parameters, inputs: Inputs) -> Tensor:
+        if parameters is self._own:
+            return self.model(**inputs).logits
+        return functional_call(self.model, dict(parameters), args=(), kwargs=inputs).logits
 
     def prepare(self, inputs: Inputs) -> Inputs:
         """Pictures rest as bytes and are normalised here, on the device."""
@@ -61,9 +72,26 @@ class Task:
         return {**inputs, "pixel_values": torch.addcmul(self._shift, pixels, self._scale)}
 
     def loss(self, parameters: Parameters, batch: Batch) -> Tensor:
+        """The batch's mean for the model with these parameters; those not named are as they are loaded."""
+        return self.loss_of(self.logits(parameters, batch), batch)
+
+    def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
         with self._autocast():
-            logits = self.call(parameters, self.prepare(batch.inputs))
-        logits = logits.to(self.dtype)
+            return self.call(parameters, self.prepare(batch.inputs)).to(self.dtype)
+
+    def features(self, parameters: Parameters, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(logits, what the head read to give them): a row's representation."""
+        if self._head is None:
+            raise UserError("This model has no head of its own, and so no representation before it.")
+        read: list[Tensor] = []
+        hook = self._head.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
+        try:
+            logits = self.logits(parameters, batch)
+        finally:
+            hook.remove()
+        return logits, read[-1].to(self.dtype)
+
+    def loss_of(self, logits: Tensor, batch: Batch) -> Tensor:
         if batch.mask is None and batch.labels.ndim == 1:
             return functional.cross_entropy(logits, batch.labels, weight=batch.class_weights)
         each = self.losses(logits, batch.labels)

@@ -1,6 +1,7 @@
 """The round that every strategy shares. A strategy says how the plan changes; nothing else."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -12,10 +13,11 @@ from torch import Tensor
 
 from fedfrozen_app.digests import digests
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
+from fedfrozen_app.exchange.codec import plain_sizes
 from fedfrozen_app.exchange.count import count_parameters
 from fedfrozen_app.exchange.messages import Reply
-from fedfrozen_app.exchange.plan import Order, Plan, Selection
-from fedfrozen_app.exchange.prune import upload_sizes
+from fedfrozen_app.exchange.order import Order, Told
+from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server.draw import draw_cohort, participations
@@ -40,7 +42,7 @@ class PlannedFedAvg(Strategy):
     Settings = Settings
     algorithm = "fedavg"  # the file in clients/ that says how a client trains
     undecided = ""  # a sentence for `fedfrozen plan`, where plans depend on what training finds out
-    keep = 1.0  # share of a layer's updates that clients send
+    codec: tuple[str, Any] | None = None  # how uploads are encoded: the name of a codec and its setting
     zero_fill = False  # whether a client that did not send a name counts as one that did not change it
 
     def __init__(
@@ -94,8 +96,8 @@ class PlannedFedAvg(Strategy):
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take them back; empty where the checkpoint is another strategy's."""
 
-    def selection(self, server_round: int) -> Selection | None:
-        """How each client takes its own layers of the plan; None: all train the whole plan."""
+    def choice(self, server_round: int) -> Told | None:
+        """The rule by which each client takes its own layers of the plan; None: all train the whole plan."""
         return None
 
     def client_plan(self, server_round: int) -> Plan:
@@ -107,8 +109,13 @@ class PlannedFedAvg(Strategy):
 
     def upload_bytes(self, server_round: int) -> dict[str, int]:
         """By role, the bytes of the arrays that one client sends; the model may be on the meta device."""
-        names = self.client_plan(server_round).shared
-        return upload_sizes(names, self.model, self.keep, self.federation.roles)
+        order = self.order(server_round, {})
+        names, roles = self.client_plan(server_round).shared, self.federation.roles
+        sizes = plain_sizes if order.coder is None else order.coder.sizes
+        found = Counter(sizes(names, self.model, roles))
+        for _ in order.method.goes:  # an array beside each parameter is as large
+            found.update(plain_sizes(names, self.model, roles))
+        return dict(found)
 
     @property
     def personal(self) -> bool:
@@ -157,8 +164,8 @@ class PlannedFedAvg(Strategy):
             base={name: value for name, value in self.digests.items() if name not in private},
             algorithm=self.algorithm_for(self.settings),
             settings=self.client_settings(),
-            selection=self.selection(server_round),
-            keep=self.keep,
+            choice=self.choice(server_round),
+            codec=self.codec,
             participations=drawn,
         )
 

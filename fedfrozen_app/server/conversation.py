@@ -25,8 +25,8 @@ from fedfrozen_app.exchange.messages import (
     train_content,
     train_message,
 )
-from fedfrozen_app.exchange.plan import Order
-from fedfrozen_app.exchange.prune import restore
+from fedfrozen_app.exchange.names import bare
+from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.words import counted
 
@@ -152,7 +152,7 @@ class Conversation:
             names = self.ledger.missing(client, order.base)
             (again,) = self._push([self._order_message(node, order, names, model, traffic)])
             message = self._pull(again, deadline)
-        reply = self._read(message, traffic)
+        reply = self._read(message, order, traffic)
         # First what it asks for; then everything, which needs no cache at all.
         for everything in (False, True):
             if isinstance(reply, str) or not reply.lacks or reply.order != order.digest:
@@ -161,23 +161,23 @@ class Conversation:
             lacking = counted(len(reply.lacks), "array")
             log.info("Client %s lacks %s: sending %d.", client, lacking, len(wanted))
             (again,) = self._push([self._order_message(node, order, wanted, model, traffic)])
-            reply = self._read(self._pull(again, deadline), traffic)
+            reply = self._read(self._pull(again, deadline), order, traffic)
         if isinstance(reply, str):
             return reply
         if reply.declined:
             return reply.declined
         if reply.lacks:
             return f"still lacks {counted(len(reply.lacks), 'array')} after all were sent"
-        if order.keep < 1:
+        if order.coder is not None:
             try:
-                reply.arrays = restore(reply.arrays, model, order.keep, self.roles)
+                reply.arrays = order.coder.decode(reply.arrays, model, self.roles)
             except ValueError as error:
                 return str(error)
         if problem := problem_of(reply, order, model, self.roles):
             return problem
         self.ledger.confirm(client, order.base.values())
         if not self.local:  # bytes arrive on the host, and the server's model may lie on a GPU
-            reply.arrays = {name: tensor.to(model[name].device) for name, tensor in reply.arrays.items()}
+            reply.arrays = {n: tensor.to(model[bare(n)].device) for n, tensor in reply.arrays.items()}
         return reply
 
     def _order_message(
@@ -205,14 +205,15 @@ class Conversation:
             time.sleep(0.5)
         return node
 
-    def _read(self, message: Message | None, traffic: Traffic) -> Reply | str:
+    def _read(self, message: Message | None, order: Order, traffic: Traffic) -> Reply | str:
         if message is None:
             return f"did not answer within {self.timeout:g} s"
         try:
             reply = read_reply(message)
         except ValueError as error:
             return str(error)
-        traffic.received(reply.arrays, reply.text, self.roles)
+        beside = () if order.coder is None else order.coder.beside
+        traffic.received(reply.arrays, reply.text, self.roles, beside)
         return reply
 
     def _push(self, messages: list[Message]) -> list[str]:

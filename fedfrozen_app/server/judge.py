@@ -15,7 +15,7 @@ def judge_clients(
 ) -> tuple[dict[str, dict[str, float]], dict[str, str], Traffic]:
     """Every client's figures on its own test rows, with the newest shared arrays; why others have none."""
     order = strategy.order(after_round + 1, {})
-    order = replace(order, plan=replace(order.plan, shared=()), judge=True, keep=1.0, selection=None)
+    order = replace(order, plan=replace(order.plan, shared=()), judge=True, codec=None, choice=None)
     conversation, traffic = strategy.federation.conversation, Traffic()
     nodes = conversation.greet()
     members = [(client, nodes[client]) for client in draw_cohort(nodes, 1.0, strategy.federation.seed, 0)]

@@ -37,7 +37,7 @@ from fedfrozen_app.digests import digest
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.messages import read_reply, read_train, train_reply
-from fedfrozen_app.exchange.plan import Order
+from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.resident import resident_for
 from fedfrozen_app.sites.audit_log import AuditLog
 from fedfrozen_app.sites.kit import Kit
@@ -150,7 +150,8 @@ class Executor:
     def _carry_out(self, message: Message, context: Context, order: Order, store: RunStore) -> Message:
         """Run the ClientApp on what this site's disk says it kept, and keep what comes out."""
         context.state.pop("private", None)
-        if order.plan.private and (kept := store.private_before(order.round)) is not None:
+        keeps = order.plan.private or order.method.stays
+        if keeps and (kept := store.private_before(order.round)) is not None:
             context.state["private"] = to_record(kept, local=False)
         answer = self.app(message, context)
         private = context.state.pop("private", None)  # not for the SuperNode, which would hold it in memory

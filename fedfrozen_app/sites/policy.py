@@ -14,7 +14,8 @@ from fedfrozen_app import registry
 from fedfrozen_app.config import Config, absolute_paths, compose_config, read, resolved, strategy_settings
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.cache import DIGEST
-from fedfrozen_app.exchange.plan import Order
+from fedfrozen_app.exchange.names import bare, is_parameter
+from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.sites.kit import read_yaml
 from fedfrozen_app.words import counted
@@ -91,9 +92,16 @@ class Policy:
         self, order: Order, run: "Run", roles: Mapping[str, Role], examples: int
     ) -> str | None:
         """Why this order is not carried out; `examples` are the rows that it would train on."""
-        names = {*order.plan.trained, *order.plan.shared, *order.plan.private, *order.base}
+        strategy = registry.find("strategies", run.config.strategy["name"])
+        if order.algorithm != strategy.algorithm_for(strategy_settings(run.config)):
+            return f"the order asks for the algorithm {order.algorithm}, which is not the strategy's"
+        names = {*order.plan.trained, *order.plan.shared, *order.plan.private}
+        names |= {name for name in order.base if not belongs(name, order.method.comes)}
         if unknown := sorted(names - set(roles)):
             return f"the order names {unknown[0]}, which the run's model does not have"
+        beside = {bare(name) for name in order.base if not is_parameter(name)}
+        if strange := sorted(beside - set(order.plan.shared)):
+            return f"the order brings an array beside {strange[0]}, which is not shared"
         if not all(DIGEST.fullmatch(digest) for digest in order.base.values()):
             return "the order names an array by something that is no digest"
         kinds = {roles[name].kind for name in order.plan.shared}
@@ -101,9 +109,6 @@ class Policy:
             return f"the order asks for {refused[0]} parameters, which may not leave it"
         if order.judge and order.plan.shared:
             return "the order asks for a judgement and for parameters in one"
-        strategy = registry.find("strategies", run.config.strategy["name"])
-        if order.algorithm != strategy.algorithm_for(strategy_settings(run.config)):
-            return f"the order asks for the algorithm {order.algorithm}, which is not the strategy's"
         last = run.config.num_rounds + order.judge  # judged is what the last round has left
         if type(order.round) is not int or not 1 <= order.round <= last:  # 1.5 would be a round of its own
             return f"the order is for round {order.round} of {run.config.num_rounds}"
@@ -113,6 +118,11 @@ class Policy:
         if examples < self.min_examples:
             return f"it would train on fewer than {counted(self.min_examples, 'example')}"
         return None
+
+
+def belongs(name: str, namespaces: tuple[str, ...]) -> bool:
+    """Whether this is an array that the algorithm lets come with its orders."""
+    return name.rpartition("/")[0] in namespaces
 
 
 @dataclass(frozen=True)

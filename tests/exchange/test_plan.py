@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfrozen_app.exchange.ledger import Ledger
-from fedfrozen_app.exchange.plan import Order, Plan, read_order
+from fedfrozen_app.exchange.order import Order, read_order
+from fedfrozen_app.exchange.plan import Plan
 
 NAMES = st.lists(st.text(min_size=1, max_size=8), unique=True, max_size=8)
 

@@ -19,8 +19,9 @@ from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.exchange.messages import Reply, read_reply
-from fedfrozen_app.exchange.plan import Order, Plan, Selection
-from fedfrozen_app.local.noisy_choice import noisy_sum
+from fedfrozen_app.exchange.order import Order, Told
+from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.local.sequential import LocalResult
 from fedfrozen_app.privacy import client as private
@@ -28,6 +29,7 @@ from fedfrozen_app.privacy.accountant import epsilon_of
 from fedfrozen_app.privacy.budget import Budget, BudgetFile
 from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.steps import Steps
+from fedfrozen_app.privacy.vote import noisy_sum
 from fedfrozen_app.server.aggregate import RunningMean
 from fedfrozen_app.server.draw import participations
 from fedfrozen_app.server.record import RoundRecord
@@ -195,9 +197,9 @@ def attending(folder, *words):
 
     def client(server_round):
         resident = Resident(config, corpus, shares=share_out(corpus, config, 1))
-        plan, selection = Plan.full(resident.parameters), Selection("attention", 1)
-        order = Order(server_round, plan, {}, selection=selection, participations={"0": 4})
-        return private.PrivateClient(resident, "0", order, folder), resident.initial()
+        plan, choice = Plan.full(resident.parameters), Told("attention", {"top_k": 1})
+        order = Order(server_round, plan, {}, choice=choice, participations={"0": 4})
+        return private.PrivateClient(resident, "0", order, folder), Start(resident.initial(), plan.trained)
 
     return client
 
@@ -209,7 +211,7 @@ def test_two_federations_at_once_both_pay(monkeypatch, tmp_path):
     first.take_part(start)  # a record is there
     one, other = client(2), client(3)
     second = threading.Thread(target=lambda: other[0].take_part(other[1]))
-    choose = private.choose_privately
+    choose = private.choose_noisily
 
     def meanwhile(*args):
         if not second.ident:
@@ -217,7 +219,7 @@ def test_two_federations_at_once_both_pay(monkeypatch, tmp_path):
             second.join(timeout=1)
         return choose(*args)
 
-    monkeypatch.setattr(private, "choose_privately", meanwhile)
+    monkeypatch.setattr(private, "choose_noisily", meanwhile)
     one[0].take_part(one[1])
     second.join()
     record = BudgetFile(tmp_path, "0").read()

@@ -14,7 +14,8 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from fedfrozen_app import client_app
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.messages import train_content, train_message
-from fedfrozen_app.exchange.plan import Order, Plan
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.inprocess.grid import InProcessGrid
 from fedfrozen_app.local import resident as residents
 from fedfrozen_app.local.private import units_of

@@ -20,7 +20,8 @@ from fedfrozen_app.exchange.arrays import PACKED, to_record
 from fedfrozen_app.exchange.cache import Cache
 from fedfrozen_app.exchange.check import problem_of
 from fedfrozen_app.exchange.messages import Reply, read_hello, read_reply, train_reply
-from fedfrozen_app.exchange.plan import Order, Plan
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.server.aggregate import RunningMean

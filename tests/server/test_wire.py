@@ -21,7 +21,8 @@ from fedfrozen_app.data.federated import load_corpus, server_only, share_out
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.exchange.count import Traffic
 from fedfrozen_app.exchange.messages import Hello, Reply, hello_reply, train_reply
-from fedfrozen_app.exchange.plan import Order, Plan
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.inprocess.grid import InProcessGrid
 from fedfrozen_app.local import resident as residents

@@ -23,12 +23,14 @@ from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.digests import raw_bytes
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.count import Traffic, bytes_by_role
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.flower.simulation import run_app
 from fedfrozen_app.local import cohort
 from fedfrozen_app.local import resident as residents
 from fedfrozen_app.local.cohort import CohortRunner
-from fedfrozen_app.local.kept import keep_private, private_arrays
+from fedfrozen_app.local.kept import keep_private, kept_arrays
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.local.sequential import batches
 from fedfrozen_app.models.build import build_prompted
@@ -463,12 +465,13 @@ def test_a_site_s_private_arrays_are_on_its_disk(tmp_path):
     forget_process()
     resident = residents_of("num_clients=1", "partition=iid")
     names = tuple(n for n in resident.exchanged if not n.endswith(".global"))
-    first = private_arrays(context, resident, names)
+    order = Order(1, Plan((), (), names), {})
+    first = kept_arrays(context, resident, order)
     changed = {name: value + 1 for name, value in first.items()}
     keep_private(context, changed, local=False)
     assert same_bits(to_tensors(context.state["private"]), changed)
     del context.state["private"]  # a new process: Flower's state is gone
-    assert same_bits(private_arrays(context, resident, names), changed)
+    assert same_bits(kept_arrays(context, resident, order), changed)
 
 
 def test_private_arrays_go_on_where_the_model_is():
@@ -477,7 +480,7 @@ def test_private_arrays_go_on_where_the_model_is():
     context = wired(WORDS, [{"partition-id": 0}], num_clients=1).contexts[1]
     context.state["private"] = to_record(own, local=True)
     elsewhere = SimpleNamespace(device=torch.device("meta"))
-    (found,) = private_arrays(context, elsewhere, tuple(own)).values()
+    (found,) = kept_arrays(context, elsewhere, Order(1, Plan((), (), tuple(own)), {})).values()
     assert found.device == elsewhere.device
 
 

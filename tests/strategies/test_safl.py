@@ -4,20 +4,20 @@ import pytest
 import torch
 import transformers
 
-from fedfrozen_app import client_app
+from fedfrozen_app import client_app, registry
 from fedfrozen_app.config import AggregationConfig, compose_config, read, resolved
 from fedfrozen_app.data.sources.synthetic import word_tokenizer
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import to_tensors
 from fedfrozen_app.exchange.check import problem_of
+from fedfrozen_app.exchange.choice import top_k
 from fedfrozen_app.exchange.messages import Reply
-from fedfrozen_app.exchange.plan import Order, Selection, layers_of, read_order
+from fedfrozen_app.exchange.order import Order, Told, read_order
+from fedfrozen_app.exchange.plan import layers_of
 from fedfrozen_app.models.roles import Role, roles_of
-from fedfrozen_app.models.select import top_k
 from fedfrozen_app.server.aggregate import RunningMean
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
 from fedfrozen_app.server.conversation import Conversation
-from strategies import STRATEGIES
 from strategies.safl import SAFL, Settings, embeds
 from tests.conftest import same_bits
 from tests.server.test_wire import run_wired
@@ -80,21 +80,28 @@ def test_two_clients_with_overlapping_layers():
 
 def test_the_plan_and_what_one_client_sends():
     safl = strategy(*a_model(), top_k=1)
-    order = Order(1, safl.plan(1), {}, selection=safl.selection(1), keep=0.5)
+    order = Order(1, safl.plan(1), {}, choice=safl.choice(1), codec=("keep", 0.5))
     assert order.plan.shared == ("0.query", "0.mlp", "1.query", "1.mlp", "2.query", "2.mlp", "norm", "head")
     assert read_order(order.json) == order
     assert safl.client_plan(1).shared == ("2.query", "2.mlp", "norm", "head")
     assert safl.upload_bytes(1) == {"query": 8, "mlp": 8, "norm": 8, "head": 8}
     none = strategy(*a_model(), select="none")
-    assert none.plan(1).trained == ("norm", "head") and none.selection(1) is None
+    assert none.plan(1).trained == ("norm", "head") and none.choice(1) is None
     named = strategy(*a_model(), select="fixed", top_k=2, layers=[0, 2])
     assert layers_of(named.plan(1).trained, named.federation.roles) == [0, 2]
+    last = strategy(*a_model(), select="fixed", top_k=2)
+    assert layers_of(last.plan(1).trained, last.federation.roles) == [1, 2]
+    for wrong in ([1], [1, 1], [2, 3]):
+        with pytest.raises(UserError, match="must name 2 different layers"):
+            strategy(*a_model(), select="fixed", top_k=2, layers=wrong)
+    with pytest.raises(UserError, match="between 1 and the model's 3 layers"):
+        strategy(*a_model(), top_k=4)
 
 
 def test_replies_that_are_no_choice_of_layers_are_set_aside():
     model, roles = a_model()
     safl = strategy(model, roles, top_k=2)
-    order = Order(1, safl.plan(1), {}, selection=safl.selection(1))
+    order = Order(1, safl.plan(1), {}, choice=safl.choice(1))
 
     def problem(*names):
         arrays = {name: model.get(name, torch.zeros(1)) for name in names}
@@ -159,7 +166,7 @@ def test_all_layers_are_fedavg_with_frozen_embeddings(train, monkeypatch):
             names = [name for name in self.model if "embeddings" in name]
             return super().plan(server_round).freeze(names)
 
-    monkeypatch.setitem(STRATEGIES, "frozen_embeddings", FrozenEmbeddings)
+    monkeypatch.setitem(registry.REGISTERED, ("strategies", "frozen_embeddings"), FrozenEmbeddings)
     other = [word for word in DIGITS if word != "strategy=safl"]
     plain = train("strategy=fedavg", *other, "strategy.name=frozen_embeddings", folder="plain")
     every = train(*DIGITS, f"strategy.top_k={LAYERS}", folder="every")
@@ -282,5 +289,5 @@ def test_llama_1b_sends_what_the_paper_says():
 
 def test_selection_travels_only_where_there_is_one():
     safl = strategy(*a_model())
-    assert "selection" in Order(1, safl.plan(1), {}, selection=Selection("random", 1)).json
+    assert "selection" in Order(1, safl.plan(1), {}, choice=Told("random", {"top_k": 1})).json
     assert "selection" not in Order(1, safl.plan(1), {}).json

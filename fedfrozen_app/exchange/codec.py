@@ -1,0 +1,41 @@
+"""How an upload is encoded, and how large that makes it. The order names the codec and its one setting."""
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Protocol
+
+from torch import Tensor
+
+from fedfrozen_app.models.roles import Role
+
+Roles = Mapping[str, Role]
+
+
+class Codec(Protocol):
+    beside: ClassVar[
+        tuple[str, ...]
+    ]  # arrays of an encoded upload that are no parameters, counted by their name
+
+    def encode(
+        self, arrays: Mapping[str, Tensor], base: Mapping[str, Tensor], roles: Roles
+    ) -> dict[str, Tensor]:
+        """What travels in place of these arrays, which began the round as `base`."""
+        ...
+
+    def decode(
+        self, arrays: Mapping[str, Tensor], base: Mapping[str, Tensor], roles: Roles
+    ) -> dict[str, Tensor]:
+        """The arrays again; `ValueError`, as the rest of a sentence, when they cannot be read."""
+        ...
+
+    def sizes(self, names: Iterable[str], model: Mapping[str, Tensor], roles: Roles) -> dict[str, int]:
+        """Bytes by role of an upload of these names, from shapes alone (the meta device)."""
+        ...
+
+
+def plain_sizes(names: Iterable[str], model: Mapping[str, Tensor], roles: Roles) -> dict[str, int]:
+    """The same without a codec."""
+    sizes: dict[str, int] = {}
+    for name in names:
+        kind = roles[name].kind
+        sizes[kind] = sizes.get(kind, 0) + model[name].numel() * model[name].element_size()
+    return sizes

@@ -1,0 +1,48 @@
+"""Names of arrays.
+
+A parameter goes by its own name. An array that a method keeps beside it, such as a control variate, is called
+`namespace/name`, has the parameter's role and shape, and follows the plan as it does.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def spaced(namespace: str, name: str) -> str:
+    return f"{namespace}/{name}"
+
+
+def bare(name: str) -> str:
+    """The parameter that an array belongs to."""
+    return name.rpartition("/")[2]
+
+
+def is_parameter(name: str) -> bool:
+    return "/" not in name
+
+
+def parameters_in(arrays: Mapping[str, T]) -> dict[str, T]:
+    return {name: value for name, value in arrays.items() if is_parameter(name)}
+
+
+def by_namespace(arrays: Mapping[str, T]) -> dict[str, dict[str, T]]:
+    """Namespace, then name: everything but the parameters."""
+    found: dict[str, dict[str, T]] = {}
+    for name, value in arrays.items():
+        space, _, own = name.rpartition("/")
+        if space:
+            found.setdefault(space, {})[own] = value
+    return found
+
+
+def flattened(spaces: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
+    """The other way round."""
+    return {spaced(space, name): value for space, own in spaces.items() for name, value in own.items()}
+
+
+def names_in(namespaces: Iterable[str], names: Iterable[str]) -> list[str]:
+    """An array of each namespace for each name."""
+    known = tuple(names)
+    return [spaced(space, name) for space in namespaces for name in known]
