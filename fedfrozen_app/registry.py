@@ -15,25 +15,45 @@ from fedfrozen_app.errors import UserError
 BUILT_IN: dict[str, dict[str, str]] = {
     "strategies": {
         "fedavg": "strategies.fedavg:FedAvg",
-        "fedprox": "strategies.fedprox:FedProx",
         "fedfrozen": "strategies.fedfrozen:FedFrozen",
+        "fedprox": "strategies.fedprox:FedProx",
         "local": "strategies.local:Local",
-        "safl": "strategies.safl:SAFL",
         "pfeddc": "strategies.pfeddc:PFedDC",
+        "safl": "strategies.safl:SAFL",
     },
     "algorithms": {
         "fedavg": "clients.fedavg:loss",
         "fedprox": "clients.fedprox:loss",
     },
+    # By dataset.kind: a callable from a DatasetSpec to the rows found.
+    "datasets": {
+        "digits": "fedfrozen_app.data.sources.digits:read_digits",
+        "digit_words": "fedfrozen_app.data.sources.digits:read_digits",
+        "images": "fedfrozen_app.data.sources.images:read_images",
+        "parquet": "fedfrozen_app.data.sources.tables:read_parquet",
+        "text": "fedfrozen_app.data.sources.tables:read_text",
+        "hub": "fedfrozen_app.data.sources.tables:read_hub",
+        "conll": "fedfrozen_app.data.sources.conll:read_conll",
+        "brat": "fedfrozen_app.data.sources.brat:read_brat",
+        "i2b2": "fedfrozen_app.data.sources.i2b2:read_i2b2",
+        "mimic": "fedfrozen_app.data.sources.mimic:read_mimic",
+        "synthetic": "fedfrozen_app.data.sources.synthetic:read_synthetic",
+    },
 }
-_ONE = {"strategies": "strategy", "algorithms": "client algorithm", "server_optimizers": "server optimiser"}
+_ONE = {
+    "strategies": "strategy",
+    "algorithms": "client algorithm",
+    "server_optimizers": "server optimiser",
+    "datasets": "dataset.kind",
+}
 
 
 @lru_cache(maxsize=16)  # looking through every installed package takes a while
 def places(group: str) -> dict[str, str]:
     """By name, "module:object" of everything in a group; what is built in cannot be replaced by a package."""
     others = {found.name: found.value for found in entry_points(group=f"fedfrozen.{group}")}
-    return others | BUILT_IN.get(group, {})
+    own = BUILT_IN.get(group, {})
+    return own | others | own  # in the table's order, and then what others bring
 
 
 def names(group: str) -> list[str]:
@@ -45,7 +65,7 @@ def find(group: str, name: str) -> Any:
     known = places(group)
     if name not in known:
         near = difflib.get_close_matches(str(name), known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(sorted(known))}."
+        hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(known)}."
         raise UserError(f"Unknown {_ONE.get(group, group.removesuffix('s'))} '{name}': {hint}")
     module, _, attribute = known[name].partition(":")
     try:

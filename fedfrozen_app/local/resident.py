@@ -31,7 +31,7 @@ from fedfrozen_app.data.federated import (
     load_corpus,
     share_out,
 )
-from fedfrozen_app.data.sources import BUILT_IN
+from fedfrozen_app.data.sources import needs_path
 from fedfrozen_app.data.table import Corpus, Table
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.cache import Cache
@@ -307,7 +307,7 @@ def _build_for(context: Context) -> Resident:
     path = node.get("data-path")
     if "model-path" in node:
         config = replace(config, model=replace(config.model, path=str(node["model-path"])))
-    if path is None and config.dataset.kind not in BUILT_IN and not simulated():
+    if path is None and needs_path(config.dataset.kind) and not simulated():
         raise UserError(
             "This node names no data of its own: start its SuperNode with "
             "--node-config 'data-path=\"/folder/of/this/site\"'."
