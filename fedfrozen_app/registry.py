@@ -25,6 +25,15 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "fedavg": "clients.fedavg:loss",
         "fedprox": "clients.fedprox:loss",
     },
+    # By model.source: a callable from a ModelSpec to a module.
+    "models": {
+        "config": "fedfrozen_app.models.transformer:from_config",
+        "checkpoint": "fedfrozen_app.models.transformer:from_checkpoint",
+        "hub": "fedfrozen_app.models.transformer:from_hub",
+        "aligned": "fedfrozen_app.align.tiny:no_classifier",
+        "linear": "fedfrozen_app.models.pixels:linear",
+        "cnn": "fedfrozen_app.models.pixels:cnn",
+    },
     # By dataset.kind: a callable from a DatasetSpec to the rows found.
     "datasets": {
         "digits": "fedfrozen_app.data.sources.digits:read_digits",
@@ -44,6 +53,7 @@ _ONE = {
     "strategies": "strategy",
     "algorithms": "client algorithm",
     "server_optimizers": "server optimiser",
+    "models": "model.source",
     "datasets": "dataset.kind",
 }
 
