@@ -15,11 +15,11 @@ from fedfrozen_app.errors import UserError
 BUILT_IN: dict[str, dict[str, str]] = {
     "strategies": {
         "fedavg": "strategies.fedavg:FedAvg",
-        "fedprox": "strategies.fedprox:FedProx",
         "fedfrozen": "strategies.fedfrozen:FedFrozen",
+        "fedprox": "strategies.fedprox:FedProx",
         "local": "strategies.local:Local",
-        "safl": "strategies.safl:SAFL",
         "pfeddc": "strategies.pfeddc:PFedDC",
+        "safl": "strategies.safl:SAFL",
     },
     "algorithms": {
         "fedavg": "clients.fedavg:FedAvg",
@@ -32,17 +32,47 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "codecs": {
         "keep": "fedfrozen_app.exchange.prune:Prune",
     },
+    # By model.source: a callable from a ModelSpec to a module.
+    "models": {
+        "config": "fedfrozen_app.models.transformer:from_config",
+        "checkpoint": "fedfrozen_app.models.transformer:from_checkpoint",
+        "hub": "fedfrozen_app.models.transformer:from_hub",
+        "aligned": "fedfrozen_app.align.tiny:no_classifier",
+        "linear": "fedfrozen_app.models.pixels:linear",
+        "cnn": "fedfrozen_app.models.pixels:cnn",
+    },
+    # By dataset.kind: a callable from a DatasetSpec to the rows found.
+    "datasets": {
+        "digits": "fedfrozen_app.data.sources.digits:read_digits",
+        "digit_words": "fedfrozen_app.data.sources.digits:read_digits",
+        "images": "fedfrozen_app.data.sources.images:read_images",
+        "parquet": "fedfrozen_app.data.sources.tables:read_parquet",
+        "text": "fedfrozen_app.data.sources.tables:read_text",
+        "hub": "fedfrozen_app.data.sources.tables:read_hub",
+        "conll": "fedfrozen_app.data.sources.conll:read_conll",
+        "brat": "fedfrozen_app.data.sources.brat:read_brat",
+        "i2b2": "fedfrozen_app.data.sources.i2b2:read_i2b2",
+        "mimic": "fedfrozen_app.data.sources.mimic:read_mimic",
+        "synthetic": "fedfrozen_app.data.sources.synthetic:read_synthetic",
+    },
+}
+_ONE = {
+    "strategies": "strategy",
+    "algorithms": "client algorithm",
+    "server_optimizers": "server optimiser",
+    "models": "model.source",
+    "datasets": "dataset.kind",
 }
 # What this process has added for itself, by group and name: it comes before everything else.
 REGISTERED: dict[tuple[str, str], Any] = {}
-_ONE = {"strategies": "strategy", "algorithms": "client algorithm", "server_optimizers": "server optimiser"}
 
 
 @lru_cache(maxsize=16)  # looking through every installed package takes a while
 def places(group: str) -> dict[str, str]:
     """By name, "module:object" of everything in a group; what is built in cannot be replaced by a package."""
     others = {found.name: found.value for found in entry_points(group=f"fedfrozen.{group}")}
-    return others | BUILT_IN.get(group, {})
+    own = BUILT_IN.get(group, {})
+    return own | others | own  # in the table's order, and then what others bring
 
 
 def register(group: str, name: str, thing: Any) -> None:
@@ -51,7 +81,8 @@ def register(group: str, name: str, thing: Any) -> None:
 
 
 def names(group: str) -> list[str]:
-    return sorted({*places(group), *(name for other, name in REGISTERED if other == group)})
+    """In the table's order, then what packages bring, then what this process has added."""
+    return list(dict.fromkeys([*places(group), *(name for other, name in REGISTERED if other == group)]))
 
 
 def find(group: str, name: str) -> Any:

@@ -14,21 +14,25 @@ baselines are this strategy with fewer parts: PromptFL is prompts=global modalit
 PromptFL + FedProx; prompts=local trains alone; prompts=none is zero-shot.
 """
 
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.models.design import PromptDesign
 from fedfrozen_app.server import base
 
+if TYPE_CHECKING:
+    from fedfrozen_app.align.prompted import Prompted
+
 
 @dataclass(frozen=True)
 class Settings(base.Settings, PromptDesign):
     mu: float = 0.0
+    within: ClassVar[str] = "strategy."
 
     def checked(self, num_rounds: int) -> Self:
-        self.prompt_design()
+        self.checked_design()
         if self.mu < 0:
             raise UserError(f"strategy.mu={self.mu:g} is negative: it must be 0 or more.")
         if self.mu and self.prompts != "global":
@@ -40,16 +44,19 @@ class Settings(base.Settings, PromptDesign):
             raise UserError("strategy.prompts=none has nothing to train: set num_rounds=0 (zero-shot).")
         return self
 
-    def prompt_design(self) -> PromptDesign:
-        own = {field.name: getattr(self, field.name) for field in fields(PromptDesign)}
-        return PromptDesign(**own).checked_design()
-
 
 class PFedDC(base.PlannedFedAvg):
     """Prompts train; global ones travel, local ones and their fusion stay. The encoders do neither."""
 
     Settings = Settings
     personal = True  # its baselines too are judged client by client, or they could not be compared
+
+    @classmethod
+    def wrapper(cls, settings: Any) -> "Prompted":
+        # Here, because a configuration is read without transformers.
+        from fedfrozen_app.align.prompted import Prompted
+
+        return Prompted(settings)
 
     @classmethod
     def algorithm_for(cls, settings: Any) -> str:

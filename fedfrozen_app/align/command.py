@@ -16,8 +16,7 @@ from fedfrozen_app.align.train import AlignSettings, Pictures, align, save
 from fedfrozen_app.config import compose_config, device_of, read, resolved, sentence
 from fedfrozen_app.data.federated import align_rows, input_shape, load_corpus
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.build import check_pictures
-from fedfrozen_app.models.dual import DualEncoder, tokenizer_of
+from fedfrozen_app.models.dual import DualEncoder, check_pictures, tokenizer_of
 from fedfrozen_app.models.quiet import quiet
 
 log = logging.getLogger(__name__)

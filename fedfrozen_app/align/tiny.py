@@ -12,28 +12,26 @@ import logging
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 import torch
 from flwr.supercore.utils import get_flwr_home
 from transformers import ByT5Tokenizer
 
 from fedfrozen_app.align.train import AlignSettings, Pictures, align, save
+from fedfrozen_app.config import Config
 from fedfrozen_app.data.federated import align_rows, input_shape
 from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.digests import digest
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.build import check_pictures
-from fedfrozen_app.models.dual import DualEncoder, random_dual
-
-if TYPE_CHECKING:
-    from fedfrozen_app.config import Config
+from fedfrozen_app.models.dual import DualEncoder, check_pictures, random_dual
+from fedfrozen_app.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 SETTINGS = AlignSettings(train="all", epochs=60, lr=2e-3, batch_size=64)
 
 
-def aligned_folder(config: "Config", corpus: Corpus) -> Path:
+def aligned_folder(config: Config, corpus: Corpus) -> Path:
     """The folder of this configuration's dual encoder; made at the first call on a machine."""
     rows = align_rows(corpus, config)[1]
     if not len(rows):
@@ -70,3 +68,11 @@ def aligned_folder(config: "Config", corpus: Corpus) -> Path:
 def pictures_of(corpus: Corpus, rows: object) -> Pictures:
     table = corpus.train.take(rows)  # type: ignore[arg-type]
     return Pictures(table.inputs["pixel_values"], table.labels, corpus.classes, corpus.mean, corpus.std)
+
+
+def no_classifier(spec: ModelSpec) -> NoReturn:
+    """What `model.source=aligned` is to a strategy that trains the model itself."""
+    raise UserError(
+        "model.source=aligned makes an image and a text encoder, which are no classifier by themselves: "
+        "choose another model, or a strategy that reads the two."
+    )

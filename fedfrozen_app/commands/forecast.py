@@ -1,4 +1,4 @@
-"""What a run would train, send and keep, worked out without its weights: the model is on the meta device.
+"""What a run would train, send and keep, worked out from the sizes of its arrays alone.
 
 The rounds are walked through with the run's own plans, cohorts and rule for what a client lacks, so that the
 bytes are those of `bytes_up_by_role` and `bytes_down_by_role`, as long as every trained array changes in each
@@ -9,18 +9,17 @@ those of a run in which somebody chooses each layer in every round.
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
-from fedfrozen_app.config import Config, strategy_settings
+from fedfrozen_app.config import Config
 from fedfrozen_app.data.federated import input_shape, load_corpus, share_out
 from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.exchange.count import bytes_by_role, count_parameters
 from fedfrozen_app.exchange.plan import Plan
-from fedfrozen_app.models.build import build_prompted, outline_model, parameters_of
-from fedfrozen_app.models.dual import load_dual
+from fedfrozen_app.models.build import parameters_of
 from fedfrozen_app.models.roles import Role, roles_of
+from fedfrozen_app.models.wrapper import wrapper_of
 from fedfrozen_app.run.outline import planning_strategy
 from fedfrozen_app.server.base import PlannedFedAvg
 from fedfrozen_app.server.draw import draw_cohort
@@ -73,21 +72,11 @@ def forecast(config: Config) -> Forecast:
 
 
 def outline(config: Config, shape: InputShape) -> tuple[dict[str, Tensor], dict[str, Role]]:
-    """The arrays that server and clients speak of, by shape, and their roles."""
-    settings = config.model
-    facts: dict[str, Any] = {"model_type": settings.model_type, "config": settings.config}
-    design = strategy_settings(config).prompt_design()
-    if design is None:
-        model = outline_model(
-            source=settings.source, path=settings.path, shape=shape, dtype=settings.dtype, **facts
-        )
-        return parameters_of(model), roles_of(model)
-    # Frozen encoders never travel. Prompts need their sizes alone, so that none has to be aligned for this.
-    source = "config" if settings.source == "aligned" else settings.source
-    backbone = load_dual(source=source, path=settings.path, dtype=settings.dtype, seed=0, **facts)
-    prompted = build_prompted(backbone, design, shape=shape, seed=0)
-    arrays = {k: v for k, v in parameters_of(prompted).items() if k not in prompted.frozen_names}
-    return arrays, roles_of(prompted)
+    """The arrays that server and clients exchange, by shape, and the roles of all."""
+    wrapper = wrapper_of(config)
+    model = wrapper.outline(config, shape)
+    fixed = wrapper.fixed_names(model)
+    return {k: v for k, v in parameters_of(model).items() if k not in fixed}, roles_of(model)
 
 
 def walk(strategy: PlannedFedAvg, num_rounds: int, clients: list[str], roles: Mapping[str, Role]) -> Forecast:

@@ -12,7 +12,6 @@ from fedfrozen_app.config import compose_config, read, settled, with_hydra
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.files import checkpoint, status
 from fedfrozen_app.launch import check_writable, execute, load_run, run_folder, unwritable
-from fedfrozen_app.models.build import export_model
 from fedfrozen_app.run.job import Job, fork_start
 from fedfrozen_app.words import counted
 
@@ -105,7 +104,7 @@ def export(arguments: list[str]) -> None:
         raise UserError("Say where to: fedfrozen export RUN DIR.")
     resident = load_run(run, [])
     try:
-        export_model(resident.model, Path(rest[0]), resident.corpus.classes)
+        resident.export(Path(rest[0]))
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{rest[0]} cannot be written ({reason}): give another folder.") from error

@@ -9,9 +9,9 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +21,17 @@ from flwr.app import Context
 from flwr.supercore.utils import get_flwr_home
 from torch import Tensor
 
-from fedfrozen_app.align.tiny import aligned_folder
-from fedfrozen_app.config import Config, compose_config, device_of, read, resolved, strategy_settings
-from fedfrozen_app.data.federated import (
-    ClientRows,
-    Shares,
-    client_rows,
-    input_shape,
-    load_corpus,
-    share_out,
-)
-from fedfrozen_app.data.sources import BUILT_IN
+from fedfrozen_app.config import Config, compose_config, device_of, read, resolved
+from fedfrozen_app.data.federated import ClientRows, Shares, client_rows, load_corpus, share_out
+from fedfrozen_app.data.sources import needs_path
 from fedfrozen_app.data.table import Corpus, Table
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.cache import Cache
 from fedfrozen_app.logs import prepare_logging
-from fedfrozen_app.models.build import build_model, build_prompted, parameters_of
-from fedfrozen_app.models.dual import DualEncoder, backbone_digest, load_dual
-from fedfrozen_app.models.prompts import PromptedDual
+from fedfrozen_app.models.build import parameters_of
 from fedfrozen_app.models.roles import head_of, roles_of
 from fedfrozen_app.models.task import Inputs, Task
-from fedfrozen_app.seeds import seed_for
+from fedfrozen_app.models.wrapper import Wrapper, wrapper_of
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +46,7 @@ class Resident:
         cache: Cache | None = None,
         card: Mapping[str, Any] | None = None,
     ) -> None:
-        """`card` is the federation's word on classes and normalisation, followed where it is given."""
+        """`card` is what the federation has agreed on (classes, normalisation); None: this node's own."""
         if config.runtime.threads is not None:
             torch.set_num_threads(config.runtime.threads)
         torch.set_float32_matmul_precision("high" if config.client.precision == "tf32" else "highest")
@@ -65,17 +55,15 @@ class Resident:
         self.corpus = corpus
         self.shares = shares
         self.cache = cache or Cache()
-        own = make_card(corpus, config)
-        self.card = dict(card) if card else own
-        if self.card.get("backbone") != own.get("backbone"):
-            raise UserError(
-                "The frozen encoders here are not the federation's (their digests differ): give this node "
-                "the server's model folder, with --node-config 'model-path=\"/folder\"' if it lies elsewhere."
-            )
+        self.wrapper = wrapper_of(config)
+        self.card = make_card(corpus, config, self.wrapper)
+        if card:
+            self.wrapper.check_card(self.card, card)
+            self.card = dict(card)
         self.model = self._build().to(self.device)
         self.roles = roles_of(self.model)
         self.parameters = dict(self.model.named_parameters())
-        self._fixed = self.model.frozen_names if isinstance(self.model, PromptedDual) else frozenset()
+        self._fixed = self.wrapper.fixed_names(self.model)
         self.task = Task(
             self.model,
             mean=tuple(self.card["mean"]),
@@ -86,8 +74,9 @@ class Resident:
             own=self.parameters,
             head=head_of(self.model, self.roles),
         )
-        self.train_table = self._settled(corpus.train)
-        self._test = self._settled(corpus.test)
+        self.wrapper.settle(self.model)
+        self.train_table = self._as_read(corpus.train)
+        self._test = self._as_read(corpus.test)
         self._rows: dict[str, ClientRows] = {}
         self._loaded: dict[str, str | None] = {}
         self.recorder: Any = None  # of local/captured.py, which keeps a recorded step between messages
@@ -95,7 +84,7 @@ class Resident:
 
     def can_turn_to(self, config: Config) -> bool:
         """Whether that run has this model, these data and this local training."""
-        if isinstance(self.model, PromptedDual):  # where its prompts began, and their design, are one run's
+        if not self.wrapper.reusable or wrapper_of(config) != self.wrapper:
             return False
         parts = ("model", "dataset", "client", "runtime", "device")
         return all(getattr(config, part) == getattr(self.config, part) for part in parts)
@@ -109,43 +98,17 @@ class Resident:
         self.load(self.initial(), {})
 
     def _build(self) -> torch.nn.Module:
-        settings = self.config.model
-        design = strategy_settings(self.config).prompt_design()
-        if design is not None:
-            return build_prompted(
-                self._backbone,
-                design,
-                shape=input_shape(self.corpus, self.config),
-                seed=seed_for(self.config.seed, "model"),
-            )
-        return build_model(
-            source=settings.source,
-            path=settings.path,
-            model_type=settings.model_type,
-            config=settings.config,
-            shape=input_shape(self.corpus, self.config),
-            dtype=settings.dtype,
-            seed=seed_for(self.config.seed, "model"),
-        )
+        return self.wrapper.build(self.config, self.corpus)
 
-    @cached_property
-    def _backbone(self) -> DualEncoder:
-        """Looked up once: a client's private part begins with a model built anew."""
-        return load_backbone(self.config, self.corpus)
-
-    def _settled(self, table: Table) -> Table:
-        """On the device; pictures that no prompt can change are read once, here, and rest as features."""
+    def _as_read(self, table: Table) -> Table:
+        """On the device; pictures whose features training cannot change are read once, here."""
         table = table.to(self.device)
-        if not isinstance(self.model, PromptedDual):
-            return table
-        self.model.settle()
-        if not self.model.images_are_fixed:
-            return table
-        return self.task.encoded(table, self.model.encode_images)
+        features = self.wrapper.features(self.model)
+        return table if features is None else self.task.encoded(table, features)
 
     @property
     def exchanged(self) -> dict[str, Tensor]:
-        """The parameters that a server and its clients speak of: all but those that each loads for itself."""
+        """The parameters that server and clients exchange: all but those that each loads for itself."""
         return {name: value for name, value in self.parameters.items() if name not in self._fixed}
 
     def initial(self) -> dict[str, Tensor]:
@@ -200,15 +163,19 @@ class Resident:
     @property
     def has_global(self) -> bool:
         """Whether what is shared makes a model that can be judged without any client's private part."""
-        return isinstance(self.model, PromptedDual) and self.model.has_global
+        return self.wrapper.has_global
 
     def only_global(self) -> AbstractContextManager[None]:
         """Within it the model is what the server knows of it."""
-        return self.model.only_global() if isinstance(self.model, PromptedDual) else nullcontext()
+        return self.wrapper.only_global(self.model)
 
     def figures(self) -> dict[str, float]:
-        """What the model says of itself beside its loss."""
-        return self.model.figures() if isinstance(self.model, PromptedDual) else {}
+        """What the model reports of itself beside its loss."""
+        return self.wrapper.figures(self.model)
+
+    def export(self, folder: Path) -> None:
+        """The model as it is loaded, as a folder for transformers' `from_pretrained`."""
+        self.wrapper.export(self.model, folder, self.corpus.classes)
 
     def own_test(self, client: str) -> Table:
         """The test rows of one client: its share, or all that a site has."""
@@ -238,38 +205,10 @@ class Resident:
         return self.evaluate_rows(torch.from_numpy(self.shares.validation).to(self.device))
 
 
-def make_card(corpus: Corpus, config: Config) -> dict[str, Any]:
-    """What every client must agree on to read its data as the others do, and the frozen encoders' digest."""
+def make_card(corpus: Corpus, config: Config, wrapper: Wrapper | None = None) -> dict[str, Any]:
+    """What every client must agree on to read its data, and its model, as the others do."""
     card = {"classes": list(corpus.classes), "mean": list(corpus.mean), "std": list(corpus.std)}
-    if strategy_settings(config).prompt_design() is None:
-        return card
-    backbone = load_backbone(config, corpus)
-    given = {"mean": config.dataset.mean, "std": config.dataset.std}
-    for key, found in (("mean", backbone.mean), ("std", backbone.std)):
-        if found is not None and given[key] is None:
-            card[key] = list(found)  # as the encoder was trained
-    return card | {"backbone": digest_of(backbone)}
-
-
-@lru_cache(maxsize=2)
-def digest_of(backbone: DualEncoder) -> str:
-    return backbone_digest(backbone)
-
-
-def load_backbone(config: Config, corpus: Corpus) -> DualEncoder:
-    """The frozen dual encoder that the configuration names."""
-    model = config.model
-    source, path = model.source, model.path
-    if source == "aligned":
-        source, path = "checkpoint", str(aligned_folder(config, corpus))
-    return load_dual(
-        source=source,
-        path=path,
-        model_type=model.model_type,
-        config=model.config,
-        dtype=model.dtype,
-        seed=seed_for(config.seed, "model"),
-    )
+    return card | (wrapper or wrapper_of(config)).card(config, corpus)
 
 
 RunKey = tuple[Any, ...]
@@ -309,7 +248,7 @@ def _build_for(context: Context) -> Resident:
     path = node.get("data-path")
     if "model-path" in node:
         config = replace(config, model=replace(config.model, path=str(node["model-path"])))
-    if path is None and config.dataset.kind not in BUILT_IN and not simulated():
+    if path is None and needs_path(config.dataset.kind) and not simulated():
         raise UserError(
             "This node names no data of its own: start its SuperNode with "
             "--node-config 'data-path=\"/folder/of/this/site\"'."

@@ -1,70 +1,23 @@
-"""Build a classifier from settings, a local checkpoint or the hub, and export it again.
+"""Build the classifier that a configuration names: whatever its source, the same care is taken here.
 
-The one place that talks to transformers' loaders: it draws every fresh weight from the given seed
-without touching the global generator, refuses a model that does not fit the data before any
-training starts, and says in one log line which weights are fresh.
+Fresh weights are drawn from the given seed without touching the global generator, a model that cannot read
+the data is refused before any training starts, and its parameters get the type that was asked for.
 """
 
-import contextlib
-import copy
-import difflib
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import (
-    MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
-    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
-    AutoConfig,
-    AutoModelForImageClassification,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    PretrainedConfig,
-    PreTrainedModel,
-)
 
+from fedfrozen_app import registry
 from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.design import PromptDesign
-from fedfrozen_app.models.dual import DualEncoder
-from fedfrozen_app.models.pixels import LinearClassifier, PixelConfig, SimpleCnn
-from fedfrozen_app.models.prompts import PromptedDual
 from fedfrozen_app.models.quiet import quiet
-from fedfrozen_app.models.roles import ARCHITECTURES, roles_of
-from fedfrozen_app.models.split import join_fused, split_fused
+from fedfrozen_app.models.spec import ModelSpec, Source
+from fedfrozen_app.models.transformer import as_user_error
 
-log = logging.getLogger(__name__)
-
-SOURCES = ("config", "checkpoint", "hub", "linear", "cnn")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-
-_AUTO = {
-    "image": (AutoModelForImageClassification, MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING),
-    "text": (AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
-    "multilabel": (AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
-    "tokens": (AutoModelForTokenClassification, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING),
-}
-# Roles are tabled for it, but it compares images with texts: it has no layer of class scores.
-_NO_CLASSIFIER = ("clip", "linear", "simple_cnn")
-# What transformers and torch raise for a configuration they cannot build or run.
-_BAD_CONFIG = (
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    RuntimeError,
-    ArithmeticError,
-    ImportError,
-    StrictDataclassError,
-)
-# Accepted by every configuration without being one of its fields.
-_EXTRA_KEYS = ("num_labels", "attn_implementation")
 
 
 def build_model(
@@ -79,15 +32,16 @@ def build_model(
 ) -> nn.Module:
     """A classifier for `shape`, in eval mode, on the CPU; the same seed gives the same bits.
 
-    source "config" builds `model_type` with random weights, "checkpoint" reads the local folder
-    `path`, "hub" fetches the model named `path`, "linear" is logistic regression on pixels and "cnn" a small
-    convolutional network.
-    `config` overrides the architecture's own settings.
+    `source` is a name in the registry's group `models`: "config" builds `model_type` with random weights,
+    "checkpoint" reads the local folder `path`, "hub" fetches the model named `path`, and so on. `config`
+    overrides the architecture's own settings.
     """
+    spec = ModelSpec(source, shape, path, model_type, config, dtype, seed)
     _check_dtype(dtype)
+    build: Source = registry.find("models", source)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _make(source, path, model_type, config, shape)
+        model = build(spec)
         model.eval()
         _try_forward(model, shape)
     _cast(model, dtype)
@@ -104,36 +58,13 @@ def outline_model(
     dtype: str,
 ) -> nn.Module:
     """The model that `build_model` would give, without its weights: on the meta device it takes no memory."""
+    spec = ModelSpec(source, shape, path, model_type, config, dtype, weights=False)
     _check_dtype(dtype)
+    build: Source = registry.find("models", source)
     with torch.device("meta"):
-        model = _make(source, path, model_type, config, shape, weights=False)
+        model = build(spec)
     _cast(model, dtype)
     return model
-
-
-def _make(
-    source: str,
-    path: str | None,
-    model_type: str | None,
-    config: Mapping[str, Any],
-    shape: InputShape,
-    *,
-    weights: bool = True,
-) -> nn.Module:
-    """`weights`: whether a checkpoint's are read."""
-    if source == "config":
-        return _from_config(model_type, config, shape)
-    if source == "checkpoint":
-        return _from_checkpoint(_checkpoint_folder(path), config, shape, hub=False, weights=weights)
-    if source == "hub":
-        if not path:
-            raise UserError("the model comes from the hub but has no name: give its hub name")
-        return _from_checkpoint(path, config, shape, hub=True, weights=weights)
-    if source == "linear":
-        return _plain("linear", LinearClassifier, config, shape)
-    if source == "cnn":
-        return _plain("simple_cnn", SimpleCnn, config, shape)
-    raise UserError(f"the model's source is '{source}', but must be one of {', '.join(SOURCES)}")
 
 
 def _check_dtype(dtype: str) -> None:
@@ -147,254 +78,9 @@ def _cast(model: nn.Module, dtype: str) -> None:
         parameter.data = parameter.data.to(DTYPES[dtype])
 
 
-def build_prompted(
-    backbone: DualEncoder, design: PromptDesign, *, shape: InputShape, seed: int
-) -> PromptedDual:
-    """A frozen dual encoder with fresh prompts, in eval mode; the same seed gives the same bits."""
-    check_pictures(backbone, shape)
-    dtype = backbone.scale().dtype
-    if dtype == torch.bfloat16:
-        raise UserError(
-            "prompts train in float32: use client.precision=bf16 in place of model.dtype=bfloat16"
-        )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = PromptedDual(backbone, design, shape.classes)
-    for name, parameter in model.named_parameters():
-        if name not in model.frozen_names:
-            parameter.data = parameter.data.to(dtype)
-    return model.eval()
-
-
-def check_pictures(backbone: DualEncoder, shape: InputShape) -> None:
-    """Whether the data are pictures that this dual encoder can read."""
-    if shape.task != "image":
-        raise UserError("strategy=pfeddc classifies pictures: choose an image dataset")
-    _check_image(backbone.config.vision_config, shape)
-
-
 def parameters_of(model: nn.Module) -> dict[str, Tensor]:
     """The named parameters, detached and not copied; tied ones once, under their first name."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-
-def export_model(model: nn.Module, folder: str | Path, classes: Sequence[str]) -> None:
-    """Write `model` as a folder that transformers' `Auto...from_pretrained` loads."""
-    if not isinstance(model, PreTrainedModel):
-        raise UserError(
-            f"a {type(model).__name__} is no transformers model and cannot be exported as one: "
-            "use the run's model.safetensors"
-        )
-    if Path(folder).is_file():
-        raise UserError(f"cannot export to '{folder}': it is a file, give a folder")
-    config = copy.deepcopy(model.config)
-    if config.num_labels != len(classes):
-        raise UserError(
-            f"cannot export a model of {config.num_labels} classes with {len(classes)} class names"
-        )
-    config.update(_labels(classes))
-    # A skeleton without memory of its own takes the tensors, so that `model` stays as it is.
-    with quiet(), torch.device("meta"):
-        plain = type(model)(config)
-    plain.load_state_dict(join_fused(model.state_dict()), assign=True)
-    with quiet():
-        plain.save_pretrained(folder)
-
-
-def _from_config(model_type: str | None, given: Mapping[str, Any], shape: InputShape) -> PreTrainedModel:
-    kind = type(AutoConfig.for_model(_known_type(model_type)))
-    auto = _auto_class(kind, shape)
-    _check_keys(kind, given)
-    with quiet(), _as_user_error(f"cannot build '{model_type}' from its configuration"):
-        # An empty list, because transformers 5 fails on None where a type has several classes.
-        config = kind(**{"architectures": [], **_filled(kind, given, shape)})
-    _check_fit(config, shape)
-    with quiet(), _as_user_error(f"cannot build '{model_type}' from its configuration"):
-        model = auto.from_config(config)
-    split_fused(model)
-    return model
-
-
-def _from_checkpoint(
-    path: str, given: Mapping[str, Any], shape: InputShape, *, hub: bool, weights: bool
-) -> PreTrainedModel:
-    options: dict[str, Any] = {"local_files_only": not hub, "trust_remote_code": False}
-    with quiet(progress=hub), _as_load_error(path, hub):
-        config = AutoConfig.from_pretrained(path, **options)
-    _known_type(config.model_type)
-    auto = _auto_class(type(config), shape)
-    _check_keys(type(config), given)
-    attention = {k: v for k, v in given.items() if k == "attn_implementation"}
-    config.update(_labels(shape.classes))
-    config.update({k: v for k, v in given.items() if k not in attention})
-    if config.architectures is None:
-        config.architectures = []
-    if shape.task != "image" and (config.pad_token_id is None or config.pad_token_id < 0):
-        config.pad_token_id = shape.pad_token_id
-    _check_fit(config, shape)
-    if not weights:
-        with quiet(), _as_user_error(f"cannot build '{path}' from its configuration"):
-            model = auto.from_config(config)
-        split_fused(model)
-        return model
-    with quiet(progress=hub), _as_load_error(path, hub):
-        model, info = auto.from_pretrained(
-            path,
-            config=config,
-            dtype="auto",  # as stored: the cast to the asked type comes last and loses nothing here
-            ignore_mismatched_sizes=True,
-            use_safetensors=True,
-            output_loading_info=True,
-            **attention,
-            **options,
-        )
-    split_fused(model)
-    _report_fresh(model, path, [*info["missing_keys"], *(m[0] for m in info["mismatched_keys"])])
-    return model
-
-
-def _plain(name: str, build: Any, given: Mapping[str, Any], shape: InputShape) -> nn.Module:
-    """A model of our own, which reads its sizes from the data."""
-    if shape.task != "image":
-        raise UserError(f"the {name} model reads pixels: choose another model for text data")
-    if given:
-        raise UserError(f"the {name} model has no settings: remove {', '.join(given)}")
-    return build(PixelConfig(name, shape.channels, shape.image_size, len(shape.classes)))
-
-
-def _checkpoint_folder(path: str | None) -> str:
-    if not path:
-        raise UserError("the model comes from a checkpoint but has no path: give its folder")
-    if not Path(path).is_dir():
-        raise UserError(f"the checkpoint folder '{path}' does not exist: give a folder that does")
-    if not (Path(path) / "config.json").is_file():
-        raise UserError(
-            f"the folder '{path}' has no config.json: give a folder that transformers' save_pretrained wrote"
-        )
-    return path
-
-
-def _known_type(model_type: str | None) -> str:
-    known = [name for name in ARCHITECTURES if name not in _NO_CLASSIFIER]
-    if model_type is None or model_type not in known:
-        raise UserError(
-            f"'{model_type}' is no architecture that can be built as a classifier: choose one of "
-            f"{', '.join(known)}"
-        )
-    return model_type
-
-
-def _check_keys(kind: type[PretrainedConfig], given: Mapping[str, Any]) -> None:
-    known = {*kind().to_dict(), *kind.attribute_map, *_EXTRA_KEYS}
-    if "rope_parameters" in known:
-        known |= {"rope_theta", "rope_scaling"}
-    for key in given:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean '{close[0]}'?" if close else "remove it or correct its name"
-            raise UserError(f"'{key}' is no setting of the architecture '{kind.model_type}': {hint}")
-
-
-def _filled(kind: type[PretrainedConfig], given: Mapping[str, Any], shape: InputShape) -> dict[str, Any]:
-    """The given settings, and from the data those that they leave open."""
-    if shape.task == "image":
-        fill: dict[str, Any] = {"num_channels": shape.channels, "image_size": shape.image_size}
-    else:
-        pad = given.get("pad_token_id", shape.pad_token_id)
-        fill = {
-            "vocab_size": shape.vocab_size,
-            "pad_token_id": pad,
-            "max_position_embeddings": shape.max_tokens + _position_offset(kind.model_type, pad),
-        }
-        # The architecture's own special tokens may lie outside of a small vocabulary.
-        for key in ("bos_token_id", "eos_token_id"):
-            default = getattr(kind(), key, None)
-            if isinstance(default, int) and default >= given.get("vocab_size", shape.vocab_size):
-                fill[key] = None
-    aliases = kind.attribute_map
-    named = {aliases.get(key, key): value for key, value in given.items()}
-    if not {"id2label", "num_labels"} & set(given):
-        fill |= _labels(shape.classes)
-    return {**{aliases.get(key, key): value for key, value in fill.items()}, **named}
-
-
-def _labels(classes: Iterable[str]) -> dict[str, Any]:
-    names = dict(enumerate(classes))
-    return {"id2label": names, "label2id": {name: index for index, name in names.items()}}
-
-
-def _position_offset(model_type: str, pad_token_id: int) -> int:
-    # RoBERTa counts positions from the padding token's number on.
-    return pad_token_id + 1 if model_type == "roberta" else 0
-
-
-def _auto_class(kind: type[PretrainedConfig], shape: InputShape) -> Any:
-    auto, mapping = _AUTO[shape.task]
-    if kind not in mapping:
-        raise UserError(
-            f"'{kind.model_type}' does not read {shape.task} data: choose another model or dataset"
-        )
-    return auto
-
-
-def _check_fit(config: PretrainedConfig, shape: InputShape) -> None:
-    """Refuse what the libraries would only stumble over in training, or not at all."""
-    if config.num_labels != len(shape.classes):
-        raise UserError(
-            f"the model is set to {config.num_labels} classes but the data have "
-            f"{len(shape.classes)}: remove num_labels and id2label from the model's settings"
-        )
-    if shape.task == "image":
-        _check_image(config, shape)
-    else:
-        _check_text(config, shape)
-    heads = config.num_attention_heads
-    if heads < 1 or (getattr(config, "head_dim", None) is None and config.hidden_size % heads):
-        raise UserError(
-            f"cannot build '{config.model_type}' from its configuration: the hidden size "
-            f"({config.hidden_size}) is not a multiple of the number of attention heads ({heads})"
-        )
-
-
-def _check_image(config: PretrainedConfig, shape: InputShape) -> None:
-    name, size = config.model_type, shape.image_size
-    # DINOv2 resamples its position embeddings to the size of the image; the others cannot.
-    if name != "dinov2" and config.image_size != size:
-        raise UserError(
-            f"the model reads images of {config.image_size} pixels a side but the data have "
-            f"{size}: set dataset.image_size={config.image_size}"
-        )
-    if config.num_channels != shape.channels:
-        raise UserError(
-            f"the model reads {config.num_channels} channels but the images have {shape.channels}: "
-            f"set dataset.channels={config.num_channels}, or choose another model"
-        )
-    patch = config.patch_size
-    if not isinstance(patch, int) or patch < 1 or size % patch:
-        raise UserError(
-            f"images of {size} pixels a side cannot be cut into patches of {patch} without rest: "
-            "change patch_size or dataset.image_size"
-        )
-
-
-def _check_text(config: PretrainedConfig, shape: InputShape) -> None:
-    if config.vocab_size < shape.vocab_size:
-        raise UserError(
-            f"the model knows {config.vocab_size} tokens but the tokenizer has {shape.vocab_size}: "
-            "use the tokenizer that belongs to the model"
-        )
-    if config.pad_token_id != shape.pad_token_id:
-        raise UserError(
-            f"the model's padding token is {config.pad_token_id} but the data are padded with "
-            f"{shape.pad_token_id}: use the tokenizer that belongs to the model"
-        )
-    offset = _position_offset(config.model_type, shape.pad_token_id)
-    room = config.max_position_embeddings - offset
-    if room < shape.max_tokens:
-        raise UserError(
-            f"the model reads at most {room} tokens but the data have up to {shape.max_tokens}: "
-            f"set dataset.max_tokens={room}"
-        )
 
 
 def _try_forward(model: Any, shape: InputShape) -> None:
@@ -408,49 +94,11 @@ def _try_forward(model: Any, shape: InputShape) -> None:
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     dtype = next(model.parameters()).dtype
     inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
-    name = model.config.model_type
-    with quiet(), torch.no_grad(), _as_user_error(f"'{name}' cannot read the data"):
-        model(**inputs)
-
-
-def _report_fresh(model: PreTrainedModel, path: str, fresh: Iterable[str]) -> None:
-    """Say which weights the checkpoint did not bring; only a head's may be missing."""
-    names = sorted(fresh)
-    roles = roles_of(model)
-    lacking = [name for name in names if name not in roles or roles[name].kind != "head"]
-    if lacking:
+    name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
+    with quiet(), torch.no_grad(), as_user_error(f"'{name}' cannot read the data"):
+        scores = getattr(model(**inputs), "logits", None)
+    if scores is None or scores.shape[-1] != len(shape.classes):
         raise UserError(
-            f"the checkpoint '{path}' lacks {len(lacking)} weights of the model or has them in "
-            f"another shape ({', '.join(lacking[:3])}): check its files and the model's settings"
+            f"'{name}' is no classifier of these data: its answer needs `logits`, one for each of the "
+            f"{len(shape.classes)} classes"
         )
-    if names:
-        log.info("%s: fresh weights for %s", path, ", ".join(names))
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if isinstance(error, KeyError) else text
-
-
-@contextlib.contextmanager
-def _as_user_error(what: str) -> Iterator[None]:
-    try:
-        yield
-    except _BAD_CONFIG as error:
-        raise UserError(f"{what}: {_one_line(error)}") from error
-
-
-@contextlib.contextmanager
-def _as_load_error(path: str, hub: bool) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if hub:
-            raise UserError(
-                f"the hub could not be reached or has no model '{path}' with safetensors weights: "
-                "check the name and the connection, or download it elsewhere and give its local "
-                f"folder as a checkpoint ({_one_line(error)})"
-            ) from error
-        raise UserError(f"cannot read the checkpoint '{path}': {_one_line(error)}") from error
-    except (*_BAD_CONFIG, SafetensorError) as error:
-        raise UserError(f"cannot load the model '{path}': {_one_line(error)}") from error

@@ -1,7 +1,7 @@
 """Which prompts a run has. Apart from the model itself, so that reading a configuration stays quick."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from fedfrozen_app.errors import UserError
 
@@ -26,16 +26,19 @@ class PromptDesign:
     depth: int = 1
     heads: int = 8
     template: str = "a photo of a {}."
+    within: ClassVar[str] = ""  # where a configuration has these settings, for sentences about them
 
     def checked_design(self) -> Self:
         for key, choices in _CHOICES.items():
             if (value := getattr(self, key)) not in choices:
-                raise UserError(f"strategy.{key}={value} is unknown: choose one of {', '.join(choices)}.")
+                raise UserError(f"{self.within}{key}={value} is unknown: choose one of {', '.join(choices)}.")
         for key in ("text_tokens", "vision_tokens", "depth", "heads"):
             if (value := getattr(self, key)) < 1:
-                raise UserError(f"strategy.{key}={value} must be at least 1.")
+                raise UserError(f"{self.within}{key}={value} must be at least 1.")
         if "{}" not in self.template:
-            raise UserError(f"strategy.template={self.template!r} has no {{}} for the class name: add it.")
+            raise UserError(
+                f"{self.within}template={self.template!r} has no {{}} for the class name: add it."
+            )
         return self
 
     @property

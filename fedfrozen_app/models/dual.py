@@ -31,9 +31,11 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
+from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.digests import digest
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.quiet import quiet
+from fedfrozen_app.models.transformer import check_image
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,10 @@ class Words:
     mask: Tensor  # (classes, tokens) 1 for a token, 0 for padding
     start: int
     count: int
+
+    @property
+    def length(self) -> int:
+        return self.ids.shape[1]
 
     def to(self, device: torch.device) -> "Words":
         return replace(self, ids=self.ids.to(device), mask=self.mask.to(device))
@@ -89,6 +95,11 @@ class DualEncoder(nn.Module):
     @property
     def vision_depth(self) -> int:
         return int(self.config.vision_config.num_hidden_layers)
+
+    @property
+    def text_room(self) -> int:
+        """How many tokens the text encoder can read."""
+        return int(self.config.text_config.max_position_embeddings)
 
     @property
     def _vision(self) -> nn.Module:
@@ -150,18 +161,15 @@ class DualEncoder(nn.Module):
         room = plain.ids[:, start : start + 1].expand(-1, count)
         ids = torch.cat([plain.ids[:, :start], room, plain.ids[:, start:]], dim=1)
         mask = torch.cat([plain.mask[:, :1].expand(-1, count), plain.mask], dim=1)
-        return self._fitting(Words(ids, mask, start, count))
+        return Words(ids, mask, start, count)
 
     def sentences(self, texts: list[str]) -> Words:
         encoded = self.tokenizer(texts, padding=True, return_attention_mask=True, return_tensors="pt")
-        return self._fitting(Words(encoded["input_ids"], encoded["attention_mask"], 0, 0))
-
-    def _fitting(self, words: Words) -> Words:
-        room = int(self.config.text_config.max_position_embeddings)
-        if words.ids.shape[1] > room:
+        words = Words(encoded["input_ids"], encoded["attention_mask"], 0, 0)
+        if words.length > self.text_room:
             raise UserError(
-                f"Prompts and class names take {words.ids.shape[1]} tokens, but the text encoder reads "
-                f"{room}: lower strategy.text_tokens."
+                f"The class names and the text around them take {words.length} tokens, but the text encoder "
+                f"reads {self.text_room}: shorten them."
             )
         return words
 
@@ -248,7 +256,7 @@ def _load(
         found = _from_folder(str(path), hub=source == "hub")
     else:
         raise UserError(
-            f"model.source={source} is no dual encoder: use model=dual_tiny, or model=checkpoint with the "
+            f"model.source={source} gives no dual encoder: use model=dual_tiny, or model=checkpoint with the "
             "folder of a CLIP or a VisionTextDualEncoder."
         )
     for parameter in found.parameters():
@@ -315,6 +323,14 @@ def _sidecar(path: str, name: str, *, hub: bool) -> dict[str, Any]:
     return json.loads(Path(file).read_text()) if file else {}
 
 
+def check_pictures(backbone: DualEncoder, shape: InputShape) -> None:
+    """Refuse data that are not pictures this dual encoder can read."""
+    if shape.task != "image":
+        raise UserError("a dual encoder compares pictures with class names: choose an image dataset")
+    check_image(backbone.config.vision_config, shape)
+
+
+@lru_cache(maxsize=2)
 def backbone_digest(backbone: DualEncoder) -> str:
     """One digest for all that both sides must hold alike: every weight, and how texts are pooled."""
     found = hashlib.sha256(backbone.pooling.encode())

@@ -1,4 +1,4 @@
-"""Two models of our own that are no Transformers, called like a transformers image classifier.
+"""Two models of our own that are not Transformers, called like a transformers image classifier.
 
 Logistic regression is the floor that a Transformer should beat. The convolutional network is that of
 pfl-research's CIFAR-10 benchmark, to be measured beside it: convolutions of 3x3 to 32 and 64 channels, a 2x2
@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import functional
+
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.models.spec import ModelSpec
 
 
 @dataclass(frozen=True)
@@ -58,3 +61,21 @@ class SimpleCnn(nn.Module):
         seen = functional.dropout(functional.max_pool2d(seen, 2), 0.25, self.training)
         seen = functional.dropout(self.hidden(seen.flatten(1)).relu(), 0.5, self.training)
         return Output(self.classifier(seen))
+
+
+def linear(spec: ModelSpec) -> LinearClassifier:
+    return LinearClassifier(_sizes("linear", spec))
+
+
+def cnn(spec: ModelSpec) -> SimpleCnn:
+    return SimpleCnn(_sizes("simple_cnn", spec))
+
+
+def _sizes(name: str, spec: ModelSpec) -> PixelConfig:
+    """Read from the data: these models have no settings of their own."""
+    shape = spec.shape
+    if shape.task != "image":
+        raise UserError(f"the {name} model reads pixels: choose another model for text data")
+    if spec.config:
+        raise UserError(f"the {name} model has no settings: remove {', '.join(spec.config)}")
+    return PixelConfig(name, shape.channels, shape.image_size, len(shape.classes))

@@ -1,21 +1,24 @@
 """A frozen dual encoder read through learned prompts: global ones, local ones, and their fusion.
 
-In the order of the data's way: prompts (`PromptSet`), their fusion (`CrossFusion`), and the classifier that
-puts the fused prompts into the frozen encoders (`PromptedDual`). Prompts and fusion are the only parameters
-that a run trains; the encoders are both sides' own and never travel.
+From the inside out: prompts (`PromptSet`), their fusion (`CrossFusion`), and the classifier that puts the
+fused prompts into the frozen encoders (`PromptedDual`). A run trains prompts and fusion alone; server and
+clients each load the encoders for themselves, so these never travel.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.design import PromptDesign
-from fedfrozen_app.models.dual import DualEncoder, Words
+from fedfrozen_app.models.dual import DualEncoder, Words, check_pictures
+from fedfrozen_app.models.roles import Role, roles_of
 
 STD = 0.02  # of fresh prompts
 
@@ -28,10 +31,6 @@ class CrossFusion(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        if width % heads:
-            raise UserError(
-                f"strategy.heads={heads} does not divide the prompts' width {width}: choose one that does."
-            )
         self.heads = heads
         self.query, self.key, self.value, self.output = (
             nn.Linear(width, width, bias=False) for _ in range(4)
@@ -92,11 +91,7 @@ class PromptedDual(nn.Module):
         widths = {"text": backbone.text_width, "vision": backbone.vision_width}
         tokens = {"text": design.text_tokens, "vision": design.vision_tokens}
         depth = {"text": 1, "vision": design.depth}
-        if design.depth > backbone.vision_depth:
-            raise UserError(
-                f"strategy.depth={design.depth} is more than the {backbone.vision_depth} layers of the "
-                "vision encoder: lower it."
-            )
+        _check_fit(design, widths, backbone.vision_depth)
         self.prompts = nn.ModuleDict(
             {t: PromptSet(design.levels, depth[t], tokens[t], widths[t]) for t in design.towers}
         )
@@ -105,6 +100,11 @@ class PromptedDual(nn.Module):
         )
         counts = {0, design.text_tokens, 2 * design.text_tokens} if "text" in design.towers else {0}
         self._words = {count: backbone.words(classes, count, design.template) for count in counts}
+        if (longest := max(words.length for words in self._words.values())) > backbone.text_room:
+            raise UserError(
+                f"Prompts and class names take {longest} tokens, but the text encoder reads "
+                f"{backbone.text_room}: lower {design.within}text_tokens."
+            )
         self._only_global = False
         self._texts: tuple[object, Tensor] | None = None  # of prompts that do not change, with their versions
         self._fixed_texts: Tensor | None = None  # where no text prompt is learned
@@ -125,6 +125,29 @@ class PromptedDual(nn.Module):
             with torch.no_grad():
                 self._fixed_texts = self._encode_texts()
 
+    def roles(self) -> dict[str, Role]:
+        """Prompts and fusion by the tower they belong to; behind them the roles of the frozen encoders."""
+        inner = self._encoder_roles()
+        found = {}
+        for name, _ in self.named_parameters():
+            part, _, rest = name.partition(".")
+            if part in ("prompts", "fusion"):
+                found[name] = Role(part.removesuffix("s"), tower=rest.partition(".")[0])
+            else:
+                # The two projections and the scale belong to no tower's own table.
+                found[name] = inner.get(name.removeprefix("backbone.model."), Role("head"))
+        return found
+
+    def _encoder_roles(self) -> dict[str, Role]:
+        encoders = self.backbone.model
+        if self.backbone.is_clip:
+            return roles_of(encoders)
+        return {
+            f"{tower}_model.{name}": replace(role, tower=tower)
+            for tower in ("vision", "text")
+            for name, role in roles_of(encoders.get_submodule(f"{tower}_model")).items()
+        }
+
     @property
     def frozen_names(self) -> frozenset[str]:
         """What every side loads for itself: neither sent nor trained."""
@@ -134,11 +157,6 @@ class PromptedDual(nn.Module):
     def images_are_fixed(self) -> bool:
         """Without vision prompts an image's features never change: they can be computed once."""
         return "vision" not in self.design.towers
-
-    @property
-    def has_global(self) -> bool:
-        """Whether the global part alone is a model that can be judged."""
-        return self.design.prompts != "local"
 
     @contextmanager
     def only_global(self) -> Iterator[None]:
@@ -200,3 +218,36 @@ class PromptedDual(nn.Module):
                 gap = self._prompt(tower) - shared
                 found[f"fusion_gap_{tower}"] = float(gap.norm() / shared.norm())
         return found
+
+
+def _check_fit(design: PromptDesign, widths: Mapping[str, int], vision_depth: int) -> None:
+    if design.depth > vision_depth:
+        raise UserError(
+            f"{design.within}depth={design.depth} is more than the {vision_depth} layers of the vision "
+            "encoder: lower it."
+        )
+    for tower in design.towers if design.fused else ():
+        if widths[tower] % design.heads:
+            raise UserError(
+                f"{design.within}heads={design.heads} does not divide the prompts' width {widths[tower]}: "
+                "choose one that does."
+            )
+
+
+def build_prompted(
+    backbone: DualEncoder, design: PromptDesign, *, shape: InputShape, seed: int
+) -> PromptedDual:
+    """A frozen dual encoder with fresh prompts, in eval mode; the same seed gives the same bits."""
+    check_pictures(backbone, shape)
+    dtype = backbone.scale().dtype
+    if dtype == torch.bfloat16:
+        raise UserError(
+            "prompts train in float32: use client.precision=bf16 in place of model.dtype=bfloat16"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = PromptedDual(backbone, design, shape.classes)
+    for name, parameter in model.named_parameters():
+        if name not in model.frozen_names:
+            parameter.data = parameter.data.to(dtype)
+    return model.eval()

@@ -2,12 +2,14 @@
 
 Strategies speak of roles ("freeze the queries and keys"), never of parameter names. That holds only
 if every parameter has exactly one role, so a name the table does not know is refused, not guessed.
-To support another architecture, add its rows to ``ARCHITECTURES`` under its ``config.model_type``.
+To support another architecture, add its rows to ``ARCHITECTURES`` under its ``config.model_type``; or let
+the module name the roles of its parameters itself, by a method or an attribute ``roles``: by name a `Role`,
+or plainly "mlp", or ("mlp", 3) for a parameter of the fourth layer.
 """
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -207,17 +209,18 @@ _FUSED = re.compile(
 
 def roles_of(model: nn.Module) -> dict[str, Role]:
     """One role for each name of `model.named_parameters()`, in that order."""
-    if isinstance(getattr(model, "prompts", None), nn.ModuleDict):
-        return _prompted_roles(model)
     names = [name for name, _ in model.named_parameters()]
     model_type = getattr(getattr(model, "config", None), "model_type", None)
     what = model_type or type(model).__name__
     _refuse_fused(what, names)
     _refuse_statistics(what, model)
+    if (own := getattr(model, "roles", None)) is not None:
+        return _own_roles(what, names, own() if callable(own) else own)
     if model_type not in ARCHITECTURES:
         raise UserError(
             f"the architecture '{what}' has no role table: add its rows to ARCHITECTURES in "
-            f"fedfrozen_app/models/roles.py, or choose one of {', '.join(ARCHITECTURES)}"
+            "fedfrozen_app/models/roles.py, let the module say its `roles`, or choose one of "
+            f"{', '.join(ARCHITECTURES)}"
         )
     found = {name: _match(model_type, name) for name in names}
     blocks: dict[str, int] = {}
@@ -235,27 +238,20 @@ def roles_of(model: nn.Module) -> dict[str, Role]:
     }
 
 
-def _prompted_roles(model: nn.Module) -> dict[str, Role]:
-    """Prompts and fusion by the tower they belong to; behind them the roles of the frozen backbone."""
-    backbone = model.get_submodule("backbone.model")
-    config: Any = backbone.config
-    if config.model_type == "clip":
-        inner = roles_of(backbone)
-    else:
-        inner = {
-            f"{tower}_model.{name}": replace(role, tower=tower)
-            for tower in ("vision", "text")
-            for name, role in roles_of(backbone.get_submodule(f"{tower}_model")).items()
-        }
+def _own_roles(what: str, names: Collection[str], own: Mapping[str, Any]) -> dict[str, Role]:
+    """The roles that a module names itself: of every parameter, and none that strategies do not know."""
     found = {}
-    for name, _ in model.named_parameters():
-        kind, _, rest = name.partition(".")
-        short = name.removeprefix("backbone.model.")
-        if kind in ("prompts", "fusion"):
-            found[name] = Role(kind.removesuffix("s"), tower=rest.partition(".")[0])
-        else:
-            # The two projections and the scale belong to no tower's own table.
-            found[name] = inner.get(short, Role("head"))
+    for name in names:
+        if name not in own:
+            raise UserError(f"'{what}' names no role for its parameter '{name}': add it to its roles")
+        given = own[name]
+        role = given if isinstance(given, Role) else Role(*((given,) if isinstance(given, str) else given))
+        if role.kind not in KINDS:
+            raise UserError(
+                f"'{what}' calls its parameter '{name}' a '{role.kind}', which is no role: choose one of "
+                f"{', '.join(KINDS)}"
+            )
+        found[name] = role
     return found
 
 

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
@@ -24,6 +24,9 @@ from fedfrozen_app.server.draw import draw_cohort, participations
 from fedfrozen_app.server.federation import Evaluate, Federation, Hook, Settings
 from fedfrozen_app.server.record import RoundRecord
 from fedfrozen_app.server.robust import make_aggregator
+
+if TYPE_CHECKING:
+    from fedfrozen_app.models.wrapper import Wrapper
 
 
 def _not_used(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,6 +80,11 @@ class PlannedFedAvg(Strategy):
     def algorithm_for(cls, settings: Any) -> str:
         """The client's algorithm under these settings; a site holds an order against it."""
         return cls.algorithm
+
+    @classmethod
+    def wrapper(cls, settings: Any) -> "Wrapper | None":
+        """What this strategy reads the model through; None: it trains the model as it is."""
+        return None
 
     def client_settings(self) -> dict[str, Any]:
         """What the client's algorithm needs to know beside the plan."""

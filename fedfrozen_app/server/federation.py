@@ -10,7 +10,6 @@ from torch import Tensor
 from fedfrozen_app.config import AggregationConfig
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.files.rows import Row
-from fedfrozen_app.models.design import PromptDesign
 from fedfrozen_app.models.roles import KERNEL, Role
 from fedfrozen_app.server.conversation import Conversation
 
@@ -31,10 +30,6 @@ class Settings:
     def checked(self, num_rounds: int) -> Self:
         """Themselves with defaults filled in, or a `UserError`."""
         return self
-
-    def prompt_design(self) -> PromptDesign | None:
-        """The prompts through which this strategy reads a frozen dual encoder; None: it trains the model."""
-        return None
 
 
 @dataclass

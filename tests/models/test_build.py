@@ -20,8 +20,9 @@ from transformers import (
 
 from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.build import build_model, export_model, parameters_of
+from fedfrozen_app.models.build import build_model, parameters_of
 from fedfrozen_app.models.roles import roles_of
+from fedfrozen_app.models.transformer import export_model
 
 SMALL = {
     "hidden_size": 8,
@@ -145,7 +146,10 @@ def test_bad_settings_are_one_sentence(given, message, image_shape):
         ({"model_type": "clip"}, "'clip' is no architecture"),
         ({"model_type": None}, "choose one of vit"),
         ({"model_type": "bert", "dtype": "float16"}, "must be one of float32"),
-        ({"model_type": "bert", "source": "disk"}, "must be one of config, checkpoint"),
+        (
+            {"model_type": "bert", "source": "disk"},
+            "choose one of config, checkpoint, hub, aligned, linear, cnn.",
+        ),
         ({"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 9}, "not a multiple"),
     ],
 )

@@ -33,9 +33,9 @@ from fedfrozen_app.local.cohort import CohortRunner
 from fedfrozen_app.local.kept import keep_private, kept_arrays
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.local.sequential import batches
-from fedfrozen_app.models.build import build_prompted
 from fedfrozen_app.models.design import PromptDesign
 from fedfrozen_app.models.dual import DualEncoder, random_dual
+from fedfrozen_app.models.prompts import build_prompted
 from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.run.federate import federate
 from fedfrozen_app.run.job import Job

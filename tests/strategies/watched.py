@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedfrozen_app.runtime import grid as grids
 from flwr.app import ArrayRecord, Message
 from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_to_proto
@@ -20,6 +19,7 @@ from fedfrozen_app import client_app, server_app
 from fedfrozen_app.digests import raw_bytes
 from fedfrozen_app.exchange.arrays import to_tensors
 from fedfrozen_app.exchange.messages import SliceRecord
+from fedfrozen_app.inprocess import grid as grids
 from fedfrozen_app.local.kept import keep_private
 from fedfrozen_app.server.conversation import Conversation
 

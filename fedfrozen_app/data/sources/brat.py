@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from fedfrozen_app.data.sources.entities import Sentences, document_of, found_in_files, tag_spans
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, lines_of, read_utf8
+from fedfrozen_app.data.sources.rows import DatasetSpec, Found, lines_of, read_utf8, reads
 from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -21,6 +21,7 @@ SENTENCE_END = re.compile(r"\n+|(?<=[.!?])\s+(?=[A-Z])")
 WORD = re.compile(r"\w+|[^\w\s]")
 
 
+@reads("entities")
 def read_brat(spec: DatasetSpec) -> Found:
     return found_in_files(spec, "*.ann", "a brat data set has one beside each .txt.", _read)
 

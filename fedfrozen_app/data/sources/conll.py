@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 
 from fedfrozen_app.data.sources.entities import Sentences, document_of, found_in_files
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, lines_of
+from fedfrozen_app.data.sources.rows import DatasetSpec, Found, lines_of, reads
 from fedfrozen_app.errors import UserError
 
 DOCUMENT, NO_NAME = "-DOCSTART-", "-X-"  # CoNLL-2003 fills its columns with the latter
 
 
+@reads("entities")
 def read_conll(spec: DatasetSpec) -> Found:
     return found_in_files(spec, "*.conll", "a CoNLL data set has them.", _read)
 

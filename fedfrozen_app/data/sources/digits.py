@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Rows
+from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Rows, reads
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
+@reads("classification", path=False)
 def read_digits(spec: DatasetSpec) -> Found:
     """scikit-learn's 1797 digits. Their 0..16 become 0..255 as value * 255 // 16."""
     from sklearn.datasets import load_digits  # lazy: only this reader needs scikit-learn

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from fedfrozen_app.data.sources.entities import Sentences, found_in_files, tag_spans
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, existing, lines_of
+from fedfrozen_app.data.sources.rows import DatasetSpec, Found, existing, lines_of, reads
 from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -22,6 +22,7 @@ HOLDERS = ("txt", "concept", "concepts", "con")
 Spans = dict[int, list[tuple[int, int, str]]]  # by line, from 1
 
 
+@reads("entities")
 def read_i2b2(spec: DatasetSpec) -> Found:
     concepts = _concepts_of(existing(spec))
     if not concepts:

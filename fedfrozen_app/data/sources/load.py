@@ -3,24 +3,21 @@
 Every reader gives the same plain rows (content, class name, other columns). From there on one path
 numbers the classes, holds out a test set where the data bring none, and decodes or tokenises once.
 A site of a deployed federation calls the same :func:`load` on its own folder, with the classes that
-all sites have agreed on.
+all sites have agreed on. Readers are found by `dataset.kind` in the registry's group `datasets`: an installed
+package may bring others.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from fedfrozen_app.data.sources.brat import read_brat
-from fedfrozen_app.data.sources.conll import read_conll
-from fedfrozen_app.data.sources.digits import read_digits
-from fedfrozen_app.data.sources.i2b2 import read_i2b2
-from fedfrozen_app.data.sources.images import decode_images, pixel_statistics, read_images
+from fedfrozen_app import registry
+from fedfrozen_app.data.sources.images import decode_images, pixel_statistics
 from fedfrozen_app.data.sources.labels import (
     class_order,
     clean,
@@ -31,39 +28,13 @@ from fedfrozen_app.data.sources.labels import (
     stratum_numbers,
     unit_numbers,
 )
-from fedfrozen_app.data.sources.mimic import read_mimic
-from fedfrozen_app.data.sources.rows import BUILT_IN, DatasetSpec, Found, Rows
-from fedfrozen_app.data.sources.synthetic import read_synthetic
-from fedfrozen_app.data.sources.tables import read_hub, read_parquet, read_text
+from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Reader, Rows
 from fedfrozen_app.data.sources.text import tag_words, tokenise
 from fedfrozen_app.data.table import Corpus, Table
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.words import counted
 
 logger = logging.getLogger(__name__)
-
-READERS: dict[str, Callable[[DatasetSpec], Found]] = {
-    "digits": read_digits,
-    "digit_words": read_digits,
-    "images": read_images,
-    "parquet": read_parquet,
-    "text": read_text,
-    "hub": read_hub,
-    "conll": read_conll,
-    "brat": read_brat,
-    "i2b2": read_i2b2,
-    "mimic": read_mimic,
-    "synthetic": read_synthetic,
-}
-# What a kind of data can be read as, where it is not classification; the first is the default.
-TASKS = {
-    "text": ("classification", "multilabel"),
-    "conll": ("entities",),
-    "brat": ("entities",),
-    "i2b2": ("entities",),
-    "mimic": ("multilabel",),
-    "synthetic": ("classification", "multilabel", "entities"),
-}
 
 
 def load(
@@ -77,8 +48,9 @@ def load(
     error. Without ``tokenizer``, text becomes bytes (ByT5's numbering), which needs no file. A
     tokenizer that has no padding token is given its end token for it.
     """
-    _check(spec)
-    found = READERS[spec.kind](spec)
+    reader: Reader = registry.find("datasets", spec.kind)
+    _check(spec, reader)
+    found = reader(spec)
     task, unit = found.task, _unit_of(found, spec)
     train = clean(found.train, spec, spec.train_split, task)
     test = None if found.test is None else clean(found.test, spec, spec.test_split, task)
@@ -151,10 +123,13 @@ def _unit_of(found: Found, spec: DatasetSpec) -> str | None:
     return spec.unit_column
 
 
-def _check(spec: DatasetSpec) -> None:
-    if spec.kind not in READERS:
-        raise UserError(f"dataset.kind={spec.kind!r} is unknown: choose one of {', '.join(READERS)}.")
-    if spec.kind not in BUILT_IN and not spec.path:
+def needs_path(kind: str) -> bool:
+    """Whether data of this kind lie in files, or elsewhere outside of their reader."""
+    return getattr(registry.find("datasets", kind), "needs_path", True)
+
+
+def _check(spec: DatasetSpec, reader: Reader) -> None:
+    if not spec.path and needs_path(spec.kind):
         raise UserError(f"dataset.path is missing: a data set of kind {spec.kind} needs one.")
     if spec.channels not in (None, 1, 3):
         raise UserError(f"dataset.channels={spec.channels} must be 1, 3 or null.")
@@ -166,8 +141,9 @@ def _check(spec: DatasetSpec) -> None:
         raise UserError(f"dataset.test_fraction={spec.test_fraction} must be at least 0 and below 1.")
     if spec.limit is not None and spec.limit < 1:
         raise UserError(f"dataset.limit={spec.limit} must be at least 1 or null.")
-    if spec.task is not None and spec.task not in TASKS.get(spec.kind, ("classification",)):
-        fit = " or ".join(TASKS.get(spec.kind, ("classification",)))
+    tasks = getattr(reader, "tasks", ("classification",))
+    if spec.task is not None and spec.task not in tasks:
+        fit = " or ".join(tasks)
         raise UserError(f"dataset.task={spec.task} does not fit data of kind {spec.kind}: use {fit}.")
 
 

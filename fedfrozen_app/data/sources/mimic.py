@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas
 
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Rows, existing, first_line
+from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Rows, existing, first_line, reads
 from fedfrozen_app.errors import UserError
 
 CATEGORY = "Discharge summary"
@@ -22,6 +22,7 @@ CODES = ("HADM_ID", "SEQ_NUM", "ICD9_CODE")
 NUMBERS = ("SUBJECT_ID", "HADM_ID", "ISERROR")
 
 
+@reads("multilabel")
 def read_mimic(spec: DatasetSpec) -> Found:
     root = existing(spec)
     notes = _table(root, "NOTEEVENTS", NOTES, only=CATEGORY)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedfrozen_app.errors import UserError
-
-BUILT_IN = ("digits", "digit_words", "synthetic")  # the kinds that need no path
 
 
 @dataclass(frozen=True)
@@ -18,7 +16,7 @@ class DatasetSpec:
     """Where the data are and how to read them."""
 
     name: str = "digits"
-    kind: str = "digits"  # one of load.READERS
+    kind: str = "digits"  # a name in the registry's group `datasets`
     task: str | None = None  # classification, multilabel or entities; None: what the kind of data suggests
     path: str | None = None  # folder or file; for hub "owner/name" or "owner/name:config"
     train_split: str = "train"  # folder, file, split-column or hub name of the train rows
@@ -74,6 +72,22 @@ class Found:
     test: Rows | None  # None: the data bring no test split
     class_names: tuple[str, ...] | None = None  # in the order that the data themselves give
     unit: str | None = None  # the column whose values must not be parted over splits and clients
+
+
+Reader = Callable[[DatasetSpec], Found]
+
+
+def reads(*tasks: str, path: bool = True) -> Callable[[Reader], Reader]:
+    """Says of a reader what its data can be read as, and whether it needs `dataset.path`.
+
+    One that says nothing reads rows for classification, from a path.
+    """
+
+    def mark(reader: Reader) -> Reader:
+        reader.__dict__.update(tasks=tasks, needs_path=path)
+        return reader
+
+    return mark
 
 
 @dataclass

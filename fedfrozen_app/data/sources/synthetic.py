@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Rows
+from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Rows, reads
 
 NOTES, VISITS, HOSPITALS = 1500, 2, 8
 # specialty: problems, tests, treatments
@@ -75,6 +75,7 @@ class _Note:
         self.tags += ["O"] * len(words) if kind is None else [f"B-{kind}", *[f"I-{kind}"] * (len(words) - 1)]
 
 
+@reads("classification", "multilabel", "entities", path=False)
 def read_synthetic(spec: DatasetSpec) -> Found:
     """The same notes for every run: the seed is the data set's own."""
     rng = np.random.default_rng(20250411)

@@ -19,7 +19,7 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Frame, Rows, existing, first_line
+from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Frame, Rows, existing, first_line, reads
 from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ def read_parquet(spec: DatasetSpec) -> Found:
     return _read_tables(spec, (".parquet",), _parquet_frame)
 
 
+@reads("classification", "multilabel")
 def read_text(spec: DatasetSpec) -> Found:
     """CSV, TSV or JSON lines, named by split, with a split column, or one a domain."""
     suffixes = (*TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in TEXT_SUFFIXES))
