@@ -25,6 +25,9 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "fedavg": "clients.fedavg:loss",
         "fedprox": "clients.fedprox:loss",
     },
+    "server_optimizers": {
+        "none": "fedfrozen_app.server.optimizer:NoOptimizer",
+    },
 }
 _ONE = {"strategies": "strategy", "algorithms": "client algorithm", "server_optimizers": "server optimiser"}
 
