@@ -177,7 +177,9 @@ class Conversation:
             return problem
         self.ledger.confirm(client, order.base.values())
         if not self.local:  # bytes arrive on the host, and the server's model may lie on a GPU
-            reply.arrays = {name: tensor.to(model[name].device) for name, tensor in reply.arrays.items()}
+            # An array beside parameters, `namespace/name`, goes where its parameter is.
+            places = {name: model[name.rpartition("/")[2]].device for name in reply.arrays}
+            reply.arrays = {name: tensor.to(places[name]) for name, tensor in reply.arrays.items()}
         return reply
 
     def _order_message(

@@ -7,6 +7,7 @@ import pytest
 import torch
 from flwr.clientapp import ClientApp
 
+from fedfrozen_app import registry
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import to_record
 from fedfrozen_app.exchange.cache import Cache
@@ -15,7 +16,6 @@ from fedfrozen_app.inprocess.grid import InProcessGrid
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.server.base import Federation
 from fedfrozen_app.server.conversation import Conversation
-from strategies import STRATEGIES
 
 ROLES = {
     "embed": Role("embedding"),
@@ -70,7 +70,7 @@ def run(name, num_rounds=1, model=None, **settings):
             rows.append(row)
             return False, {}
 
-    cls = STRATEGIES[name]
+    cls = registry.find("strategies", name)
     strategy = cls(
         Federation(Conversation(grid, ROLES, local=True)),
         cls.Settings(**settings).checked(num_rounds),
