@@ -181,6 +181,8 @@ class Config:
     client: ClientConfig = field(default_factory=ClientConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    # So does a server optimiser (see server/optimizer.py).
+    server_optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "none"})
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     num_clients: int | None = None
     num_rounds: int = 40
@@ -271,17 +273,25 @@ def read(resolved_config: dict[str, Any]) -> Config:
 
 def strategy_settings(config: Config) -> Any:
     """The settings dataclass of the chosen strategy, checked by itself."""
-    settings = dict(config.strategy)
-    name = settings.pop("name", None)
-    strategy = registry.find("strategies", str(name))
+    return _own_settings("strategy", config.strategy, "strategies", config.num_rounds)
+
+
+def server_optimizer_settings(config: Config) -> Any:
+    return _own_settings("server_optimizer", config.server_optimizer, "server_optimizers", config.num_rounds)
+
+
+def _own_settings(key: str, told: dict[str, Any], group: str, num_rounds: int) -> Any:
+    """What was told under this key, as the `Settings` of the class that it names."""
+    settings = dict(told)
+    found = registry.find(group, str(settings.pop("name", None)))
     try:
-        typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(strategy.Settings), settings))
+        typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(found.Settings), settings))
     except OmegaConfBaseException as error:
-        raise UserError(sentence(error, within="strategy.")) from error
-    for key, value in vars(typed).items():
+        raise UserError(sentence(error, within=f"{key}.")) from error
+    for name, value in vars(typed).items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"strategy.{key}={value:g} is out of range: it must be finite.")
-    return typed.checked(config.num_rounds)  # type: ignore[union-attr]
+            raise UserError(f"{key}.{name}={value:g} is out of range: it must be finite.")
+    return typed.checked(num_rounds)  # type: ignore[union-attr]
 
 
 def device_of(name: str) -> "torch.device":
@@ -394,6 +404,7 @@ def _check(config: Config) -> None:
     if config.privacy.name != "none":
         _check_private(config)
     strategy_settings(config)
+    server_optimizer_settings(config)
     device_of(config.device)
     # A missing folder is better said now than after the model has been built.
     for key, local in (
@@ -519,8 +530,9 @@ def _unknown_key(error: Exception, within: str = "") -> str:
         return f"The model's file does not set '{key}': write +{key}=VALUE to add it."
     resolved_config = OmegaConf.to_container(OmegaConf.structured(Config))
     known = [*_known_keys(resolved_config), "from"]
-    classes = [registry.find("strategies", name) for name in registry.names("strategies")]
-    known += [f"strategy.{name}" for each in classes for name in vars(each.Settings())]
+    for owner, group in (("strategy", "strategies"), ("server_optimizer", "server_optimizers")):
+        classes = [registry.find(group, name) for name in registry.names(group)]
+        known += [f"{owner}.{name}" for each in classes for name in vars(each.Settings())]
     if key in known:  # another file of the group has it
         group = key.partition(".")[0]
         return f"The chosen {group} has no key '{key}': leave it out, or choose another {group}."

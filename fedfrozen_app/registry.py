@@ -55,6 +55,9 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "mimic": "fedfrozen_app.data.sources.mimic:read_mimic",
         "synthetic": "fedfrozen_app.data.sources.synthetic:read_synthetic",
     },
+    "server_optimizers": {
+        "none": "fedfrozen_app.server.optimizer:NoOptimizer",
+    },
 }
 _ONE = {
     "strategies": "strategy",

@@ -19,6 +19,11 @@ def bare(name: str) -> str:
     return name.rpartition("/")[2]
 
 
+def namespace_of(name: str) -> str:
+    """Empty for a parameter, whose name has no slash."""
+    return name.rpartition("/")[0]
+
+
 def is_parameter(name: str) -> bool:
     return "/" not in name
 

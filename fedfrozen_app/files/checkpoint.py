@@ -4,7 +4,7 @@ A checkpoint is a folder `checkpoints/N`, written beside and then renamed, so th
 
     model.safetensors     the full global model after round N
     clients.safetensors   what clients keep for themselves, as CLIENT/NAME (only where they keep something)
-    strategy.safetensors  what the strategy keeps beside the model (only where it keeps something)
+    strategy.safetensors  what the server keeps beside the model, as OWNER/NAME (only where it does)
     state.json            round, configuration, the round's row, ledger, the hooks' state, and digests of all
 
 No generator has a position to save: every draw is seeded by its purpose and round (see seeds.py).
@@ -12,6 +12,7 @@ No generator has a position to save: every draw is seeded by its purpose and rou
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ if TYPE_CHECKING:  # torch takes seconds to import, and whoever only looks at ru
     from torch import Tensor
 
 FORMAT = 2
+# Whose arrays strategy.safetensors holds: "carried" ones travel with every order.
+OWNERS = ("strategy", "server_optimizer", "carried")
 
 
 @dataclass
@@ -38,7 +41,7 @@ class Checkpoint:
     ledger: dict[str, list[str]] = field(default_factory=dict)
     hooks: dict[str, Any] = field(default_factory=dict)
     clients: "dict[str, dict[str, Tensor]]" = field(default_factory=dict)
-    strategy: "dict[str, Tensor]" = field(default_factory=dict)
+    strategy: "dict[str, Tensor]" = field(default_factory=dict)  # by OWNER/NAME
     metadata: dict[str, str] = field(default_factory=dict)  # for the model's header; not read back
 
 
@@ -105,6 +108,23 @@ def read(folder: Path) -> Checkpoint:
             f"{folder} is no readable checkpoint ({type(error).__name__}: {error}): give a folder "
             "RUN/checkpoints/N that a run wrote; from=RUN/checkpoints/N starts from an older one."
         ) from error
+
+
+def with_owners(**arrays: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
+    """The arrays of each owner in one dictionary, by OWNER/NAME."""
+    return {f"{owner}/{name}": value for owner, own in arrays.items() for name, value in own.items()}
+
+
+def by_owner(arrays: "Mapping[str, Tensor]") -> "dict[str, dict[str, Tensor]]":
+    """The same apart again. Older checkpoints name no owner: there all is the strategy's."""
+    found: dict[str, dict[str, Tensor]] = {owner: {} for owner in OWNERS}
+    for key, value in arrays.items():
+        owner, _, name = key.partition("/")
+        if owner in OWNERS and name:
+            found[owner][name] = value
+        else:
+            found["strategy"][key] = value
+    return found
 
 
 def numbers(folder: Path) -> list[int]:

@@ -37,6 +37,8 @@ from fedfrozen_app.server.hooks import (
     ShowProgress,
     WorkersAlive,
 )
+from fedfrozen_app.server.optimizer import make_optimizer
+from fedfrozen_app.server.state import restore
 
 log = logging.getLogger(__name__)
 ClientState = Callable[[], dict[str, dict[str, Tensor]]]
@@ -129,6 +131,7 @@ def make_strategy(job: Job, conversation: Conversation, start: Beginning, hooks:
         config.aggregation,
         upload_keeper(config, job.folder),
         private=config.privacy.name != "none",
+        optimizer=make_optimizer(config),
     )
     strategy: PlannedFedAvg = registry.find("strategies", config.strategy["name"])(
         federation,
@@ -139,9 +142,7 @@ def make_strategy(job: Job, conversation: Conversation, start: Beginning, hooks:
     )
     strategy.model = start.model[0]  # by whose names a plan goes
     if job.start is not None:
-        device = next(iter(strategy.model.values())).device
-        strategy.load_state({name: value.to(device) for name, value in job.start.strategy.items()})
-        strategy.usual_norm = job.start.row.get("usual_norm")
+        restore(strategy, job.start, config)
     return strategy
 
 

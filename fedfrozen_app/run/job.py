@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedfrozen_app.config import Config, absolute_paths, strategy_settings
+from fedfrozen_app.config import Config, absolute_paths, server_optimizer_settings, strategy_settings
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.files.checkpoint import Checkpoint
@@ -19,9 +19,16 @@ class Job:
     start: Checkpoint | None = None  # of this run or another; None: from the beginning
 
     def with_settings(self) -> "Job":
-        """The same with the strategy's settings as they were checked, defaults filled in."""
-        strategy = {"name": self.config.strategy["name"], **asdict(strategy_settings(self.config))}
-        return replace(self, resolved_config=self.resolved_config | {"strategy": strategy})
+        """The same with settings as their owners checked them, defaults filled in."""
+        config = self.config
+        checked = {
+            "strategy": {"name": config.strategy["name"], **asdict(strategy_settings(config))},
+            "server_optimizer": {
+                "name": config.server_optimizer["name"],
+                **asdict(server_optimizer_settings(config)),
+            },
+        }
+        return replace(self, resolved_config=self.resolved_config | checked)
 
     def with_clients(self, count: int) -> "Job":
         return replace(self, resolved_config=self.resolved_config | {"num_clients": count})

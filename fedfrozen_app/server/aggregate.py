@@ -1,15 +1,36 @@
-"""The weighted mean of the clients' updates, one reply at a time."""
+"""The weighted mean of the clients' updates, one reply at a time.
+
+A reply may hold arrays beside parameters, named `namespace/name` (SCAFFOLD's `dc/head.weight`). Of those the
+mean is over what was sent: their base is zero.
+"""
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from fedfrozen_app.exchange.block import Block, Slice
 from fedfrozen_app.exchange.check import TOO_LARGE
-from fedfrozen_app.server.passes import CHUNK, add_means, subtract
+from fedfrozen_app.exchange.names import namespace_of
+from fedfrozen_app.server.passes import CHUNK, divide, norm_of, subtract
+
+Drift = dict[str, dict[str, float]]  # by group: the figures of a round's row
+
+
+@dataclass
+class Update:
+    """What a round's replies amount to. A server's step may use up the memory of these arrays."""
+
+    model: dict[str, Tensor] = field(default_factory=dict)  # the mean update of each parameter that was sent
+    extra: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # by namespace: means of other arrays
+    replies: int = 0  # sound ones; 0 where the round is to change nothing
+    population: int = 0  # clients there are, drawn or not
+    drift: Drift = field(default_factory=dict)
+    # From a rule that combines values, those: w + (value − w) may differ from the value in its last bit.
+    values: dict[str, Tensor] | None = None
 
 
 class Gate:
@@ -33,16 +54,20 @@ class Gate:
 class OpenBlock:
     """A block whose rows are being taken: (clients, width) of updates, and the weight of each row."""
 
-    def __init__(self, block: Block, gate: Gate | None) -> None:
+    def __init__(self, block: Block, gate: Gate | None, equal: Collection[str]) -> None:
         self.block = block
         self._gate = gate
+        names = block.layout.names
+        self._parameters = [number for number, name in enumerate(names) if not namespace_of(name)]
+        self._equal = [name for name in names if namespace_of(name) in equal]
         self.weights = [0.0] * len(block.clients)
         self._updates = block.values.sub_(block.base)
         parts = block.layout.views(self._updates).values()  # (clients, *shape) each
         norms = [torch.linalg.vector_norm(p.flatten(1), dim=1, dtype=torch.float64) for p in parts]
         self._norms = torch.stack(norms, dim=1)  # (clients, names)
         self._sound = (self._norms < TOO_LARGE).all(dim=1).tolist()
-        self._totals = None if gate is None else torch.linalg.vector_norm(self._norms, dim=1).tolist()
+        own = self._norms[:, self._parameters]
+        self._totals = None if gate is None else torch.linalg.vector_norm(own, dim=1).tolist()
 
     def accept(self, number: int, weight: float) -> str | None:
         if not self._sound[number]:
@@ -53,16 +78,22 @@ class OpenBlock:
         return None
 
     def fold(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Σ nᵢuᵢ and Σ nᵢ‖uᵢ‖² by name."""
+        """Σ nᵢuᵢ (Σ uᵢ where all count alike) and Σ nᵢ‖uᵢ‖² by name."""
         device, names = self._updates.device, self.block.layout.names
         refused = [number for number, weight in enumerate(self.weights) if not weight]
         if refused:  # 0 · NaN would be NaN
             self._updates[refused] = 0
             self._norms[refused] = 0
         weights = torch.tensor(self.weights, dtype=torch.float64, device=device)
-        sums = self.block.layout.views(weights.to(self._updates.dtype) @ self._updates)
+        sums = self._sum(weights)
+        if self._equal:
+            alike = self._sum(weights > 0)
+            sums |= {name: alike[name] for name in self._equal}
         squares = weights @ self._norms.square()
         return sums, dict(zip(names, squares.unbind(), strict=True))
+
+    def _sum(self, weights: Tensor) -> dict[str, Tensor]:
+        return self.block.layout.views(weights.to(self._updates.dtype) @ self._updates)
 
 
 def unsound(norms: Mapping[str, float]) -> str:
@@ -73,12 +104,13 @@ def unsound(norms: Mapping[str, float]) -> str:
 
 
 class RunningMean:
-    """w ← w + Σ nᵢ uᵢ / Σ nᵢ with uᵢ = wᵢ − w, one weight sum per name, in a running sum.
+    """Σ nᵢuᵢ / Σ nᵢ with uᵢ = wᵢ − w, one weight sum per name, in a running sum.
 
     It holds one sum whatever the number of replies, and turns each reply into its update in place: with the
     model and the reply at hand that is three models in memory. Names that only some clients send are averaged
-    over those that sent them; a name that nobody sent keeps its value. With `zero_fill` the mean is over all
-    clients of the round: one that did not send a name counts as an update of zero.
+    over those that sent them; a name that nobody sent has no update. With `zero_fill` the mean is over all
+    clients of the round: one that did not send a name counts as an update of zero. In the namespaces `equal`
+    every reply counts alike, whatever its number of examples.
 
     `group` names the part of the model that a parameter's drift counts for, or None to leave it out.
     """
@@ -90,11 +122,14 @@ class RunningMean:
         gate: Gate | None = None,
         *,
         zero_fill: bool = False,
+        equal: Collection[str] = (),
     ) -> None:
         self._model = model
         self.gate = gate
         self._zero_fill = zero_fill
-        self._all = 0.0  # the weight of every reply taken, whatever it held
+        self._equal = equal
+        self._examples = 0.0  # of every reply taken, whatever it held
+        self._replies = 0
         self._group = group
         self._sum: dict[str, Tensor] = {}
         self._weight: dict[str, float] = {}
@@ -108,79 +143,104 @@ class RunningMean:
             return self._add_row(arrays, weight)
         norms: dict[str, Tensor] = {}
         for name, tensor in arrays.items():
-            norms[name] = subtract(tensor, self._model[name], self._scratch)  # the reply becomes the update
+            if namespace_of(name):
+                norms[name] = norm_of(tensor, self._scratch)
+            else:  # the reply becomes the update
+                norms[name] = subtract(tensor, self._model[name], self._scratch)
         # A NaN or an infinity anywhere shows in its tensor's norm: one look for the whole reply.
         if norms and not (torch.stack(list(norms.values())) * weight < TOO_LARGE).all():
             return unsound({name: float(norm) * weight for name, norm in norms.items()})
-        if norms and self.gate:
-            total = float(torch.linalg.vector_norm(torch.stack(list(norms.values()))))
-            if far := self.gate.problem(total):
-                return far
-        self._all += weight
+        own = [norm for name, norm in norms.items() if not namespace_of(name)]
+        if (
+            own
+            and self.gate
+            and (far := self.gate.problem(float(torch.linalg.vector_norm(torch.stack(own)))))
+        ):
+            return far
+        self._examples += weight
+        self._replies += 1
         for name, update in arrays.items():
-            square = norms[name].square() * weight
+            square, counts = norms[name].square() * weight, self._counts(name, weight, 1)
             if name in self._sum:
-                self._sum[name].add_(update, alpha=weight)
-                self._weight[name] += weight
+                self._sum[name].add_(update, alpha=counts)
+                self._weight[name] += counts
                 self._square[name] += square
             else:
-                self._sum[name] = update.mul_(weight)
-                self._weight[name] = weight
+                # Not in place where a client in this process may keep the very array that it sent.
+                self._sum[name] = update * counts if namespace_of(name) else update.mul_(counts)
+                self._weight[name] = counts
                 self._square[name] = square
         return None
+
+    def _counts(self, name: str, examples: float, replies: int) -> float:
+        """What so many examples from so many replies weigh in the mean of this name."""
+        return float(replies) if namespace_of(name) in self._equal else examples
 
     # A block's rows are folded in together: one product for all its clients.
 
     def _add_row(self, row: Slice, weight: float) -> str | None:
         if self._block is None or self._block.block is not row.block:
             self._close_block()
-            self._block = OpenBlock(row.block, self.gate)
+            self._block = OpenBlock(row.block, self.gate, self._equal)
         return self._block.accept(row.number, weight)
 
     def _close_block(self) -> None:
         if self._block is None or not (weight := sum(self._block.weights)):
             return
+        taken = sum(each > 0 for each in self._block.weights)
         sums, squares = self._block.fold()
-        self._all += weight
+        self._examples += weight
+        self._replies += taken
         for name, total in sums.items():
+            counts = self._counts(name, weight, taken)
             if name in self._sum:
                 self._sum[name].add_(total)
-                self._weight[name] += weight
+                self._weight[name] += counts
                 self._square[name] += squares[name]
             else:
-                self._sum[name], self._weight[name], self._square[name] = total, weight, squares[name]
+                self._sum[name], self._weight[name], self._square[name] = total, counts, squares[name]
         self._block = None
 
     def problem(self) -> str | None:
         """Why what came in cannot be combined; for a mean there is no reason."""
         return None
 
-    def finish(self) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
-        """The new values of the names that were sent, and the drift by group. Ends this object's use.
-
-        RMS drift is √(Σ wᵢ‖uᵢ‖² − ‖Σ wᵢuᵢ‖²), beside the norm of the mean update.
-        """
+    def finish(self) -> Update:
+        """The means of what was sent, in the sums' own memory. Ends this object's use."""
         self._close_block()
+        if self._zero_fill:
+            self._weight = {name: self._counts(name, self._examples, self._replies) for name in self._sum}
+        update = Update(replies=self._replies)
+        for name, total in self._sum.items():
+            if space := namespace_of(name):
+                update.extra.setdefault(space, {})[name.removeprefix(f"{space}/")] = total.div_(
+                    self._weight[name]
+                )
+            else:
+                update.model[name] = total
+        self._sum = {}
+        weights = [self._weight[name] for name in update.model]
+        norms = divide(list(update.model.values()), weights, self._scratch)
+        update.drift = self._drift(dict(zip(update.model, norms, strict=True)))
+        return update
+
+    def _drift(self, norms: Mapping[str, Tensor]) -> Drift:
+        """RMS drift is √(Σ wᵢ‖uᵢ‖² − ‖Σ wᵢuᵢ‖²), beside the norm of the mean update."""
         spread: dict[str, float] = {}
         common: dict[str, float] = {}
-        merged = self._sum
-        if self._zero_fill:
-            self._weight = dict.fromkeys(merged, self._all)
-        weights, bases = [self._weight[name] for name in merged], [self._model[name] for name in merged]
-        norms = add_means(list(merged.values()), weights, bases, self._scratch)
         # One look at the device for all names.
-        figures = torch.stack([*norms, *self._square.values()]).tolist() if norms else []
-        for name, norm, square in zip(merged, figures, figures[len(merged) :], strict=False):
+        figures = (
+            torch.stack([*norms.values(), *(self._square[name] for name in norms)]).tolist() if norms else []
+        )
+        for name, norm, square in zip(norms, figures, figures[len(norms) :], strict=False):
             group = self._group(name)
             if group is not None:
                 common[group] = common.get(group, 0.0) + norm**2
                 spread[group] = spread.get(group, 0.0) + square / self._weight[name] - norm**2
-        self._sum = {}
-        drift = {
+        return {
             group: {
                 "rms": math.sqrt(max(spread[group], 0.0)),
                 "mean_update": math.sqrt(common[group]),
             }
             for group in common
         }
-        return merged, drift

@@ -3,50 +3,44 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 from torch import Tensor
 
 from fedfrozen_app.digests import digests
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.codec import plain_sizes
 from fedfrozen_app.exchange.count import count_parameters
-from fedfrozen_app.exchange.messages import Reply
+from fedfrozen_app.exchange.names import is_parameter
 from fedfrozen_app.exchange.order import Order, Told
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files.rows import Row
+from fedfrozen_app.server.aggregate import Update
+from fedfrozen_app.server.carried import Carried, add_to, follow
 from fedfrozen_app.server.conversation import Conversation
-from fedfrozen_app.server.draw import draw_cohort, participations
 from fedfrozen_app.server.federation import Evaluate, Federation, Hook, Settings
+from fedfrozen_app.server.loop import OwnLoop, close_round
 from fedfrozen_app.server.record import RoundRecord
-from fedfrozen_app.server.robust import make_aggregator
 
 if TYPE_CHECKING:
     from fedfrozen_app.models.wrapper import Wrapper
 
 
-def _not_used(self: Any, *args: Any, **kwargs: Any) -> Any:
-    raise TypeError("a planned strategy runs its rounds in start(), not through Flower's own loop")
-
-
-class PlannedFedAvg(Strategy):
+class PlannedFedAvg(OwnLoop):
     """FedAvg with a named plan per round in place of "everything, always".
 
-    Flower's own loop keeps only what the last replies held and collects all of them in a list, so `start`
-    is ours: it holds the full model, merges by name, and folds replies in one by one.
+    It holds the full model, folds replies in one by one, and merges by name.
     """
-
-    configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = summary = _not_used
 
     Settings = Settings
     algorithm = "fedavg"  # the file in clients/ that says how a client trains
     undecided = ""  # a sentence for `fedfrozen plan`, where plans depend on what training finds out
     codec: tuple[str, Any] | None = None  # how uploads are encoded: the name of a codec and its setting
     zero_fill = False  # whether a client that did not send a name counts as one that did not change it
+    equal: tuple[str, ...] = ()  # namespaces whose means count every reply alike, not by its examples
 
     def __init__(
         self,
@@ -66,6 +60,8 @@ class PlannedFedAvg(Strategy):
         self.model: dict[str, Tensor] = {}
         self.digests: dict[str, str] = {}
         self.usual_norm: float | None = None  # the last round's median; a checkpoint's row knows it
+        self.optimizer = federation.optimizer
+        self.carried: Carried = {}  # arrays beside parameters that go with every order, by namespace
 
     # What a strategy may say differently ------------------------------------------------------------
 
@@ -89,6 +85,13 @@ class PlannedFedAvg(Strategy):
     def client_settings(self) -> dict[str, Any]:
         """What the client's algorithm needs to know beside the plan."""
         return {}
+
+    def step(self, update: Update) -> dict[str, Tensor]:
+        """The next values of the names in `update.model`, in its memory where it likes; it may replace arrays
+        of `self.carried` too. What lies there and in `self.model` must not change: clients may hold it."""
+        if self.optimizer.adds_only and update.values is not None:
+            return update.values
+        return self.optimizer.step(self.model, update.model)
 
     def observe(self, row: Row, merged: Mapping[str, Tensor]) -> Row:
         """What a round teaches, before its merged values enter `self.model`; what to add to its row."""
@@ -179,47 +182,33 @@ class PlannedFedAvg(Strategy):
 
     def _train_round(self, server_round: int, conversation: Conversation) -> Row:
         nodes = conversation.greet()
-        drawing = (self.federation.participation, self.federation.seed)
-        drawn = participations(tuple(nodes), *drawing, self.num_rounds) if self.federation.private else {}
-        order = self.order(server_round, drawn)
+        order = self.order(server_round, self.federation.participations(nodes, self.num_rounds))
         trained = count_parameters(self.model, self.client_plan(server_round).trained)
-        cohort = draw_cohort(nodes, *drawing, server_round)
-        how = self.federation.aggregation
-        group = partial(self.federation.drift_group, self.model)
-        mean = make_aggregator(how, self.model, group, self.usual_norm, zero_fill=self.zero_fill)
-        record = RoundRecord(server_round, mean, how.quorum, began=time.perf_counter())  # the plan is made
+        self.optimizer.follow(set(order.plan.shared))
+        self.carried = follow(self.carried, order, self.model)
+        order, arrays = add_to(order, self.model, self.carried)
+        aggregator = self.federation.aggregator(self.model, self.usual_norm, self.zero_fill, self.equal)
+        cohort = self.federation.cohort(nodes, server_round)
         members = [(client, nodes[client]) for client in cohort]
-        for client, reply in conversation.round(order, members, self.model, record.traffic):
-            names = tuple(reply.arrays) if isinstance(reply, Reply) else ()
-            if self.federation.watch is not None and isinstance(reply, Reply):
-                reply.arrays = {n: v.clone() for n, v in reply.arrays.items()}  # a block's rows change as one
-                self.federation.watch(server_round, client, reply, self.model)
+        quorum = self.federation.aggregation.quorum
+        record = RoundRecord(server_round, aggregator, quorum, began=time.perf_counter())  # the plan is made
+        for client, reply in conversation.round(order, members, arrays, record.traffic):
+            self.federation.show(server_round, client, reply, self.model)
+            names = [] if isinstance(reply, str) else list(filter(is_parameter, reply.arrays))
             if record.take(client, reply):
                 self.on_reply(client, names)
-        folding = time.perf_counter()
-        merged, drift = record.finish(len(cohort))
-        record.aggregating += time.perf_counter() - folding
-        row = record.row(self.stage(server_round), cohort, trained, drift)
+        update = record.finish(len(cohort), len(nodes))
+        row = record.row(self.stage(server_round), cohort, trained, update.drift)
         self.usual_norm = row.get("usual_norm")
-        folding = time.perf_counter()
+        stepping = time.perf_counter()
+        # Where nothing came in, nothing is to happen: an optimiser would go on by what it remembers.
+        stepped = self.step(update) if update.replies else {}
+        merged = {name: value.to(self.model[name]) for name, value in stepped.items()}  # device and dtype
         row |= self.observe(row, merged)
         self.model.update(merged)
         self.digests.update(digests(merged))
-        row["seconds"]["aggregate"] += time.perf_counter() - folding
+        row["seconds"]["aggregate"] += time.perf_counter() - stepping
         return row
 
     def _close_round(self, row: Row, began: float, evaluate_fn: Evaluate | None) -> bool:
-        """Evaluate, then let the hooks write, save and show the round; whether one of them says stop."""
-        seconds = row.setdefault("seconds", {})
-        evaluating = time.perf_counter()
-        # Where clients keep personal models they have judged those themselves.
-        if evaluate_fn is not None and "test_loss" not in row:
-            row.update(evaluate_fn(row["round"], to_record(self.model, local=True)) or {})
-        seconds["evaluate"] = time.perf_counter() - evaluating
-        seconds["total"] = time.perf_counter() - began
-        stops = []
-        for hook in self.hooks:
-            stop, more = hook.after_round(self, row)
-            row.update(more)
-            stops.append(stop)
-        return any(stops)
+        return close_round(self, row, began, evaluate_fn)

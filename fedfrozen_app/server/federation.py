@@ -1,7 +1,8 @@
 """What surrounds a strategy: the run it is part of, its settings, and what is done after its rounds."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, Self
 
 from flwr.app import ArrayRecord, MetricRecord
@@ -11,7 +12,11 @@ from fedfrozen_app.config import AggregationConfig
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.models.roles import KERNEL, Role
+from fedfrozen_app.server.aggregate import RunningMean
 from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server.draw import draw_cohort, participations
+from fedfrozen_app.server.optimizer import NoOptimizer, ServerOptimizer
+from fedfrozen_app.server.robust import make_aggregator
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]  # Flower's: what the server judges a model by
 
@@ -43,10 +48,33 @@ class Federation:
     # Sees round, client, reply and model before the reply enters the sum.
     watch: Callable[[int, str, Reply, Mapping[str, Tensor]], None] | None = None
     private: bool = False  # clients add noise, and must know how often they will be drawn
+    optimizer: ServerOptimizer = field(default_factory=NoOptimizer)
 
     @property
     def roles(self) -> Mapping[str, Role]:
         return self.conversation.roles
+
+    def cohort(self, names: Iterable[str], server_round: int) -> list[str]:
+        return draw_cohort(names, self.participation, self.seed, server_round)
+
+    def participations(self, names: Iterable[str], num_rounds: int) -> dict[str, int]:
+        """In how many rounds each client takes part, where clients must know that."""
+        if not self.private:
+            return {}
+        return participations(tuple(names), self.participation, self.seed, num_rounds)
+
+    def aggregator(
+        self, model: Mapping[str, Tensor], usual: float | None, zero_fill: bool, equal: Collection[str]
+    ) -> RunningMean:
+        """What a round's replies go into."""
+        group = partial(self.drift_group, model)
+        return make_aggregator(self.aggregation, model, group, usual, zero_fill=zero_fill, equal=equal)
+
+    def show(self, server_round: int, client: str, reply: Reply | str, model: Mapping[str, Tensor]) -> None:
+        """Let whoever watches see a reply before it enters the sum."""
+        if self.watch is not None and isinstance(reply, Reply):
+            reply.arrays = {n: v.clone() for n, v in reply.arrays.items()}  # a block's rows change as one
+            self.watch(server_round, client, reply, model)
 
     def drift_group(self, model: Mapping[str, Tensor], name: str) -> str | None:
         """The part of the model that this array's drift counts for; None leaves it out."""

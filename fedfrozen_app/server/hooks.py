@@ -19,6 +19,7 @@ from fedfrozen_app.files import checkpoint, disk
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.local.resident import simulated
 from fedfrozen_app.server.base import PlannedFedAvg
+from fedfrozen_app.server.state import kept
 
 log = logging.getLogger(__name__)
 Outcome = tuple[bool, Row]
@@ -117,7 +118,7 @@ class Checkpoints:
             ledger=strategy.federation.conversation.ledger.state_dict(),
             hooks={"best": self.best.state_dict(), "private": bool(strategy.plan(number).private)},
             clients=self.client_state(),
-            strategy=strategy.state(),
+            strategy=kept(strategy),
             metadata=self.best.metadata,
         )
         checkpoint.write(state, self.folder, self.keep)

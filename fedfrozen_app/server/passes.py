@@ -14,23 +14,21 @@ def subtract(tensor: Tensor, base: Tensor, scratch: Tensor) -> Tensor:
     return torch.stack(squares).sum().sqrt()
 
 
-def add_means(
-    totals: list[Tensor], weights: list[float], bases: list[Tensor], scratch: Tensor
-) -> list[Tensor]:
-    """total ← base + total / weight for each, and the norms of total / weight; in one pass too."""
+def norm_of(tensor: Tensor, scratch: Tensor) -> Tensor:
+    """Of an array that stays as it is."""
+    return torch.stack([_square(piece, scratch) for piece in _pieces(tensor.contiguous())]).sum().sqrt()
+
+
+def divide(totals: list[Tensor], weights: list[float], scratch: Tensor) -> list[Tensor]:
+    """total ← total / weight for each, and the norms of that; in one pass too."""
     if totals and totals[0].device.type != "cpu":  # there a launch costs more than the sums: one for all
         torch._foreach_div_(totals, weights)
-        norms = torch._foreach_norm(totals, 2, dtype=torch.float64)
-        torch._foreach_add_(totals, bases)
-        return list(norms)
-    return [_add_mean(*each, scratch) for each in zip(totals, weights, bases, strict=True)]
+        return list(torch._foreach_norm(totals, 2, dtype=torch.float64))
+    return [_divide(total, weight, scratch) for total, weight in zip(totals, weights, strict=True)]
 
 
-def _add_mean(total: Tensor, weight: float, base: Tensor, scratch: Tensor) -> Tensor:
-    squares = []
-    for piece, old in zip(_pieces(total), _pieces(base), strict=True):
-        squares.append(_square(piece.div_(weight), scratch))
-        piece.add_(old)
+def _divide(total: Tensor, weight: float, scratch: Tensor) -> Tensor:
+    squares = [_square(piece.div_(weight), scratch) for piece in _pieces(total)]
     return torch.stack(squares).sum().sqrt()
 
 

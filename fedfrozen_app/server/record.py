@@ -5,12 +5,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from fedfrozen_app.exchange.count import Traffic
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.files.rows import Row
-from fedfrozen_app.server.aggregate import RunningMean
+from fedfrozen_app.server.aggregate import RunningMean, Update
 
 log = logging.getLogger(__name__)
 # Kept client by client as well: an average hides the client that a model serves badly.
@@ -52,17 +50,22 @@ class RoundRecord:
         self.aggregating += time.perf_counter() - folding
         return refused is None
 
-    def finish(self, cohort: int) -> tuple[dict[str, Tensor], Row]:
-        """The new values and the drift; nothing where fewer replies were sound than the round must have."""
+    def finish(self, cohort: int, population: int) -> Update:
+        """What the replies amount to; nothing where fewer were sound than the round must have."""
+        folding = time.perf_counter()
+        update = Update()
         sound = cohort - len(self.failures)
-        if sound / max(cohort, 1) >= self.quorum:  # 0.56 · 25 is more than 14 in floating point
-            if (problem := self.mean.problem()) is None:
-                return self.mean.finish()
+        if sound / max(cohort, 1) < self.quorum:  # 0.56 · 25 is more than 14 in floating point
+            self.discarded = f"{sound} of {cohort} replies were sound, fewer than its quorum"
+        elif (problem := self.mean.problem()) is not None:
+            self.discarded = problem
         else:
-            problem = f"{sound} of {cohort} replies were sound, fewer than its quorum"
-        self.discarded = problem
-        log.warning("Round %d: %s; the model stays as it was.", self.number, problem)
-        return {}, {}
+            update = self.mean.finish()
+        if self.discarded:
+            log.warning("Round %d: %s; the model stays as it was.", self.number, self.discarded)
+        update.population = population
+        self.aggregating += time.perf_counter() - folding
+        return update
 
     def row(self, stage: str, cohort: Sequence[str], trained_params: int, drift: Row) -> Row:
         if len(self.failures) == len(cohort):

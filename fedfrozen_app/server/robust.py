@@ -7,7 +7,8 @@ Krum: Blanchard et al., "Machine Learning with Adversaries", arXiv 1703.02757: t
 Each name is combined over the clients that sent it. All replies of a round are held until its end.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from fedfrozen_app.config import AggregationConfig
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.server.aggregate import Gate, RunningMean
+from fedfrozen_app.exchange.names import is_parameter
+from fedfrozen_app.server.aggregate import Gate, RunningMean, Update
 
 
 def replies_needed(how: AggregationConfig) -> int:
@@ -36,9 +38,14 @@ class HeldReplies(RunningMean):
     """The mean of all replies, whose checks and drift hold here too, and beside it each reply for itself."""
 
     def __init__(
-        self, how: AggregationConfig, model: Mapping[str, Tensor], group: Callable, gate: Gate | None
+        self,
+        how: AggregationConfig,
+        model: Mapping[str, Tensor],
+        group: Callable,
+        gate: Gate | None,
+        equal: Collection[str] = (),
     ) -> None:
-        super().__init__(model, group, gate)
+        super().__init__(model, group, gate, equal=equal)
         self._how = how
         self._held: list[tuple[dict[str, Tensor], float]] = []
 
@@ -54,15 +61,21 @@ class HeldReplies(RunningMean):
             return f"{len(self._held)} sound replies came, and Krum needs {needed}"
         return None
 
-    def finish(self) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:
+    def finish(self) -> Update:
         if self._how.name == "krum" and self._held:
-            mean = RunningMean(self._model, self._group)
+            mean = RunningMean(self._model, self._group, equal=self._equal)
             for number in closest(self._held, self._how.malicious):
                 arrays, weight = self._held[number]
                 mean.add(copied(arrays), weight)
-            return mean.finish()
-        merged, drift = super().finish()
-        return {name: self._combine(name) for name in merged}, drift
+            return replace(mean.finish(), replies=len(self._held))
+        update = super().finish()
+        values = {name: self._combine(name) for name in update.model}
+        extra = {
+            space: {name: self._combine(f"{space}/{name}") for name in own}
+            for space, own in update.extra.items()
+        }
+        differences = {name: value - self._model[name] for name, value in values.items()}
+        return replace(update, model=differences, extra=extra, values=values)
 
     def _combine(self, name: str) -> Tensor:
         values = [arrays[name] for arrays, _ in self._held if name in arrays]
@@ -79,8 +92,8 @@ def copied(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def closest(held: list[tuple[dict[str, Tensor], float]], malicious: int) -> list[int]:
-    """The numbers of the n − f replies with the smallest Krum scores, over the names that all sent."""
-    names = [name for name in held[0][0] if all(name in arrays for arrays, _ in held)]
+    """The numbers of the n − f replies with the smallest Krum scores, over the parameters that all sent."""
+    names = [name for name in filter(is_parameter, held[0][0]) if all(name in arrays for arrays, _ in held)]
     rows = torch.stack([torch.cat([arrays[n].double().flatten() for n in names]) for arrays, _ in held])
     squares = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()  # (n, n)
     near = squares.sort(dim=1).values[:, 1 : len(held) - malicious - 1]  # without itself: n − f − 2 of them
@@ -95,9 +108,10 @@ def make_aggregator(
     usual: float | None,
     *,
     zero_fill: bool = False,
+    equal: Collection[str] = (),
 ) -> RunningMean:
     """What this round's replies go into; `zero_fill` is the mean's alone."""
     gate = None if how.far_out is None else Gate(how.far_out, usual)
     if how.name == "mean":
-        return RunningMean(model, group, gate, zero_fill=zero_fill)
-    return HeldReplies(how, model, group, gate)
+        return RunningMean(model, group, gate, zero_fill=zero_fill, equal=equal)
+    return HeldReplies(how, model, group, gate, equal)

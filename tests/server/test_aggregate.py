@@ -7,18 +7,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedfrozen_app.server.aggregate import RunningMean
+from fedfrozen_app.server.aggregate import RunningMean, Update
+from fedfrozen_app.server.optimizer import NoOptimizer
 
 
 def tensor(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
+def finish(mean, model):
+    """The new values, by the server's plain step, and the drift."""
+    update = mean.finish()
+    return NoOptimizer().step(model, update.model), update.drift
+
+
 def test_two_clients_by_hand():
-    mean = RunningMean({"w": tensor(1.0, 1.0)}, lambda name: "rest")
+    model = {"w": tensor(1.0, 1.0)}
+    mean = RunningMean(model, lambda name: "rest")
     assert mean.add({"w": tensor(2.0, 1.0)}, 1) is None  # u1 = (1, 0)
     assert mean.add({"w": tensor(1.0, 3.0)}, 3) is None  # u2 = (0, 2)
-    merged, drift = mean.finish()
+    merged, drift = finish(mean, model)
     # 1/4 (1, 0) + 3/4 (0, 2) = (0.25, 1.5)
     assert merged["w"].tolist() == [1.25, 2.5]
     # Σ wᵢ‖uᵢ‖² = 1/4·1 + 3/4·4 = 3.25;  ‖ū‖² = 0.0625 + 2.25 = 2.3125
@@ -31,7 +39,7 @@ def test_a_name_is_averaged_over_those_who_sent_it():
     mean = RunningMean(model, lambda name: None)
     mean.add({"a": tensor(2.0), "b": tensor(4.0)}, 1)
     mean.add({"a": tensor(6.0)}, 3)
-    merged, drift = mean.finish()
+    merged, drift = finish(mean, model)
     assert merged["a"].item() == 5.0  # (1·2 + 3·6) / 4
     assert merged["b"].item() == 4.0  # only the first client sent it
     assert "c" not in merged  # nobody did: it keeps its value
@@ -42,7 +50,7 @@ def test_groups_are_apart_and_what_is_not_sent_is_absent():
     model = {"q": tensor(0.0), "v": tensor(0.0)}
     mean = RunningMean(model, lambda name: {"q": "kernel", "v": "rest"}[name])
     mean.add({"v": tensor(3.0)}, 1)
-    _, drift = mean.finish()
+    _, drift = finish(mean, model)
     assert drift == {"rest": {"rms": 0.0, "mean_update": 3.0}}
 
 
@@ -53,12 +61,12 @@ def test_a_reply_that_is_not_finite_leaves_no_trace(bad):
     mean.add({"a": tensor(2.0, 2.0), "b": tensor(1.0)}, 1)
     reason = mean.add({"a": tensor(5.0, 5.0), "b": tensor(bad)}, 1)
     assert reason is not None and "not finite in b" in reason
-    merged, _ = mean.finish()
+    merged, _ = finish(mean, model)
     assert merged["a"].tolist() == [2.0, 2.0] and merged["b"].tolist() == [1.0]
 
 
 def test_nothing_added_changes_nothing():
-    assert RunningMean({"a": tensor(1.0)}, lambda name: "rest").finish() == ({}, {})
+    assert RunningMean({"a": tensor(1.0)}, lambda name: "rest").finish() == Update()
 
 
 @settings(max_examples=100, deadline=None)
@@ -76,7 +84,7 @@ def test_any_replies_give_the_weighted_mean_and_a_real_drift(replies):
     expected = sum(weight * tensor(*values) for weight, values in replies) / total
     for weight, values in replies:
         assert mean.add({"w": tensor(*values)}, weight) is None
-    merged, drift = mean.finish()
+    merged, drift = finish(mean, model)
     torch.testing.assert_close(merged["w"], expected, rtol=1e-9, atol=1e-9)
     spread = sum(w * (tensor(*v) - expected).square().sum().item() for w, v in replies) / total
     assert drift["rest"]["rms"] ** 2 == pytest.approx(spread, rel=1e-6, abs=1e-5)

@@ -7,7 +7,7 @@ import pytest
 
 from fedfrozen_app import client_app
 from fedfrozen_app.errors import RunFailed
-from fedfrozen_app.files import checkpoint
+from fedfrozen_app.files import checkpoint, disk
 from fedfrozen_app.server.base import PlannedFedAvg
 from tests.conftest import full_disk, same_bits
 
@@ -31,7 +31,7 @@ class Reaper:
             (PlannedFedAvg, "_close_round"),  # aggregated, not yet written
             (checkpoint, "save_tensors"),  # a file of the checkpoint
             (checkpoint, "flush"),  # between its files, before and after the rename
-            (checkpoint, "replace_file"),
+            (disk, "replace_file"),
         ):
             self._watch(monkeypatch, owner, name)
 

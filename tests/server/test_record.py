@@ -37,8 +37,9 @@ def test_as_many_replies_as_the_quorum_asks_for_are_enough():
     record = RoundRecord(1, RunningMean({"w": torch.zeros(2)}, lambda name: "rest"), quorum=0.56)
     for client in range(25):  # 0.56 · 25 is a little more than 14 in floating point
         record.take(str(client), reply(1, 1.0) if client < 14 else "did not answer")
-    merged, _ = record.finish(25)
-    assert record.discarded is None and torch.equal(merged["w"], torch.ones(2))
+    update = record.finish(25, 30)
+    assert record.discarded is None and torch.equal(update.model["w"], torch.ones(2))
+    assert (update.replies, update.population) == (14, 30)
 
 
 @pytest.mark.parametrize("runner", ["sequential", "cohort"])

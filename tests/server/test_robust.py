@@ -5,6 +5,8 @@ import torch
 
 from fedfrozen_app.config import AggregationConfig
 from fedfrozen_app.server.aggregate import Gate, RunningMean
+from fedfrozen_app.server.base import Federation, PlannedFedAvg
+from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server.robust import closest, make_aggregator
 
 MODEL = {"a": torch.zeros(2), "b": torch.ones(1)}
@@ -18,6 +20,14 @@ def fold(how, replies):
     return mean, refused
 
 
+def finish(aggregator, model=MODEL):
+    """The new values, by the server's plain step, and the drift."""
+    update = aggregator.finish()
+    strategy = PlannedFedAvg(Federation(Conversation(None, {})))
+    strategy.model = model
+    return strategy.step(update), update.drift
+
+
 REPLIES = [
     ({"a": [1.0, 10.0], "b": [2.0]}, 1.0),
     ({"a": [2.0, 20.0], "b": [3.0]}, 1.0),
@@ -28,19 +38,19 @@ REPLIES = [
 
 
 def test_trimmed_mean_by_hand():
-    merged, drift = fold(AggregationConfig("trimmed_mean", trim=0.2), REPLIES)[0].finish()
+    merged, drift = finish(fold(AggregationConfig("trimmed_mean", trim=0.2), REPLIES)[0])
     # One of five cut at either end: a₀ of 2, 3, 4; a₁ of 10, 20, 30; b of 3, 4, 5.
     assert merged["a"].tolist() == [3.0, 20.0] and merged["b"].tolist() == [4.0]
     assert "rest" in drift
 
 
 def test_median_by_hand():
-    merged, _ = fold(AggregationConfig("median"), REPLIES)[0].finish()
+    merged, _ = finish(fold(AggregationConfig("median"), REPLIES)[0])
     assert merged["a"].tolist() == [3.0, 20.0] and merged["b"].tolist() == [4.0]
 
 
 def test_krum_leaves_the_poison_out_and_averages_the_rest():
-    merged, _ = fold(AggregationConfig("krum", malicious=1), REPLIES)[0].finish()
+    merged, _ = finish(fold(AggregationConfig("krum", malicious=1), REPLIES)[0])
     assert merged["a"].tolist() == [2.5, 25.0] and merged["b"].tolist() == [3.5]
 
 
@@ -60,7 +70,7 @@ def test_krum_with_too_few_changes_nothing():
 @pytest.mark.parametrize("name", ["trimmed_mean", "median"])
 def test_each_name_over_those_that_sent_it(name):
     replies = [({"a": [1.0, 1.0]}, 1.0), ({"a": [3.0, 3.0], "b": [7.0]}, 1.0), ({"a": [8.0, 8.0]}, 1.0)]
-    merged, _ = fold(AggregationConfig(name, trim=0.34), replies)[0].finish()
+    merged, _ = finish(fold(AggregationConfig(name, trim=0.34), replies)[0])
     assert merged["a"].tolist() == [3.0, 3.0] and merged["b"].tolist() == [7.0]
 
 
@@ -70,7 +80,7 @@ def test_far_out_is_set_aside_with_its_factor():
     assert mean.add({"a": torch.tensor([19.0])}, 1) is None
     assert "30 times the usual" in mean.add({"a": torch.tensor([60.0])}, 1)
     assert mean.add({"a": torch.tensor([21.0])}, 1) is not None
-    merged, _ = mean.finish()
+    merged, _ = finish(mean, {"a": torch.zeros(1)})
     assert merged["a"].item() == 19.0 and gate.usual() == 19.0
 
 

@@ -18,6 +18,7 @@ from fedfrozen_app.models.roles import Role, roles_of
 from fedfrozen_app.server.aggregate import RunningMean
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
 from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server.optimizer import NoOptimizer
 from strategies.safl import SAFL, Settings, embeds
 from tests.conftest import same_bits
 from tests.server.test_wire import run_wired
@@ -70,7 +71,8 @@ def test_two_clients_with_overlapping_layers():
         for values, weight in ((first, 100), (second, 300)):
             arrays = {name: torch.tensor([value], dtype=torch.float64) for name, value in values.items()}
             assert mean.add(arrays, weight) is None
-        return {name: value.item() for name, value in mean.finish()[0].items()}
+        merged = NoOptimizer().step(model, mean.finish().model)
+        return {name: value.item() for name, value in merged.items()}
 
     # 1.query and head: (100·1 + 300·5) / 400 = 4; the others come from one client each.
     assert merge() == {"0.query": 3.0, "1.query": 4.0, "2.query": 7.0, "head": 4.0}

@@ -1,0 +1,35 @@
+"""Arrays beside parameters that the server keeps and sends with every order, such as SCAFFOLD's c."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedfrozen_app.digests import digests
+from fedfrozen_app.exchange.names import flattened
+from fedfrozen_app.exchange.order import Order
+
+Carried = dict[str, dict[str, Tensor]]  # namespace: a parameter's name: its array
+
+
+def follow(carried: Carried, order: Order, model: Mapping[str, Tensor]) -> Carried:
+    """What the order's algorithm asks for, of every name that its plan shares: zeros where nothing was yet.
+
+    A name that is frozen by now has none any more.
+    """
+    found: Carried = {}
+    for space in order.method.comes:
+        own = carried.get(space, {})
+        found[space] = {
+            name: own[name] if name in own else torch.zeros_like(model[name]) for name in order.plan.shared
+        }
+    return found
+
+
+def add_to(order: Order, model: dict[str, Tensor], carried: Carried) -> tuple[Order, dict[str, Tensor]]:
+    """The order with these arrays in its base, and all that it may have to send."""
+    arrays = flattened(carried)
+    if not arrays:
+        return order, model
+    return replace(order, base={**order.base, **digests(arrays)}), {**model, **arrays}

@@ -1,0 +1,38 @@
+"""What surrounds the rounds of a strategy: Flower's interface, and how a round is closed."""
+
+import time
+from typing import Any
+
+from flwr.serverapp.strategy import Strategy
+
+from fedfrozen_app.exchange.arrays import to_record
+from fedfrozen_app.files.rows import Row
+from fedfrozen_app.server.federation import Evaluate
+
+
+def _not_used(self: Any, *args: Any, **kwargs: Any) -> Any:
+    raise TypeError("a planned strategy runs its rounds in start(), not through Flower's own loop")
+
+
+class OwnLoop(Strategy):
+    """Flower's own loop keeps only what the last replies held and collects all of them in a list, so `start`
+    is ours, and what that loop would call is not there."""
+
+    configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = summary = _not_used
+
+
+def close_round(strategy: Any, row: Row, began: float, evaluate_fn: Evaluate | None) -> bool:
+    """Evaluate, then let the hooks write, save and show the round; whether one of them says stop."""
+    seconds = row.setdefault("seconds", {})
+    evaluating = time.perf_counter()
+    # Where clients keep personal models they have judged those themselves.
+    if evaluate_fn is not None and "test_loss" not in row:
+        row.update(evaluate_fn(row["round"], to_record(strategy.model, local=True)) or {})
+    seconds["evaluate"] = time.perf_counter() - evaluating
+    seconds["total"] = time.perf_counter() - began
+    stops = []
+    for hook in strategy.hooks:
+        stop, more = hook.after_round(strategy, row)
+        row.update(more)
+        stops.append(stop)
+    return any(stops)

@@ -1,0 +1,71 @@
+"""How a round's mean update becomes the next model: the configuration group `server_optimizer`.
+
+An optimiser composes with every strategy. Its step sees the names that the round's clients sent, and nothing
+of how they were planned, trained or averaged.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from fedfrozen_app import registry
+from fedfrozen_app.config import Config, server_optimizer_settings
+from fedfrozen_app.exchange.names import by_namespace, flattened
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The keys under `server_optimizer.`; none but the name, unless an optimiser adds some."""
+
+    def checked(self, num_rounds: int) -> Self:
+        """Themselves with defaults filled in, or a `UserError`."""
+        return self
+
+
+class ServerOptimizer:
+    """Says `step`. What it remembers of each parameter lies in `moments`, and is saved and dropped for it."""
+
+    Settings = Settings
+    adds_only = False  # whether the step is w + Δ̄ and nothing else
+
+    def __init__(self, settings: Any = None) -> None:
+        self.settings: Any = settings if settings is not None else self.Settings()
+        self.moments: dict[str, dict[str, Tensor]] = {}  # by what it is ("velocity"), then by parameter
+
+    def step(self, model: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The new values of the names in `update`, which is Δ̄.
+
+        Its arrays may be changed and returned. Those of `model` must not change: clients may hold them too.
+        """
+        raise NotImplementedError
+
+    def follow(self, names: Collection[str]) -> None:
+        """The names that this round may change: what is remembered of any other, frozen by now, goes."""
+        for kind, own in self.moments.items():
+            self.moments[kind] = {name: value for name, value in own.items() if name in names}
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint must keep."""
+        return flattened(self.moments)
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        self.moments = by_namespace(state)
+
+
+class NoOptimizer(ServerOptimizer):
+    """w + Δ̄, in the update's own memory: the mean of what the clients sent."""
+
+    adds_only = True
+
+    def step(self, model: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if update:
+            torch._foreach_add_(list(update.values()), [model[name] for name in update])
+        return dict(update)
+
+
+def make_optimizer(config: Config) -> ServerOptimizer:
+    found = registry.find("server_optimizers", str(config.server_optimizer["name"]))
+    return found(server_optimizer_settings(config))

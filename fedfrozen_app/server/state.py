@@ -1,0 +1,29 @@
+"""What a checkpoint keeps beside the model, each array under the name of whom it belongs to."""
+
+from torch import Tensor
+
+from fedfrozen_app.config import Config
+from fedfrozen_app.exchange.names import by_namespace, flattened
+from fedfrozen_app.files.checkpoint import Checkpoint, by_owner, with_owners
+from fedfrozen_app.server.base import PlannedFedAvg
+
+
+def kept(strategy: PlannedFedAvg) -> dict[str, Tensor]:
+    return with_owners(
+        strategy=strategy.state(),
+        server_optimizer=strategy.optimizer.state(),
+        carried=flattened(strategy.carried),
+    )
+
+
+def restore(strategy: PlannedFedAvg, start: Checkpoint, config: Config) -> None:
+    """Give back what was kept; a run that starts from one with another strategy, or another server
+    optimiser, gets nothing of theirs."""
+    device = next(iter(strategy.model.values())).device
+    arrays = by_owner({name: value.to(device) for name, value in start.strategy.items()})
+    if start.config["strategy"]["name"] == config.strategy["name"]:
+        strategy.load_state(arrays["strategy"])
+        strategy.carried = by_namespace(arrays["carried"])
+    if start.config.get("server_optimizer", {}).get("name") == config.server_optimizer["name"]:
+        strategy.optimizer.load_state(arrays["server_optimizer"])
+    strategy.usual_norm = start.row.get("usual_norm")
