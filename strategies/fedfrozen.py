@@ -11,10 +11,11 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
+from fedfrozen_app.config import setting
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files.rows import Row
@@ -30,14 +31,7 @@ ATTENTION = ("query", "key", "value", "output")
 
 @dataclass(frozen=True)
 class Settings(WarmupSettings):
-    freeze_scope: str = "qk"
-
-    def checked(self, num_rounds: int) -> Self:
-        if self.freeze_scope not in SCOPES:
-            raise UserError(
-                f"strategy.freeze_scope={self.freeze_scope} is unknown: choose one of {', '.join(SCOPES)}."
-            )
-        return super().checked(num_rounds)
+    freeze_scope: str = setting("qk", "What is frozen; see below", choices=SCOPES)
 
 
 class FedFrozen(base.PlannedFedAvg):

@@ -4,20 +4,20 @@ hᵢ(w) = fᵢ(w) + (μ/2)‖w − w_t‖²        over the trained names; μ = 
 """
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.config import setting
 from fedfrozen_app.server import base
 
 
 @dataclass(frozen=True)
 class Settings(base.Settings):
-    mu: float = 0.01
-
-    def checked(self, num_rounds: int) -> Self:
-        if self.mu < 0:
-            raise UserError(f"strategy.mu={self.mu:g} is negative: it must be 0 (FedAvg) or more.")
-        return self
+    mu: float = setting(
+        0.01,
+        "Strength of the pull towards the round's global model; 0 is FedAvg",
+        least=0,
+        instead="is negative: it must be 0 (FedAvg) or more.",
+    )
 
 
 class FedProx(base.PlannedFedAvg):

@@ -17,6 +17,7 @@ PromptFL + FedProx; prompts=local trains alone; prompts=none is zero-shot.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from fedfrozen_app.config import setting
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.models.design import PromptDesign
@@ -28,13 +29,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings(base.Settings, PromptDesign):
-    mu: float = 0.0
+    mu: float = setting(
+        0.0,
+        "With `prompts=global`: FedProx's pull towards the round's global prompts",
+        least=0,
+        instead="is negative: it must be 0 or more.",
+    )
     within: ClassVar[str] = "strategy."
 
     def checked(self, num_rounds: int) -> Self:
+        super().checked(num_rounds)
         self.checked_design()
-        if self.mu < 0:
-            raise UserError(f"strategy.mu={self.mu:g} is negative: it must be 0 or more.")
         if self.mu and self.prompts != "global":
             raise UserError(
                 "strategy.mu pulls towards the round's global prompts, so it needs strategy.prompts=global: "

@@ -17,6 +17,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from clients.safl import check_tokens
+from fedfrozen_app.config import setting
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.order import Told
 from fedfrozen_app.exchange.plan import Plan, layers_of
@@ -30,29 +31,46 @@ RULES = (*OWN, "fixed", "all", "none")
 
 @dataclass(frozen=True)
 class Settings(base.Settings):
-    select: str = "attention"
-    top_k: int | None = None  # None: a third of the layers
-    layers: list[int] | None = None
-    tokens: Any = None  # a name or a list of token ids; None: by model and task
-    profile_examples: int = 256
-    keep: float = 1.0
-    zero_fill: bool = False
+    select: str = setting(
+        "attention",
+        "Which layers a client trains and sends: `attention` (its own top K), `random` (K drawn for each "
+        "client and round), `fixed` (the same K for all), `all`, `none` (the head alone)",
+        choices=RULES,
+    )
+    top_k: int | None = setting(
+        None,
+        "K. `null`: a third of the layers",
+        least=1,
+        instead="must be at least 1; strategy.select=none trains the head alone.",
+    )
+    layers: list[int] | None = setting(
+        None, "With `select=fixed`: the layers' numbers, from 0. `null`: the last K"
+    )
+    tokens: Any = setting(
+        None,
+        "The tokens that attention is measured to: `cls`, `entity`, `no_sink` or a list of token ids. "
+        "`null`: `no_sink` for causal models, `entity` for entities, else `cls`",
+    )
+    profile_examples: int = setting(
+        256, "A tenth of a client's rows is profiled in each round (at least 8), at most so many", least=1
+    )
+    keep: float = setting(
+        1.0,
+        "Share of each layer array's updates that is sent, the largest ones, with a mask of one bit for each "
+        "weight. The paper's pruning is 0.625",
+        above=0,
+        most=1,
+    )
+    zero_fill: bool = setting(
+        False, "Average a layer over all clients, those that did not send it counting as unchanged"
+    )
 
     def checked(self, num_rounds: int) -> Self:
-        if self.select not in RULES:
-            raise UserError(f"strategy.select={self.select} is unknown: choose one of {', '.join(RULES)}.")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(
-                f"strategy.top_k={self.top_k} must be at least 1; strategy.select=none trains the head alone."
-            )
+        super().checked(num_rounds)
         if self.layers is not None and self.select != "fixed":
             raise UserError("strategy.layers names fixed layers: add strategy.select=fixed, or leave it out.")
         if self.tokens is not None:
             check_tokens(self.tokens, causal=False)
-        if self.profile_examples < 1:
-            raise UserError(f"strategy.profile_examples={self.profile_examples} must be at least 1.")
-        if not 0 < self.keep <= 1:
-            raise UserError(f"strategy.keep={self.keep:g} is out of range: it must be above 0 and at most 1.")
         return self
 
 

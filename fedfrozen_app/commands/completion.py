@@ -3,10 +3,9 @@
 The words are written into the script, so that a press of Tab starts no Python.
 """
 
-from fedfrozen_app import registry
 from fedfrozen_app.commands import VERBS
 from fedfrozen_app.compare.grouping import flatten
-from fedfrozen_app.config import compose_config, conf_dir, resolved
+from fedfrozen_app.config import choices, compose_config, resolved
 from fedfrozen_app.errors import UserError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -20,13 +19,10 @@ def completion(arguments: list[str]) -> None:
 
 def words() -> list[str]:
     """Verbs, a word for each file of a group, and every key with its equals sign."""
-    groups = {
-        path.parent.name: sorted(file.stem for file in path.parent.glob("*.yaml") if file.stem != "base")
-        for path in sorted(conf_dir().glob("*/*.yaml"))
-    }
+    groups = choices()
     chosen = [f"{group}={name}" for group, names in groups.items() for name in names]
     keys: dict[str, None] = {}
-    for strategy in registry.names("strategies"):
+    for strategy in groups["strategy"]:
         keys |= dict.fromkeys(flatten(resolved(compose_config([f"strategy={strategy}"]))))
     return [*VERBS, *chosen, *(f"{key}=" for key in keys if not key.endswith(".name")), "-m"]
 

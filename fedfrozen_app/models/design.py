@@ -3,38 +3,39 @@
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
+from fedfrozen_app.config import check_settings, setting
 from fedfrozen_app.errors import UserError
 
-_CHOICES = {
-    "prompts": ("both", "global", "local", "none"),
-    "modalities": ("both", "text", "vision"),
-    "fusion": ("cross", "sum", "concat"),
-    "fusion_query": ("global", "local"),
-}
+AT_LEAST_1 = "must be at least 1."
 
 
 @dataclass(frozen=True)
 class PromptDesign:
     """Which prompts there are and how they meet. `prompts="none"` reads the template alone: zero-shot."""
 
-    prompts: str = "both"
-    modalities: str = "both"
-    fusion: str = "cross"
-    fusion_query: str = "global"
-    text_tokens: int = 16
-    vision_tokens: int = 16
-    depth: int = 1
-    heads: int = 8
-    template: str = "a photo of a {}."
+    prompts: str = setting(
+        "both",
+        "`global` is PromptFL, `local` each client alone, `none` zero-shot (with `num_rounds=0`)",
+        choices=("both", "global", "local", "none"),
+    )
+    modalities: str = setting(
+        "both", "The encoders that are given prompts", choices=("both", "text", "vision")
+    )
+    fusion: str = setting(
+        "cross", "How a client's two prompts meet; `cross` is attention", choices=("cross", "sum", "concat")
+    )
+    fusion_query: str = setting("global", "Which prompt asks in that attention", choices=("global", "local"))
+    text_tokens: int = setting(16, "Prompt vectors before the class name", least=1, instead=AT_LEAST_1)
+    vision_tokens: int = setting(16, "Prompt tokens beside the patches", least=1, instead=AT_LEAST_1)
+    depth: int = setting(
+        1, "Blocks of the vision encoder that get prompt tokens of their own", least=1, instead=AT_LEAST_1
+    )
+    heads: int = setting(8, "Heads of the cross-attention", least=1, instead=AT_LEAST_1)
+    template: str = setting("a photo of a {}.", "How class names are read where no text prompt is learned")
     within: ClassVar[str] = ""  # where a configuration has these settings, for sentences about them
 
     def checked_design(self) -> Self:
-        for key, choices in _CHOICES.items():
-            if (value := getattr(self, key)) not in choices:
-                raise UserError(f"{self.within}{key}={value} is unknown: choose one of {', '.join(choices)}.")
-        for key in ("text_tokens", "vision_tokens", "depth", "heads"):
-            if (value := getattr(self, key)) < 1:
-                raise UserError(f"{self.within}{key}={value} must be at least 1.")
+        check_settings(self, self.within)
         if "{}" not in self.template:
             raise UserError(
                 f"{self.within}template={self.template!r} has no {{}} for the class name: add it."

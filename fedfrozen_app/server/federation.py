@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 from flwr.app import ArrayRecord, MetricRecord
 from torch import Tensor
 
-from fedfrozen_app.config import AggregationConfig
+from fedfrozen_app.config import AggregationConfig, check_settings
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.models.roles import KERNEL, Role
@@ -34,6 +34,7 @@ class Settings:
 
     def checked(self, num_rounds: int) -> Self:
         """Themselves with defaults filled in, or a `UserError`."""
+        check_settings(self, "strategy.")
         return self
 
 

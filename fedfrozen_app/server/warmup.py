@@ -21,6 +21,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from fedfrozen_app.config import setting
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.server import base
 
@@ -59,16 +60,29 @@ def freeze_after(agreement: Sequence[float], drift: Sequence[float], rule: Rule)
 
 @dataclass(frozen=True)
 class WarmupSettings(base.Settings):
-    warmup_rounds: int | str | None = None  # None: a fifth of the rounds
-    warmup_minimum: int | None = None  # of auto, like those that follow; None: a tenth of the rounds
-    warmup_cap: int | None = None
-    warmup_threshold: float = Rule.threshold
-    warmup_window: int = Rule.window
-    warmup_patience: int = Rule.patience
+    warmup_rounds: int | str | None = setting(
+        None,
+        "Rounds of full training before the freeze, from 0 to `num_rounds`. `null`: a fifth of "
+        "`num_rounds`, at least 1 (a resumed run that has frozen stays so). `auto`: until the kernel's "
+        "common movement has faded; see [theory](theory.md)",
+    )
+    warmup_minimum: int | None = setting(
+        None,
+        "`auto`: freeze no earlier than after so many rounds. `null`: a tenth of `num_rounds`, at least 1",
+    )
+    warmup_cap: int | None = setting(
+        None, "`auto`: freeze at the latest after so many rounds. `null`: it may never freeze"
+    )
+    warmup_threshold: float = setting(
+        Rule.threshold, "`auto`: freeze when agreement between rounds falls below this share of the drift"
+    )
+    warmup_window: int = setting(
+        Rule.window, "`auto`: rounds that agreement and drift are averaged over", least=1
+    )
+    warmup_patience: int = setting(Rule.patience, "`auto`: rounds in a row that must say so", least=1)
 
     def checked(self, num_rounds: int) -> Self:
-        if min(self.warmup_window, self.warmup_patience) < 1:
-            raise UserError("strategy.warmup_window and strategy.warmup_patience must be at least 1.")
+        super().checked(num_rounds)
         shares = {"warmup_rounds": 0.2, "warmup_minimum": 0.1}
         filled = {name: getattr(self, name) for name in (*shares, "warmup_cap")}
         for name, share in shares.items():

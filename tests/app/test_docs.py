@@ -8,20 +8,21 @@ import types
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
+import hydra
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from clients import ALGORITHMS
-from fedfrozen_app import config
+from fedfrozen_app import registry
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.commands import VERBS
-from fedfrozen_app.config import Config, compose_config, conf_dir, read, resolved
+from fedfrozen_app.config import Config, compose, compose_config, conf_dir, docs, read, resolved
+from fedfrozen_app.config.schema import sections
+from fedfrozen_app.config.settings import about
+from fedfrozen_app.config.sources import base
 from fedfrozen_app.theory import command as theory
-from strategies import STRATEGIES
 from strategies.fedfrozen import SCOPES
 from tests.conftest import same_bits
 
@@ -80,8 +81,8 @@ def laboratory(words):
     """The configurations that these words of `fedfrozen theory` compose to."""
     for overrides in expanded([word for word in words if word != "-m"]):
         GlobalHydra.instance().clear()
-        with initialize_config_dir(str(conf_dir()), version_base=None):
-            yield compose("theory", overrides=overrides)
+        with hydra.initialize_config_dir(str(conf_dir()), version_base=None):
+            yield hydra.compose("theory", overrides=overrides)
 
 
 PFEDDC = (ROOT / "docs/pfeddc.md").read_text()
@@ -193,7 +194,11 @@ def schema_keys(node=Config, prefix=""):
             yield name
     if not prefix:
         yield "strategy.name"
-        yield from {f"strategy.{field.name}" for cls in STRATEGIES.values() for field in fields(cls.Settings)}
+        yield from {f"strategy.{field.name}" for cls in strategies() for field in fields(cls.Settings)}
+
+
+def strategies():
+    return [registry.find("strategies", name) for name in registry.BUILT_IN["strategies"]]
 
 
 def rows(page):
@@ -207,12 +212,28 @@ def as_written(value):
     return "null" if value is None else str(value)
 
 
+def test_the_page_is_the_one_that_the_settings_make():
+    assert docs.page() == CONFIGURATION, "run `python -m fedfrozen_app.config.docs`"
+
+
+def test_every_setting_has_its_sentence():
+    for section in (*sections().values(), *(cls.Settings for cls in strategies())):
+        assert all(about(field).says for field in fields(section))
+
+
+def test_files_that_repeat_a_strategy_s_defaults_repeat_them_rightly():
+    """So that verbs which only look need not import it."""
+    composed = OmegaConf.to_container(compose_config(["strategy=fedfrozen"]).strategy)
+    assert composed == base("strategy/base_fedfrozen")
+
+
 def test_every_key_is_explained_and_no_other():
     assert set(rows(CONFIGURATION)) == set(schema_keys())
 
 
 def test_every_default_is_the_one_that_composes():
-    composed = [compose_config([f"strategy={name}"]) for name in ("fedfrozen", *STRATEGIES)]
+    names = ("fedfrozen", *registry.BUILT_IN["strategies"])
+    composed = [compose_config([f"strategy={name}"]) for name in names]
     for key, told in rows(CONFIGURATION).items():
         if key == "model.config":
             continue
@@ -246,7 +267,9 @@ def follow(monkeypatch, tmp_path):
     """Do what docs/adding-a-strategy.md says, for this process only."""
     folder = tmp_path / "conf"
     shutil.copytree(conf_dir(), folder)
-    monkeypatch.setattr(config, "conf_dir", lambda: folder)
+    monkeypatch.setattr(compose, "conf_dir", lambda: folder)
+    monkeypatch.setattr(registry, "BUILT_IN", {group: dict(own) for group, own in registry.BUILT_IN.items()})
+    registry.places.cache_clear()
 
     def follow(name):
         for block in blocks(ADDING, "yaml"):
@@ -261,13 +284,13 @@ def follow(monkeypatch, tmp_path):
             exec(compile(block, module, "exec"), vars(found[module]))
         registered = re.findall(r'`"(\w+)": (?:\w+\.)?(\w+)`', ADDING)
         for key, value in registered:
-            if value == "loss":
-                monkeypatch.setitem(ALGORITHMS, key, vars(found[f"clients.{key}"])[value])
-            else:
-                monkeypatch.setitem(STRATEGIES, key, vars(found[f"strategies.{key}"])[value])
-        assert name in STRATEGIES
+            group, room = ("algorithms", "clients") if value == "loss" else ("strategies", "strategies")
+            registry.BUILT_IN[group][key] = f"{room}.{key}:{value}"
+        registry.places.cache_clear()
+        assert name in registry.names("strategies")
 
-    return follow
+    yield follow
+    registry.places.cache_clear()
 
 
 def test_the_new_plan_keeps_the_head_at_home(follow, train):

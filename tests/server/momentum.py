@@ -7,11 +7,12 @@ import pytest
 
 from fedfrozen_app import registry
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.server.optimizer import OptimizerSettings, ServerOptimizer
+from fedfrozen_app.server import optimizer
+from fedfrozen_app.server.optimizer import ServerOptimizer
 
 
 @dataclass(frozen=True)
-class Settings(OptimizerSettings):
+class Settings(optimizer.Settings):
     beta: float = 0.5
 
     def checked(self, num_rounds: int) -> Self:

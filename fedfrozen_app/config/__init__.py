@@ -1,0 +1,61 @@
+"""The configuration of a run: its schema, and the sentences for values that cannot work.
+
+Hydra composes `conf/`; `read` turns the result into the dataclasses of `schema` or raises a `UserError`.
+"""
+
+from fedfrozen_app.config.checks import device_of, read, server_optimizer_settings, strategy_settings
+from fedfrozen_app.config.compose import (
+    absolute_paths,
+    compose_config,
+    quoted,
+    resolved,
+    settled,
+    with_hydra,
+)
+from fedfrozen_app.config.schema import (
+    DEFAULT_CLIENTS,
+    AggregationConfig,
+    CheckpointConfig,
+    ClientConfig,
+    Config,
+    DatasetConfig,
+    EarlyStopConfig,
+    ModelConfig,
+    PartitionConfig,
+    PrivacyConfig,
+    RuntimeConfig,
+    TrackConfig,
+)
+from fedfrozen_app.config.sentences import sentence
+from fedfrozen_app.config.settings import check_settings, setting
+from fedfrozen_app.config.sources import choices, conf_dir
+
+__all__ = [
+    "DEFAULT_CLIENTS",
+    "AggregationConfig",
+    "CheckpointConfig",
+    "ClientConfig",
+    "Config",
+    "DatasetConfig",
+    "EarlyStopConfig",
+    "ModelConfig",
+    "PartitionConfig",
+    "PrivacyConfig",
+    "RuntimeConfig",
+    "TrackConfig",
+    "absolute_paths",
+    "check_settings",
+    "choices",
+    "compose_config",
+    "conf_dir",
+    "device_of",
+    "quoted",
+    "read",
+    "resolved",
+    "sentence",
+    "server_optimizer_settings",
+    "setting",
+    "settled",
+    "strategy_settings",
+    "with_hydra",
+]

@@ -1,0 +1,129 @@
+"""From a composed configuration to the dataclasses; a `UserError` for values that cannot work."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedfrozen_app import registry
+from fedfrozen_app.config.schema import NAMED, Config, key_of, sections
+from fedfrozen_app.config.sentences import sentence
+from fedfrozen_app.config.settings import check_settings
+from fedfrozen_app.errors import UserError
+
+# torch and the strategies take seconds to import, and whoever only lists runs needs neither.
+if TYPE_CHECKING:
+    import torch
+
+
+def read(resolved_config: dict[str, Any]) -> Config:
+    """The typed configuration, checked: types first, then values and combinations."""
+    renamed = {("start_from" if key == "from" else key): value for key, value in resolved_config.items()}
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(Config), renamed)
+        config = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise UserError(sentence(error)) from error
+    assert isinstance(config, Config)
+    _check(config)
+    return config
+
+
+def strategy_settings(config: Config) -> Any:
+    """The settings dataclass of the chosen strategy, checked by itself."""
+    return _own_settings("strategy", config)
+
+
+def server_optimizer_settings(config: Config) -> Any:
+    return _own_settings("server_optimizer", config)
+
+
+def _own_settings(key: str, config: Config) -> Any:
+    """What was told under this key, as the `Settings` of the class that it names."""
+    settings = dict(getattr(config, key))
+    found = registry.find(NAMED[key], str(settings.pop("name", None)))
+    try:
+        typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(found.Settings), settings))
+    except OmegaConfBaseException as error:
+        raise UserError(sentence(error, within=f"{key}.")) from error
+    check_settings(typed, f"{key}.")
+    return typed.checked(config.num_rounds)  # type: ignore[union-attr]
+
+
+def device_of(name: str) -> "torch.device":
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device=cuda was asked for, but torch sees no GPU: use device=cpu or device=auto.")
+    return torch.device(name)
+
+
+def _value(config: Config, key: str) -> Any:
+    found: Any = config
+    for part in key.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _check(config: Config) -> None:
+    check_settings(config)
+    for name in sections():
+        check_settings(getattr(config, name), f"{name}.")
+    if config.runtime.name != "inprocess" and config.runtime.runner == "cohort":
+        raise UserError(
+            "Flower hands out one client a message, so runtime.runner=cohort cannot work there: "
+            "use runtime=inprocess, or runtime.runner=auto."
+        )
+    if config.client.precision == "bf16" and config.model.dtype == "float64":
+        raise UserError(
+            "client.precision=bf16 would change nothing with model.dtype=float64, which autocast leaves as "
+            "it is: use model.dtype=float32, or client.precision=float32."
+        )
+    if config.privacy.name != "none":
+        _check_private(config)
+    strategy_settings(config)
+    server_optimizer_settings(config)
+    device_of(config.device)
+    # A missing folder is better said now than after the model has been built.
+    for key, local in (
+        ("dataset.path", config.dataset.kind != "hub"),
+        ("model.path", config.model.source == "checkpoint"),
+        ("start_from", True),
+        ("runtime.server_kit", True),
+    ):
+        path = _value(config, key)
+        if path is not None and local and not Path(path).expanduser().exists():
+            raise UserError(
+                f"{key_of(key)}={path} does not exist: give the path of a folder or file that does."
+            )
+
+
+def _check_private(config: Config) -> None:
+    if config.personal:
+        raise UserError(
+            "personal=true tells how each client's model does on its own rows, which privacy=dp_sgd does not "
+            "cover: leave personal=null."
+        )
+    if config.client.class_weights:
+        raise UserError(
+            "client.class_weights=true tells a client's label counts, which privacy=dp_sgd does not cover: "
+            "set client.class_weights=false."
+        )
+    if config.client.clip is not None:
+        raise UserError(
+            f"client.clip={config.client.clip:g} clips whole steps, and privacy=dp_sgd each example's part: "
+            "set client.clip=null and privacy.max_grad_norm."
+        )
+    if config.model.dtype == "bfloat16":
+        raise UserError(
+            "model.dtype=bfloat16 cannot measure a gradient's norm well enough to clip it for "
+            "privacy=dp_sgd: use model.dtype=float32 (client.precision=bf16 still computes in bfloat16)."
+        )
+    if config.privacy.clipping == "ghost" and config.client.precision == "bf16":
+        raise UserError(
+            "privacy.clipping=ghost cannot measure norms well enough with client.precision=bf16: use "
+            "client.precision=float32, or privacy.clipping=per_example."
+        )

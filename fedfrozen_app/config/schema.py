@@ -1,0 +1,397 @@
+"""Every setting of a run: a dataclass for each section, a field for each key. See `setting`.
+
+The YAML files in `conf/` inherit these defaults as their `base` and say only what they change.
+"""
+
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+from omegaconf import MISSING
+
+from fedfrozen_app.config.settings import setting
+
+DEFAULT_CLIENTS = 10
+# The sections that a file is chosen for: model=vit_tiny. The others are part of the root.
+# Groups whose keys belong to what is named, and where the registry has it: its class has `Settings`.
+NAMED = {"strategy": "strategies", "server_optimizer": "server_optimizers"}
+GROUPS = ("model", "dataset", "partition", "client", "privacy", "aggregation", "runtime")
+
+
+@dataclass
+class ModelConfig:
+    name: str = setting(MISSING, "A name for reports")
+    source: str = setting(
+        MISSING,
+        "`config` (random weights), `checkpoint` (local folder), `hub` (download), `linear` (logistic "
+        "regression on pixels), `cnn` (a small convolutional network), `aligned` (a dual encoder made on "
+        "this machine from `dataset.align`)",
+    )
+    # Every file says whether it has one: null in a file would win over "???", and not the other way round.
+    path: str | None = setting(MISSING, "Folder of a checkpoint, or name on the Hugging Face hub")
+    model_type: str | None = setting(
+        None,
+        "Architecture for `source=config`: `vit`, `deit`, `dinov2`, `bert`, `distilbert`, `roberta`, "
+        "`electra`, `gpt2`, `llama`; for `pfeddc` `clip` or `vision-text-dual-encoder`",
+    )
+    dtype: str = setting("float32", "Of the parameters: `float32`, `float64` or `bfloat16`")
+    config: dict[str, Any] = setting(
+        {},
+        "Settings of the transformers configuration, such as `model.config.hidden_size=64`. Add one that "
+        "the file lacks with `+`: `+model.config.qkv_bias=false`. Sizes that the data decide are filled in",
+    )
+
+
+@dataclass
+class DatasetConfig:
+    name: str = setting(MISSING, "A name for reports")
+    kind: str = setting(
+        MISSING,
+        "How to read it: `digits`, `digit_words`, `images`, `parquet`, `text`, `hub`, `conll`, `brat`, "
+        "`i2b2`, `mimic`, `synthetic`",
+    )
+    task: str | None = setting(
+        None, "`classification`, `multilabel` or `entities`. `null`: what the kind of data suggests"
+    )
+    path: str | None = setting(None, "Folder or file; for `hub` the name there, or `name:config`")
+    train_split: str = setting("train", "Name of the train folder, file, split or value of a `split` column")
+    test_split: str = setting("test", "The same for the test rows")
+    image_column: str | None = setting(None, "`null`: the column that holds images")
+    text_column: str | None = setting(None, "`null`: `text` or `sentence`")
+    label_column: str | None = setting(None, "`null`: `label`, `labels` or `class`")
+    unit_column: str | None = setting(
+        None,
+        "Rows with one value of this column (a patient) are never parted over splits and clients. `null`: "
+        "the reader knows",
+    )
+    top_labels: int | None = setting(None, "`multilabel`: only the most frequent labels", least=2)
+    image_size: int | None = setting(None, "Resize to so many pixels a side. `null`: as the pictures are")
+    channels: int | None = setting(None, "1 or 3. `null`: 1 where every picture is grey, else 3")
+    max_tokens: int = setting(128, "Longer texts are cut", least=1)
+    test_fraction: float = setting(
+        0.2, "Held out for testing where the data bring no test split", above=0, most=0.9
+    )
+    split_seed: int = setting(
+        0, "Of that split and of the server's validation rows: the same for every `seed`", least=0
+    )
+    keep_classes: list[str] | None = setting(
+        None, "Only the rows of these classes: `dataset.keep_classes=[cat,dog]`"
+    )
+    limit: int | None = setting(None, "At most so many train and so many test rows, for a quick try", least=1)
+    validation: float = setting(
+        0.1, "Share of the train rows that the server keeps to choose the best round by", least=0, most=0.9
+    )
+    client_validation: float = setting(
+        0.1, "Share of each client's rows that the client holds out", least=0, most=0.9
+    )
+    align: float = setting(
+        0.0,
+        "Share of the train rows for `fedfrozen align` alone: no run with the same value trains or tests on "
+        "them",
+        least=0,
+        most=0.9,
+    )
+    mean: list[float] | None = setting(None, "Per channel, of pixels in 0..1. `null`: from the train pixels")
+    std: list[float] | None = setting(None, "The same for the standard deviation")
+
+
+@dataclass
+class PartitionConfig:
+    name: str = setting("dirichlet", "Set by the file", choices=("dirichlet", "iid", "natural", "domain"))
+    alpha: float = setting(
+        0.3,
+        "Dirichlet concentration: small means few classes for each client, large means all alike",
+        above=0,
+    )
+    column: str | None = setting(
+        None, "Column to divide by (`natural`, `domain`). `null`: the only one, or `domain`"
+    )
+    min_size: int = setting(
+        10,
+        "No drawn client gets fewer rows. Where the draw leaves one short, rows move from the largest "
+        "clients, and the log says so",
+        least=1,
+    )
+    clients_per_domain: int = setting(
+        1, "`domain`: several clients share a domain by `partition.alpha`", least=1
+    )
+
+
+@dataclass
+class ClientConfig:
+    optimizer: str = setting("adamw", "A fresh one every round", choices=("adamw", "sgd"))
+    lr: float = setting(3e-3, "For small models from scratch. Use 1e-4 or less for pretrained ones", above=0)
+    weight_decay: float = setting(0.01, "Frozen parameters are never decayed", least=0)
+    momentum: float = setting(0.0, "`sgd` only", least=0, most=1)
+    local_epochs: int = setting(2, "Passes over the client's rows in a round", least=1)
+    local_steps: int | None = setting(None, "At most so many steps in a round. `null`: whole epochs", least=1)
+    batch_size: int = setting(16, "Rows in a step", least=1)
+    lr_schedule: str = setting("cosine", "Over the rounds", choices=("constant", "linear", "cosine"))
+    lr_final: float = setting(
+        0.1, "Where `linear` and `cosine` end, as a share of `client.lr`", least=0, most=1
+    )
+    clip: float | None = setting(
+        None,
+        "Largest gradient norm. `null`: no clipping. With privacy `privacy.max_grad_norm` takes its place",
+        above=0,
+    )
+    precision: str = setting(
+        "float32",
+        "`tf32`: float32 whose products a GPU rounds to 10 bits of mantissa; `bf16`: autocast",
+        choices=("float32", "tf32", "bf16"),
+    )
+    class_weights: bool = setting(False, "Weigh the loss by each client's inverse class frequency")
+    head_lr: float | None = setting(
+        None,
+        "The head's own learning rate, on the same schedule: a new head on a pretrained model often wants a "
+        "larger one. `null`: `client.lr`",
+        above=0,
+    )
+    fusion_lr: float | None = setting(
+        None,
+        "`pfeddc`: the fusion's own learning rate, on the same schedule. `null`: `client.lr`",
+        above=0,
+    )
+
+
+@dataclass
+class PrivacyConfig:
+    name: str = setting(
+        "none",
+        "Set by the file. `none`: data stay on the client, updates travel as they are. `dp_sgd`: "
+        "differential privacy on the client",
+        choices=("none", "dp_sgd"),
+    )
+    epsilon: float = setting(
+        8.0, "What each client may spend over the whole run; then it declines", least=0.01, most=1000
+    )
+    delta: float | None = setting(
+        None,
+        "`null`: 1e-5, or 0.1 divided by the client's number of examples where that is less",
+        above=0,
+        most=0.5,
+    )
+    max_grad_norm: float = setting(
+        1.0,
+        "C: each example's gradient is clipped to this norm, over all trained parameters together",
+        above=0,
+    )
+    unit: str = setting(
+        "example",
+        "Whom epsilon protects. A larger unit gives one of its rows to a step",
+        choices=("example", "document", "patient"),
+    )
+    unit_column: str | None = setting(
+        None, "The column that names a row's document or patient. `null`: the one called like the unit"
+    )
+    examples: int | None = setting(
+        None,
+        "The number of examples (or other units) that every client declares: its weight, and what its "
+        "sampling rate comes from. `null`: its true number, once, when it first takes part",
+        least=1,
+    )
+    accountant: str = setting(
+        "prv", "`prv` (numerical composition, tight) or `rdp` (Rényi)", choices=("prv", "rdp")
+    )
+    selection: str = setting(
+        "noisy",
+        "Layers that are chosen from private data: `noisy` (paid for), `public` (on the server's validation "
+        "rows instead) or `unaccounted` (epsilon does not cover the choice)",
+        choices=("noisy", "public", "unaccounted"),
+    )
+    selection_share: float = setting(0.1, "`noisy`: share of epsilon for the choices", above=0, most=0.9)
+    selection_every: int = setting(
+        5, "`noisy`: choose anew every so many rounds in which the client takes part", least=1
+    )
+    selection_rate: float = setting(
+        0.25, "`noisy`: chance of an example to count in a choice", above=0, most=1
+    )
+    clipping: str = setting(
+        "per_example",
+        "`per_example`: each example's gradient is worked out and clipped. `ghost`: the same sums with less "
+        "memory, where only layers and heads are trained; see [Privacy](privacy.md)",
+        choices=("per_example", "ghost"),
+    )
+    physical_batch: int = setting(
+        64, "Examples whose gradients are in memory at once; changes no result", least=1
+    )
+    seeded_noise: bool = setting(
+        False,
+        "`true`: noise and samples come from `seed`, to repeat a simulation. Not private, and every output "
+        "says so",
+    )
+
+
+@dataclass
+class AggregationConfig:
+    name: str = setting("mean", "Set by the file", choices=("mean", "trimmed_mean", "median", "krum"))
+    trim: float = setting(
+        0.2, "`trimmed_mean`: share cut off at either end of each value", least=0, most=0.49
+    )
+    malicious: int = setting(
+        0,
+        "`krum`: so many of a round's clients may send poison; with fewer than `malicious` + 3 replies the "
+        "model stays as it was",
+        least=0,
+    )
+    far_out: float | None = setting(
+        None,
+        "Set aside an update whose norm is over so many times the median of the last round's. `null`: none; "
+        "never in the first round",
+        least=1,
+    )
+    quorum: float = setting(
+        0.0,
+        "Share of a round's clients whose replies must be sound, or the model stays as it was",
+        least=0,
+        most=1,
+    )
+
+
+@dataclass
+class RuntimeConfig:
+    name: str = setting("inprocess", "Set by the file", choices=("inprocess", "flower", "deployed"))
+    runner: str = setting(
+        "auto",
+        "`sequential` (one client after another), `cohort` (a round's clients at once; in process only) or "
+        "`auto` (`cohort` on a GPU and, on a CPU, for models under 50,000 parameters; else `sequential`)",
+        choices=("auto", "sequential", "cohort"),
+    )
+    max_block: int | None = setting(
+        None, "`cohort`: train at most so many clients at once. `null`: as many as fit", least=1
+    )
+    compile: bool = setting(
+        True,
+        "`cohort` on a GPU: compile the step before it is captured as a CUDA graph. `false` starts a minute "
+        "earlier and steps slower",
+    )
+    capture: bool = setting(
+        True, "`sequential` on a GPU: replay one recorded step (a CUDA graph). `false`: step by step"
+    )
+    threads: int | None = setting(None, "torch's threads. `null`: torch chooses", least=1)
+    cpus_per_client: int = setting(1, "`flower`: CPUs that Ray reserves for a client", least=1)
+    gpus_per_client: float = setting(0.0, "`flower`: GPUs, or a share of one", least=0)
+    round_timeout: float = setting(3600, "Seconds to wait for a round's replies", above=0)
+    node_timeout: float = setting(
+        300, "Seconds to wait for the nodes to appear, and for one that was killed to come back", above=0
+    )
+    min_nodes: int | None = setting(
+        None, "Real sites: start once so many are there. `null`: `num_clients`, else 2", least=1
+    )
+    server_kit: str | None = setting(None, "`deployed`: the server's folder of `fedfrozen provision`")
+    cache_dir: str | None = setting(
+        None, "`flower`: where clients keep the arrays they hold. `null`: under `$FLWR_HOME/fedfrozen/cache`"
+    )
+    cache_gb: float = setting(
+        4.0, "Size of that folder at most; what was not used for longest goes first", least=0
+    )
+
+
+@dataclass
+class CheckpointConfig:
+    every: int = setting(
+        1, "Rounds between checkpoints; 0 writes none. The last round always gets one, unless 0", least=0
+    )
+    keep: int = setting(2, "How many of the newest checkpoints to keep", least=1)
+    uploads: str | None = setting(
+        None,
+        "Keep every upload of the client with this name, in `uploads/`, for `fedfrozen audit`. `null`: of "
+        "none",
+    )
+
+
+@dataclass
+class EarlyStopConfig:
+    patience: int | None = setting(
+        None,
+        "Stop after so many evaluations without a better accuracy on the server's validation rows",
+        least=1,
+    )
+
+
+@dataclass
+class TrackConfig:
+    tensorboard: bool = setting(
+        True,
+        "Write the scalars of `metrics.jsonl` as TensorBoard events, in `tensorboard/` of the run's folder",
+    )
+    wandb: bool = setting(False, "Send them to Weights & Biases as well; needs the extra `wandb`")
+    mlflow: bool = setting(False, "Send them to MLflow as well; needs the extra `mlflow`")
+    project: str = setting("fedfrozen", "The W&B project, and the MLflow experiment")
+
+
+@dataclass
+class Config:
+    # A strategy knows its own settings: its class checks these (see strategies/).
+    strategy: dict[str, Any] = field(default_factory=dict)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    partition: PartitionConfig = field(default_factory=PartitionConfig)
+    client: ClientConfig = field(default_factory=ClientConfig)
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    # So does a server optimiser (see server/optimizer.py).
+    server_optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "none"})
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    num_clients: int | None = setting(
+        None,
+        "Number of clients. `null`: 10, or one for each node under plain `flwr run`, or as many as "
+        "`partition=natural` and `partition=domain` find",
+        least=1,
+    )
+    num_rounds: int = setting(40, "Rounds of training", least=0)
+    participation: float = setting(1.0, "Share of the clients drawn for each round", above=0, most=1)
+    eval_every: int = setting(
+        1, "Evaluate the global model every so many rounds, and after the last", least=1
+    )
+    personal: bool | None = setting(
+        None,
+        "At the end, judge every client on test rows of its own (`personal.json`, `fairness.png`). `null`: "
+        "where clients keep models of their own (`pfeddc`, `local`)",
+    )
+    seed: int = setting(0, "Fixes partitions, cohorts, initial weights, batch order and dropout", least=0)
+    device: str = setting("auto", "`auto` takes a GPU where there is one", choices=("auto", "cpu", "cuda"))
+    run_id: str | None = setting(
+        None, "What the sites know a deployed run by, also when it is resumed. `null`: drawn at its start"
+    )
+    output_dir: str | None = setting(
+        None, "Where the results go. `null`: Hydra's folder, `outputs/DATE/TIME`"
+    )
+    start_from: str | None = setting(  # the key is `from`, which Python keeps for itself
+        None, "Start from another run's checkpoint: `RUN/checkpoints/N`"
+    )
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
+    track: TrackConfig = field(default_factory=TrackConfig)
+
+
+def key_of(name: str) -> str:
+    """How a field of `Config` is written in a configuration."""
+    return "from" if name == "start_from" else name
+
+
+def sections() -> dict[str, type]:
+    """The dataclass of every section of a run, by its key."""
+    found: dict[str, type] = {}
+    for one in fields(Config):
+        if isinstance(one.default_factory, type) and is_dataclass(one.default_factory):
+            found[one.name] = one.default_factory
+    return found
+
+
+def defaults(kind: type) -> dict[str, Any]:
+    """Key -> default of a section, as plain values for YAML files to inherit; `???` where there is none."""
+    values = {}
+    for found in fields(kind):
+        if found.default_factory is not NO_DEFAULT:
+            values[found.name] = found.default_factory()
+        else:
+            values[found.name] = MISSING if found.default is NO_DEFAULT else found.default
+    return values
+
+
+def root_defaults() -> dict[str, Any]:
+    """What `conf/config.yaml` inherits: every key that belongs to no group."""
+    nested = sections()
+    own = {key_of(found.name): found.default for found in fields(Config) if found.default is not NO_DEFAULT}
+    return own | {name: defaults(kind) for name, kind in nested.items() if name not in GROUPS}

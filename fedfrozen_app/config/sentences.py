@@ -1,0 +1,80 @@
+"""One sentence out of what Hydra and OmegaConf say in several lines."""
+
+import contextlib
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedfrozen_app import registry
+from fedfrozen_app.config.schema import NAMED, Config
+from fedfrozen_app.errors import UserError
+
+
+def sentence(error: Exception, within: str = "") -> str:
+    """One sentence out of Hydra's and OmegaConf's several lines; `within` is where its keys lie."""
+    if isinstance(error, OverrideParseException):
+        return f"'{error.override}' cannot be read: write KEY=VALUE, without spaces, or quote the value."
+    if (swept := re.search(r"Ambiguous value for argument '(.*)'", str(error))) is not None:
+        return f"{swept[1]} gives several values: add -m to run each of them, or write a list as [a,b]."
+    if isinstance(error, ConfigCompositionException) and isinstance(
+        error.__cause__, (HydraException, OmegaConfBaseException)
+    ):
+        return _unknown_key(error) or sentence(error.__cause__)
+    if isinstance(error, MissingConfigException) and error.options is not None:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        return f"Unknown {group} '{name}': choose one of {', '.join(sorted(error.options))}."
+    unknown = _unknown_key(error, within)
+    if unknown:
+        return unknown
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
+    if "Missing mandatory value" in str(error):
+        return f"{key} is not set: add {key}=VALUE to the command."
+    told = lines[0].rstrip(".")
+    return f"{within}{key}: {told}." if key else f"{told}."
+
+
+def _unknown_key(error: Exception, within: str = "") -> str:
+    found = re.search(r"Could not override '([^']+)'|Key '([^']+)' (?:is )?not in", str(error))
+    if not found:
+        return ""
+    key = within + (found[1] or found[2])
+    if key.startswith("model.config"):
+        return f"The model's file does not set '{key}': write +{key}=VALUE to add it."
+    known = [*_known_keys(OmegaConf.to_container(OmegaConf.structured(Config))), "from", *_named_keys()]
+    if key in known:  # another file of the group has it
+        group = key.partition(".")[0]
+        return f"The chosen {group} has no key '{key}': leave it out, or choose another {group}."
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "`fedfrozen --cfg job` lists the keys."
+    return f"There is no key '{key}' in this configuration: {hint}"
+
+
+def _known_keys(node: Any, prefix: str = "") -> list[str]:
+    keys = []
+    for key, value in node.items():
+        keys.append(prefix + key)
+        if isinstance(value, dict):
+            keys += _known_keys(value, f"{prefix}{key}.")
+    return keys
+
+
+def _named_keys() -> Iterator[str]:
+    for key, group in NAMED.items():
+        for name in registry.names(group):
+            with contextlib.suppress(
+                UserError
+            ):  # another's package that is broken is not what was asked about
+                settings = registry.find(group, name).Settings
+                yield from (f"{key}.{found.name}" for found in fields(settings))

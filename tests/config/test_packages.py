@@ -1,0 +1,161 @@
+"""A package of somebody else's, installed from a wheel, brings a strategy and its files."""
+
+import base64
+import hashlib
+import importlib
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from fedfrozen_app import registry
+from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.commands.completion import words
+from fedfrozen_app.config import compose_config, read, resolved, strategy_settings
+
+FILES = {
+    "gentle_package/__init__.py": "",
+    "gentle_package/strategy.py": """
+from dataclasses import dataclass
+
+from fedfrozen_app.config import setting
+from fedfrozen_app.server import base
+
+
+@dataclass(frozen=True)
+class Settings(base.Settings):
+    gentleness: float = setting(0.5, "How gently to train", above=0, most=1)
+    remark: str = "none"  # a setting that says nothing of itself
+
+
+class Gentle(base.PlannedFedAvg):
+    Settings = Settings
+""",
+    "gentle_package/conf/strategy/gentle.yaml": (
+        "# Gently.\ndefaults: [base_gentle, _self_]\nremark: from the file\n"
+    ),
+    "gentle_package/conf/experiment/gently.yaml": (
+        "# @package _global_\n# fedfrozen experiment=gently\n"
+        "defaults:\n  - override /strategy: gentle\nnum_rounds: 2\n"
+    ),
+    "gentle_package/conf/client/gentle.yaml": "# Slow steps.\ndefaults: [base, _self_]\nlr: 1.0e-5\n",
+    "gentle_package-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: gentle-package\nVersion: 1.0\n",
+    "gentle_package-1.0.dist-info/WHEEL": (
+        "Wheel-Version: 1.0\nGenerator: by hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    ),
+    "gentle_package-1.0.dist-info/entry_points.txt": (
+        "[fedfrozen.strategies]\ngentle = gentle_package.strategy:Gentle\n\n"
+        "[fedfrozen.conf]\ngentle = gentle_package\n"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """A folder into which pip has installed the package."""
+    folder = tmp_path_factory.mktemp("wheel")
+    wheel = folder / "gentle_package-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        record = []
+        for name, text in FILES.items():
+            archive.writestr(name, text)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+            record.append(f"{name},sha256={digest},{len(text.encode())}\n")
+        archive.writestr("gentle_package-1.0.dist-info/RECORD", "".join(record))
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run(
+        [*pip, "--disable-pip-version-check", "--target", str(folder / "site"), str(wheel)], check=True
+    )
+    return folder / "site"
+
+
+@pytest.fixture
+def installed(site, monkeypatch):
+    monkeypatch.syspath_prepend(str(site))
+    importlib.invalidate_caches()
+    registry.places.cache_clear()
+    yield site
+    registry.places.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("gentle_package")]:
+        del sys.modules[name]
+
+
+def test_its_strategy_composes_with_its_own_defaults(installed):
+    config = read(resolved(compose_config(["strategy=gentle", "strategy.gentleness=0.25", "client=gentle"])))
+    assert config.strategy == {"name": "gentle", "gentleness": 0.25, "remark": "from the file"}
+    assert config.client.lr == 1e-5 and config.client.batch_size == 16
+    assert strategy_settings(config).gentleness == 0.25
+    assert resolved(compose_config(["experiment=gently"]))["strategy"]["name"] == "gentle"
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        (
+            "strategy=gentel",
+            "Unknown strategy 'gentel': choose one of fedavg, fedfrozen, fedprox, gentle, local",
+        ),
+        (
+            "strategy.gentleness=2",
+            "strategy.gentleness=2.0 is out of range: it must be above 0 and at most 1.",
+        ),
+        ("strategy.gentlenes=1", "did you mean strategy.gentleness?"),
+        ("strategy.gentleness=much", "strategy.gentleness: Value 'much'"),
+    ],
+)
+def test_its_mistakes_are_told_as_ours_are(installed, word, told, capsys):
+    assert command(["strategy=gentle", word]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_the_command_line_knows_it(installed, capsys):
+    assert {"strategy=gentle", "client=gentle", "strategy.gentleness="} <= set(words())
+    assert command(["plan", "strategy=gentle", "num_rounds=2"]) == 0
+    assert capsys.readouterr().out.startswith("gentle, vit_tiny")
+
+
+def test_hydra_s_own_command_line_knows_it(installed, tmp_path):
+    """--help, --cfg and a multirun, each in a process of its own."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(installed)!r})
+from fedfrozen_app.__main__ import run
+from fedfrozen_app.config import with_hydra
+try:
+    run(["--help"])
+except SystemExit:
+    pass
+with_hydra(lambda composed: print("ran", composed.strategy.name, composed.seed),
+           ["-m", "strategy=fedavg,gentle", "seed=1", "hydra.sweep.dir={tmp_path}"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    listed = dict(
+        line.split(": ", 1)
+        for line in done.stdout.splitlines()
+        if line.startswith(("strategy: ", "client: "))
+    )
+    assert listed["strategy"].split(", ") == [
+        "fedavg",
+        "fedfrozen",
+        "fedprox",
+        "gentle",
+        "local",
+        "pfeddc",
+        "safl",
+    ]
+    assert listed["client"].split(", ") == [
+        "adamw",
+        "gentle",
+        "prompts",
+        "sgd",
+    ]  # what they inherit is no choice
+    assert "ran fedavg 1" in done.stdout and "ran gentle 1" in done.stdout
+
+
+def test_a_package_without_the_folder_is_told_and_passed_over(monkeypatch, caplog):
+    monkeypatch.setattr(
+        registry, "places", lambda group: {"lost": "no_such_package"} if group == "conf" else {}
+    )
+    compose_config(["strategy=fedavg"])
+    assert "The installed package 'lost' has no folder conf/" in caplog.text
