@@ -83,7 +83,8 @@ def train_client(
         finished = order.method.finish(start, trained, count, rate)
     metrics |= {name: float(value) for name, value in finished.figures.items()}
     metrics["client_seconds"] = time.perf_counter() - began
-    own = flattened(stepped.own) | flattened(finished.own)
+    # Copies: what is sent becomes the server's, which turns it into an update in place.
+    own = {name: value.clone() for name, value in (flattened(stepped.own) | flattened(finished.own)).items()}
     reply = {**finished.model, **flattened(finished.reply)}
     return LocalResult(trained, len(rows.train), metrics, own, reply)
 

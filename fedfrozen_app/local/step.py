@@ -110,7 +110,9 @@ class Step:
         if set(own) <= {1.0}:
             return None
         spans = zip(own, self.layout.spans, strict=True)
-        return torch.cat([torch.full((span,), scale) for scale, span in spans]).to(self.flat)
+        # In float64 until the end: float32 would round a scale of 0.2 in a float64 model too.
+        whole = [torch.full((span,), scale, dtype=torch.float64) for scale, span in spans]
+        return torch.cat(whole).to(self.flat)
 
     def begin(self, order: Order, brought: Mapping[str, Tensor]) -> None:
         """A round begins: nobody is in a slot yet. `brought` is what came with the order."""

@@ -237,8 +237,6 @@ class Controlled(registry.find("strategies", "fedfrozen")):
 @pytest.fixture
 def control(monkeypatch):
     monkeypatch.setitem(registry.BUILT_IN["algorithms"], "control", "tests.server.test_step:Control")
-    # What a client may send beside parameters is checked elsewhere.
-    monkeypatch.setattr(conversation, "problem_of", lambda *more: None)
     registry.places.cache_clear()
     yield adding_app(lambda name, number: {f"dc/{name}": torch.full((2,), 2.0 * number, dtype=torch.float64)})
     registry.places.cache_clear()
