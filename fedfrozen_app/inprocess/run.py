@@ -19,6 +19,7 @@ from fedfrozen_app.local.resident import Resident, install, run_key
 from fedfrozen_app.run.federate import clear_end, federate
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server.draw import draw_cohort
 
 log = logging.getLogger(__name__)
 SMALL_MODEL = 50_000  # parameters; measured on two cores, where stacking wins below and loses above
@@ -68,7 +69,9 @@ def make_grid(resident: Resident, num_clients: int, settings: dict[str, str]) ->
     together = runner == "cohort" or (runner == "auto" and (on_gpu or small))
     if together and resident.config.privacy.name == "none":
         log.info("Clients train together on %s (the cohort runner).", resident.device)
-        resident.cohort = resident.cohort or CohortRunner(resident)
+        config = resident.config
+        first = draw_cohort(map(str, range(num_clients)), config.participation, config.seed, 1)
+        resident.cohort = resident.cohort or CohortRunner(resident, first)
         return CohortGrid(client_app.app, num_clients, settings, resident.cohort)
     reason = ", because privacy=dp_sgd clips every example alone" if together else ""
     log.info("Clients train one after another on %s (the sequential runner)%s.", resident.device, reason)

@@ -101,8 +101,12 @@ def with_finished(block: Block, done: Finished) -> Block:
 
 
 class CohortRunner:
-    def __init__(self, resident: "Resident") -> None:
+    """`typical` are the clients by which the number of slots is chosen, whichever round comes first, so that
+    a resumed run takes the very steps of an unbroken one. None: those of the first round that it is given."""
+
+    def __init__(self, resident: "Resident", typical: Sequence[str] | None = None) -> None:
         self.resident = resident
+        self._typical = typical
         self._steps: dict[Any, Step] = {}
         self._slots: int | None = None
         self._plan: Plan | None = None
@@ -192,12 +196,11 @@ class CohortRunner:
     def _room(self, clients: Sequence[str], order: Order) -> int:
         """How many slots: chosen once, because a step is compiled for a size."""
         if self._slots is None:
-            counts = [num_batches(self.resident, client, order.plan) for client in clients]
-            self._slots = cheapest_size(counts, self._largest(clients, order))
-            if self._slots < len(clients):
-                log.info(
-                    "The cohort of %d trains %s at a time.", len(clients), counted(self._slots, "client")
-                )
+            known = self._typical or clients
+            counts = [num_batches(self.resident, client, order.plan) for client in known]
+            self._slots = cheapest_size(counts, self._largest(known, order))
+            if self._slots < len(known):
+                log.info("The cohort of %d trains %s at a time.", len(known), counted(self._slots, "client"))
         return self._slots
 
     def _largest(self, clients: Sequence[str], order: Order) -> int:

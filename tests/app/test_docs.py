@@ -2,15 +2,11 @@
 
 import re
 import shlex
-import shutil
-import sys
-import types
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import hydra
 import pytest
-import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -18,13 +14,12 @@ from omegaconf import OmegaConf
 from fedfrozen_app import registry
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.commands import VERBS
-from fedfrozen_app.config import Config, compose, compose_config, conf_dir, docs, read, resolved
+from fedfrozen_app.config import Config, compose_config, conf_dir, docs, read, resolved
 from fedfrozen_app.config.schema import sections
 from fedfrozen_app.config.settings import about
 from fedfrozen_app.config.sources import base
 from fedfrozen_app.theory import command as theory
 from strategies.fedfrozen import SCOPES
-from tests.conftest import same_bits
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -47,7 +42,7 @@ def commands(page):
     return [shlex.split(line, comments=True)[1:] for line in lines(page) if line.startswith("fedfrozen ")]
 
 
-# The commands of docs/adding-a-strategy.md need the files that the page tells to write: see the end.
+# The commands of docs/adding-a-strategy.md need the files that the page tells to write: see test_adding.py.
 COMMANDS = [
     pytest.param(words, id=f"{page.name}: {' '.join(words)}")
     for page in PAGES
@@ -257,65 +252,3 @@ def test_freeze_scopes_are_all_explained():
 def has(node, key):
     group, _, name = key.rpartition(".")
     return name in (OmegaConf.select(node, group) if group else node)
-
-
-# The worked examples --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def follow(monkeypatch, tmp_path):
-    """Do what docs/adding-a-strategy.md says, for this process only."""
-    folder = tmp_path / "conf"
-    shutil.copytree(conf_dir(), folder)
-    monkeypatch.setattr(compose, "conf_dir", lambda: folder)
-    monkeypatch.setattr(registry, "BUILT_IN", {group: dict(own) for group, own in registry.BUILT_IN.items()})
-    registry.places.cache_clear()
-
-    def follow(name):
-        for block in blocks(ADDING, "yaml"):
-            path = block.splitlines()[0].removeprefix("# ")
-            (tmp_path / path).write_text(block)
-        found = {}
-        for block in blocks(ADDING, "python"):
-            assert len(block.splitlines()) < 40
-            module = block.splitlines()[0].removeprefix("# ").removesuffix(".py").replace("/", ".")
-            found[module] = types.ModuleType(module)
-            monkeypatch.setitem(sys.modules, module, found[module])
-            exec(compile(block, module, "exec"), vars(found[module]))
-        registered = re.findall(r'`"(\w+)": (?:\w+\.)?(\w+)`', ADDING)
-        for key, value in registered:
-            group, room = ("algorithms", "clients") if value == "loss" else ("strategies", "strategies")
-            registry.BUILT_IN[group][key] = f"{room}.{key}:{value}"
-        registry.places.cache_clear()
-        assert name in registry.names("strategies")
-
-    yield follow
-    registry.places.cache_clear()
-
-
-def test_the_new_plan_keeps_the_head_at_home(follow, train):
-    follow("fedper")
-    run = train("strategy=fedper", "num_rounds=2")
-    row = run.rows[-1]
-    assert row["clients_failed"] == 0 and row["test_accuracy"] > 0
-    assert "head" not in row["bytes_up_by_role"] and "head" not in row["bytes_down_by_role"]
-    assert row["bytes_up_by_role"]["query"] > 0
-    first, last = run.model_after(1), run.model
-    moved = {name for name in last if not torch.equal(first[name], last[name])}
-    assert moved == {name for name in last if not name.startswith("classifier")}
-
-
-def test_the_new_client_algorithm_pulls(follow, train):
-    follow("l1prox")
-    plain = train("strategy=fedavg", "num_rounds=1", folder="plain")
-    assert same_bits(plain.model, train("strategy=l1prox", "strategy.mu=0", "num_rounds=1", folder="0").model)
-    pulled = train("strategy=l1prox", "strategy.mu=1", "num_rounds=1", folder="1")
-    assert pulled.rows[1]["drift"]["rest"]["mean_update"] < plain.rows[1]["drift"]["rest"]["mean_update"]
-    assert command(["strategy=l1prox", "strategy.mu=-1"]) == 2
-
-
-def test_the_commands_of_that_page_compose(follow):
-    follow("l1prox")
-    assert len(commands(ADDING)) == 2
-    for words in commands(ADDING):
-        read(resolved(compose_config(words)))

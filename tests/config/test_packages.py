@@ -1,11 +1,8 @@
 """A package of somebody else's, installed from a wheel, brings a strategy and its files."""
 
-import base64
-import hashlib
 import importlib
 import subprocess
 import sys
-import zipfile
 
 import pytest
 
@@ -13,6 +10,7 @@ from fedfrozen_app import registry
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.commands.completion import words
 from fedfrozen_app.config import compose_config, read, resolved, strategy_settings
+from tests.wheels import install, make_wheel
 
 FILES = {
     "gentle_package/__init__.py": "",
@@ -40,14 +38,10 @@ class Gentle(base.PlannedFedAvg):
         "defaults:\n  - override /strategy: gentle\nnum_rounds: 2\n"
     ),
     "gentle_package/conf/client/gentle.yaml": "# Slow steps.\ndefaults: [base, _self_]\nlr: 1.0e-5\n",
-    "gentle_package-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: gentle-package\nVersion: 1.0\n",
-    "gentle_package-1.0.dist-info/WHEEL": (
-        "Wheel-Version: 1.0\nGenerator: by hand\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    ),
-    "gentle_package-1.0.dist-info/entry_points.txt": (
-        "[fedfrozen.strategies]\ngentle = gentle_package.strategy:Gentle\n\n"
-        "[fedfrozen.conf]\ngentle = gentle_package\n"
-    ),
+}
+ENTRY_POINTS = {
+    "fedfrozen.strategies": {"gentle": "gentle_package.strategy:Gentle"},
+    "fedfrozen.conf": {"gentle": "gentle_package"},
 }
 
 
@@ -55,19 +49,7 @@ class Gentle(base.PlannedFedAvg):
 def site(tmp_path_factory):
     """A folder into which pip has installed the package."""
     folder = tmp_path_factory.mktemp("wheel")
-    wheel = folder / "gentle_package-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        record = []
-        for name, text in FILES.items():
-            archive.writestr(name, text)
-            digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-            record.append(f"{name},sha256={digest},{len(text.encode())}\n")
-        archive.writestr("gentle_package-1.0.dist-info/RECORD", "".join(record))
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
-    subprocess.run(
-        [*pip, "--disable-pip-version-check", "--target", str(folder / "site"), str(wheel)], check=True
-    )
-    return folder / "site"
+    return install(make_wheel(folder, "gentle_package", FILES, ENTRY_POINTS), folder / "site")
 
 
 @pytest.fixture
