@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
+from fedfrozen_app import registry
 from fedfrozen_app.errors import UserError
 
-KINDS = ("digits", "images", "parquet", "text", "conll", "brat", "i2b2", "mimic", "hub")
 KEYS = ("name", "superlink", "port", "data", "model_path", "folder", "cache_gb")
 
 
@@ -37,8 +37,10 @@ class Kit:
             if not isinstance(found.get(key), str):
                 raise UserError(f"{path} must say {key}, as a word.")
         data = found.get("data")
-        if not isinstance(data, dict) or data.get("kind") not in KINDS:
-            raise UserError(f"{path}: data must say its kind ({', '.join(KINDS)}) and its path.")
+        if not isinstance(data, dict) or data.get("kind") not in registry.names("datasets"):
+            raise UserError(
+                f"{path}: data must say its kind ({', '.join(registry.names('datasets'))}) and its path."
+            )
         if data["kind"] != "digits" and not isinstance(data.get("path"), str):
             raise UserError(f"{path}: data must say its path.")
         room = found.get("cache_gb", 4)

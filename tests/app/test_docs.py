@@ -15,7 +15,7 @@ from fedfrozen_app import registry
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.commands import VERBS
 from fedfrozen_app.config import Config, compose_config, conf_dir, docs, read, resolved
-from fedfrozen_app.config.schema import sections
+from fedfrozen_app.config.schema import NAMED, sections
 from fedfrozen_app.config.settings import about
 from fedfrozen_app.config.sources import base
 from fedfrozen_app.theory import command as theory
@@ -185,7 +185,7 @@ def schema_keys(node=Config, prefix=""):
         inner = field.default_factory if is_dataclass(field.default_factory) else None
         if inner:
             yield from schema_keys(inner, f"{name}.")
-        elif name != "strategy":
+        elif name not in NAMED:  # whose keys are those of what is named
             yield name
     if not prefix:
         yield "strategy.name"

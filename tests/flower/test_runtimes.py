@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.commands import training
 from fedfrozen_app.errors import RunFailed
 from fedfrozen_app.files.seal import sealed, unsealed
+from fedfrozen_app.flower import run as running
 from fedfrozen_app.flower.app_folder import app_folder
 from fedfrozen_app.flower.processes import executable, free_port
 from fedfrozen_app.flower.simulation import ray_nodes
@@ -76,7 +76,7 @@ def test_an_interrupted_simulation_leaves_what_every_run_does(train, tmp_path, m
             (folder / name).unlink()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "run_app", interrupted)
+    monkeypatch.setattr(running, "run_app", interrupted)
     assert command([*SMALL, "runtime=flower", f"strategy={strategy}", f"output_dir={folder}"]) == 130
     # What clients kept for themselves is gone: such a run cannot be resumed.
     assert ("Go on with: fedfrozen resume" in capsys.readouterr().err) == (strategy != "local")
@@ -116,7 +116,7 @@ def test_ctrl_c_over_a_checkpoint_that_says_nothing_of_private_parts(train, monk
     def interrupted(*app, **more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training, "run_app", interrupted)
+    monkeypatch.setattr(running, "run_app", interrupted)
     assert command(["resume", str(run.folder), "num_rounds=3", "runtime=flower"]) == 130
     assert "Go on with: fedfrozen resume" in capsys.readouterr().err
 

@@ -21,10 +21,10 @@ from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.exchange.messages import Reply, read_reply
 from fedfrozen_app.exchange.order import Order, Told
 from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.local import private
 from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.local.sequential import LocalResult
-from fedfrozen_app.privacy import client as private
 from fedfrozen_app.privacy.accountant import epsilon_of
 from fedfrozen_app.privacy.budget import Budget, BudgetFile
 from fedfrozen_app.privacy.noise import Noise

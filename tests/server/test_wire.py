@@ -114,7 +114,7 @@ def test_what_a_client_trains_starts_where_its_model_lies(tmp_path, monkeypatch)
         return resident
 
     def train_client(resident, client, order, start, steps):
-        seen.append({start[name].device.type for name in order.plan.trained})
+        seen.append({start.model[name].device.type for name in order.plan.trained})
         raise ValueError("seen")
 
     monkeypatch.setattr(client_app, "resident_for", elsewhere)

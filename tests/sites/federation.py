@@ -48,6 +48,18 @@ class Deployment:
         self.start(site, "supernode")
         self.start(site, "executor")
 
+    def restart_site(self, site: str, patience: float = 120) -> None:
+        """Bring a killed site back. Its SuperNode is refused until the old activation has lapsed."""
+        deadline = time.monotonic() + patience
+        while True:
+            self.start(site, "supernode")
+            try:
+                self.wait_for_line(f"{site}-supernode", "SuperNode ID", timeout=20)
+                break
+            except AssertionError:
+                assert time.monotonic() < deadline
+        self.start(site, "executor")
+
     def kill(self, name: str) -> None:
         """SIGKILL a process and all that it started."""
         self.children.kill(name, signal.SIGKILL)
@@ -83,7 +95,8 @@ def our_command(folder: Path) -> Iterator[None]:
     """`fedfrozen` is this checkout's, whatever is installed."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "fedfrozen"
-    script.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m fedfrozen_app "$@"\n')
+    path = f"{ROOT}${{PYTHONPATH:+:$PYTHONPATH}}"  # and what the test has put on Python's path
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="{path}" exec {sys.executable} -m fedfrozen_app "$@"\n')
     script.chmod(0o755)
     before = os.environ["PATH"]
     os.environ["PATH"] = f"{folder}{os.pathsep}{before}"

@@ -205,7 +205,7 @@ def test_a_client_that_misses_five_rounds_goes_on_with_the_newest_global_prompts
     real = client_app.train_client
 
     def watch(resident, client, order, start, steps):
-        began[order.round, client] = {name: value.clone() for name, value in start.items()}
+        began[order.round, client] = {name: value.clone() for name, value in start.model.items()}
         return real(resident, client, order, start, steps)
 
     monkeypatch.setattr(client_app, "train_client", watch)
