@@ -37,10 +37,9 @@ class Kit:
             if not isinstance(found.get(key), str):
                 raise UserError(f"{path} must say {key}, as a word.")
         data = found.get("data")
-        if not isinstance(data, dict) or data.get("kind") not in registry.names("datasets"):
-            raise UserError(
-                f"{path}: data must say its kind ({', '.join(registry.names('datasets'))}) and its path."
-            )
+        kinds = registry.names("datasets")
+        if not isinstance(data, dict) or data.get("kind") not in kinds:
+            raise UserError(f"{path}: data must say its kind ({', '.join(kinds)}) and its path.")
         if data["kind"] != "digits" and not isinstance(data.get("path"), str):
             raise UserError(f"{path}: data must say its path.")
         room = found.get("cache_gb", 4)

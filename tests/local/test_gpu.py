@@ -5,14 +5,18 @@ import logging
 import pytest
 import torch
 
+from fedfrozen_app import registry
 from fedfrozen_app.data.table import Table
 from fedfrozen_app.digests import digests
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.local import cohort
+from fedfrozen_app.local.algorithm import Algorithm
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, plain_loss
 from fedfrozen_app.privacy.ghost import GhostClipping
+from fedfrozen_app.server.base import PlannedFedAvg
 from tests.conftest import same_bits
 from tests.flower.test_runtimes import is_key_bias
+from tests.local.test_algorithms import Contrast, Normalised, OwnModel, head_first
 from tests.privacy.test_dpsgd import parts, task_of
 from tests.server.test_wire import run_wired
 from tests.strategies import dual
@@ -156,3 +160,28 @@ def test_private_rows_go_on_from_a_checkpoint(train):
 
 def private_parts(run, server_round):
     return checkpoint.read(run.folder / "checkpoints" / str(server_round)).clients
+
+
+@pytest.mark.parametrize("runner", ["cohort", "sequential"])
+@pytest.mark.parametrize("algorithm", [OwnModel, Contrast, Normalised, Algorithm])
+def test_arrays_of_an_algorithm_and_phases_in_a_recorded_step(train, monkeypatch, algorithm, runner):
+    """The plain algorithm here trains in phases, with a head of each client's own."""
+
+    class Own(PlannedFedAvg):
+        def plan(self, server_round):
+            plan = super().plan(server_round)
+            return head_first(plan, self.federation.roles) if algorithm is Algorithm else plan
+
+    Own.algorithm = name = f"own {algorithm.__name__} {runner}"
+    monkeypatch.setitem(registry.REGISTERED, ("strategies", "fedavg"), Own)
+    monkeypatch.setitem(registry.REGISTERED, ("algorithms", name), algorithm)
+    words = [*WORDS, "strategy=fedavg", "client=sgd", "client.momentum=0"]
+    plain = train(*words, *EAGER, folder="plain")
+    quick = train(*words, f"runtime.runner={runner}", folder="quick")
+    start = train(*words, "num_rounds=0", folder="start").model
+    assert distance(start, plain, quick) <= 1e-3
+    one, other = (checkpoint.newest(run.folder).clients for run in (plain, quick))
+    assert one.keys() == other.keys() and all(one[who].keys() == other[who].keys() for who in one)
+    for who, arrays in one.items():
+        size = sum(float(value.square().sum()) for value in arrays.values()) ** 0.5
+        assert between({n: v for n, v in arrays.items() if not is_key_bias(n)}, other[who]) <= 1e-3 * size
