@@ -17,7 +17,7 @@ from echo import Told, app_telling
 
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.table import Corpus
-from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.local import resident
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.server.base import PlannedFedAvg, Row

@@ -38,12 +38,12 @@ from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.files.rows import read_rows
-from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.report import output
-from fedfrozen_app.run import look
+from fedfrozen_app.run import evaluation
 from fedfrozen_app.run.job import Job as RunJob
-from fedfrozen_app.server.warmup import Watch
+from fedfrozen_app.server.agreement import Watch
 from fedfrozen_app.theory import figures
 from fedfrozen_app.theory.accuracy import AUTO, NEVER, judge, read_result, scores_of
 from strategies.fedfrozen import Settings
@@ -229,7 +229,7 @@ def prepare() -> None:
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     output.write_curves = lambda *args, **kwargs: None
     output.write_report = lambda *args: None
-    look.draw_labels = lambda *args: None
+    evaluation.draw_labels = lambda *args: None
 
 
 def fill(jobs: Mapping[str, Job], options: argparse.Namespace) -> bool:

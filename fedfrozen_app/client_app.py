@@ -17,7 +17,7 @@ from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.captured import steps_for
 from fedfrozen_app.local.choose import choose
-from fedfrozen_app.local.kept import keep_private, start_of
+from fedfrozen_app.local.client_state import keep_private, start_of
 from fedfrozen_app.local.resident import Resident, disk_cache, resident_for
 from fedfrozen_app.local.sequential import LocalResult, judge_client, train_client
 from fedfrozen_app.privacy.budget import Declined

@@ -4,7 +4,7 @@
     rounds T_w+1..T    Φ stays what the last warm-up round averaged; W goes on, and only W travels
 
 T_w = T is FedAvg; T_w = 0 freezes the kernel as it was initialised; T_w = auto freezes when the clients'
-common movement of the kernel has faded beside their disagreement (fedfrozen_app/server/warmup.py).
+common movement of the kernel has faded beside their disagreement (fedfrozen_app/server/agreement.py).
 """
 
 import logging
@@ -22,7 +22,7 @@ from fedfrozen_app.files.rows import Row
 from fedfrozen_app.models.roles import KERNEL
 from fedfrozen_app.seeds import numpy_generator
 from fedfrozen_app.server import base
-from fedfrozen_app.server.warmup import AUTO, WarmupSettings, Watch
+from fedfrozen_app.server.agreement import AUTO, WarmupSettings, Watch
 
 log = logging.getLogger(__name__)
 SCOPES = ("qk", "qk+ln1", "train_value_only", "v", "random")

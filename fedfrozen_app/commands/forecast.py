@@ -22,7 +22,7 @@ from fedfrozen_app.models.roles import Role, roles_of
 from fedfrozen_app.models.wrapper import wrapper_of
 from fedfrozen_app.run.outline import planning_strategy
 from fedfrozen_app.server.base import PlannedFedAvg
-from fedfrozen_app.server.draw import draw_cohort
+from fedfrozen_app.server.sampling import draw_cohort
 from strategies.safl import embeds
 
 Bytes = Counter[str]  # by role

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.messages import Reply, read_train, train_reply
+from fedfrozen_app.local.client_state import keep_private, kept_arrays
 from fedfrozen_app.local.cohort import CohortRunner, cannot_serve
-from fedfrozen_app.local.kept import keep_private, kept_arrays
 
 log = logging.getLogger(__name__)
 CLIENT_FAILED = 2  # Flower's code for an exception in a ClientApp

@@ -80,7 +80,7 @@ class Resident:
         self._rows: dict[str, ClientRows] = {}
         self._loaded: dict[str, str | None] = {}
         self.recorder: Any = None  # of local/captured.py, which keeps a recorded step between messages
-        self.cohort: Any = None  # of inprocess/run.py: the cohort runner, which keeps a compiled step
+        self.cohort: Any = None  # of inprocess/runtime.py: the cohort runner, which keeps a compiled step
 
     def can_turn_to(self, config: Config) -> bool:
         """Whether that run has this model, these data and this local training."""

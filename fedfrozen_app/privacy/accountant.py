@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.privacy.engine import (
+from fedfrozen_app.privacy.opacus_parts import (
     Domain,
     PRVAccountant,
     RDPAccountant,

@@ -24,8 +24,8 @@ from fedfrozen_app.models.attention import attention_by
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.profile import is_causal
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
-from fedfrozen_app.privacy.engine import DPOptimizer
 from fedfrozen_app.privacy.noise import Noise
+from fedfrozen_app.privacy.opacus_parts import DPOptimizer
 
 Loss = Callable[[Parameters, Batch, Task], Tensor]
 

@@ -24,9 +24,9 @@ from fedfrozen_app.privacy.notes import model_metadata, opening_lines
 from fedfrozen_app.report.console import Progress
 from fedfrozen_app.report.output import write_outputs
 from fedfrozen_app.report.track import Tracking
-from fedfrozen_app.run import look
-from fedfrozen_app.run.beginning import Beginning, begin, check_possible, private_line
+from fedfrozen_app.run import evaluation
 from fedfrozen_app.run.job import Job
+from fedfrozen_app.run.prepare import Beginning, begin, check_possible, private_line
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server.hooks import (
@@ -75,10 +75,10 @@ def federate(
                 to_record(start.model.pop(), local=True),  # nobody keeps the first model while others train
                 num_rounds=job.config.num_rounds,
                 timeout=job.config.runtime.round_timeout,
-                evaluate_fn=look.evaluator(strategy, resident),
+                evaluate_fn=evaluation.evaluator(strategy, resident),
             )
         if strategy.personal if job.config.personal is None else job.config.personal:
-            personal = look.judge_personal(strategy, resident, job.folder)
+            personal = evaluation.judge_personal(strategy, resident, job.folder)
         status = "stopped early" if best.gave_up else "completed"
     except (KeyboardInterrupt, SystemExit):  # Flower exits from a run that was stopped
         status = "interrupted"
@@ -99,7 +99,7 @@ def federate(
             command=shlex.join(["fedfrozen", *job.overrides]),
             selected_round=best.round,
             personal=personal,
-            majority=None if strategy.personal else look.majority_share(resident.corpus.test.labels),
+            majority=None if strategy.personal else evaluation.majority_share(resident.corpus.test.labels),
         )
     if reason:
         raise RunFailed(reason)
@@ -110,7 +110,7 @@ def open_folder(job: Job, resident: Resident) -> None:
     job.folder.mkdir(parents=True, exist_ok=True)
     for line in opening_lines(job.config.privacy):
         log.warning(line)
-    look.draw_labels(resident, job.folder)
+    evaluation.draw_labels(resident, job.folder)
 
 
 def privacy_spent(config: Config, history: list[Row]) -> list[PrivacySpent]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedfrozen_app.exchange.block import Block, Slice
 from fedfrozen_app.exchange.check import TOO_LARGE
 from fedfrozen_app.exchange.names import namespace_of
-from fedfrozen_app.server.passes import CHUNK, divide, norm_of, subtract
+from fedfrozen_app.server.norms import CHUNK, divide, norm_of, subtract
 
 Drift = dict[str, dict[str, float]]  # by group: the figures of a round's row
 

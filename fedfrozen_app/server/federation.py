@@ -14,9 +14,9 @@ from fedfrozen_app.files.rows import Row
 from fedfrozen_app.models.roles import KERNEL, Role
 from fedfrozen_app.server.aggregate import RunningMean
 from fedfrozen_app.server.conversation import Conversation
-from fedfrozen_app.server.draw import draw_cohort, participations
 from fedfrozen_app.server.optimizer import NoOptimizer, ServerOptimizer
 from fedfrozen_app.server.robust import make_aggregator
+from fedfrozen_app.server.sampling import draw_cohort, participations
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]  # Flower's: what the server judges a model by
 

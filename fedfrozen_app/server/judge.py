@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from fedfrozen_app.exchange.count import Traffic
 from fedfrozen_app.server.base import PlannedFedAvg
-from fedfrozen_app.server.draw import draw_cohort
+from fedfrozen_app.server.sampling import draw_cohort
 
 log = logging.getLogger(__name__)
 

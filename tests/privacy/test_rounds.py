@@ -31,8 +31,8 @@ from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.steps import Steps
 from fedfrozen_app.privacy.vote import noisy_sum
 from fedfrozen_app.server.aggregate import RunningMean
-from fedfrozen_app.server.draw import participations
 from fedfrozen_app.server.record import RoundRecord
+from fedfrozen_app.server.sampling import participations
 from strategies.fedavg import FedAvg
 from tests.conftest import SMALL, same_bits
 from tests.server.test_wire import run_wired

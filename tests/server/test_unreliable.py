@@ -78,7 +78,7 @@ def run(tmp_path, make_grid, *more, folder="run"):
 
 def without_pictures(patch):
     patch.setattr("fedfrozen_app.report.output.write_curves", lambda *args, **kwargs: None)
-    patch.setattr("fedfrozen_app.run.look.draw_labels", lambda *args: None)
+    patch.setattr("fedfrozen_app.run.evaluation.draw_labels", lambda *args: None)
 
 
 @pytest.fixture(autouse=True)

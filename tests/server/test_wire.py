@@ -152,7 +152,7 @@ def test_flower_takes_no_private_arrays_over_but_a_strategy_that_has_none_may_be
     def handed_in(*app, **settings):
         raise RunFailed("it was handed in")
 
-    monkeypatch.setattr("fedfrozen_app.flower.run.run_app", handed_in)
+    monkeypatch.setattr("fedfrozen_app.flower.simulated.run_app", handed_in)
     words = [*SMALL, "strategy=fedavg", "runtime=flower", f"output_dir={tmp_path}/fork"]
     with pytest.raises(RunFailed, match="handed in"):
         training.train([*words, f"from={run.folder}/checkpoints/1"])

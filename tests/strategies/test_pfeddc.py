@@ -29,8 +29,8 @@ from fedfrozen_app.files import checkpoint
 from fedfrozen_app.flower.simulation import run_app
 from fedfrozen_app.local import cohort
 from fedfrozen_app.local import resident as residents
+from fedfrozen_app.local.client_state import keep_private, kept_arrays
 from fedfrozen_app.local.cohort import CohortRunner
-from fedfrozen_app.local.kept import keep_private, kept_arrays
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.local.sequential import batches
 from fedfrozen_app.models.design import PromptDesign

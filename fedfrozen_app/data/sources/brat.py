@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from fedfrozen_app.data.sources.entities import Sentences, document_of, found_in_files, tag_spans
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, lines_of, read_utf8, reads
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, lines_of, read_utf8, reads
 from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from fedfrozen_app.data.sources.entities import Sentences, found_in_files, tag_spans
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, existing, lines_of, reads
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, existing, lines_of, reads
 from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)

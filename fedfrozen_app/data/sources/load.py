@@ -28,7 +28,7 @@ from fedfrozen_app.data.sources.labels import (
     stratum_numbers,
     unit_numbers,
 )
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Reader, Rows
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Reader, Rows
 from fedfrozen_app.data.sources.text import tag_words, tokenise
 from fedfrozen_app.data.table import Corpus, Table
 from fedfrozen_app.errors import UserError

@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Rows, reads
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Rows, reads
 
 NOTES, VISITS, HOSPITALS = 1500, 2, 8
 # specialty: problems, tests, treatments

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase
 
-from fedfrozen_app.data.sources.rows import DatasetSpec, Rows
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Rows
 from fedfrozen_app.data.table import CONTINUED, IGNORED
 from fedfrozen_app.errors import UserError
 

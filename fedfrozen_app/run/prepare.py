@@ -16,9 +16,9 @@ from fedfrozen_app.privacy.notes import check_start
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.run.outline import keeps_private
 from fedfrozen_app.server.conversation import Conversation
-from fedfrozen_app.server.draw import cohort_size
 from fedfrozen_app.server.hooks import BestModel, MetricsFile
 from fedfrozen_app.server.robust import check_cohort
+from fedfrozen_app.server.sampling import cohort_size
 
 
 @dataclass

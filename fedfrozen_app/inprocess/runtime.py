@@ -19,7 +19,7 @@ from fedfrozen_app.local.resident import Resident, install, run_key
 from fedfrozen_app.run.federate import clear_end, federate
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.server.conversation import Conversation
-from fedfrozen_app.server.draw import draw_cohort
+from fedfrozen_app.server.sampling import draw_cohort
 
 log = logging.getLogger(__name__)
 SMALL_MODEL = 50_000  # parameters; measured on two cores, where stacking wins below and loses above

@@ -13,8 +13,8 @@ from fedfrozen_app.flower.simulation import run_app
 from fedfrozen_app.flower.superlink import show
 from fedfrozen_app.privacy.notes import model_metadata
 from fedfrozen_app.report.output import write_interrupted
+from fedfrozen_app.run.evaluation import majority_share
 from fedfrozen_app.run.job import Job
-from fedfrozen_app.run.look import majority_share
 from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.server.warmup import DECAY, Rule, Watch, follow, freeze_after, ratio
+from fedfrozen_app.server.agreement import DECAY, Rule, Watch, follow, freeze_after, ratio
 from strategies.fedfrozen import Settings
 from tests.conftest import SMALL, Run, same_bits
 
