@@ -94,9 +94,9 @@ class AppTurns:
             self._turns = Turns(work)
 
     def wait(self) -> None:
-        mine = resident._here  # a process has one resident: whoever goes on puts its own back
+        mine = resident._installed  # a process has one resident: whoever goes on puts its own back
         self._wait()
-        resident._here = mine
+        resident._installed = mine
 
     def turn(self) -> Mapping[str, Any]:
         """The row of the round just done."""

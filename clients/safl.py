@@ -25,7 +25,7 @@ SHARE, LEAST = 0.1, 8  # a tenth of a client's rows is profiled, and no fewer th
 @dataclass(frozen=True)
 class ByAttention(Choice):
     tokens: Tokens | None = None  # what attention is measured to; None: by model and task
-    blank: ClassVar[str] = "none of its profiled texts has a token of strategy.tokens"
+    all_zero_means: ClassVar[str] = "none of its profiled texts has a token of strategy.tokens"
 
     def rows_to_score(self, count: int) -> int:
         return min(self.examples, max(round(SHARE * count), LEAST), count)

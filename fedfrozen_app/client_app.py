@@ -74,8 +74,8 @@ def train(message: Message, context: Context) -> Message:
     if resident.config.privacy.name == "none":
         chosen = choose(resident, client, order, start)
         scores = chosen.scores
-        own, begun = replace(order, plan=chosen.plan), replace(start, trained=chosen.plan.trained)
-        result = train_client(resident, client, own, begun, steps)
+        own_order, own_start = replace(order, plan=chosen.plan), replace(start, trained=chosen.plan.trained)
+        result = train_client(resident, client, own_order, own_start, steps)
     else:
         answer = train_privately(context, resident, order, start)
         if isinstance(answer, Declined):

@@ -74,8 +74,8 @@ REGISTERED: dict[tuple[str, str], Any] = {}
 def places(group: str) -> dict[str, str]:
     """By name, "module:object" of everything in a group; what is built in cannot be replaced by a package."""
     others = {found.name: found.value for found in entry_points(group=f"fedfrozen.{group}")}
-    own = BUILT_IN.get(group, {})
-    return own | others | own  # in the table's order, and then what others bring
+    built_in = BUILT_IN.get(group, {})
+    return built_in | others | built_in  # in the table's order, and then what others bring
 
 
 def register(group: str, name: str, thing: Any) -> None:

@@ -81,12 +81,12 @@ def train(tmp_path, monkeypatch):
     def train(*overrides: str, folder: str = "run", resume: bool = False, small: bool = True) -> Run:
         target = tmp_path / folder
         words = [*(SMALL if small else ()), *overrides]
-        plain = resolved(compose_config(words))
-        config = read(plain)
+        resolved_config = resolved(compose_config(words))
+        config = read(resolved_config)
         start = checkpoint.newest(target) if resume else None
         if config.start_from:
             start = checkpoint.read(Path(config.start_from))
-        run_in_process(Job(config, plain, words, target, start))
+        run_in_process(Job(config, resolved_config, words, target, start))
         return Run(target)
 
     return train

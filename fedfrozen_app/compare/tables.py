@@ -117,12 +117,12 @@ def to_terminal(comparison: Comparison) -> list[Table]:
 
 def footnotes(comparison: Comparison) -> list[str]:
     """What must stand below the tables, wherever they go."""
-    told = [
+    notes = [
         "Mean ± standard deviation over seeds; bootstrap interval of the mean of the final figure. Selected: "
         "the round with the best validation accuracy.",
         *comparison.notes,
     ]
-    return told + [f"Left out: {folder}: {reason}" for folder, reason in comparison.left_out]
+    return notes + [f"Left out: {folder}: {reason}" for folder, reason in comparison.left_out]
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -209,8 +209,8 @@ def runs_csv(comparison: Comparison) -> str:
     for group in comparison.groups:
         for run in group.runs:
             shown = [group.settings.get(key, "") for key in settings]
-            told = [run.figures.get(name, "") for name in FIGURES]
-            table.append([group.label, *shown, run.seed, *told, str(run.folder)])
+            figures = [run.figures.get(name, "") for name in FIGURES]
+            table.append([group.label, *shown, run.seed, *figures, str(run.folder)])
     return _as_csv(table)
 
 

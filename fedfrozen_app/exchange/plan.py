@@ -64,11 +64,11 @@ class Plan:
     def in_phases(self, *phases: Phase) -> "Plan":
         """The same plan with these phases one after another; names that it does not train are left out."""
         trained = set(self.trained)
-        own = (
+        trimmed = (
             replace(phase, trained=tuple(name for name in phase.trained if name in trained))
             for phase in phases
         )
-        return replace(self, phases=tuple(own))
+        return replace(self, phases=tuple(trimmed))
 
     @property
     def steps(self) -> tuple[Phase, ...]:

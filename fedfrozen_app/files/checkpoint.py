@@ -91,7 +91,7 @@ def read(folder: Path) -> Checkpoint:
             for key, tensor in load_file(folder / "clients.safetensors").items():
                 client, _, name = key.partition("/")
                 clients.setdefault(client, {})[name] = tensor
-        kept = folder / "strategy.safetensors"
+        strategy_file = folder / "strategy.safetensors"
         return Checkpoint(
             round=int(state["round"]),
             config=state["config"],
@@ -101,7 +101,7 @@ def read(folder: Path) -> Checkpoint:
             ledger=state["ledger"],
             hooks=state["hooks"],
             clients=clients,
-            strategy=load_file(kept) if kept.exists() else {},
+            strategy=load_file(strategy_file) if strategy_file.exists() else {},
         )
     except (SafetensorError, *DAMAGED) as error:
         raise UserError(
@@ -112,7 +112,7 @@ def read(folder: Path) -> Checkpoint:
 
 def with_owners(**arrays: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
     """The arrays of each owner in one dictionary, by OWNER/NAME."""
-    return {f"{owner}/{name}": value for owner, own in arrays.items() for name, value in own.items()}
+    return {f"{owner}/{name}": value for owner, named in arrays.items() for name, value in named.items()}
 
 
 def by_owner(arrays: "Mapping[str, Tensor]") -> "dict[str, dict[str, Tensor]]":
@@ -163,7 +163,7 @@ def check_private(start: Checkpoint, *, in_process: bool) -> None:
         )
 
 
-def dealt_otherwise(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
+def partition_differences(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
     """What differs in how two runs' configurations deal rows to clients; the same data may lie elsewhere."""
     here, there = (config | {"dataset": config["dataset"] | {"path": None}} for config in (now, before))
     return [key for key in ("seed", "num_clients", "partition", "dataset") if here[key] != there.get(key)]

@@ -16,8 +16,8 @@ DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionEr
 
 def sealed(record: Mapping[str, Any], *files: Path) -> str:
     """The record as JSON, with its own digest and those of the files that lie beside it."""
-    told = {**record, FILES: {path.name: _file_digest(path) for path in files}} if files else dict(record)
-    return json.dumps({**told, SEAL: _digest(told)})
+    content = {**record, FILES: {path.name: _file_digest(path) for path in files}} if files else dict(record)
+    return json.dumps({**content, SEAL: _digest(content)})
 
 
 def unsealed(path: Path) -> dict[str, Any]:

@@ -89,8 +89,8 @@ def failure(end: RunEnd, more: str = "") -> Exception:
             said = line.removeprefix(head)
             if said != line and end.details.endswith(said):
                 return kind(said)
-    told = f"The Flower run {end.status}" + (f": {end.details}" if end.details else "")
-    return SimulationFailed("\n".join(part for part in (told, tail(end.log), more) if part))
+    ending = f"The Flower run {end.status}" + (f": {end.details}" if end.details else "")
+    return SimulationFailed("\n".join(part for part in (ending, tail(end.log), more) if part))
 
 
 def control_client(address: str, authority: Path | None = None) -> closing[ControlHttpClient]:

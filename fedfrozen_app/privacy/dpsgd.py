@@ -127,11 +127,11 @@ class ExampleGradients:
         if not len(labels):  # a Poisson sample may be empty
             empty = {name: self._held[name].new_zeros(0, *self._held[name].shape) for name in self._trained}
             return torch.zeros(0, device=labels.device), empty
-        own = {name: self._held[name].detach() for name in self._trained}
+        trained = {name: self._held[name].detach() for name in self._trained}
         # The plain attention of matrix products: fused kernels have no rule for a gradient within a vmap.
         with attention_by(self._model, "eager"):
             each = vmap(grad_and_value(self._one), in_dims=(None, 0, 0), randomness="different")
-            slopes, losses = each(own, inputs, labels)
+            slopes, losses = each(trained, inputs, labels)
         return losses, slopes
 
     @torch.no_grad()
@@ -149,7 +149,7 @@ class ExampleGradients:
 def draw_rows(units: Sequence[np.ndarray], sample: np.ndarray, source: Noise) -> Tensor:
     """One row of every unit in the sample."""
     rows = [units[unit] for unit in sample]
-    drawn = [int(own[source.one_of(len(own)) if len(own) > 1 else 0]) for own in rows]
+    drawn = [int(trained[source.one_of(len(trained)) if len(trained) > 1 else 0]) for trained in rows]
     return torch.tensor(drawn, dtype=torch.int64)
 
 

@@ -24,12 +24,12 @@ def write_outputs(
     model: Mapping[str, Tensor],
     rows: Sequence[dict[str, Any]],
     metadata: dict[str, str] | None = None,
-    **facts: Any,
+    **details: Any,
 ) -> dict[str, Any]:
     """`model.safetensors`, `summary.json`, `curves.png` and `report.html`; returns the summary."""
     if model:  # a run that failed before its first round has none
         replace_tensors(model, folder / "model.safetensors", metadata)
-    summary = summarise(rows, **facts)
+    summary = summarise(rows, **details)
     replace_file(folder / "summary.json", json.dumps(summary, indent=2))
     for name in ("model.safetensors", "best.safetensors"):  # safetensors' own mode shuts everybody else out
         if (folder / name).exists():
@@ -41,7 +41,7 @@ def write_outputs(
     return summary
 
 
-def write_interrupted(folder: Path, metadata: dict[str, str], **facts: Any) -> None:
+def write_interrupted(folder: Path, metadata: dict[str, str], **details: Any) -> None:
     """The same of a run whose own process was ended: as it stood at its newest checkpoint, if it has one."""
     # A summary is of a run that had ended by then, or of the one before: a run that begins removes it.
     if (folder / "summary.json").exists() or not checkpoint.numbers(folder / "checkpoints"):
@@ -58,5 +58,5 @@ def write_interrupted(folder: Path, metadata: dict[str, str], **facts: Any) -> N
         seconds=sum(row["seconds"]["total"] for row in rows),
         command=shlex.join(["fedfrozen", *last.overrides]),
         selected_round=last.hooks["best"]["round"],
-        **facts,
+        **details,
     )

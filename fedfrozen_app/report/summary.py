@@ -76,7 +76,7 @@ def read_summary(run_dir: Path, rows: Sequence[Row]) -> dict[str, Any]:
             return stored
     state = checkpoint.newest_state(run_dir)
     summary = {
-        "status": _standing(run_dir),
+        "status": _run_state(run_dir),
         **_figures(rows, state["hooks"]["best"]["round"] if state else None, state and state["config"]),
         "seconds": sum(row.get("seconds", {}).get("total", 0.0) for row in rows),
     }
@@ -89,7 +89,7 @@ def read_summary(run_dir: Path, rows: Sequence[Row]) -> dict[str, Any]:
     return summary
 
 
-def _standing(run_dir: Path) -> str:
+def _run_state(run_dir: Path) -> str:
     """How a run stands that has left no summary: by its status.json, where it keeps one, or by the clock."""
     try:
         status = json.loads((run_dir / "status.json").read_text(encoding="utf-8"))

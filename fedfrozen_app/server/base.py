@@ -15,7 +15,7 @@ from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.codec import plain_sizes
 from fedfrozen_app.exchange.count import count_parameters
 from fedfrozen_app.exchange.names import is_parameter
-from fedfrozen_app.exchange.order import Order, Told
+from fedfrozen_app.exchange.order import NamedSettings, Order
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server.aggregate import Update
@@ -107,7 +107,7 @@ class PlannedFedAvg(OwnLoop):
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take them back; empty where the checkpoint is another strategy's."""
 
-    def choice(self, server_round: int) -> Told | None:
+    def choice(self, server_round: int) -> NamedSettings | None:
         """The rule by which each client takes its own layers of the plan; None: all train the whole plan."""
         return None
 
@@ -193,7 +193,7 @@ class PlannedFedAvg(OwnLoop):
         quorum = self.federation.aggregation.quorum
         record = RoundRecord(server_round, aggregator, quorum, began=time.perf_counter())  # the plan is made
         for client, reply in conversation.round(order, members, arrays, record.traffic):
-            self.federation.show(server_round, client, reply, self.model)
+            self.federation.show_upload(server_round, client, reply, self.model)
             names = [] if isinstance(reply, str) else list(filter(is_parameter, reply.arrays))
             if record.take(client, reply):
                 self.on_reply(client, names)

@@ -20,9 +20,10 @@ def follow(carried: Carried, order: Order, model: Mapping[str, Tensor]) -> Carri
     """
     found: Carried = {}
     for space in order.method.comes:
-        own = carried.get(space, {})
+        known = carried.get(space, {})
         found[space] = {
-            name: own[name] if name in own else torch.zeros_like(model[name]) for name in order.plan.shared
+            name: known[name] if name in known else torch.zeros_like(model[name])
+            for name in order.plan.shared
         }
     return found
 

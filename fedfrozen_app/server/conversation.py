@@ -25,7 +25,7 @@ from fedfrozen_app.exchange.messages import (
     train_content,
     train_message,
 )
-from fedfrozen_app.exchange.names import bare
+from fedfrozen_app.exchange.names import parameter_of
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.words import counted
@@ -177,7 +177,7 @@ class Conversation:
             return problem
         self.ledger.confirm(client, order.base.values())
         if not self.local:  # bytes arrive on the host, and the server's model may lie on a GPU
-            reply.arrays = {n: tensor.to(model[bare(n)].device) for n, tensor in reply.arrays.items()}
+            reply.arrays = {n: tensor.to(model[parameter_of(n)].device) for n, tensor in reply.arrays.items()}
         return reply
 
     def _order_message(
@@ -212,8 +212,8 @@ class Conversation:
             reply = read_reply(message)
         except ValueError as error:
             return str(error)
-        beside = () if order.coder is None else order.coder.beside
-        traffic.received(reply.arrays, reply.text, self.roles, beside)
+        extra_names = () if order.coder is None else order.coder.extra_names
+        traffic.received(reply.arrays, reply.text, self.roles, extra_names)
         return reply
 
     def _push(self, messages: list[Message]) -> list[str]:

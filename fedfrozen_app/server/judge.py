@@ -10,7 +10,7 @@ from fedfrozen_app.server.sampling import draw_cohort
 log = logging.getLogger(__name__)
 
 
-def judge_clients(
+def evaluate_clients(
     strategy: PlannedFedAvg, after_round: int
 ) -> tuple[dict[str, dict[str, float]], dict[str, str], Traffic]:
     """Every client's figures on its own test rows, with the newest shared arrays; why others have none."""

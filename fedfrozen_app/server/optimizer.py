@@ -44,8 +44,8 @@ class ServerOptimizer:
 
     def follow(self, names: Collection[str]) -> None:
         """The names that this round may change: what is remembered of any other, frozen by now, goes."""
-        for kind, own in self.moments.items():
-            self.moments[kind] = {name: value for name, value in own.items() if name in names}
+        for kind, arrays in self.moments.items():
+            self.moments[kind] = {name: value for name, value in arrays.items() if name in names}
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must keep."""

@@ -8,7 +8,7 @@ from fedfrozen_app.files.checkpoint import Checkpoint, by_owner, with_owners
 from fedfrozen_app.server.base import PlannedFedAvg
 
 
-def kept(strategy: PlannedFedAvg) -> dict[str, Tensor]:
+def arrays_to_keep(strategy: PlannedFedAvg) -> dict[str, Tensor]:
     return with_owners(
         strategy=strategy.state(),
         server_optimizer=strategy.optimizer.state(),

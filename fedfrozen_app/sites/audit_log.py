@@ -66,8 +66,8 @@ def read_audit(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1):
         try:
             entry = json.loads(line)
-            told = {key: value for key, value in entry.items() if key != "digest"}
-            sound = entry["previous"] == last and entry["digest"] == _digest(told)
+            content = {key: value for key, value in entry.items() if key != "digest"}
+            sound = entry["previous"] == last and entry["digest"] == _digest(content)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             sound = False
         if not sound:

@@ -290,8 +290,8 @@ def _write_site(plan: Plan, site: Site, authority: x509.Certificate, folder: Pat
         "bundle": bundle_digest(folder),
     }
     # What the site has made its own is never written over.
-    own = {name: text for name, text in templates.SITE.items() if not _is_own(folder / name)}
-    _fill(folder, own, values)
+    missing = {name: text for name, text in templates.SITE.items() if not _is_own(folder / name)}
+    _fill(folder, missing, values)
 
 
 def _is_own(path: Path) -> bool:

@@ -19,12 +19,12 @@ from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.exchange.messages import Reply, read_reply
-from fedfrozen_app.exchange.order import Order, Told
+from fedfrozen_app.exchange.order import NamedSettings, Order
 from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.local import private
 from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.local.sequential import LocalResult
-from fedfrozen_app.privacy import client as private
 from fedfrozen_app.privacy.accountant import epsilon_of
 from fedfrozen_app.privacy.budget import Budget, BudgetFile
 from fedfrozen_app.privacy.noise import Noise
@@ -197,7 +197,7 @@ def attending(folder, *words):
 
     def client(server_round):
         resident = Resident(config, corpus, shares=share_out(corpus, config, 1))
-        plan, choice = Plan.full(resident.parameters), Told("attention", {"top_k": 1})
+        plan, choice = Plan.full(resident.parameters), NamedSettings("attention", {"top_k": 1})
         order = Order(server_round, plan, {}, choice=choice, participations={"0": 4})
         return private.PrivateClient(resident, "0", order, folder), Start(resident.initial(), plan.trained)
 

@@ -108,7 +108,7 @@ def test_a_status_file_tells_how_a_run_ended(tmp_path):
 def test_a_killed_process_is_not_running(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     child.wait()
-    mine = status.begun({}, [])
+    mine = status.new_status({}, [])
     assert mine.alive
     dead = status.Status("", [], host=mine.host, pid=child.pid)
     assert not dead.alive and state_of(dead).startswith("died")
