@@ -1,6 +1,6 @@
-"""When to freeze: the rule behind `strategy.warmup_rounds=auto`.
+"""Whether clients still move a group of parameters together, and when that has faded: a rule for freezing it.
 
-A round's clients send updates uᵢ of the kernel. Their drift D² = Σ wᵢ‖uᵢ‖² − ‖ū‖² is what they disagree in.
+A round's clients send updates uᵢ of the group. Their drift D² = Σ wᵢ‖uᵢ‖² − ‖ū‖² is what they disagree in.
 What they agree in cannot be read off one round: the mean of m clients carries D²/(m−1) of disagreement,
 which looks like movement, and clients that pull against each other leave a mean that is small although it
 still goes somewhere. But disagreement that is chance does not come back in the next round, and movement
@@ -15,24 +15,19 @@ has fallen below a small share of the drift:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedfrozen_app.config import setting
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.server import base
-
-AUTO = "auto"
 DECAY = 0.9  # of d: about the last ten rounds
 
 
 @dataclass(frozen=True)
 class Rule:
-    minimum: int = 1  # rounds that are warm-up in any case
-    cap: int | None = None  # rounds after which the kernel is frozen in any case; None: no such round
+    minimum: int = 1  # rounds before which nothing is frozen
+    cap: int | None = None  # rounds after which the group is frozen in any case; None: no such round
     threshold: float = 0.005
     window: int = 5
     patience: int = 3
@@ -45,7 +40,7 @@ def ratio(agreement: Sequence[float], drift: Sequence[float], window: int) -> fl
 
 
 def freeze_after(agreement: Sequence[float], drift: Sequence[float], rule: Rule) -> int | None:
-    """The number of warm-up rounds that these rounds, from the first on, ask for; None: go on."""
+    """After how many of these rounds, counted from the first, to freeze; None: not yet."""
     quiet = 0
     for done in range(1, len(drift) + 1):
         now = ratio(agreement[:done], drift[:done], rule.window)
@@ -58,62 +53,9 @@ def freeze_after(agreement: Sequence[float], drift: Sequence[float], rule: Rule)
     return None
 
 
-@dataclass(frozen=True)
-class WarmupSettings(base.Settings):
-    warmup_rounds: int | str | None = setting(
-        None,
-        "Rounds of full training before the freeze, from 0 to `num_rounds`. `null`: a fifth of "
-        "`num_rounds`, at least 1 (a resumed run that has frozen stays so). `auto`: until the kernel's "
-        "common movement has faded; see [theory](theory.md)",
-    )
-    warmup_minimum: int | None = setting(
-        None,
-        "`auto`: freeze no earlier than after so many rounds. `null`: a tenth of `num_rounds`, at least 1",
-    )
-    warmup_cap: int | None = setting(
-        None, "`auto`: freeze at the latest after so many rounds. `null`: it may never freeze"
-    )
-    warmup_threshold: float = setting(
-        Rule.threshold, "`auto`: freeze when agreement between rounds falls below this share of the drift"
-    )
-    warmup_window: int = setting(
-        Rule.window, "`auto`: rounds that agreement and drift are averaged over", least=1
-    )
-    warmup_patience: int = setting(Rule.patience, "`auto`: rounds in a row that must say so", least=1)
-
-    def checked(self, num_rounds: int) -> Self:
-        super().checked(num_rounds)
-        shares = {"warmup_rounds": 0.2, "warmup_minimum": 0.1}
-        filled = {name: getattr(self, name) for name in (*shares, "warmup_cap")}
-        for name, share in shares.items():
-            if filled[name] is None:
-                filled[name] = min(max(1, round(share * num_rounds)), num_rounds)
-        for name, value in filled.items():
-            if value is None or (name == "warmup_rounds" and value == AUTO):
-                continue
-            if not isinstance(value, int):
-                raise UserError(f"strategy.{name}={value} is unknown: give a number of rounds, or auto.")
-            if not 0 <= value <= num_rounds:
-                raise UserError(
-                    f"strategy.{name}={value} must lie between 0 and num_rounds={num_rounds}: "
-                    "lower it, or raise num_rounds."
-                )
-        return replace(self, **filled)
-
-    @property
-    def rule(self) -> Rule:
-        return Rule(
-            minimum=self.warmup_minimum or 1,
-            cap=self.warmup_cap,
-            threshold=self.warmup_threshold,
-            window=self.warmup_window,
-            patience=self.warmup_patience,
-        )
-
-
 @dataclass
-class Watch:
-    """What a run has seen of its kernel. The rows hold the figures; only `direction` is state of its own."""
+class Agreement:
+    """What a run has seen of one group. Its rows hold the figures; only `direction` must be saved."""
 
     rule: Rule
     rounds: list[int] = field(default_factory=list)
@@ -123,13 +65,13 @@ class Watch:
 
     @property
     def last_round(self) -> int | None:
-        """The warm-up's last round, once the rule has found it."""
+        """The last round in which the group trains, once the rule has found it."""
         done = freeze_after(self.agreement, self.drift, self.rule)
         return None if done is None else self.rounds[done - 1]
 
-    def see(self, row: Mapping[str, Any], update: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Take in a round's row and its mean update of the kernel; the figures for the row."""
-        drift, spare = row["drift"]["kernel"], row["effective_clients"] - 1
+    def add(self, row: Mapping[str, Any], group: str, update: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Add a round: its row, and its mean update of the group. Returns the figures for the row."""
+        drift, spare = row["drift"][group], row["effective_clients"] - 1
         square = drift["rms"] ** 2
         figures = {
             "agreement": follow(self.direction, update),
