@@ -63,7 +63,7 @@ class ByAttention(Choice):
 class AtRandom(Choice):
     """The baseline: K layers drawn in every round."""
 
-    tokens: Tokens | None = None  # told as to the other rule, and not looked at
+    tokens: Tokens | None = None  # sent to both rules; this one ignores it
     looks_at_data: ClassVar[bool] = False
 
 

@@ -141,7 +141,7 @@ def refusal(context: Context, config: Config, order: Order) -> str:
 
 
 def incomplete(resident: Resident, order: Order) -> str:
-    """Whether the order leaves part of the model unsaid: that would be what an earlier message loaded."""
+    """Why the order is incomplete, if it is: a name it leaves out would be what an earlier message loaded."""
     said = {*order.base, *order.plan.private}
     unsaid = [name for name in resident.exchanged if name not in said]
     return f"declines: the order does not say what {unsaid[0]} is to be at its start" if unsaid else ""

@@ -63,7 +63,7 @@ def examine(overrides: list[str]) -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """The versions that matter, and whatever does not meet this package's own list of needs."""
+    """The versions that matter, and what does not meet this package's requirements."""
     for name, have in versions().items():
         missing = have == "not installed" and name != "fedfrozen"
         yield Finding(name, "bad" if missing else "good", have)

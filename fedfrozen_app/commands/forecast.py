@@ -132,7 +132,7 @@ def walk(strategy: PlannedFedAvg, num_rounds: int, clients: list[str], roles: Ma
 def _missing(
     base: frozenset[str], before: tuple[int, frozenset[str]] | None, changed: Mapping[str, int]
 ) -> Iterable[str]:
-    """What a client lacks that has not been here before, or has in an earlier round."""
+    """What a client lacks, whose latest round was `before`; None: it has not taken part yet."""
     if before is None:
         return base
     number, held = before

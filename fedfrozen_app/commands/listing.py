@@ -1,4 +1,4 @@
-"""`fedfrozen list [DIR...]` and `fedfrozen show RUN`: what runs there are, and one of them closely."""
+"""`fedfrozen list [DIR...]` and `fedfrozen show RUN`: which runs there are, and one of them in detail."""
 
 import shlex
 from pathlib import Path

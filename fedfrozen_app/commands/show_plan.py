@@ -46,7 +46,7 @@ def plan(arguments: list[str]) -> None:
 
 
 def stage_table(stage: Stage, found: Forecast) -> Table:
-    """A row a role, for one client in one round."""
+    """One row per role, for one client in one round."""
     trained = f"{stage.trained_params:,} parameters trained"
     title = f"{stage.name}: {counted(stage.rounds, 'round')}, {trained}; one client, one round"
     table = Table(title=Text(title), title_justify="left")
@@ -75,7 +75,7 @@ def stage_table(stage: Stage, found: Forecast) -> Table:
 
 
 def totals_table(found: Forecast) -> Table:
-    """A row a stage, for the whole run."""
+    """One row per stage, for the whole run."""
     table = Table(title=Text("The whole run, all clients"), title_justify="left")
     table.add_column("stage")
     for heading in ("rounds", "client rounds", "sent up", "sent down"):

@@ -68,7 +68,7 @@ def make_server(folder: Path, port: int) -> ThreadingHTTPServer:
 
 @dataclass
 class LivePages:
-    """The pages of a folder, made anew only when its files have changed."""
+    """The pages of a folder, rebuilt only when its files have changed."""
 
     folder: Path
     _made: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """A line a request would bury the terminal."""
+        """Say nothing: a line for each request would bury the terminal."""
 
 
 def _words(verb: str, description: str) -> Arguments:

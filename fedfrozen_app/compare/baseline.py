@@ -1,4 +1,4 @@
-"""Each group against its baseline: which one that is, and what the tests say, with their doubts."""
+"""Each group against its baseline: which one that is, what the tests say, and when to doubt them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

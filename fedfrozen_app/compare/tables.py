@@ -175,7 +175,7 @@ def _latex(text: str) -> str:
 
 
 def to_csv(comparison: Comparison) -> str:
-    """A row a group, in full precision; bytes and seconds as plain numbers."""
+    """One row per group, in full precision; bytes and seconds as plain numbers."""
     settings = list(dict.fromkeys(key for group in comparison.groups for key in group.settings))
     figures = [name for name in FIGURES if any(name in group.spreads for group in comparison.groups)]
     parts = ("mean", "std", "low", "high", "n")
@@ -203,7 +203,7 @@ def to_csv(comparison: Comparison) -> str:
 
 
 def runs_csv(comparison: Comparison) -> str:
-    """A row a run, for whoever wants to do statistics of their own."""
+    """One row per run, for statistics of your own."""
     settings = list(dict.fromkeys(key for group in comparison.groups for key in group.settings))
     table: list[list[object]] = [["label", *settings, "seed", *FIGURES, "folder"]]
     for group in comparison.groups:

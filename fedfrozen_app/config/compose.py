@@ -1,4 +1,4 @@
-"""Composing `conf/` with Hydra, for the command line and for those who have none."""
+"""Composing `conf/` with Hydra, for the command line and for code without one."""
 
 import shlex
 import sys
@@ -26,7 +26,7 @@ OmegaConf.register_new_resolver(
 
 
 def compose_config(overrides: str | list[str]) -> DictConfig:
-    """Compose as the command line would, for those who have no command line (Flower's apps, tests)."""
+    """Compose as the command line would, for code that has none (Flower's apps, tests)."""
     overrides = shlex.split(overrides) if isinstance(overrides, str) else overrides
     prepare_hydra()
     GlobalHydra.instance().clear()

@@ -103,6 +103,6 @@ class SearchPath(SearchPathPlugin):
 
 @cache
 def prepare_hydra() -> None:
-    """Make this known to Hydra, for its command line and for composing alike."""
+    """Register these sources with Hydra, for its command line and for composing."""
     for plugin in (Defaults, SearchPath):
         Plugins.instance().register(plugin)

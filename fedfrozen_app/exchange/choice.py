@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choice:
-    """Made from what the order tells. A rule that looks at no data overrides `pick`, the others `scores`."""
+    """Built from the order's settings. A rule that looks at no data overrides `pick`, the others `scores`."""
 
     top_k: int
     examples: int = 256  # rows that are scored at most

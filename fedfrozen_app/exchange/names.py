@@ -43,7 +43,7 @@ def by_namespace(arrays: Mapping[str, T]) -> dict[str, dict[str, T]]:
 
 
 def flattened(spaces: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
-    """The other way round."""
+    """The inverse: by `namespace/name`."""
     return {
         with_namespace(space, name): value for space, named in spaces.items() for name, value in named.items()
     }

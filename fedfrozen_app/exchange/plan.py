@@ -16,7 +16,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Plan:
-    """Names by their fate; a name that is neither trained nor private is frozen.
+    """Names by what happens to them; a name that is neither trained nor private is frozen.
 
     `shared` names travel up after training; `private` names never leave the client. Without `phases`, all
     that is trained trains together.

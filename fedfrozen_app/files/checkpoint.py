@@ -116,7 +116,7 @@ def with_owners(**arrays: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
 
 
 def by_owner(arrays: "Mapping[str, Tensor]") -> "dict[str, dict[str, Tensor]]":
-    """The same apart again. Older checkpoints name no owner: there all is the strategy's."""
+    """The inverse. Older checkpoints name no owner: there all arrays are the strategy's."""
     found: dict[str, dict[str, Tensor]] = {owner: {} for owner in OWNERS}
     for key, value in arrays.items():
         owner, _, name = key.partition("/")
@@ -135,7 +135,7 @@ def numbers(folder: Path) -> list[int]:
 
 
 def forget_after(folder: Path, number: int) -> None:
-    """Drop what lies there of later rounds: of another run that was here, or of a lost future."""
+    """Drop later rounds: another run left them here, or this run goes on from before them."""
     for later in numbers(folder):
         if later > number:
             shutil.rmtree(folder / str(later))
@@ -155,7 +155,7 @@ def newest_state(run: Path) -> dict[str, Any] | None:
 
 
 def check_private(start: Checkpoint, *, in_process: bool) -> None:
-    """Clients' private arrays are in the checkpoints of runs in process alone, which alone give them back."""
+    """Only in-process runs write clients' private arrays into checkpoints, and only they can restore them."""
     if start.hooks.get("private") and not (start.clients and in_process):
         raise UserError(
             "Clients of this run keep parts of the model, and Flower forgets those when a run ends: go on "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 SEAL, FILES = "sha256", "files"
-# What reading a file that was damaged anyhow can end in, beside a library's own errors.
+# What reading a damaged file can raise, beside a library's own errors.
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -21,7 +21,7 @@ def sealed(record: Mapping[str, Any], *files: Path) -> str:
 
 
 def unsealed(path: Path) -> dict[str, Any]:
-    """The record again, its files checked; one of `DAMAGED` unless all is as it was sealed."""
+    """Read the record and check its files; raises one of `DAMAGED` if anything has changed."""
     record = json.loads(path.read_text("utf-8"))
     if record.pop(SEAL) != _digest(record):
         raise ValueError(f"{path.name} is not as it was written")

@@ -169,7 +169,7 @@ class Connection:
         chunks: queue.Queue[str | None] = queue.Queue()
 
         def read() -> None:
-            """The stream breaks on a busy machine and when the SuperLink restarts: ask on after its last."""
+            """The stream breaks on a busy machine and when the SuperLink restarts: go on from there."""
             seen, tries = 0.0, RECONNECTS
             while tries:
                 tries -= 1

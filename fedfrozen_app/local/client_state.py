@@ -65,7 +65,7 @@ def _on(resident: Resident, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def keep_private(context: Context, arrays: Mapping[str, Tensor], *, local: bool) -> None:
-    """For the next round, unless training has diverged: from such arrays a client would never come back."""
+    """Keep these for the next round, unless training has diverged: a client would never recover."""
     norms = torch.stack(torch._foreach_norm(list(arrays.values())))  # one look at the device for all
     if not torch.isfinite(norms).all():
         log.warning("A client's private arrays are not finite: it goes on from those it had before.")

@@ -249,7 +249,7 @@ class CohortRunner:
     def _judge_base(
         self, clients: Sequence[str], private_parts: Sequence[Mapping[str, Tensor]]
     ) -> dict[str, float]:
-        """As the round begins, of each client that has validation rows: how it does on them."""
+        """For each client with validation rows: its figure on them as the round begins."""
         found = {}
         for client, private in zip(clients, private_parts, strict=True):
             if len(rows := self.resident.rows(client).validation):
@@ -260,7 +260,7 @@ class CohortRunner:
     def _judge_row(
         self, block: Block, number: int, order: Order, before: Mapping[str, float]
     ) -> dict[str, float]:
-        """The same for what a client has become, and what else the sequential runner would tell."""
+        """The same after training, and the other figures that the sequential runner reports."""
         resident, client = self.resident, block.clients[number]
         if client not in before and not order.plan.private:
             return {}

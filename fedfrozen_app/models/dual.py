@@ -103,7 +103,7 @@ class DualEncoder(nn.Module):
 
     @property
     def _vision(self) -> nn.Module:
-        """The tower that has the embeddings: CLIP's is wrapped once more in some versions."""
+        """The tower that has the embeddings: in some versions CLIP's has one more wrapper."""
         tower = self.model.vision_model
         return getattr(tower, "vision_model", tower)
 

@@ -4,8 +4,8 @@
 
 The norm runs over all trained names together. Gradients of single examples come from the clients' own pure
 loss under `vmap`, which serves every supported architecture, position embeddings and all (ghost.py needs less
-memory, and serves layers and heads). Opacus' optimiser clips, sums and scales them. It is built anew for
-every client and round, because what is trained changes.
+memory, and serves layers and heads). Opacus' optimiser clips, sums and scales them. A new one
+is built for every client and round, because what is trained changes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

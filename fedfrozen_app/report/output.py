@@ -42,8 +42,8 @@ def write_outputs(
 
 
 def write_interrupted(folder: Path, metadata: dict[str, str], **details: Any) -> None:
-    """The same of a run whose own process was ended: as it stood at its newest checkpoint, if it has one."""
-    # A summary is of a run that had ended by then, or of the one before: a run that begins removes it.
+    """The same for a run whose process was killed: as of its newest checkpoint, if it has one."""
+    # A run removes the old summary when it begins: one that is here belongs to a run that had ended.
     if (folder / "summary.json").exists() or not checkpoint.numbers(folder / "checkpoints"):
         return
     last = checkpoint.newest(folder)

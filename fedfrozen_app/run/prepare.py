@@ -1,4 +1,4 @@
-"""How a run begins: whether it is possible, and what it goes on from."""
+"""How a run begins: whether it is possible, and what it starts from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

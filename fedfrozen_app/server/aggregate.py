@@ -47,7 +47,7 @@ class NormGate:
         return None
 
     def usual(self) -> float | None:
-        """The median of this round's; without one, what it was."""
+        """The median norm of this round's accepted updates; without any, the last round's."""
         return statistics.median(self._norms) if self._norms else self._usual
 
 

@@ -1,7 +1,7 @@
 """Whether clients still move a group of parameters together, and when that has faded: a rule for freezing it.
 
-A round's clients send updates uᵢ of the group. Their drift D² = Σ wᵢ‖uᵢ‖² − ‖ū‖² is what they disagree in.
-What they agree in cannot be read off one round: the mean of m clients carries D²/(m−1) of disagreement,
+A round's clients send updates uᵢ of the group. Their drift D² = Σ wᵢ‖uᵢ‖² − ‖ū‖² is what they disagree on.
+What they agree on cannot be read off one round: the mean of m clients carries D²/(m−1) of disagreement,
 which looks like movement, and clients that pull against each other leave a mean that is small although it
 still goes somewhere. But disagreement that is chance does not come back in the next round, and movement
 does. So the rule watches

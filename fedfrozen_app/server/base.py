@@ -87,25 +87,28 @@ class PlannedFedAvg(OwnLoop):
         return {}
 
     def step(self, update: Update) -> dict[str, Tensor]:
-        """The next values of the names in `update.model`, in its memory where it likes; it may replace arrays
-        of `self.carried` too. What lies there and in `self.model` must not change: clients may hold it."""
+        """The next values of the names in `update.model`, whose memory it may reuse.
+
+        It may also replace arrays in `self.carried`, but change neither those nor `self.model` in place:
+        clients may hold the same arrays.
+        """
         if self.optimizer.adds_only and update.values is not None:
             return update.values
         return self.optimizer.step(self.model, update.model)
 
     def observe(self, row: Row, merged: Mapping[str, Tensor]) -> Row:
-        """What a round teaches, before its merged values enter `self.model`; what to add to its row."""
+        """Learn from a round before its merged values enter `self.model`; returns what to add to its row."""
         return {}
 
     def recall(self, row: Row) -> None:
-        """Learn again from the row of a round before this run went on from a checkpoint."""
+        """Learn again from the row of an earlier round, when a run goes on from a checkpoint."""
 
     def state(self) -> dict[str, Tensor]:
         """Arrays beside the model that a checkpoint must keep."""
         return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take them back; empty where the checkpoint is another strategy's."""
+        """Restore them; empty where the checkpoint is another strategy's."""
 
     def choice(self, server_round: int) -> NamedSettings | None:
         """The rule by which each client takes its own layers of the plan; None: all train the whole plan."""

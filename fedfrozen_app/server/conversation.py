@@ -1,4 +1,4 @@
-"""The server's side of the talk: who is there, and one round of orders and replies over any Flower grid."""
+"""The server's side of the conversation: who is there, and a round of orders and replies over any grid."""
 
 import logging
 import time
@@ -234,7 +234,7 @@ def with_grace(timeout: float) -> float:
     """How long Flower keeps a question and its answer.
 
     Answers are fetched one by one: when the last moment has been spent on one that never came, those of the
-    others must still be there. Not for much longer: who comes back late should not work for nobody.
+    others must still be there. But not for much longer: a client that comes back late would work for nothing.
     """
     return 1.25 * timeout + 60
 

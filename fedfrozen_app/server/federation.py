@@ -74,7 +74,7 @@ class Federation:
     def show_upload(
         self, server_round: int, client: str, reply: Reply | str, model: Mapping[str, Tensor]
     ) -> None:
-        """Let whoever watches see a reply before it enters the sum."""
+        """Call `on_upload` with a reply before it enters the sum."""
         if self.on_upload is not None and isinstance(reply, Reply):
             reply.arrays = {n: v.clone() for n, v in reply.arrays.items()}  # a block's rows change as one
             self.on_upload(server_round, client, reply, model)

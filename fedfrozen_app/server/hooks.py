@@ -1,4 +1,4 @@
-"""What happens after every round: the best model kept, a stop decided, the row and the checkpoint written."""
+"""After every round: keep the best model, decide whether to stop, write the row and a checkpoint."""
 
 import json
 import logging
@@ -64,7 +64,7 @@ class BestModel:
         return {"best": best, "round": self.round, "waited": self.waited}
 
     def resume_from(self, state: dict[str, Any], run: Path) -> None:
-        """From a checkpoint of `run`, with the model that it calls the best: if that is gone, without any."""
+        """Continue from a checkpoint of `run`; without a best model, if the file of that one is gone."""
         if state["round"] is None:
             return
         if not disk.same_round(run / BEST, state["round"]):
@@ -182,7 +182,7 @@ class MetricsFile:
         return False, {}
 
     def resume_after(self, row: Row, earlier: list[Row]) -> None:
-        """Leave the rows up to a checkpoint's: its own may be missing, later ones belong to a lost future."""
+        """Keep the rows up to a checkpoint's. Its own may be missing; later rounds are run again."""
         rows = [old for old in earlier if old["round"] < row["round"]] + [row]
         if lost := sorted({*range(row["round"])} - {old["round"] for old in rows}):
             numbers = ", ".join(map(str, lost))

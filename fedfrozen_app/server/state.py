@@ -1,4 +1,4 @@
-"""What a checkpoint keeps beside the model, each array under the name of whom it belongs to."""
+"""What a checkpoint keeps beside the model, each array under the name of its owner."""
 
 from torch import Tensor
 

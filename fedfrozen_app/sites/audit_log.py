@@ -1,6 +1,6 @@
 """The site's own record of what was asked, sent and refused: one JSON line each, only ever appended.
 
-Each line holds its own SHA-256 and that of the line before, so that one taken out or changed later shows.
+Each line holds its own SHA-256 and that of the line before, so that a line removed or changed later shows.
 """
 
 import datetime

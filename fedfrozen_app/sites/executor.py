@@ -137,7 +137,7 @@ class Executor:
         return train_reply(message, reply, local=False)
 
     def _used_up(self, order: Order, run: Run, policy: Policy, again: bool) -> str | None:
-        """Why the site has given all it gives; the same update once more takes nothing."""
+        """Why the site has given all it gives; sending the same update again costs nothing."""
         if not again and self.audit.sent_today() >= policy.rounds_per_day:
             given = counted(policy.rounds_per_day, "update")
             return f"it has sent {given} in 24 hours, and that is all it gives"

@@ -5,7 +5,7 @@
     KITS/NAME/        for the site NAME: its key pair, policy, data description, scripts, units
 
 Run again with the same folder it keeps what is there and adds what is missing, so a new site is one more line
-in the file; `--renew PARTY` makes that party's certificate or keys anew.
+in the file; `--renew PARTY` makes a new certificate or new keys for that party.
 """
 
 import datetime

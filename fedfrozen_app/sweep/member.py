@@ -64,7 +64,7 @@ def claim(wanted: Path, new: status.Status) -> Path:
         if found is not None and found.digest == new.digest:
             return path.parent
     numbered = (wanted.parent / str(number) for number in count())
-    # Hydra counts anew in every sweep: a folder may be that of another configuration.
+    # Hydra numbers every sweep from 0: a folder may be that of another configuration.
     for folder in chain([wanted], numbered):
         if not (folder / "metrics.jsonl").exists() and status.create(folder, new):
             return folder
@@ -73,7 +73,7 @@ def claim(wanted: Path, new: status.Status) -> Path:
 
 def starting_point(config: Config, folder: Path) -> tuple[Config, checkpoint.Checkpoint | None]:
     """Where to go on: the newest checkpoint of an earlier attempt, else what the configuration says."""
-    # What clients keep for themselves is lost with a simulation's processes: those begin anew.
+    # What clients keep for themselves is lost with a simulation's processes: those start again.
     if config.runtime.name == "inprocess" and checkpoint.numbers(folder / "checkpoints"):
         start = checkpoint.newest(folder)
         log.info("Going on after round %d.", start.round)

@@ -1,7 +1,7 @@
 """`fedfrozen -m ...`: a Hydra multirun whose folder is the same when the command is given again.
 
-Hydra's own default is a folder with the time in its name: whoever repeats an interrupted command would begin
-anew. Ours is named after the swept keys and the fixed settings, so that more values of a swept key (more
+Hydra's own default is a folder with the time in its name: whoever repeats an interrupted command would start
+over. Ours is named after the swept keys and the fixed settings, so that more values of a swept key (more
 seeds) find the runs that are there.
 """
 
@@ -47,7 +47,7 @@ def multirun(arguments: list[str]) -> None:
         print(f"Interrupted with {counted(done, 'run')} complete: the same command goes on.", file=sys.stderr)
         raise
     finally:
-        # However the launcher ended, what its runs left behind is told.
+        # However the launcher ended, report what its runs left behind.
         conclude_table(folder, token)
     conclude(folder, token)
 
