@@ -25,7 +25,7 @@ from transformers import (
 from fedfrozen_app.config import compose_config, quoted, read, resolved
 from fedfrozen_app.exchange.count import bytes_by_role
 from fedfrozen_app.files.rows import read_rows
-from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.models.roles import KERNEL, roles_of
 from fedfrozen_app.run.job import Job
 

@@ -19,7 +19,7 @@ from common import arguments, in_fresh_process, resident_bytes, show, write_resu
 from echo import Told, app_telling
 
 from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.run.job import Job
 
 EARLY = 5

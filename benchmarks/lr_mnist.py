@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy
 from fedfrozen_app.config import compose_config, quoted, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.flower.simulation import run_app
-from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.models.task import Task
 from fedfrozen_app.run.job import Job

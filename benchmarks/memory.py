@@ -35,7 +35,7 @@ from common import (
 from echo import Told, app_telling, run_echo
 
 from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.run.job import Job
 
 EARLY = 5

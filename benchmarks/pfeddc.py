@@ -35,7 +35,7 @@ from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus
 from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.errors import RunFailed
-from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.run.job import Job as RunJob
 
 ALIGN = 0.2

@@ -56,7 +56,7 @@ from seqeval.scheme import IOB2, Entities
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.data.table import Corpus
-from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.models.metrics import tag_sequences
 from fedfrozen_app.run.job import Job

@@ -17,7 +17,7 @@ from echo import Told, app_telling
 
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.table import Corpus
-from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.local import resident
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.server.base import PlannedFedAvg, Row
@@ -94,9 +94,9 @@ class AppTurns:
             self._turns = Turns(work)
 
     def wait(self) -> None:
-        mine = resident._here  # a process has one resident: whoever goes on puts its own back
+        mine = resident._installed  # a process has one resident: whoever goes on puts its own back
         self._wait()
-        resident._here = mine
+        resident._installed = mine
 
     def turn(self) -> Mapping[str, Any]:
         """The row of the round just done."""

@@ -38,12 +38,12 @@ from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.files.rows import read_rows
-from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.report import output
-from fedfrozen_app.run import look
+from fedfrozen_app.run import evaluation
 from fedfrozen_app.run.job import Job as RunJob
-from fedfrozen_app.server.warmup import Watch
+from fedfrozen_app.server.agreement import Agreement
 from fedfrozen_app.theory import figures
 from fedfrozen_app.theory.accuracy import AUTO, NEVER, judge, read_result, scores_of
 from strategies.fedfrozen import Settings
@@ -200,7 +200,7 @@ def run(words: list[str], folder: Path) -> list[dict[str, Any]]:
     start = checkpoint.read(Path(config.start_from)) if config.start_from else None
     shutil.rmtree(folder, ignore_errors=True)
     # One resident for all runs of a kind: on a GPU its step takes longer to compile than a run to train.
-    if not (_kept and _kept[0].can_turn_to(config)):
+    if not (_kept and _kept[0].can_switch_to(config)):
         corpus = load_corpus(config)
         _kept[:] = [Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))]
     run_in_process(RunJob(config, plain, words, folder, start), resident=_kept[0])
@@ -212,11 +212,11 @@ _kept: list[Resident] = []  # at most one, in a worker
 
 def decided(rows: list[dict[str, Any]], rounds: int) -> int:
     """Where auto, with its defaults, freezes a run that has these rows."""
-    watch = Watch(Settings(warmup_rounds=AUTO).checked(rounds).rule)
+    agreement = Agreement(Settings(warmup_rounds=AUTO).checked(rounds).rule)
     for row in rows:
         if "warmup" in row:
-            watch.recall(row["round"], row["warmup"])
-    return watch.last_round or rounds
+            agreement.recall(row["round"], row["warmup"])
+    return agreement.last_round or rounds
 
 
 # All of them ----------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ def prepare() -> None:
     sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
     output.write_curves = lambda *args, **kwargs: None
     output.write_report = lambda *args: None
-    look.draw_labels = lambda *args: None
+    evaluation.draw_labels = lambda *args: None
 
 
 def fill(jobs: Mapping[str, Job], options: argparse.Namespace) -> bool:

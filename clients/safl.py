@@ -25,7 +25,7 @@ SHARE, LEAST = 0.1, 8  # a tenth of a client's rows is profiled, and no fewer th
 @dataclass(frozen=True)
 class ByAttention(Choice):
     tokens: Tokens | None = None  # what attention is measured to; None: by model and task
-    blank: ClassVar[str] = "none of its profiled texts has a token of strategy.tokens"
+    all_zero_means: ClassVar[str] = "none of its profiled texts has a token of strategy.tokens"
 
     def rows_to_score(self, count: int) -> int:
         return min(self.examples, max(round(SHARE * count), LEAST), count)
@@ -63,7 +63,7 @@ class ByAttention(Choice):
 class AtRandom(Choice):
     """The baseline: K layers drawn in every round."""
 
-    tokens: Tokens | None = None  # told as to the other rule, and not looked at
+    tokens: Tokens | None = None  # sent to both rules; this one ignores it
     looks_at_data: ClassVar[bool] = False
 
 

@@ -1,4 +1,4 @@
-"""The words after a verb, read by argparse: what it cannot read is one sentence, and not its usage."""
+"""Arguments after a verb, read by argparse. A mistake gives one sentence instead of the usage text."""
 
 import argparse
 from typing import NoReturn

@@ -17,7 +17,7 @@ from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.captured import steps_for
 from fedfrozen_app.local.choose import choose
-from fedfrozen_app.local.kept import keep_private, start_of
+from fedfrozen_app.local.client_state import keep_private, start_of
 from fedfrozen_app.local.resident import Resident, disk_cache, resident_for
 from fedfrozen_app.local.sequential import LocalResult, judge_client, train_client
 from fedfrozen_app.privacy.budget import Declined
@@ -74,8 +74,8 @@ def train(message: Message, context: Context) -> Message:
     if resident.config.privacy.name == "none":
         chosen = choose(resident, client, order, start)
         scores = chosen.scores
-        own, begun = replace(order, plan=chosen.plan), replace(start, trained=chosen.plan.trained)
-        result = train_client(resident, client, own, begun, steps)
+        own_order, own_start = replace(order, plan=chosen.plan), replace(start, trained=chosen.plan.trained)
+        result = train_client(resident, client, own_order, own_start, steps)
     else:
         answer = train_privately(context, resident, order, start)
         if isinstance(answer, Declined):
@@ -141,7 +141,7 @@ def refusal(context: Context, config: Config, order: Order) -> str:
 
 
 def incomplete(resident: Resident, order: Order) -> str:
-    """Whether the order leaves part of the model unsaid: that would be what an earlier message loaded."""
+    """Why the order is incomplete, if it is: a name it leaves out would be what an earlier message loaded."""
     said = {*order.base, *order.plan.private}
     unsaid = [name for name in resident.exchanged if name not in said]
     return f"declines: the order does not say what {unsaid[0]} is to be at its start" if unsaid else ""

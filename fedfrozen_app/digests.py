@@ -26,10 +26,12 @@ def digest(tensor: Tensor) -> str:
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """By name; large ones on threads, because hashing is most of what a large model costs the server."""
     pieces = {name: _pieces(data) for name, data in _bytes_of(tensors).items()}
-    jobs = {n: [_pool().submit(_hash, piece) for piece in own] for n, own in pieces.items() if len(own) > 1}
+    jobs = {
+        n: [_pool().submit(_hash, piece) for piece in parts] for n, parts in pieces.items() if len(parts) > 1
+    }
     # The small ones here meanwhile: handing them over would take longer.
-    here = {name: list(map(_hash, own)) for name, own in pieces.items() if name not in jobs}
-    hashes = here | {name: [job.result() for job in own] for name, own in jobs.items()}
+    here = {name: list(map(_hash, parts)) for name, parts in pieces.items() if name not in jobs}
+    hashes = here | {name: [job.result() for job in parts] for name, parts in jobs.items()}
     return {name: _digest_of(tensor, hashes[name]) for name, tensor in tensors.items()}
 
 

@@ -16,14 +16,14 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.files.seal import DAMAGED
 from fedfrozen_app.flower.deployed import run_deployed
-from fedfrozen_app.flower.run import run_with_flower
-from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.flower.simulated import run_with_flower
+from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.report.console import closing_table
 from fedfrozen_app.report.track import check_installed
-from fedfrozen_app.run.beginning import check_fits
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.run.outline import keeps_private
+from fedfrozen_app.run.prepare import check_fits
 
 RUNTIMES = {"inprocess": run_in_process, "flower": run_with_flower, "deployed": run_deployed}
 

@@ -46,9 +46,9 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "digits": "fedfrozen_app.data.sources.digits:read_digits",
         "digit_words": "fedfrozen_app.data.sources.digits:read_digits",
         "images": "fedfrozen_app.data.sources.images:read_images",
-        "parquet": "fedfrozen_app.data.sources.tables:read_parquet",
-        "text": "fedfrozen_app.data.sources.tables:read_text",
-        "hub": "fedfrozen_app.data.sources.tables:read_hub",
+        "parquet": "fedfrozen_app.data.sources.tabular:read_parquet",
+        "text": "fedfrozen_app.data.sources.tabular:read_text",
+        "hub": "fedfrozen_app.data.sources.tabular:read_hub",
         "conll": "fedfrozen_app.data.sources.conll:read_conll",
         "brat": "fedfrozen_app.data.sources.brat:read_brat",
         "i2b2": "fedfrozen_app.data.sources.i2b2:read_i2b2",
@@ -74,8 +74,8 @@ REGISTERED: dict[tuple[str, str], Any] = {}
 def places(group: str) -> dict[str, str]:
     """By name, "module:object" of everything in a group; what is built in cannot be replaced by a package."""
     others = {found.name: found.value for found in entry_points(group=f"fedfrozen.{group}")}
-    own = BUILT_IN.get(group, {})
-    return own | others | own  # in the table's order, and then what others bring
+    built_in = BUILT_IN.get(group, {})
+    return built_in | others | built_in  # in the table's order, and then what others bring
 
 
 def register(group: str, name: str, thing: Any) -> None:

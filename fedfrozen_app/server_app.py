@@ -14,7 +14,7 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.local.resident import Resident, make_card
 from fedfrozen_app.logs import prepare_logging
-from fedfrozen_app.run.federate import clear_end, federate
+from fedfrozen_app.run.federate import explain_disk_errors, federate
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.words import counted
@@ -38,7 +38,7 @@ def main(grid: Grid, context: Context) -> None:
     resident = Resident(config, corpus, shares=shares)
     conversation.roles = resident.roles
     log.info("Results go to %s", job.folder)
-    with clear_end(job.folder):
+    with explain_disk_errors(job.folder):
         federate(job, conversation, resident)
 
 

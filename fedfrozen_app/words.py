@@ -1,4 +1,4 @@
-"""How numbers are said in sentences."""
+"""Counted nouns, for sentences."""
 
 
 def counted(number: int, noun: str) -> str:

@@ -4,14 +4,14 @@
     rounds T_w+1..T    Φ stays what the last warm-up round averaged; W goes on, and only W travels
 
 T_w = T is FedAvg; T_w = 0 freezes the kernel as it was initialised; T_w = auto freezes when the clients'
-common movement of the kernel has faded beside their disagreement (fedfrozen_app/server/warmup.py).
+common movement of the kernel has faded beside their disagreement (fedfrozen_app/server/agreement.py).
 """
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -22,16 +22,61 @@ from fedfrozen_app.files.rows import Row
 from fedfrozen_app.models.roles import KERNEL
 from fedfrozen_app.seeds import numpy_generator
 from fedfrozen_app.server import base
-from fedfrozen_app.server.warmup import AUTO, WarmupSettings, Watch
+from fedfrozen_app.server.agreement import Agreement, Rule
 
 log = logging.getLogger(__name__)
+AUTO = "auto"
 SCOPES = ("qk", "qk+ln1", "train_value_only", "v", "random")
 ATTENTION = ("query", "key", "value", "output")
 
 
 @dataclass(frozen=True)
-class Settings(WarmupSettings):
+class Settings(base.Settings):
+    warmup_rounds: int | str | None = setting(
+        None,
+        "Rounds of full training before the freeze, from 0 to `num_rounds`. `null`: a fifth of "
+        "`num_rounds`, at least 1 (a resumed run that has frozen stays so). `auto`: until the kernel's "
+        "common movement has faded; see [theory](theory.md)",
+    )
+    warmup_minimum: int | None = setting(
+        None,
+        "`auto`: freeze no earlier than after so many rounds. `null`: a tenth of `num_rounds`, at least 1",
+    )
+    warmup_cap: int | None = setting(
+        None, "`auto`: freeze at the latest after so many rounds. `null`: it may never freeze"
+    )
+    warmup_threshold: float = setting(
+        Rule.threshold, "`auto`: freeze when agreement between rounds falls below this share of the drift"
+    )
+    warmup_window: int = setting(
+        Rule.window, "`auto`: rounds that agreement and drift are averaged over", least=1
+    )
+    warmup_patience: int = setting(Rule.patience, "`auto`: rounds in a row that must say so", least=1)
     freeze_scope: str = setting("qk", "What is frozen; see below", choices=SCOPES)
+
+    def checked(self, num_rounds: int) -> Self:
+        super().checked(num_rounds)
+        shares = {"warmup_rounds": 0.2, "warmup_minimum": 0.1}
+        filled = {name: getattr(self, name) for name in (*shares, "warmup_cap")}
+        for name, share in shares.items():
+            if filled[name] is None:
+                filled[name] = min(max(1, round(share * num_rounds)), num_rounds)
+        for name, value in filled.items():
+            if value is None or (name == "warmup_rounds" and value == AUTO):
+                continue
+            if not isinstance(value, int):
+                raise UserError(f"strategy.{name}={value} is unknown: give a number of rounds, or auto.")
+            if not 0 <= value <= num_rounds:
+                raise UserError(
+                    f"strategy.{name}={value} must lie between 0 and num_rounds={num_rounds}: "
+                    "lower it, or raise num_rounds."
+                )
+        return replace(self, **filled)
+
+    @property
+    def rule(self) -> Rule:
+        limits = (self.warmup_minimum or 1, self.warmup_cap)
+        return Rule(*limits, self.warmup_threshold, self.warmup_window, self.warmup_patience)
 
 
 class FedFrozen(base.PlannedFedAvg):
@@ -45,7 +90,7 @@ class FedFrozen(base.PlannedFedAvg):
             raise UserError(
                 "This model has no attention kernel to freeze: choose strategy=fedavg, or a Transformer."
             )
-        self.watch = Watch(self.settings.rule)
+        self.agreement = Agreement(self.settings.rule)
         if self.settings.warmup_rounds == AUTO:
             self.undecided = (
                 "When auto freezes is found out in training: these are the bytes if it never does."
@@ -58,27 +103,29 @@ class FedFrozen(base.PlannedFedAvg):
     def stage(self, server_round: int) -> str:
         last = self.settings.warmup_rounds
         if last == AUTO:
-            last = self.watch.last_round
+            last = self.agreement.last_round
         return "warmup" if last is None or server_round <= last else "frozen"
 
     def observe(self, row: Row, merged: Mapping[str, Tensor]) -> Row:
         kernel = [name for name in merged if self.federation.drift_group(self.model, name) == "kernel"]
         if self.settings.warmup_rounds != AUTO or not kernel:
             return {}
-        figures = self.watch.see(row, {name: merged[name] - self.model[name] for name in kernel})
+        figures = self.agreement.add(
+            row, "kernel", {name: merged[name] - self.model[name] for name in kernel}
+        )
         if self.stage(row["round"] + 1) == "frozen":
             log.info("The kernel's common movement has faded: it is frozen after round %d.", row["round"])
         return {"warmup": figures}
 
     def recall(self, row: Row) -> None:
         if "warmup" in row:
-            self.watch.recall(row["round"], row["warmup"])
+            self.agreement.recall(row["round"], row["warmup"])
 
     def state(self) -> dict[str, Tensor]:
-        return self.watch.direction
+        return self.agreement.direction
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        self.watch.direction = dict(state)
+        self.agreement.direction = dict(state)
 
     @cached_property
     def frozen(self) -> list[str]:

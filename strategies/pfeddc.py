@@ -68,8 +68,8 @@ class PFedDC(base.PlannedFedAvg):
         return "fedprox" if settings.mu else cls.algorithm
 
     def plan(self, server_round: int) -> Plan:
-        own = [name for name in self.model if not name.endswith(".global")]
-        return super().plan(server_round).keep_private(own)
+        private = [name for name in self.model if not name.endswith(".global")]
+        return super().plan(server_round).keep_private(private)
 
     def client_settings(self) -> dict[str, Any]:
         return {"mu": self.settings.mu} if self.settings.mu else {}

@@ -19,10 +19,10 @@ from torch import Tensor
 from clients.safl import check_tokens
 from fedfrozen_app.config import setting
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.order import Told
+from fedfrozen_app.exchange.order import NamedSettings
 from fedfrozen_app.exchange.plan import Plan, layers_of
 from fedfrozen_app.files.rows import Row
-from fedfrozen_app.models.roles import Role
+from fedfrozen_app.models.roles import is_embedding
 from fedfrozen_app.server import base
 
 OWN = ("attention", "random")  # the rules by which clients differ
@@ -124,14 +124,14 @@ class SAFL(base.PlannedFedAvg):
 
     def plan(self, server_round: int) -> Plan:
         roles = self.federation.roles
-        plan = super().plan(server_round).freeze(name for name, role in roles.items() if embeds(role))
+        plan = super().plan(server_round).freeze(name for name, role in roles.items() if is_embedding(role))
         return plan if self.settings.select in OWN else plan.keep_layers(self.common, roles)
 
-    def choice(self, server_round: int) -> Told | None:
+    def choice(self, server_round: int) -> NamedSettings | None:
         if self.settings.select not in OWN:
             return None
         settings = {"tokens": self.settings.tokens, "examples": self.settings.profile_examples}
-        return Told(self.settings.select, {"top_k": self.top_k, **settings})
+        return NamedSettings(self.settings.select, {"top_k": self.top_k, **settings})
 
     def client_plan(self, server_round: int) -> Plan:
         return self.plan(server_round).keep_layers(self.common, self.federation.roles)
@@ -145,8 +145,3 @@ class SAFL(base.PlannedFedAvg):
         chosen = {client: self._chosen[client] for client in row["clients"] if client in self._chosen}
         self._chosen = {}
         return {"selection": chosen, "layers": self.layers} | ({"layer_scores": scores} if scores else {})
-
-
-def embeds(role: Role) -> bool:
-    """Embeddings, and the norm that closes them: outside the layers, read by the first one's attention."""
-    return role.kind == "embedding" or (role.kind == "norm" and role.layer is None and role.feeds_attention)

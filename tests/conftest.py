@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.report import output
-from fedfrozen_app.run import look
+from fedfrozen_app.run import evaluation
 from fedfrozen_app.run.job import Job
 
 SMALL = [
@@ -76,17 +76,17 @@ def train(tmp_path, monkeypatch):
     """
     monkeypatch.setattr(output, "write_curves", lambda *args, **kwargs: None)
     monkeypatch.setattr(output, "write_selection", lambda *args: None)
-    monkeypatch.setattr(look, "draw_labels", lambda *args: None)
+    monkeypatch.setattr(evaluation, "draw_labels", lambda *args: None)
 
     def train(*overrides: str, folder: str = "run", resume: bool = False, small: bool = True) -> Run:
         target = tmp_path / folder
         words = [*(SMALL if small else ()), *overrides]
-        plain = resolved(compose_config(words))
-        config = read(plain)
+        resolved_config = resolved(compose_config(words))
+        config = read(resolved_config)
         start = checkpoint.newest(target) if resume else None
         if config.start_from:
             start = checkpoint.read(Path(config.start_from))
-        run_in_process(Job(config, plain, words, target, start))
+        run_in_process(Job(config, resolved_config, words, target, start))
         return Run(target)
 
     return train

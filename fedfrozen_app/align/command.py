@@ -34,25 +34,27 @@ def make(arguments: list[str]) -> None:
         raise UserError(f"Say where the dual encoder goes: {USAGE}.")
     folder = Path(arguments[0]).expanduser()
     known = {*OWN, *(field.name for field in fields(AlignSettings))}
-    own = {k: v for k, _, v in (word.partition("=") for word in arguments[1:]) if k in known}
+    given = {k: v for k, _, v in (word.partition("=") for word in arguments[1:]) if k in known}
     # strategy=fedavg: this only reads data, and must not ask for a dual encoder that is not there yet.
-    words = [word for word in arguments[1:] if word.partition("=")[0] not in known]
-    config = read(resolved(compose_config(["strategy=fedavg", *words])))
+    overrides = [word for word in arguments[1:] if word.partition("=")[0] not in known]
+    config = read(resolved(compose_config(["strategy=fedavg", *overrides])))
     for key in ("vision", "text"):
-        if not Path(own.get(key, "")).is_dir() or key not in own:
-            raise UserError(f"{key}={own.get(key, '')} is no folder of a pretrained encoder: {USAGE}.")
-    settings = _settings({key: value for key, value in own.items() if key not in OWN})
+        if not Path(given.get(key, "")).is_dir() or key not in given:
+            raise UserError(f"{key}={given.get(key, '')} is no folder of a pretrained encoder: {USAGE}.")
+    settings = _settings({key: value for key, value in given.items() if key not in OWN})
     corpus = load_corpus(config)
     if corpus.task != "image":
         raise UserError("Alignment needs pictures with class names: choose an image dataset.")
     rows = align_rows(corpus, config)[1]
-    if "domain" in own:
-        if own["domain"] not in corpus.columns.get("domain", ()):
-            raise UserError(f"domain={own['domain']} is in no row of the data: leave it out or correct it.")
-        rows = rows[corpus.columns["domain"][rows] == own["domain"]]
+    if "domain" in given:
+        if given["domain"] not in corpus.columns.get("domain", ()):
+            raise UserError(f"domain={given['domain']} is in no row of the data: leave it out or correct it.")
+        rows = rows[corpus.columns["domain"][rows] == given["domain"]]
     if not len(rows):
         raise UserError("No rows are set apart to align on: add dataset.align=0.2, here and in later runs.")
-    dual = join(own["vision"], own["text"], own.get("text_pooling", "mean"), own.get("projection_dim", "256"))
+    dual = join(
+        given["vision"], given["text"], given.get("text_pooling", "mean"), given.get("projection_dim", "256")
+    )
     check_pictures(dual, input_shape(corpus, config))
     pictures = pictures_of(corpus, rows)
     if config.dataset.mean is None and len(corpus.mean) == len(IMAGENET["mean"]):

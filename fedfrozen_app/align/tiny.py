@@ -47,8 +47,8 @@ def aligned_folder(config: Config, corpus: Corpus) -> Path:
     pictures = pictures_of(corpus, rows)
     # The pictures themselves: a path may hold others by now, or be another folder's relative name.
     seen = [digest(pictures.pixels), digest(pictures.labels), pictures.classes, pictures.mean, pictures.std]
-    facts = [model.model_type, model.config, seen, vars(SETTINGS), torch.__version__]
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    identity = [model.model_type, model.config, seen, vars(SETTINGS), torch.__version__]
+    key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     folder = get_flwr_home() / "fedfrozen" / "aligned" / key
     if folder.is_dir():
         return folder

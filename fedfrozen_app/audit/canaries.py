@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedfrozen_app.data.table import Table
+from fedfrozen_app.models.roles import is_embedding
 from fedfrozen_app.privacy.dpsgd import Clipping, ExampleGradients, Recipe, plain_loss, train_steps
 from fedfrozen_app.privacy.ghost import GhostClipping
 from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.seeds import numpy_generator
-from strategies.safl import embeds
 
 if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
@@ -65,7 +65,7 @@ def rehearse(
     parameters = {name: resident.parameters[name] for name in names}
     gradients = ExampleGradients(resident.model, resident.task, names, plain_loss)
     clipping: Clipping = gradients
-    if ghostly(resident):
+    if uses_ghost_clipping(resident):
         clipping = GhostClipping(resident.model, resident.task, names, recipe.max_grad_norm)
     real = resident.train_table.take(rows[:REAL_ROWS].to(resident.device))
     planted_table = random_rows(resident, canaries, generator)
@@ -89,7 +89,7 @@ def rehearse(
         Noise(resident.device, (seed, "audit", 0)),
     )
     seen = torch.cat([total.flatten() for total in recorder.total])
-    scores = read_off(seen, directions(gradients, table, recipe.physical_batch))[len(real) :]
+    scores = estimate_coefficients(seen, directions(gradients, table, recipe.physical_batch))[len(real) :]
     guesses = 2 * (canaries // 4)
     ranked = np.argsort(scores)
     right = int(coins[ranked[-(guesses // 2) :]].sum() + (~coins[ranked[: guesses // 2]]).sum())
@@ -97,15 +97,15 @@ def rehearse(
     return CanaryResult(canaries, int(coins.sum()), guesses, right, bound)
 
 
-def ghostly(resident: "Resident") -> bool:
+def uses_ghost_clipping(resident: "Resident") -> bool:
     """Whether the run clipped without the gradients of single examples; then so does its rehearsal."""
     return resident.config.privacy.name != "none" and resident.config.privacy.clipping == "ghost"
 
 
 def audited_names(resident: "Resident") -> list[str]:
     if sum(value.numel() for value in resident.parameters.values()) <= MOST_PARAMETERS:
-        every = list(resident.parameters)
-        return [name for name in every if not (ghostly(resident) and embeds(resident.roles[name]))]
+        unserved = uses_ghost_clipping(resident)  # it cannot read an embedding's gradient norm
+        return [n for n in resident.parameters if not (unserved and is_embedding(resident.roles[n]))]
     last = max((role.layer for role in resident.roles.values() if role.layer is not None), default=None)
     return [name for name, role in resident.roles.items() if role.kind == "head" or role.layer == last]
 
@@ -138,7 +138,7 @@ def directions(gradients: ExampleGradients, table: Table, size: int) -> Tensor:
     return torch.cat(parts)
 
 
-def read_off(seen: Tensor, basis: Tensor) -> np.ndarray:
+def estimate_coefficients(seen: Tensor, basis: Tensor) -> np.ndarray:
     """How much of each row's direction is in the sum: the best linear guess, as gradients are alike.
 
     What lies outside all directions is noise, so the sum itself says how much noise to reckon with.

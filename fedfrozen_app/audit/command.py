@@ -51,8 +51,8 @@ class AuditSettings:
 
 
 def audit(arguments: list[str]) -> None:
-    run, words = run_folder("audit", arguments)
-    settings = read_settings(words)
+    run, overrides = run_folder("audit", arguments)
+    settings = read_settings(overrides)
     resident = load_run(run, [])
     clients = took_part(resident, run)
     check_client(resident, run, settings.client)
@@ -70,9 +70,9 @@ def audit(arguments: list[str]) -> None:
     print(f"Wrote {run / 'audit.json'}")
 
 
-def read_settings(words: list[str]) -> AuditSettings:
+def read_settings(overrides: list[str]) -> AuditSettings:
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(AuditSettings), OmegaConf.from_dotlist(words))
+        merged = OmegaConf.merge(OmegaConf.structured(AuditSettings), OmegaConf.from_dotlist(overrides))
         settings = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise UserError(f"fedfrozen audit: {sentence(error)}") from error
@@ -180,7 +180,7 @@ def as_grid(found: dict[str, Any]) -> Grid:
         grid.add_row(name, f"AUC {figures['auc']:.3f}", f"{figures['low']:.3f} to {figures['high']:.3f}")
     canaries = found["canaries"]
     claim = canaries["epsilon_claimed"]
-    told = (
+    claim_line = (
         "no privacy claimed"
         if claim is None
         else f"claimed for these steps: {claim:.3f} per {canaries['privacy_unit']}"
@@ -188,7 +188,7 @@ def as_grid(found: dict[str, Any]) -> Grid:
     grid.add_row(
         f"canaries, {counted(canaries['steps'], 'step')}",
         f"{canaries['right']} of {canaries['guesses']} guesses right",
-        f"epsilon above {canaries['epsilon_lower']:.3f}; {told}",
+        f"epsilon above {canaries['epsilon_lower']:.3f}; {claim_line}",
     )
     return grid
 

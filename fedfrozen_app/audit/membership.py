@@ -84,7 +84,7 @@ def area(members: np.ndarray, others: np.ndarray) -> float:
 
 
 def interval(members: np.ndarray, others: np.ndarray, seed: int) -> dict[str, float]:
-    """The area with its 95 % bootstrap interval, both groups drawn anew."""
+    """The area with its 95 % bootstrap interval, both groups resampled."""
     generator = numpy_generator(seed, "audit bootstrap")
     areas = [
         area(generator.choice(members, len(members)), generator.choice(others, len(others)))

@@ -39,23 +39,23 @@ def dispatch(arguments: list[str]) -> int:
         near = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(VERBS)}."
         raise UserError(f"'{verb}' is neither a verb nor a setting (KEY=VALUE): {hint}")
-    place, words = (VERBS[verb], arguments[1:]) if verb in VERBS else (TRAIN, arguments)
+    place, rest = (VERBS[verb], arguments[1:]) if verb in VERBS else (TRAIN, arguments)
     if place == TRAIN:
-        _check_dashes(words)
+        _check_dashes(rest)
     module, _, function = place.partition(":")
     try:
-        getattr(importlib.import_module(module), function)(words)
+        getattr(importlib.import_module(module), function)(rest)
     except RunFailed as error:
         print(f"fedfrozen: the run failed. {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _check_dashes(words: list[str]) -> None:
+def _check_dashes(rest: list[str]) -> None:
     """--num_rounds=5 is what other commands would take; Hydra answers it with its own usage."""
     from fedfrozen_app.config import Config
 
-    for word in words:
+    for word in rest:
         name, _, value = word.lstrip("-").partition("=")
         key = name.replace("-", "_")
         if word.startswith("-") and key.partition(".")[0] in {known.name for known in fields(Config)}:

@@ -63,7 +63,7 @@ def examine(overrides: list[str]) -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """The versions that matter, and whatever does not meet this package's own list of needs."""
+    """The versions that matter, and what does not meet this package's requirements."""
     for name, have in versions().items():
         missing = have == "not installed" and name != "fedfrozen"
         yield Finding(name, "bad" if missing else "good", have)
@@ -106,10 +106,10 @@ def writable(about: str, folder: Path) -> Finding:
     """A folder that may not be there yet: whether it can be written, and how much room is left."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free
-    told = f"{folder}, {human_bytes(free)} free"
+    text = f"{folder}, {human_bytes(free)} free"
     if not there.is_dir() or not os.access(there, os.W_OK):
         return Finding(about, "bad", f"{folder} cannot be written")
-    return Finding(about, "good" if free > LITTLE_DISK else "doubt", told)
+    return Finding(about, "good" if free > LITTLE_DISK else "doubt", text)
 
 
 def paths(overrides: list[str]) -> Iterator[Finding]:

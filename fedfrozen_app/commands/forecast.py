@@ -18,12 +18,11 @@ from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.exchange.count import bytes_by_role, count_parameters
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.models.build import parameters_of
-from fedfrozen_app.models.roles import Role, roles_of
+from fedfrozen_app.models.roles import Role, is_embedding, roles_of
 from fedfrozen_app.models.wrapper import wrapper_of
 from fedfrozen_app.run.outline import planning_strategy
 from fedfrozen_app.server.base import PlannedFedAvg
-from fedfrozen_app.server.draw import draw_cohort
-from strategies.safl import embeds
+from fedfrozen_app.server.sampling import draw_cohort
 
 Bytes = Counter[str]  # by role
 
@@ -91,9 +90,9 @@ def walk(strategy: PlannedFedAvg, num_rounds: int, clients: list[str], roles: Ma
     changed = dict.fromkeys(arrays, 0)  # name: the latest round that gave it a new value
     seen: dict[str, tuple[int, frozenset[str]]] = {}  # client: its latest round, and the base it then had
     for number in range(1, num_rounds + 1):
-        plan, own = strategy.plan(number), strategy.client_plan(number)
-        if not stages or (stages[-1].name, stages[-1].plan) != (strategy.stage(number), own):
-            stages.append(_stage(strategy.stage(number), own, arrays, roles))
+        plan, client_plan = strategy.plan(number), strategy.client_plan(number)
+        if not stages or (stages[-1].name, stages[-1].plan) != (strategy.stage(number), client_plan):
+            stages.append(_stage(strategy.stage(number), client_plan, arrays, roles))
         stage = stages[-1]
         cohort = draw_cohort(clients, strategy.federation.participation, seed, number)
         base = frozenset(arrays) - frozenset(plan.private)
@@ -114,7 +113,7 @@ def walk(strategy: PlannedFedAvg, num_rounds: int, clients: list[str], roles: Ma
         up_by_round.append(up)
         down_by_round.append(down)
     visits = sum(stage.client_rounds for stage in stages)
-    embedding = {name for name in arrays if embeds(roles[name])}
+    embedding = {name for name in arrays if is_embedding(roles[name])}
     frozen = embedding and not any(embedding & set(stage.plan.shared) for stage in stages)
     rest = sum(_pick(arrays.keys() - embedding, arrays, roles).values())
     return Forecast(
@@ -133,7 +132,7 @@ def walk(strategy: PlannedFedAvg, num_rounds: int, clients: list[str], roles: Ma
 def _missing(
     base: frozenset[str], before: tuple[int, frozenset[str]] | None, changed: Mapping[str, int]
 ) -> Iterable[str]:
-    """What a client lacks that has not been here before, or has in an earlier round."""
+    """What a client lacks, whose latest round was `before`; None: it has not taken part yet."""
     if before is None:
         return base
     number, held = before

@@ -1,4 +1,4 @@
-"""`fedfrozen list [DIR...]` and `fedfrozen show RUN`: what runs there are, and one of them closely."""
+"""`fedfrozen list [DIR...]` and `fedfrozen show RUN`: which runs there are, and one of them in detail."""
 
 import shlex
 from pathlib import Path
@@ -38,7 +38,7 @@ def list_runs(arguments: list[str]) -> None:
 
 def runs_table(parent: Path, folders: list[Path]) -> Table:
     """Runs side by side: those of a day, or of a sweep."""
-    table = Table(title=Text(_near(parent)), title_justify="left")
+    table = Table(title=Text(_relative_path(parent)), title_justify="left")
     for title in ("run", "strategy", "data", "seed", "final test", "sent up", "time", "status"):
         right = title in ("seed", "final test", "sent up")
         table.add_column(title, justify="right" if right else "left", overflow="fold")
@@ -46,7 +46,7 @@ def runs_table(parent: Path, folders: list[Path]) -> Table:
         summary = read_summary(folder)
         config = summary.get("config") or _configuration(folder)
         names = [str((config.get(group) or {}).get("name", "")) for group in ("strategy", "dataset")]
-        state = how_it_stands(folder, summary).partition(":")[0]  # `show` tells the reason
+        state = run_state(folder, summary).partition(":")[0]  # `show` tells the reason
         cells = (folder.name, *names, str(config.get("seed", "")), *result_cells(summary), state)
         table.add_row(*map(Text, cells))
     return table
@@ -70,14 +70,14 @@ def show_run(arguments: list[str]) -> None:
         sent = human_bytes(sum(row.get("bytes_up") or 0 for row in rows))
         done = counted(rows[-1]["round"] if rows else 0, "round")
         console.print(f"{folder}: {done} done, {sent} sent up.", highlight=False, markup=False)
-    facts: dict[str, Any] = {"Status": how_it_stands(folder, summary), "Command": _command(folder, summary)}
+    details: dict[str, Any] = {"Status": run_state(folder, summary), "Command": _command(folder, summary)}
     if summary:
-        facts |= {"Device": summary.get("device"), "Commit": summary.get("git_commit")}
-        facts["Versions"] = ", ".join(f"{name} {told}" for name, told in summary["versions"].items())
+        details |= {"Device": summary.get("device"), "Commit": summary.get("git_commit")}
+        details["Versions"] = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    for label, value in facts.items():
+    for label, value in details.items():
         if value is not None:  # a bundle has no commit
             table.add_row(label, Text(str(value)))
     for key, value in changed(summary.get("config") or _configuration(folder)).items():
@@ -85,7 +85,7 @@ def show_run(arguments: list[str]) -> None:
     console.print(table)
 
 
-def how_it_stands(folder: Path, summary: dict[str, Any]) -> str:
+def run_state(folder: Path, summary: dict[str, Any]) -> str:
     """By its status file; a run that Flower started has only its summary."""
     known = status.read(folder)
     if known is not None:
@@ -116,7 +116,7 @@ def _command(folder: Path, summary: dict[str, Any]) -> str:
     return str(summary.get("command") or shlex.join(["fedfrozen", *(known.overrides if known else [])]))
 
 
-def _near(folder: Path) -> str:
+def _relative_path(folder: Path) -> str:
     """As one would type it here."""
     here = Path.cwd()
     return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)

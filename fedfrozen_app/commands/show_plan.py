@@ -15,10 +15,10 @@ from fedfrozen_app.words import counted
 
 def plan(arguments: list[str]) -> None:
     """With --json, every count exactly and by role, for scripts."""
-    words = [word for word in arguments if word != "--json"]
-    config = read(resolved(compose_config(words)))
+    overrides = [word for word in arguments if word != "--json"]
+    config = read(resolved(compose_config(overrides)))
     found = forecast(config)
-    if len(words) < len(arguments):
+    if len(overrides) < len(arguments):
         print(json.dumps(found, default=vars))  # `vars` of the dataclasses within
         return
     console = Console()
@@ -46,7 +46,7 @@ def plan(arguments: list[str]) -> None:
 
 
 def stage_table(stage: Stage, found: Forecast) -> Table:
-    """A row a role, for one client in one round."""
+    """One row per role, for one client in one round."""
     trained = f"{stage.trained_params:,} parameters trained"
     title = f"{stage.name}: {counted(stage.rounds, 'round')}, {trained}; one client, one round"
     table = Table(title=Text(title), title_justify="left")
@@ -62,18 +62,20 @@ def stage_table(stage: Stage, found: Forecast) -> Table:
     for heading in ("params", *columns):
         table.add_column(heading, justify="right")
     for role in (role for role in KINDS if role in found.parameters):
-        table.add_row(role, f"{found.parameters[role]:,}", *(_cell(own[role]) for own in columns.values()))
-    for beside in sorted(set(stage.up) - set(KINDS)):  # what a codec adds to an upload
+        table.add_row(
+            role, f"{found.parameters[role]:,}", *(_cell(counts[role]) for counts in columns.values())
+        )
+    for extra in sorted(set(stage.up) - set(KINDS)):  # what a codec adds to an upload
         rest = ["–"] * (len(columns) - 2)
-        table.add_row(beside, "–", "–", _cell(columns["sent up"][beside]), *rest)
-    sums = (_cell(sum(own.values())) for own in columns.values())
+        table.add_row(extra, "–", "–", _cell(columns["sent up"][extra]), *rest)
+    sums = (_cell(sum(counts.values())) for counts in columns.values())
     table.add_section()
     table.add_row("all", f"{sum(found.parameters.values()):,}", *sums)
     return table
 
 
 def totals_table(found: Forecast) -> Table:
-    """A row a stage, for the whole run."""
+    """One row per stage, for the whole run."""
     table = Table(title=Text("The whole run, all clients"), title_justify="left")
     table.add_column("stage")
     for heading in ("rounds", "client rounds", "sent up", "sent down"):

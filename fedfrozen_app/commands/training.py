@@ -8,7 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from safetensors import SafetensorError
 
-from fedfrozen_app.config import compose_config, read, settled, with_hydra
+from fedfrozen_app.config import compose_config, read, with_absolute_paths, with_hydra
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.files import checkpoint, status
 from fedfrozen_app.launch import check_writable, execute, load_run, run_folder, unwritable
@@ -27,13 +27,13 @@ def train(arguments: list[str]) -> None:
         return
     # Kept here, because Hydra would add a line of its own to an error.
     failed: list[Exception] = []
-    begun = False
+    started = False
 
     def job(composed: DictConfig) -> float | None:
-        nonlocal begun
-        begun = True
+        nonlocal started
+        started = True
         settings = HydraConfig.get()
-        resolved_config, overrides = settled(composed, settings.overrides.task)
+        resolved_config, overrides = with_absolute_paths(composed, settings.overrides.task)
         folder = Path(resolved_config["output_dir"] or settings.runtime.output_dir).expanduser().resolve()
         try:
             check_writable(folder)
@@ -47,7 +47,7 @@ def train(arguments: list[str]) -> None:
     try:
         with_hydra(job, arguments)
     except OSError as error:
-        if begun:
+        if started:
             raise
         raise unwritable(error.filename, error) from error  # Hydra makes the folder before it calls the job
     if failed:
@@ -63,17 +63,17 @@ def resume(arguments: list[str]) -> None:
             f"another run there with `fedfrozen from={run}/checkpoints/N output_dir=DIR`."
         )
     start = checkpoint.newest(run)
-    words = start.overrides + extra
-    composed, had = compose_config(words), start.config["strategy"]
+    overrides = start.overrides + extra
+    composed, had = compose_config(overrides), start.config["strategy"]
     if start.row["stage"] == "frozen" and composed.num_rounds != start.config["num_rounds"]:
         # What was left open is a share of the rounds, and of more rounds could thaw it again.
-        words += [
+        overrides += [
             f"strategy.{key}={had[key]}"
             for key, value in composed.strategy.items()
             if value is None and had.get(key)
         ]
-        composed = compose_config(words)
-    resolved_config, overrides = settled(composed, words)
+        composed = compose_config(overrides)
+    resolved_config, overrides = with_absolute_paths(composed, overrides)
     config = read(resolved_config | {"from": None})  # a fork goes on from its own rows, not its origin's
     before = status.read(run)
     # A run that stopped while it wrote its results has them written now.

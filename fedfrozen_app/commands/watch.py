@@ -21,7 +21,7 @@ from fedfrozen_app.report.run_page import run_page, write_report
 from fedfrozen_app.sweep.sweep_page import sweep_page
 
 HOST, PORT = "127.0.0.1", 8765
-WATCHED = ("metrics.jsonl", "summary.json", "status.json")
+WATCHED_FILES = ("metrics.jsonl", "summary.json", "status.json")
 
 
 def report(arguments: list[str]) -> None:
@@ -53,10 +53,10 @@ def watch(arguments: list[str]) -> None:
 
 
 def make_server(folder: Path, port: int) -> ThreadingHTTPServer:
-    watched = Watched(folder)
+    live_pages = LivePages(folder)
 
     class Handler(_Handler):
-        site = watched
+        pages = live_pages
 
     try:
         return ThreadingHTTPServer((HOST, port), Handler)
@@ -67,8 +67,8 @@ def make_server(folder: Path, port: int) -> ThreadingHTTPServer:
 
 
 @dataclass
-class Watched:
-    """The pages of a folder, made anew only when its files have changed."""
+class LivePages:
+    """The pages of a folder, rebuilt only when its files have changed."""
 
     folder: Path
     _made: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -98,8 +98,8 @@ class Watched:
         if _is_run(self.folder):
             return run_page(self.folder, version=version)
         if not run_folders([self.folder]):
-            told = "<p>The page appears with the first round.</p>"
-            return document("Waiting", "<h1>No run here yet</h1>", told, [], version=version)
+            message = "<p>The page appears with the first round.</p>"
+            return document("Waiting", "<h1>No run here yet</h1>", message, [], version=version)
         return sweep_page(self.folder, link=self._link, version=version)
 
     def _link(self, run: Path) -> str | None:
@@ -107,7 +107,7 @@ class Watched:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    site: Watched
+    pages: LivePages
 
     def do_GET(self) -> None:
         asked = urlsplit(self.path)
@@ -115,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         if urlsplit(f"//{self.headers.get('Host', '')}").hostname not in (HOST, "localhost"):
             return self._answer(HTTPStatus.FORBIDDEN, f"Ask for http://{HOST} by that name.")
         try:
-            html = self.site.page(asked.path, after)
+            html = self.pages.page(asked.path, after)
         except KeyError:
             return self._answer(HTTPStatus.NOT_FOUND, "There is no such run here.")
         except (UserError, OSError) as error:  # such as a file that is being replaced at this moment
@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """A line a request would bury the terminal."""
+        """Say nothing: a line for each request would bury the terminal."""
 
 
 def _words(verb: str, description: str) -> Arguments:
@@ -161,10 +161,10 @@ def _name(run: Path, folder: Path) -> str:
 
 def _version(runs: list[Path]) -> str:
     """Changes whenever one of the files does."""
-    facts = []
+    stamps = []
     for run in runs:
-        for path in (run / name for name in WATCHED):
+        for path in (run / name for name in WATCHED_FILES):
             if path.is_file():
                 state = path.stat()
-                facts.append(f"{path} {state.st_mtime_ns} {state.st_size}")
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+                stamps.append(f"{path} {state.st_mtime_ns} {state.st_size}")
+    return hashlib.sha256("\n".join(stamps).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Each group against its baseline: which one that is, and what the tests say, with their doubts."""
+"""Each group against its baseline: which one that is, what the tests say, and when to doubt them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -45,8 +45,10 @@ def run_tests(
         if all(settings[group.label].get(key) == value for key, value in conditions.items())
     }
     if not basis:
-        told = " ".join(f"{key}={value}" for key, value in conditions.items())
-        raise UserError(f"None of these runs has the baseline's settings ({told}): name one that some have.")
+        settings_text = " ".join(f"{key}={value}" for key, value in conditions.items())
+        raise UserError(
+            f"None of these runs has the baseline's settings ({settings_text}): name one that some have."
+        )
     spreads = {group.label: group.spreads for group in groups}
     tests, notes = {}, []
     for group in groups:

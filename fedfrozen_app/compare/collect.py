@@ -30,8 +30,8 @@ def collect(
     """
     runs, left_out = read_runs(folders)
     if not runs:
-        told = ". ".join(f"{folder}: {reason}" for folder, reason in left_out[:3])
-        raise UserError(f"There is no finished run to compare here. {told}".strip())
+        reasons = ". ".join(f"{folder}: {reason}" for folder, reason in left_out[:3])
+        raise UserError(f"There is no finished run to compare here. {reasons}".strip())
     metrics = {metric_name(run.rows) for run in runs}
     if len(metrics) > 1:
         raise UserError("Some of these runs are judged by accuracy and some by F1: compare them apart.")

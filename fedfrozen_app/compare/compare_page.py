@@ -98,13 +98,13 @@ def _looks(groups: Sequence[Group]) -> dict[str, tuple[str, str]]:
 
     def split(group: Group) -> tuple[str, str]:
         rest = {key: value for key, value in group.settings.items() if not key.startswith("strategy.")}
-        own = {key: value for key, value in group.settings.items() if key not in rest}
-        return text(own), text(rest)
+        strategy = {key: value for key, value in group.settings.items() if key not in rest}
+        return text(strategy), text(rest)
 
     colours = list(dict.fromkeys(split(group)[0] for group in groups))
     strokes = list(dict.fromkeys(split(group)[1] for group in groups))
     if len(colours) <= len(COLOURS) and len(colours) > 1 and len(strokes) <= len(STROKES):
-        places = [(colours.index(own), strokes.index(rest)) for own, rest in map(split, groups)]
+        places = [(colours.index(strategy), strokes.index(rest)) for strategy, rest in map(split, groups)]
     else:
         places = [(index % len(COLOURS), index % len(STROKES)) for index in range(len(groups))]
     return {
@@ -120,17 +120,28 @@ def _axis(label: str, low: float, high: float, *, unit: str = "", whole: bool = 
 def _by_round(group: Group, value_of: Callable[[Row], object]) -> dict[int, list[float]]:
     """The values of all seeds, in the rounds in which every seed has a finite one."""
     tables = [{row["round"]: number(value_of(row)) for row in run.rows} for run in group.runs]
-    shared = [place for place in tables[0] if all(own.get(place, float("nan")) >= -1e300 for own in tables)]
-    return {place: [own[place] for own in tables] for place in shared}
+    shared = [
+        place for place in tables[0] if all(table.get(place, float("nan")) >= -1e300 for table in tables)
+    ]
+    return {place: [table[place] for table in tables] for place in shared}
 
 
 def _mean_curve(group: Group, key: str, colour: str, stroke: str) -> Chart:
     values = _by_round(group, lambda row: row.get(key))
-    made = curve(group.label, Series(list(values), [fmean(own) for own in values.values()]), colour, stroke)
+    made = curve(
+        group.label,
+        Series(list(values), [fmean(by_seed) for by_seed in values.values()]),
+        colour,
+        stroke,
+    )
     if len(group.runs) > 1:
         made["band"] = [
-            [place, rounded(fmean(own) - stdev(own)), rounded(fmean(own) + stdev(own))]
-            for place, own in values.items()
+            [
+                place,
+                rounded(fmean(by_seed) - stdev(by_seed)),
+                rounded(fmean(by_seed) + stdev(by_seed)),
+            ]
+            for place, by_seed in values.items()
         ]
     return made
 
@@ -147,11 +158,14 @@ def _megabytes(group: Group) -> dict[int, float]:
 
 def _epsilons(group: Group) -> dict[int, float]:
     """Mean over the seeds of the largest that a client had spent by then."""
-    return {place: fmean(own) for place, own in _by_round(group, lambda row: row.get("epsilon_max")).items()}
+    return {
+        place: fmean(by_seed)
+        for place, by_seed in _by_round(group, lambda row: row.get("epsilon_max")).items()
+    }
 
 
 def _path(group: Group, key: str, costs: dict[int, float], colour: str, stroke: str) -> Chart:
-    scores = {place: fmean(own) for place, own in _by_round(group, lambda row: row.get(key)).items()}
+    scores = {place: fmean(by_seed) for place, by_seed in _by_round(group, lambda row: row.get(key)).items()}
     points = [
         (rounded(cost), rounded(scores[place]), f"round {place}")
         for place, cost in costs.items()
@@ -211,8 +225,10 @@ def _setting(comparison: Comparison) -> str:
     counts = ((len(comparison.groups), "group"), (runs, "finished run"), (len(seeds), "seed"))
     words = [counted(number, noun) for number, noun in counts]
     if comparison.baseline:
-        told = " ".join(f"{key.removesuffix('.name')}={value}" for key, value in comparison.baseline.items())
-        words.append(f"baseline {told}")
+        described = " ".join(
+            f"{key.removesuffix('.name')}={value}" for key, value in comparison.baseline.items()
+        )
+        words.append(f"baseline {described}")
     if comparison.left_out:
         words.append(f"{len(comparison.left_out)} left out")
     return " · ".join(words)
@@ -232,8 +248,8 @@ def _cards(comparison: Comparison) -> str:
     verdicts = [group.test.verdict for group in comparison.groups if group.test]
     if verdicts:
         for word in ("better", "worse"):
-            told = f"of {counted(len(verdicts), 'group')} {word} than the baseline"
-            found.append((str(verdicts.count(word)), told))
+            described = f"of {counted(len(verdicts), 'group')} {word} than the baseline"
+            found.append((str(verdicts.count(word)), described))
     return cards(found)
 
 

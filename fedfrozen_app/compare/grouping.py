@@ -61,8 +61,8 @@ def label(settings: Settings, differing: Sequence[str]) -> str:
         short = key.rpartition(".")[2]
         clear = sum(other.rpartition(".")[2] == short for other in differing) == 1
         value = settings[key]
-        told = f"{value:g}" if isinstance(value, float) else str(value)
-        parts.append(told if short == "name" else f"{short if clear else key}={told}")
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        parts.append(shown if short == "name" else f"{short if clear else key}={shown}")
     return " ".join(parts)
 
 

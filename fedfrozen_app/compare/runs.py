@@ -1,4 +1,4 @@
-"""Finished runs, read from their folders, and the figures that each one tells."""
+"""Finished runs, read from their folders, and the figures of each."""
 
 import json
 import math
@@ -53,7 +53,7 @@ def _reason(folder: Path) -> str:
 def figures(
     summary: Mapping[str, Any], rows: Sequence[Row], metric: str, target: float | None
 ) -> dict[str, float]:
-    """What one run tells, by the keys of FIGURES; a figure that it lacks is absent."""
+    """One run's figures, by the keys of FIGURES; those that it lacks are absent."""
     stability = summary.get("stability") or {}
     found: dict[str, Any] = {
         "final": summary.get(f"final_test_{metric}"),

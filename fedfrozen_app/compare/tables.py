@@ -117,12 +117,12 @@ def to_terminal(comparison: Comparison) -> list[Table]:
 
 def footnotes(comparison: Comparison) -> list[str]:
     """What must stand below the tables, wherever they go."""
-    told = [
+    notes = [
         "Mean ± standard deviation over seeds; bootstrap interval of the mean of the final figure. Selected: "
         "the round with the best validation accuracy.",
         *comparison.notes,
     ]
-    return told + [f"Left out: {folder}: {reason}" for folder, reason in comparison.left_out]
+    return notes + [f"Left out: {folder}: {reason}" for folder, reason in comparison.left_out]
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -175,7 +175,7 @@ def _latex(text: str) -> str:
 
 
 def to_csv(comparison: Comparison) -> str:
-    """A row a group, in full precision; bytes and seconds as plain numbers."""
+    """One row per group, in full precision; bytes and seconds as plain numbers."""
     settings = list(dict.fromkeys(key for group in comparison.groups for key in group.settings))
     figures = [name for name in FIGURES if any(name in group.spreads for group in comparison.groups)]
     parts = ("mean", "std", "low", "high", "n")
@@ -203,14 +203,14 @@ def to_csv(comparison: Comparison) -> str:
 
 
 def runs_csv(comparison: Comparison) -> str:
-    """A row a run, for whoever wants to do statistics of their own."""
+    """One row per run, for statistics of your own."""
     settings = list(dict.fromkeys(key for group in comparison.groups for key in group.settings))
     table: list[list[object]] = [["label", *settings, "seed", *FIGURES, "folder"]]
     for group in comparison.groups:
         for run in group.runs:
             shown = [group.settings.get(key, "") for key in settings]
-            told = [run.figures.get(name, "") for name in FIGURES]
-            table.append([group.label, *shown, run.seed, *told, str(run.folder)])
+            figures = [run.figures.get(name, "") for name in FIGURES]
+            table.append([group.label, *shown, run.seed, *figures, str(run.folder)])
     return _as_csv(table)
 
 

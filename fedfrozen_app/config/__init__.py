@@ -9,7 +9,7 @@ from fedfrozen_app.config.compose import (
     compose_config,
     quoted,
     resolved,
-    settled,
+    with_absolute_paths,
     with_hydra,
 )
 from fedfrozen_app.config.schema import (
@@ -55,7 +55,7 @@ __all__ = [
     "sentence",
     "server_optimizer_settings",
     "setting",
-    "settled",
     "strategy_settings",
+    "with_absolute_paths",
     "with_hydra",
 ]

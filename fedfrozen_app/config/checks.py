@@ -40,7 +40,7 @@ def server_optimizer_settings(config: Config) -> Any:
 
 
 def _own_settings(key: str, config: Config) -> Any:
-    """What was told under this key, as the `Settings` of the class that it names."""
+    """What is set under this key, as the `Settings` of the class that it names."""
     settings = dict(getattr(config, key))
     found = registry.find(NAMED[key], str(settings.pop("name", None)))
     try:

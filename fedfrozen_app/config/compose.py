@@ -1,4 +1,4 @@
-"""Composing `conf/` with Hydra, for the command line and for those who have none."""
+"""Composing `conf/` with Hydra, for the command line and for code without one."""
 
 import shlex
 import sys
@@ -26,13 +26,13 @@ OmegaConf.register_new_resolver(
 
 
 def compose_config(overrides: str | list[str]) -> DictConfig:
-    """Compose as the command line would, for those who have no command line (Flower's apps, tests)."""
-    words = shlex.split(overrides) if isinstance(overrides, str) else overrides
+    """Compose as the command line would, for code that has none (Flower's apps, tests)."""
+    overrides = shlex.split(overrides) if isinstance(overrides, str) else overrides
     prepare_hydra()
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(conf_dir()), version_base=None):
-            return compose("config", overrides=words)
+            return compose("config", overrides=overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(sentence(error)) from error
     except ValueError as error:
@@ -95,20 +95,20 @@ def absolute_paths(resolved_config: dict[str, Any]) -> dict[str, str]:
     return {key: str(Path(value).expanduser().resolve()) for key, value in found.items()}
 
 
-def settled(composed: DictConfig, overrides: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
+def with_absolute_paths(composed: DictConfig, overrides: Iterable[str]) -> tuple[dict[str, Any], list[str]]:
     """What a run keeps of its configuration: resolved, and as overrides; both with absolute paths.
 
     Whoever resumes or evaluates the run from another directory means the same files.
     """
-    resolved_config, words = resolved(composed), list(overrides)
+    resolved_config, overrides = resolved(composed), list(overrides)
     found = {key: path for key, path in absolute_paths(resolved_config).items() if key != "output_dir"}
     for key, path in found.items():
         group, _, name = key.rpartition(".")
         place = resolved_config[group] if group else resolved_config
         if place[name] != path:
             place[name] = path
-            words.append(quoted(key, path))
-    return resolved_config, words
+            overrides.append(quoted(key, path))
+    return resolved_config, overrides
 
 
 def quoted(key: str, value: str) -> str:

@@ -174,8 +174,8 @@ def _strategy_rows() -> Iterator[tuple[str, Any, About]]:
             if found.name not in seen:
                 seen[found.name] = (found.default, known, [f"`{strategy}`: {known.says}"])
             else:
-                own = f"`{strategy}` ({_default(found.default)}): {known.says}"
-                seen[found.name][2].append(own)
+                difference = f"`{strategy}` ({_default(found.default)}): {known.says}"
+                seen[found.name][2].append(difference)
     for name, (default, known, says) in seen.items():
         yield f"strategy.{name}", default, replace(known, says=". ".join(says))
 
@@ -214,8 +214,10 @@ def _differences() -> str:
         for path in _paths(group):
             whole = "@package _global_" in path.read_text()
             inherited = {} if whole else base(f"{group}/base") or base(f"{group}/base_{path.stem}") or {}
-            own = {key: value for key, value in _load(path).items() if inherited.get(key, "absent") != value}
-            cells = [f"`{key}={value}`" for key, value in _leaves(own, "" if whole else f"{group}.")]
+            difference = {
+                key: value for key, value in _load(path).items() if inherited.get(key, "absent") != value
+            }
+            cells = [f"`{key}={value}`" for key, value in _leaves(difference, "" if whole else f"{group}.")]
             if cells:
                 lines.append(f"| `{group}={path.stem}` | {' '.join(cells)} |")
     return "\n".join(lines)

@@ -393,5 +393,7 @@ def defaults(kind: type) -> dict[str, Any]:
 def root_defaults() -> dict[str, Any]:
     """What `conf/config.yaml` inherits: every key that belongs to no group."""
     nested = sections()
-    own = {key_of(found.name): found.default for found in fields(Config) if found.default is not NO_DEFAULT}
-    return own | {name: defaults(kind) for name, kind in nested.items() if name not in GROUPS}
+    top_level = {
+        key_of(found.name): found.default for found in fields(Config) if found.default is not NO_DEFAULT
+    }
+    return top_level | {name: defaults(kind) for name, kind in nested.items() if name not in GROUPS}

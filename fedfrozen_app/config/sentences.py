@@ -41,8 +41,8 @@ def sentence(error: Exception, within: str = "") -> str:
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
     if "Missing mandatory value" in str(error):
         return f"{key} is not set: add {key}=VALUE to the command."
-    told = lines[0].rstrip(".")
-    return f"{within}{key}: {told}." if key else f"{told}."
+    first_line = lines[0].rstrip(".")
+    return f"{within}{key}: {first_line}." if key else f"{first_line}."
 
 
 def _unknown_key(error: Exception, within: str = "") -> str:

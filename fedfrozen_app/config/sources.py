@@ -29,7 +29,7 @@ def conf_dir() -> Path:
     raise UserError(f"The folder conf/ is missing beside {package}: install fedfrozen again.")
 
 
-def others_dirs() -> list[Path]:
+def package_dirs() -> list[Path]:
     """`conf/` of every installed package that has an entry point in the group `fedfrozen.conf`."""
     found = []
     for name, package in sorted(registry.places("conf").items()):
@@ -49,7 +49,7 @@ def others_dirs() -> list[Path]:
 def choices() -> dict[str, list[str]]:
     """By group, the files that may be chosen; ours and those of installed packages."""
     found: dict[str, set[str]] = {}
-    for folder in (conf_dir(), *others_dirs()):
+    for folder in (conf_dir(), *package_dirs()):
         for path in folder.glob("*/*.yaml"):
             found.setdefault(path.parent.name, set()).add(path.stem)
     return {group: sorted(found[group]) for group in sorted(found)}
@@ -96,13 +96,13 @@ class Defaults(ConfigSource):
 
 class SearchPath(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for folder in others_dirs():
+        for folder in package_dirs():
             search_path.append("fedfrozen.conf", str(folder))
         search_path.append("fedfrozen", f"{Defaults.scheme()}://")
 
 
 @cache
 def prepare_hydra() -> None:
-    """Make this known to Hydra, for its command line and for composing alike."""
+    """Register these sources with Hydra, for its command line and for composing."""
     for plugin in (Defaults, SearchPath):
         Plugins.instance().register(plugin)

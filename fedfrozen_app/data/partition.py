@@ -100,10 +100,10 @@ def deal_test(
     for row, (label, group) in enumerate(zip(*test, strict=True)):
         found.setdefault(f"{label}/{group}", []).append(row)
     train_keys = np.array([f"{label}/{group}" for label, group in zip(*train, strict=True)], dtype=object)
-    own = [Counter(train_keys[rows].tolist()) for rows in indices]
+    counters = [Counter(train_keys[rows].tolist()) for rows in indices]
     for key in sorted(found):
         rows = rng.permutation(found[key])
-        counts = np.array([counter[key] for counter in own], dtype=np.float64)
+        counts = np.array([counter[key] for counter in counters], dtype=np.float64)
         if not counts.sum():
             continue
         ends = np.round(np.cumsum(counts) / counts.sum() * len(rows)).astype(np.int64)
@@ -189,10 +189,10 @@ def _dirichlet(
     with warnings.catch_warnings(record=True) as complaints:
         warnings.simplefilter("always")
         try:
-            clients, gave_up = draw(spec.min_size), False
+            clients, out_of_patience = draw(spec.min_size), False
         except ValueError:  # it gives up after its tenth draw; every other cause is checked above
-            clients, gave_up = draw(0), True
-    if gave_up:
+            clients, out_of_patience = draw(0), True
+    if out_of_patience:
         short = sum(len(client) < spec.min_size for client in clients)
         clients, moved = _fill_up(clients, spec.min_size)
         title += (

@@ -1,6 +1,6 @@
-"""Tensors as Flower arrays, on the wire and without a wire, and their digests.
+"""Tensors as Flower arrays: as bytes between processes, by reference within one.
 
-Flower carries every array of a message by requests of its own, several for each, at every station on the way:
+Flower carries every array of a message by requests of its own, several for each and at every hop:
 for a model of a hundred small arrays they take longer than the training. So all arrays of a message travel as
 one, in the safetensors format. Flower's own `Array(tensor)` goes through `np.save`: no bfloat16.
 """
@@ -74,7 +74,7 @@ def to_tensor(array: Array) -> Tensor:
 
 
 def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
-    """The named tensors again; `ValueError` with a reason, as the rest of a sentence, where they are none."""
+    """The named tensors of a record; `ValueError` with the rest of a sentence where one cannot be read."""
     if PACKED in record:
         return _unpack(record[PACKED])
     found = {}

@@ -23,7 +23,7 @@ class Layout:
         spans = (-(-value.numel() // ALIGN) * ALIGN for value in arrays.values())
         return cls(tuple(arrays), tuple(value.shape for value in arrays.values()), tuple(spans))
 
-    def beside(self, other: "Layout") -> "Layout":
+    def followed_by(self, other: "Layout") -> "Layout":
         """Rows of this layout with rows of another behind them."""
         return Layout(self.names + other.names, self.shapes + other.shapes, self.spans + other.spans)
 
@@ -63,7 +63,7 @@ class Block:
     values: Tensor  # (clients, width)
     examples: Sequence[int]
     metrics: dict[str, Tensor] = field(default_factory=dict)  # name: (clients,)
-    told: Sequence[dict[str, float]] = ()  # by client: figures that not every one of them has
+    extra_metrics: Sequence[dict[str, float]] = ()  # by client: figures that not every one of them has
     kept: Sequence[dict[str, Tensor]] = ()  # by client: what its plan calls private, which no slice holds
 
     def shared(self, names: tuple[str, ...]) -> "Block":

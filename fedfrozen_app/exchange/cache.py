@@ -89,7 +89,7 @@ class Cache:
         return tensor
 
     def held(self) -> Collection[str]:
-        """Digests on disk, as a site tells them in its hello."""
+        """Digests on disk, which a site lists in its hello."""
         if self._folder is None:
             return list(self._memory)
         found = (path.stem for path in self._folder.glob("*.safetensors"))
@@ -102,7 +102,7 @@ class Cache:
         return self._folder / f"{digest}.safetensors"
 
     def _make_room(self, size: int) -> int:
-        """Drop what was not used for longest where there is no room for so many bytes; say what is free then.
+        """Make room for `size` bytes by dropping the least recently used; returns how many are then free.
 
         A tenth is freed at once: the folder may have very many files, and looking at them takes time.
         """

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.block import Slice
 from fedfrozen_app.exchange.messages import Reply
-from fedfrozen_app.exchange.names import bare, is_parameter, names_in
+from fedfrozen_app.exchange.names import is_parameter, names_in_namespaces, parameter_of
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.models.roles import Role
 
 # What the server finds out itself: a client that sent such a figure would speak in its place.
-SERVERS_OWN = re.compile(
+SERVER_FIGURES = re.compile(
     "round|stage|seconds|drift|private|failures|discarded|by_client|usual_norm|effective_clients|"
     "trained_params|epsilon_max|selection|warmup|clients.*|bytes_.*|val_.*"
 )
@@ -42,14 +42,14 @@ def problem_of(
         return f"holds {_some(extra)}, which the plan does not share"
     if order.chooser is not None:
         try:
-            part = order.chooser.part_sent(order.plan, filter(is_parameter, reply.arrays), roles)
+            part = order.chooser.plan_taken(order.plan, filter(is_parameter, reply.arrays), roles)
         except ValueError as error:
             return str(error)
         shared = names_shared(order, part.shared)
     if missing := [name for name in shared if name not in reply.arrays]:
         return f"lacks {_some(missing)}, which the plan shares"
     for name, tensor in reply.arrays.items():
-        expected = model[bare(name)]
+        expected = model[parameter_of(name)]
         if tensor.shape != expected.shape:
             return f"has the shape {tuple(tensor.shape)} for {name}, not {tuple(expected.shape)}"
         if tensor.dtype != expected.dtype:
@@ -61,7 +61,7 @@ def problem_of(
 
 def names_shared(order: Order, parameters: tuple[str, ...]) -> tuple[str, ...]:
     """What a reply must hold: these parameters, and what the algorithm sends beside each of them."""
-    return (*parameters, *names_in(order.method.goes, parameters))
+    return (*parameters, *names_in_namespaces(order.method.goes, parameters))
 
 
 def problem_of_figures(reply: Reply, order: Order) -> str | None:
@@ -69,8 +69,8 @@ def problem_of_figures(reply: Reply, order: Order) -> str | None:
         if not abs(value) < TOO_LARGE:
             return f"sent the figure {name}, which is {'too large' if math.isfinite(value) else 'not finite'}"
         # The test set is the server's to judge by, but for personal models, which only their owners have.
-        own = name.startswith("test_") and not (order.plan.private or order.judge)
-        if own or SERVERS_OWN.fullmatch(name):
+        is_test_figure = name.startswith("test_") and not (order.plan.private or order.judge)
+        if is_test_figure or SERVER_FIGURES.fullmatch(name):
             return f"sent the figure {name}, which is not a client's to tell"
     if ("epsilon" in reply.metrics) != ("delta" in reply.metrics):
         return "tells only one of epsilon and delta"

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choice:
-    """Made from what the order tells. A rule that looks at no data overrides `pick`, the others `scores`."""
+    """Built from the order's settings. A rule that looks at no data overrides `pick`, the others `scores`."""
 
     top_k: int
     examples: int = 256  # rows that are scored at most
     looks_at_data: ClassVar[bool] = True
-    blank: ClassVar[str] = "nothing of what its rule looks for is there"  # what scores of 0 throughout mean
+    # What it means when all scores are 0, for the log.
+    all_zero_means: ClassVar[str] = "nothing of what its rule looks for is there"
 
     def rows_to_score(self, count: int) -> int:
         """How many of a client's `count` rows are looked at."""
@@ -49,7 +50,7 @@ class Choice:
         layers = layers_of(plan.trained, roles)
         return plan.keep_layers([layers[number] for number in picked], roles)
 
-    def part_sent(self, plan: Plan, names: Iterable[str], roles: Mapping[str, Role]) -> Plan:
+    def plan_taken(self, plan: Plan, names: Iterable[str], roles: Mapping[str, Role]) -> Plan:
         """The part that a reply took; `ValueError`, as the rest of a sentence, if these names are none."""
         chosen = layers_of(names, roles)
         if len(chosen) != self.top_k:

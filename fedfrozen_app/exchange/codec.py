@@ -11,9 +11,8 @@ Roles = Mapping[str, Role]
 
 
 class Codec(Protocol):
-    beside: ClassVar[
-        tuple[str, ...]
-    ]  # arrays of an encoded upload that are no parameters, counted by their name
+    # Arrays of an encoded upload that are no parameters; their bytes are counted under their name.
+    extra_names: ClassVar[tuple[str, ...]]
 
     def encode(
         self, arrays: Mapping[str, Tensor], base: Mapping[str, Tensor], roles: Roles

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from fedfrozen_app.exchange.block import Slice
-from fedfrozen_app.exchange.names import bare
+from fedfrozen_app.exchange.names import parameter_of
 from fedfrozen_app.models.roles import Role
 
 
@@ -34,18 +34,18 @@ class Traffic:
         arrays: Mapping[str, Tensor],
         text: str,
         roles: Mapping[str, Role],
-        beside: Collection[str] = (),
+        extra_names: Collection[str] = (),
     ) -> None:
-        """`beside` names arrays of an encoded upload that are no parameters."""
-        by_role = self._by_role(arrays, roles, beside)
+        """`extra_names` are the arrays of an encoded upload that are no parameters."""
+        by_role = self._by_role(arrays, roles, extra_names)
         self.up_by_role.update(by_role)
         self.up += sum(by_role.values()) + len(text.encode())
 
     def _by_role(
-        self, arrays: Mapping[str, Tensor], roles: Mapping[str, Role], beside: Collection[str]
+        self, arrays: Mapping[str, Tensor], roles: Mapping[str, Role], extra_names: Collection[str]
     ) -> Counter[str]:
         if not isinstance(arrays, Slice):
-            return bytes_by_role(arrays, roles, beside)
+            return bytes_by_role(arrays, roles, extra_names)
         names = arrays.block.layout.names  # in a round all blocks hold the same arrays
         if names not in self._rows:
             self._rows[names] = bytes_by_role(arrays, roles)
@@ -53,7 +53,7 @@ class Traffic:
 
 
 def bytes_by_role(
-    arrays: Mapping[str, Tensor], roles: Mapping[str, Role], beside: Collection[str] = ()
+    arrays: Mapping[str, Tensor], roles: Mapping[str, Role], extra_names: Collection[str] = ()
 ) -> Counter[str]:
     """An array beside a parameter counts for its role; what a codec adds has a line of its own."""
     total: Counter[str] = Counter()
@@ -63,7 +63,8 @@ def bytes_by_role(
     else:
         sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in arrays.items()}
     for name, size in sizes.items():
-        kind = roles[bare(name)].kind if bare(name) in roles else name if name in beside else "unknown"
+        role = roles.get(parameter_of(name))
+        kind = role.kind if role is not None else name if name in extra_names else "unknown"
         total[kind] += size
     return total
 

@@ -10,11 +10,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def spaced(namespace: str, name: str) -> str:
+def with_namespace(namespace: str, name: str) -> str:
     return f"{namespace}/{name}"
 
 
-def bare(name: str) -> str:
+def parameter_of(name: str) -> str:
     """The parameter that an array belongs to."""
     return name.rpartition("/")[2]
 
@@ -36,18 +36,20 @@ def by_namespace(arrays: Mapping[str, T]) -> dict[str, dict[str, T]]:
     """Namespace, then name: everything but the parameters."""
     found: dict[str, dict[str, T]] = {}
     for name, value in arrays.items():
-        space, _, own = name.rpartition("/")
+        space, _, named = name.rpartition("/")
         if space:
-            found.setdefault(space, {})[own] = value
+            found.setdefault(space, {})[named] = value
     return found
 
 
 def flattened(spaces: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
-    """The other way round."""
-    return {spaced(space, name): value for space, own in spaces.items() for name, value in own.items()}
+    """The inverse: by `namespace/name`."""
+    return {
+        with_namespace(space, name): value for space, named in spaces.items() for name, value in named.items()
+    }
 
 
-def names_in(namespaces: Iterable[str], names: Iterable[str]) -> list[str]:
+def names_in_namespaces(namespaces: Iterable[str], names: Iterable[str]) -> list[str]:
     """An array of each namespace for each name."""
     known = tuple(names)
-    return [spaced(space, name) for space in namespaces for name in known]
+    return [with_namespace(space, name) for space in namespaces for name in known]

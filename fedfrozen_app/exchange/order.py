@@ -14,7 +14,7 @@ from fedfrozen_app.exchange.plan import Phase, Plan
 
 
 @dataclass(frozen=True)
-class Told:
+class NamedSettings:
     """Something that both sides know by name, and its settings."""
 
     name: str
@@ -30,14 +30,14 @@ class Order:
     base: Mapping[str, str]  # name -> digest of every array the client must hold
     algorithm: str = "fedavg"
     settings: Mapping[str, Any] = field(default_factory=dict)  # the algorithm's
-    choice: Told | None = None
+    choice: NamedSettings | None = None
     codec: tuple[str, Any] | None = None  # by which uploads are encoded, and its one setting
     participations: Mapping[str, int] = field(default_factory=dict)  # client: its rounds in the whole run
     judge: bool = False  # say how the model does on the client's own test rows; keep and send nothing
 
     @cached_property
     def json(self) -> str:
-        told: dict[str, Any] = {
+        record: dict[str, Any] = {
             "round": self.round,
             "trained": self.plan.trained,
             "shared": self.plan.shared,
@@ -47,17 +47,17 @@ class Order:
             "settings": dict(self.settings),
         }
         if self.plan.phases:
-            told["phases"] = [[phase.trained, phase.epochs] for phase in self.plan.phases]
+            record["phases"] = [[phase.trained, phase.epochs] for phase in self.plan.phases]
         if self.choice is not None:
-            told["selection"] = {"rule": self.choice.name, **self.choice.settings}
+            record["selection"] = {"rule": self.choice.name, **self.choice.settings}
         if self.codec is not None:
             name, setting = self.codec
-            told[name] = setting
+            record[name] = setting
         if self.participations:  # only a private client asks how often it will be drawn
-            told["participations"] = dict(self.participations)
+            record["participations"] = dict(self.participations)
         if self.judge:
-            told["judge"] = True
-        return json.dumps(told, separators=(",", ":"))
+            record["judge"] = True
+        return json.dumps(record, separators=(",", ":"))
 
     @cached_property
     def digest(self) -> str:
@@ -86,7 +86,7 @@ def read_order(text: str) -> Order:
     phases = tuple(Phase(tuple(names), epochs) for names, epochs in data.get("phases", ()))
     plan = Plan(tuple(data["trained"]), tuple(data["shared"]), tuple(data["private"]), phases)
     settings = dict(data.get("selection", {}))
-    choice = Told(settings.pop("rule"), settings) if settings else None
+    choice = NamedSettings(settings.pop("rule"), settings) if settings else None
     codec = next(((name, data[name]) for name in registry.names("codecs") if name in data), None)
     return Order(
         data["round"],

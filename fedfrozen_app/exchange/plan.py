@@ -16,7 +16,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Plan:
-    """Names by their fate; a name that is neither trained nor private is frozen.
+    """Names by what happens to them; a name that is neither trained nor private is frozen.
 
     `shared` names travel up after training; `private` names never leave the client. Without `phases`, all
     that is trained trains together.
@@ -64,11 +64,11 @@ class Plan:
     def in_phases(self, *phases: Phase) -> "Plan":
         """The same plan with these phases one after another; names that it does not train are left out."""
         trained = set(self.trained)
-        own = (
+        trimmed = (
             replace(phase, trained=tuple(name for name in phase.trained if name in trained))
             for phase in phases
         )
-        return replace(self, phases=tuple(own))
+        return replace(self, phases=tuple(trimmed))
 
     @property
     def steps(self) -> tuple[Phase, ...]:

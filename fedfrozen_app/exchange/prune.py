@@ -25,7 +25,7 @@ class Prune:
     """The codec `keep`: this share of each layer's updates, the largest."""
 
     share: float
-    beside: ClassVar[tuple[str, ...]] = (MASK,)
+    extra_names: ClassVar[tuple[str, ...]] = (MASK,)
 
     def encode(
         self, arrays: Mapping[str, Tensor], base: Mapping[str, Tensor], roles: Roles
@@ -58,14 +58,18 @@ class Prune:
         if mask is None or mask.dtype != torch.uint8 or mask.shape != (-(-count // 8),):
             raise ValueError(f"sent no mask of {count} bits with its pruned arrays")
         bits = torch.from_numpy(np.unpackbits(mask.cpu().numpy(), count=count)).bool()
-        for name, own in zip(pruned, bits.split([base[name].numel() for name in pruned]), strict=True):
-            values, expected = whole[name], self.kept(len(own))
-            if int(own.sum()) != expected or values.shape != (expected,) or values.dtype != base[name].dtype:
+        for name, mask_bits in zip(pruned, bits.split([base[name].numel() for name in pruned]), strict=True):
+            values, expected = whole[name], self.kept(len(mask_bits))
+            if (
+                int(mask_bits.sum()) != expected
+                or values.shape != (expected,)
+                or values.dtype != base[name].dtype
+            ):
                 raise ValueError(
                     f"sent {values.numel()} values for {name}, where its mask must keep {expected}"
                 )
             full = base[name].flatten().clone()
-            full[own.to(full.device)] = values.to(full.device)
+            full[mask_bits.to(full.device)] = values.to(full.device)
             whole[name] = full.view_as(base[name])
         return whole
 

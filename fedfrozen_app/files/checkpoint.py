@@ -91,7 +91,7 @@ def read(folder: Path) -> Checkpoint:
             for key, tensor in load_file(folder / "clients.safetensors").items():
                 client, _, name = key.partition("/")
                 clients.setdefault(client, {})[name] = tensor
-        kept = folder / "strategy.safetensors"
+        strategy_file = folder / "strategy.safetensors"
         return Checkpoint(
             round=int(state["round"]),
             config=state["config"],
@@ -101,7 +101,7 @@ def read(folder: Path) -> Checkpoint:
             ledger=state["ledger"],
             hooks=state["hooks"],
             clients=clients,
-            strategy=load_file(kept) if kept.exists() else {},
+            strategy=load_file(strategy_file) if strategy_file.exists() else {},
         )
     except (SafetensorError, *DAMAGED) as error:
         raise UserError(
@@ -112,11 +112,11 @@ def read(folder: Path) -> Checkpoint:
 
 def with_owners(**arrays: "Mapping[str, Tensor]") -> "dict[str, Tensor]":
     """The arrays of each owner in one dictionary, by OWNER/NAME."""
-    return {f"{owner}/{name}": value for owner, own in arrays.items() for name, value in own.items()}
+    return {f"{owner}/{name}": value for owner, named in arrays.items() for name, value in named.items()}
 
 
 def by_owner(arrays: "Mapping[str, Tensor]") -> "dict[str, dict[str, Tensor]]":
-    """The same apart again. Older checkpoints name no owner: there all is the strategy's."""
+    """The inverse. Older checkpoints name no owner: there all arrays are the strategy's."""
     found: dict[str, dict[str, Tensor]] = {owner: {} for owner in OWNERS}
     for key, value in arrays.items():
         owner, _, name = key.partition("/")
@@ -135,7 +135,7 @@ def numbers(folder: Path) -> list[int]:
 
 
 def forget_after(folder: Path, number: int) -> None:
-    """Drop what lies there of later rounds: of another run that was here, or of a lost future."""
+    """Drop later rounds: another run left them here, or this run goes on from before them."""
     for later in numbers(folder):
         if later > number:
             shutil.rmtree(folder / str(later))
@@ -155,7 +155,7 @@ def newest_state(run: Path) -> dict[str, Any] | None:
 
 
 def check_private(start: Checkpoint, *, in_process: bool) -> None:
-    """Clients' private arrays are in the checkpoints of runs in process alone, which alone give them back."""
+    """Only in-process runs write clients' private arrays into checkpoints, and only they can restore them."""
     if start.hooks.get("private") and not (start.clients and in_process):
         raise UserError(
             "Clients of this run keep parts of the model, and Flower forgets those when a run ends: go on "
@@ -163,7 +163,7 @@ def check_private(start: Checkpoint, *, in_process: bool) -> None:
         )
 
 
-def dealt_otherwise(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
+def partition_differences(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
     """What differs in how two runs' configurations deal rows to clients; the same data may lie elsewhere."""
     here, there = (config | {"dataset": config["dataset"] | {"path": None}} for config in (now, before))
     return [key for key in ("seed", "num_clients", "partition", "dataset") if here[key] != there.get(key)]

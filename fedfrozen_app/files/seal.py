@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 SEAL, FILES = "sha256", "files"
-# What reading a file that was damaged anyhow can end in, beside a library's own errors.
+# What reading a damaged file can raise, beside a library's own errors.
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def sealed(record: Mapping[str, Any], *files: Path) -> str:
     """The record as JSON, with its own digest and those of the files that lie beside it."""
-    told = {**record, FILES: {path.name: _file_digest(path) for path in files}} if files else dict(record)
-    return json.dumps({**told, SEAL: _digest(told)})
+    content = {**record, FILES: {path.name: _file_digest(path) for path in files}} if files else dict(record)
+    return json.dumps({**content, SEAL: _digest(content)})
 
 
 def unsealed(path: Path) -> dict[str, Any]:
-    """The record again, its files checked; one of `DAMAGED` unless all is as it was sealed."""
+    """Read the record and check its files; raises one of `DAMAGED` if anything has changed."""
     record = json.loads(path.read_text("utf-8"))
     if record.pop(SEAL) != _digest(record):
         raise ValueError(f"{path.name} is not as it was written")

@@ -76,7 +76,7 @@ def read(folder: Path) -> Status | None:
         return None
 
 
-def begun(resolved_config: Mapping[str, Any], overrides: list[str], sweep: str = "") -> Status:
+def new_status(resolved_config: Mapping[str, Any], overrides: list[str], sweep: str = "") -> Status:
     """Of a run that this process is about to start."""
     return Status(
         digest_of(resolved_config),
@@ -119,17 +119,19 @@ def recorded(
             f"{folder} is being run by process {before.pid}: wait for its end, or give another output_dir "
             f"(if that process is something else, remove {FILE} there)."
         )
-    status = begun(resolved_config, overrides, sweep)
+    status = new_status(resolved_config, overrides, sweep)
     write(folder, status)
     try:
         yield
     except BaseException as error:
-        told, stopped = " ".join(str(error).split()), isinstance(error, KeyboardInterrupt)
-        named = told if isinstance(error, UserError) else f"{type(error).__name__}: {told}".rstrip(": ")
+        reason, stopped = " ".join(str(error).split()), isinstance(error, KeyboardInterrupt)
+        described = (
+            reason if isinstance(error, UserError) else f"{type(error).__name__}: {reason}".rstrip(": ")
+        )
         status = replace(
             status,
             state="interrupted" if stopped else "failed",
-            reason="" if stopped else named,
+            reason="" if stopped else described,
             bad_input=isinstance(error, UserError),
         )
         raise

@@ -28,17 +28,17 @@ def run_deployed(job: Job) -> dict[str, Any]:
     """Train to the end and return the summary."""
     config, folder = job.config, job.folder
     address, authority = server_of(config)
-    words, own = split_overrides(job.resolved_config, job.overrides)
+    shared, server_only = split_overrides(job.resolved_config, job.overrides)
     if (start := job.start_folder()) is not None:
-        own = [word for word in own if not word.startswith("from=")]
-        own.append(quoted("from", start))
+        server_only = [word for word in server_only if not word.startswith("from=")]
+        server_only.append(quoted("from", start))
     if config.run_id is None:
-        words.append(f"run_id={secrets.token_hex(8)}")
+        shared.append(f"run_id={secrets.token_hex(8)}")
     work = folder.resolve() / "flower"
     connection = Connection(address, work / "home", authority)
     settings: dict[str, Scalar] = {
-        "overrides": shlex.join(words),
-        "server-overrides": shlex.join(own),
+        "overrides": shlex.join(shared),
+        "server-overrides": shlex.join(server_only),
         "output-dir": str(folder.resolve()),
     }
     run_id = connection.submit(app_folder(work), settings, {})
@@ -60,9 +60,9 @@ def split_overrides(resolved_config: dict[str, Any], overrides: list[str]) -> tu
     """(what everybody is told, what only the server reads: the paths of its machine)."""
     paths = absolute_paths(resolved_config)
     # An experiment's file may set one too, so each is taken back by name.
-    told = [word for word in overrides if word.lstrip("+").partition("=")[0] not in paths]
-    told += [f"{key}=null" for key in paths]
-    return told, [quoted(key, value) for key, value in paths.items()]
+    shared = [word for word in overrides if word.lstrip("+").partition("=")[0] not in paths]
+    shared += [f"{key}=null" for key in paths]
+    return shared, [quoted(key, value) for key, value in paths.items()]
 
 
 def server_of(config: Config) -> tuple[str, Path]:

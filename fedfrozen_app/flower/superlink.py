@@ -89,8 +89,8 @@ def failure(end: RunEnd, more: str = "") -> Exception:
             said = line.removeprefix(head)
             if said != line and end.details.endswith(said):
                 return kind(said)
-    told = f"The Flower run {end.status}" + (f": {end.details}" if end.details else "")
-    return SimulationFailed("\n".join(part for part in (told, tail(end.log), more) if part))
+    ending = f"The Flower run {end.status}" + (f": {end.details}" if end.details else "")
+    return SimulationFailed("\n".join(part for part in (ending, tail(end.log), more) if part))
 
 
 def control_client(address: str, authority: Path | None = None) -> closing[ControlHttpClient]:
@@ -169,7 +169,7 @@ class Connection:
         chunks: queue.Queue[str | None] = queue.Queue()
 
         def read() -> None:
-            """The stream breaks on a busy machine and when the SuperLink restarts: ask on after its last."""
+            """The stream breaks on a busy machine and when the SuperLink restarts: go on from there."""
             seen, tries = 0.0, RECONNECTS
             while tries:
                 tries -= 1

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.messages import Reply, read_train, train_reply
+from fedfrozen_app.local.client_state import keep_private, kept_arrays
 from fedfrozen_app.local.cohort import CohortRunner, cannot_serve
-from fedfrozen_app.local.kept import keep_private, kept_arrays
 
 log = logging.getLogger(__name__)
 CLIENT_FAILED = 2  # Flower's code for an exception in a ClientApp
@@ -106,7 +106,7 @@ class CohortGrid(InProcessGrid):
         self._runner = runner
         self._round: Iterator[Message] = iter(())
         self._ready: dict[str, Message] = {}
-        self._told: set[str] = set()
+        self._explained: set[str] = set()
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         sent = super().push_messages(messages)
@@ -147,8 +147,8 @@ class CohortGrid(InProcessGrid):
             if order.judge:
                 continue
             if reason := cannot_serve(order):
-                if reason not in self._told:
-                    self._told.add(reason)
+                if reason not in self._explained:
+                    self._explained.add(reason)
                     log.info("Clients train one by one, because %s.", reason)
                 continue
             found, lacks = resident.cache.complete(order.base, sent, verify=False)
@@ -173,7 +173,7 @@ class CohortGrid(InProcessGrid):
                 figures = cast(MetricRecord, message.content["metrics"])
                 for name, values in block.figures.items():
                     figures[name] = values[number]
-                figures.update(block.told[number])
+                figures.update(block.extra_metrics[number])
                 yield message
 
     def _client(self, message: Message) -> str:

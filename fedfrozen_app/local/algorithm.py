@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedfrozen_app.models.task import Batch, Parameters, Task
 
-Spaces = Mapping[str, Parameters]  # namespace: arrays by the name of the parameter they belong to
+ByNamespace = Mapping[str, Parameters]  # namespace: arrays by the name of the parameter they belong to
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Start:
 
     model: Parameters  # every parameter; the private ones are the client's own
     trained: tuple[str, ...]  # the names that train in this round
-    order: Spaces = field(default_factory=dict)  # what came with the order, for the names that are shared
-    own: Spaces = field(default_factory=dict)  # what the client keeps, for the names that train
+    order: ByNamespace = field(default_factory=dict)  # what came with the order, for the shared names
+    own: ByNamespace = field(default_factory=dict)  # what the client keeps, for the names that train
 
     @property
     def anchor(self) -> dict[str, Tensor]:
@@ -36,8 +36,8 @@ class Start:
 class Finished:
     """What a client keeps and sends beside what it trained."""
 
-    own: Spaces = field(default_factory=dict)
-    reply: Spaces = field(default_factory=dict)  # for every name that is shared
+    own: ByNamespace = field(default_factory=dict)
+    reply: ByNamespace = field(default_factory=dict)  # for every name that is shared
     model: Parameters = field(default_factory=dict)  # sent in place of the trained values of these names
     figures: Mapping[str, Tensor] = field(default_factory=dict)  # numbers, averaged by examples in the row
 
@@ -50,7 +50,7 @@ class Algorithm:
     trains: ClassVar[tuple[str, ...]] = ()  # of these, the ones that are trained beside the parameters
     goes: ClassVar[tuple[str, ...]] = ()  # that go back with the reply
 
-    def start(self, model: Parameters, own: Spaces) -> Spaces:
+    def start(self, model: Parameters, own: ByNamespace) -> ByNamespace:
         """The client's own arrays for this round's trained names, `model`; `own` is what it has kept of them.
 
         Those that it has not kept begin at zero.

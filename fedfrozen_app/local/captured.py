@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedfrozen_app.exchange.names import by_namespace, flattened, parameters_in, spaced
+from fedfrozen_app.exchange.names import by_namespace, flattened, parameters_in, with_namespace
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.sequential import LocalSteps, Stepped, eager_steps
@@ -48,10 +48,10 @@ class Recorder:
         if self._step is None or key != self._key:
             self._step = None  # its memory is the new one's
             layouts = Layouts.of(resident, order, order.plan.trained)
-            self._key, self._step = key, Step(resident, layouts, 1, order, how="captured")
+            self._key, self._step = key, Step(resident, layouts, 1, order, mode="captured")
         step, schedule = self._step, lay_out(resident, [client], order, 1)
         layout, own = step.layout, flattened(start.own)
-        began = {spaced(START, name): value for name, value in start.model.items()}
+        began = {with_namespace(START, name): value for name, value in start.model.items()}
 
         def enter(turns: Sequence[Turn]) -> None:
             row = layout.flatten({**start.model, **own}) if own else step.loaded()

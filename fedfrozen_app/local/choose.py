@@ -52,7 +52,9 @@ def score(resident: "Resident", client: str, order: Order, choice: Choice) -> Te
     index = rows[torch.randperm(len(rows), generator=generator)[:count]].to(resident.device)
     scores = choice.scores(resident, index)
     if not scores.any():
-        log.warning("Client %s: %s, so every layer scores 0 and the last are taken.", client, choice.blank)
+        log.warning(
+            "Client %s: %s, so every layer scores 0 and the last are taken.", client, choice.all_zero_means
+        )
     return scores.mean(dim=0)
 
 

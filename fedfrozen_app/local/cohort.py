@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedfrozen_app.exchange.block import Block, Layout
-from fedfrozen_app.exchange.names import by_namespace, flattened, parameters_in, spaced
+from fedfrozen_app.exchange.names import by_namespace, flattened, parameters_in, with_namespace
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.local.algorithm import Finished
@@ -66,7 +66,7 @@ class Rows:
             return self._start
         model = {**self._common, **parameters_in(kept)}
         own = flattened(self._method.start(model, by_namespace(kept)))
-        began = {spaced(START, name): value for name, value in model.items()}
+        began = {with_namespace(START, name): value for name, value in model.items()}
         self.held[client] = self._layouts.held.flatten({**own, **began})
         return self._layouts.trained.flatten({**model, **own})
 
@@ -81,11 +81,11 @@ def with_finished(block: Block, done: Finished) -> Block:
             [layout.flatten({n: done.model.get(n, views[n])[i] for n in views}) for i in range(len(values))]
         )
     if reply:
-        beside = Layout.of({name: value[0] for name, value in reply.items()})
-        sent = [beside.flatten({n: value[i] for n, value in reply.items()}) for i in range(len(values))]
+        reply_layout = Layout.of({name: value[0] for name, value in reply.items()})
+        sent = [reply_layout.flatten({n: value[i] for n, value in reply.items()}) for i in range(len(values))]
         values = torch.cat([values, torch.stack(sent)], dim=1)
-        base = torch.cat([base, base.new_zeros(beside.width)])
-        layout = layout.beside(beside)
+        base = torch.cat([base, base.new_zeros(reply_layout.width)])
+        layout = layout.followed_by(reply_layout)
     kept = [
         {**(block.kept[i] if block.kept else {}), **{name: value[i].clone() for name, value in own.items()}}
         for i in range(len(values))
@@ -139,8 +139,8 @@ class CohortRunner:
         step = self._step(layouts, slots, schedule.index.shape[2], order)
         start = step.loaded()
         common = parameters_in(layouts.trained.views(start))
-        own = [parameters_in(kept.get(client, {})) for client in clients]
-        before = self._judge_base(clients, own)
+        private = [parameters_in(kept.get(client, {})) for client in clients]
+        before = self._judge_base(clients, private)
         if before and order.plan.private:  # then others were loaded to be judged
             resident.load(common, {})
         rows = Rows(layouts, order, common, start, [kept.get(client, {}) for client in clients])
@@ -155,7 +155,9 @@ class CohortRunner:
             resident.model.eval()
             examples = [len(resident.rows(client).train) for client in members]
             block = Block(tuple(members), layouts.trained, start, values, examples, {"train_loss": losses})
-            block.told = [self._judge_row(block, number, order, before) for number in range(len(members))]
+            block.extra_metrics = [
+                self._judge_row(block, number, order, before) for number in range(len(members))
+            ]
             if before or order.plan.private:
                 resident.load(common, {})  # the others go on from here
             yield self._sent(block, order, step, rows, turns)
@@ -219,7 +221,7 @@ class CohortRunner:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            step = Step(self.resident, layouts, size, order, how="eager")
+            step = Step(self.resident, layouts, size, order, mode="eager")
             schedule = lay_out(self.resident, [client] * size, order, size)
             step.begin(order, {})
             start = step.loaded()
@@ -238,16 +240,18 @@ class CohortRunner:
         key = (layouts.trained.names, size, width, order.algorithm, settings)
         if key not in self._steps:
             on_gpu, compiled = self.resident.device.type == "cuda", self.resident.config.runtime.compile
-            how = ("compiled" if compiled else "captured") if on_gpu else "eager"
-            self._steps[key] = Step(self.resident, layouts, size, order, how=how)
+            mode = ("compiled" if compiled else "captured") if on_gpu else "eager"
+            self._steps[key] = Step(self.resident, layouts, size, order, mode=mode)
         return self._steps[key]
 
     # Judging -----------------------------------------------------------------------------------------------
 
-    def _judge_base(self, clients: Sequence[str], own: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-        """As the round begins, of each client that has validation rows: how it does on them."""
+    def _judge_base(
+        self, clients: Sequence[str], private_parts: Sequence[Mapping[str, Tensor]]
+    ) -> dict[str, float]:
+        """For each client with validation rows: its figure on them as the round begins."""
         found = {}
-        for client, private in zip(clients, own, strict=True):
+        for client, private in zip(clients, private_parts, strict=True):
             if len(rows := self.resident.rows(client).validation):
                 self.resident.load(private, {})
                 found[client] = self.resident.evaluate_rows(rows)[self.resident.task.headline]
@@ -256,7 +260,7 @@ class CohortRunner:
     def _judge_row(
         self, block: Block, number: int, order: Order, before: Mapping[str, float]
     ) -> dict[str, float]:
-        """The same for what a client has become, and what else the sequential runner would tell."""
+        """The same after training, and the other figures that the sequential runner reports."""
         resident, client = self.resident, block.clients[number]
         if client not in before and not order.plan.private:
             return {}
@@ -266,6 +270,6 @@ class CohortRunner:
             rows = resident.rows(client).validation
             figures["client_val_before"] = before[client]
             figures["client_val_after"] = resident.evaluate_rows(rows)[resident.task.headline]
-        if order.plan.private and resident.judges(order.round):
+        if order.plan.private and resident.evaluates_after(order.round):
             figures |= resident.judge_personal(client)
         return figures

@@ -135,13 +135,13 @@ class PrivateClient:
         rate, steps = sampling(config, declared)
         solve = partial(solve_noise, delta=delta, kind=privacy.accountant)
         budget = Budget(self.client, privacy.unit, delta, declared, noise=0.0)
-        beside: tuple[Steps, ...] = ()
+        other_steps: tuple[Steps, ...] = ()
         if self._noisy:
             choices = math.ceil(rounds / privacy.selection_every)
             share = privacy.selection_share * self._limit
             budget.selection_noise = solve(privacy.selection_rate, choices, epsilon=share)
-            beside = (Steps(budget.selection_noise, privacy.selection_rate, choices),)
-        budget.noise = solve(rate, steps * rounds, epsilon=self._limit, beside=beside)
+            other_steps = (Steps(budget.selection_noise, privacy.selection_rate, choices),)
+        budget.noise = solve(rate, steps * rounds, epsilon=self._limit, other_steps=other_steps)
         return budget
 
     def _pay(self, budget: Budget, due: list[Steps]) -> None:
@@ -225,12 +225,12 @@ class PrivateClient:
         resident, order = self.resident, self.order
         config = resident.config
         trained = {name: resident.parameters[name] for name in plan.trained}
-        resident.touched(trained)
-        begun = replace(start, trained=plan.trained)
+        resident.mark_changed(trained)
+        own_start = replace(start, trained=plan.trained)
         if config.privacy.clipping == "ghost":
             gradients: Clipping = self._ghost(list(trained))
         else:
-            loss = partial(order.method.loss, start=begun)
+            loss = partial(order.method.loss, start=own_start)
             gradients = ExampleGradients(resident.model, resident.task, list(trained), loss)
         rate = learning_rate(config.client, order.round, resident)
         optimizer = optimizer_for(resident, trained, rate)

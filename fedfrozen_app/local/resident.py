@@ -71,28 +71,28 @@ class Resident:
             precision=config.client.precision,
             kind=corpus.task,
             classes=corpus.classes,
-            own=self.parameters,
+            loaded=self.parameters,
             head=head_of(self.model, self.roles),
         )
         self.wrapper.settle(self.model)
-        self.train_table = self._as_read(corpus.train)
-        self._test = self._as_read(corpus.test)
+        self.train_table = self._on_device(corpus.train)
+        self._test = self._on_device(corpus.test)
         self._rows: dict[str, ClientRows] = {}
         self._loaded: dict[str, str | None] = {}
         self.recorder: Any = None  # of local/captured.py, which keeps a recorded step between messages
-        self.cohort: Any = None  # of inprocess/run.py: the cohort runner, which keeps a compiled step
+        self.cohort: Any = None  # of inprocess/runtime.py: the cohort runner, which keeps a compiled step
 
-    def can_turn_to(self, config: Config) -> bool:
+    def can_switch_to(self, config: Config) -> bool:
         """Whether that run has this model, these data and this local training."""
         if not self.wrapper.reusable or wrapper_of(config) != self.wrapper:
             return False
         parts = ("model", "dataset", "client", "runtime", "device")
         return all(getattr(config, part) == getattr(self.config, part) for part in parts)
 
-    def turn_to(self, config: Config, shares: Shares) -> None:
+    def switch_to(self, config: Config, shares: Shares) -> None:
         """Serve another run, of another seed or partition, from its beginning; what is compiled stays."""
-        if not self.can_turn_to(config):
-            raise ValueError("a resident cannot turn to a run of another model, dataset or local training")
+        if not self.can_switch_to(config):
+            raise ValueError("a resident cannot switch to a run of another model, dataset or local training")
         self.config, self.shares, self.cache = config, shares, Cache()
         self._rows, self._loaded = {}, {}
         self.load(self.initial(), {})
@@ -100,7 +100,7 @@ class Resident:
     def _build(self) -> torch.nn.Module:
         return self.wrapper.build(self.config, self.corpus)
 
-    def _as_read(self, table: Table) -> Table:
+    def _on_device(self, table: Table) -> Table:
         """On the device; pictures whose features training cannot change are read once, here."""
         table = table.to(self.device)
         features = self.wrapper.features(self.model)
@@ -121,13 +121,13 @@ class Resident:
     def load(self, arrays: Mapping[str, Tensor], digests: Mapping[str, str]) -> None:
         """Put these values into the model; those that are in it already, by digest, are left alone."""
         wanted = {name: digests.get(name) for name in arrays}
-        new = [name for name, own in wanted.items() if own is None or self._loaded.get(name) != own]
+        new = [name for name, digest in wanted.items() if digest is None or self._loaded.get(name) != digest]
         if new:
             with torch.no_grad():
                 torch._foreach_copy_([self.parameters[name] for name in new], [arrays[name] for name in new])
         self._loaded |= wanted
 
-    def touched(self, names: Iterable[str]) -> None:
+    def mark_changed(self, names: Iterable[str]) -> None:
         """These are about to change: the next client must load them again."""
         for name in names:
             self._loaded[name] = None
@@ -157,7 +157,7 @@ class Resident:
 
     # Judging -------------------------------------------------------------------------------------------
 
-    def judges(self, server_round: int) -> bool:
+    def evaluates_after(self, server_round: int) -> bool:
         return server_round % self.config.eval_every == 0 or server_round == self.config.num_rounds
 
     @property
@@ -177,7 +177,7 @@ class Resident:
         """The model as it is loaded, as a folder for transformers' `from_pretrained`."""
         self.wrapper.export(self.model, folder, self.corpus.classes)
 
-    def own_test(self, client: str) -> Table:
+    def client_test_rows(self, client: str) -> Table:
         """The test rows of one client: its share, or all that a site has."""
         if not self.shares.test:
             return self._test
@@ -186,8 +186,10 @@ class Resident:
     def judge_personal(self, client: str) -> dict[str, float]:
         """A client's personal model as it is loaded: on its own test rows, and where the server has no model
         of its own to judge, on the whole test set."""
-        own = self.own_test(client)
-        found = {f"personal_{k}": v for k, v in self.task.evaluate(own).items()} if len(own) else {}
+        test_rows = self.client_test_rows(client)
+        found = (
+            {f"personal_{k}": v for k, v in self.task.evaluate(test_rows).items()} if len(test_rows) else {}
+        )
         if not self.has_global and len(self._test):
             found |= {f"test_{key}": value for key, value in self.evaluate_test().items()}
         return found
@@ -212,13 +214,13 @@ def make_card(corpus: Corpus, config: Config, wrapper: Wrapper | None = None) ->
 
 
 RunKey = tuple[Any, ...]
-_here: tuple[RunKey, Resident] | None = None
+_installed: tuple[RunKey, Resident] | None = None
 
 
 def install(key: RunKey, resident: Resident) -> None:
     """Make this the process's resident, for contexts whose run has this key."""
-    global _here
-    _here = (key, resident)
+    global _installed
+    _installed = (key, resident)
 
 
 def run_key(context: Context) -> RunKey:
@@ -230,10 +232,10 @@ def run_key(context: Context) -> RunKey:
 def resident_for(context: Context) -> Resident:
     """The process's resident for this run; built at the first message, kept for all others."""
     key = run_key(context)
-    if _here is None or _here[0] != key:
+    if _installed is None or _installed[0] != key:
         install(key, _build_for(context))
-    assert _here is not None
-    return _here[1]
+    assert _installed is not None
+    return _installed[1]
 
 
 @lru_cache(maxsize=1)
@@ -254,8 +256,8 @@ def _build_for(context: Context) -> Resident:
             "--node-config 'data-path=\"/folder/of/this/site\"'."
         )
     card = json.loads(str(context.state["card"]["json"]))
-    own = None if path is None else str(path)
-    corpus = load_corpus(config, own, tuple(card["classes"]), site="site" in node)
+    local_path = None if path is None else str(path)
+    corpus = load_corpus(config, local_path, tuple(card["classes"]), site="site" in node)
     if "site" in node:
         shares = Shares(validation=np.arange(0))
     else:

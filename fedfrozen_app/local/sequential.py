@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from fedfrozen_app.config import ClientConfig
-from fedfrozen_app.exchange.names import bare, flattened
+from fedfrozen_app.exchange.names import flattened, parameter_of
 from fedfrozen_app.exchange.order import Order
-from fedfrozen_app.local.algorithm import Spaces, Start
+from fedfrozen_app.local.algorithm import ByNamespace, Start
 from fedfrozen_app.models.task import Batch
 from fedfrozen_app.seeds import seed_for, seeded, torch_generator
 
@@ -46,7 +46,7 @@ class Stepped:
 
     loss: Tensor  # the mean over the steps
     count: int
-    own: Spaces = field(default_factory=dict)  # what the algorithm trained beside parameters
+    own: ByNamespace = field(default_factory=dict)  # what the algorithm trained beside parameters
 
 
 class LocalSteps(Protocol):
@@ -66,13 +66,13 @@ def train_client(
     if len(rows.validation):
         metrics["client_val_before"] = resident.evaluate_rows(rows.validation)[resident.task.headline]
 
-    resident.touched(order.plan.trained)
+    resident.mark_changed(order.plan.trained)
     stepped = (steps or eager_steps)(resident, client, order, start)
     # Looked at here, once: no wait for the device between the steps.
     metrics["train_loss"] = float(stepped.loss)
     if len(rows.validation):
         metrics["client_val_after"] = resident.evaluate_rows(rows.validation)[resident.task.headline]
-    if order.plan.private and resident.judges(order.round):
+    if order.plan.private and resident.evaluates_after(order.round):
         # A personal model exists only here, so the client judges it where it can.
         metrics |= resident.judge_personal(client)
     metrics |= resident.figures()
@@ -101,8 +101,8 @@ def eager_steps(resident: "Resident", client: str, order: Order, start: Start) -
     resident.model.train()
     with seeded(seed_for(resident.config.seed, "dropout", client, order.round), resident.device):
         for number, phase in enumerate(order.plan.steps):
-            beside = {space: {name: own[name] for name in phase.trained} for space, own in live.items()}
-            trained = {name: resident.parameters[name] for name in phase.trained} | flattened(beside)
+            other_arrays = {space: {name: own[name] for name in phase.trained} for space, own in live.items()}
+            trained = {name: resident.parameters[name] for name in phase.trained} | flattened(other_arrays)
             losses += _phase_steps(resident, client, order, start, trained, number, phase.epochs)
     resident.model.eval()
     kept = {space: {name: value.detach() for name, value in own.items()} for space, own in live.items()}
@@ -154,18 +154,18 @@ def judge_client(
 ) -> dict[str, float]:
     """The headline figure on the client's own test rows: of the global model, of its own, and that after
     one more round of local training, of which nothing is kept."""
-    own = resident.own_test(client)
-    figures: dict[str, float] = {"test_rows": len(own), "train_rows": len(resident.rows(client).train)}
-    if not len(own):
+    test_rows = resident.client_test_rows(client)
+    figures: dict[str, float] = {"test_rows": len(test_rows), "train_rows": len(resident.rows(client).train)}
+    if not len(test_rows):
         return figures
     resident.load(start.model, order.base)
     if not order.plan.private or resident.has_global:
         with resident.only_global():
-            figures["global"] = resident.task.evaluate(own)[resident.task.headline]
-    figures["personal"] = resident.task.evaluate(own)[resident.task.headline]
+            figures["global"] = resident.task.evaluate(test_rows)[resident.task.headline]
+    figures["personal"] = resident.task.evaluate(test_rows)[resident.task.headline]
     if order.plan.trained:
         train_client(resident, client, order, start, steps)
-        figures["after"] = resident.task.evaluate(own)[resident.task.headline]
+        figures["after"] = resident.task.evaluate(test_rows)[resident.task.headline]
     return figures
 
 
@@ -183,8 +183,8 @@ def drawn_rows(
     later = (phase,) if phase else ()  # a round without phases draws what it always drew
     generator = torch_generator(seed, "batches", client, server_round, *later)
     times = settings.local_epochs if epochs is None else epochs
-    own, count = rows.numpy(), len(rows)  # numpy's indexing: there are many small clients
-    orders = [own[torch.randperm(count, generator=generator).numpy()] for _ in range(times)]
+    numbers, count = rows.numpy(), len(rows)  # numpy's indexing: there are many small clients
+    orders = [numbers[torch.randperm(count, generator=generator).numpy()] for _ in range(times)]
     whole, rest = divmod(count, settings.batch_size)
     sizes = ([settings.batch_size] * whole + [rest] * (rest > 0)) * times
     sizes = sizes[: settings.local_steps]
@@ -219,18 +219,20 @@ def optimizer_for(resident: "Resident", trained: Mapping[str, Tensor], rate: flo
     optimizer = make_optimizer(settings, list(trained.values()), rate)
     (others,) = optimizer.param_groups
     for kind, scale in rate_scales(settings).items():
-        own = [value for name, value in trained.items() if resident.roles[bare(name)].kind == kind]
-        if own:
-            inside = {id(value) for value in own}
+        of_kind = [
+            value for name, value in trained.items() if resident.roles[parameter_of(name)].kind == kind
+        ]
+        if of_kind:
+            inside = {id(value) for value in of_kind}
             others["params"] = [value for value in others["params"] if id(value) not in inside]
-            optimizer.add_param_group({"params": own, "lr": rate * scale})
+            optimizer.add_param_group({"params": of_kind, "lr": rate * scale})
     return optimizer
 
 
 def rate_scales(settings: ClientConfig) -> dict[str, float]:
     """The kinds of parameters with a learning rate of their own, in units of `client.lr`."""
-    own = {"head": settings.head_lr, "fusion": settings.fusion_lr}
-    return {kind: rate / settings.lr for kind, rate in own.items() if rate not in (None, settings.lr)}
+    rates = {"head": settings.head_lr, "fusion": settings.fusion_lr}
+    return {kind: rate / settings.lr for kind, rate in rates.items() if rate not in (None, settings.lr)}
 
 
 def learning_rate(settings: ClientConfig, server_round: int, resident: "Resident") -> float:

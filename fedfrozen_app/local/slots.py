@@ -100,10 +100,10 @@ def lay_out(resident: "Resident", clients: Sequence[str], order: Order, slots: i
     shape = (turns[-1].end, slots, width)
     rows, lengths, starts = [], [], []
     for turn in turns:
-        own = resident.rows(clients[turn.client]).train
+        rows_of_client = resident.rows(clients[turn.client]).train
         for number, phase in enumerate(phases):
             who = (resident.config.seed, clients[turn.client], order.round)
-            drawn, sizes = drawn_rows(own, settings, *who, number, phase.epochs)
+            drawn, sizes = drawn_rows(rows_of_client, settings, *who, number, phase.epochs)
             rows.append(drawn.numpy())
             lengths += sizes
         # Where each batch begins in the flattened (steps, slots, batch).

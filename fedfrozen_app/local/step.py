@@ -16,7 +16,7 @@ from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedfrozen_app.exchange.block import Layout
-from fedfrozen_app.exchange.names import bare, by_namespace, names_in, parameters_in
+from fedfrozen_app.exchange.names import by_namespace, names_in_namespaces, parameter_of, parameters_in
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.algorithm import Finished, Start
 from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_scales
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 WARMUP_STEPS = 3  # before a capture: lazy initialisations must not be recorded
 
 
-NOTHING = Start({}, ())  # plain training looks at no start: none is laid out
+NO_START = Start({}, ())  # plain training looks at no start: none is laid out
 START = "start"  # the namespace of the private parameters with which a client began its round
 
 
@@ -43,7 +43,7 @@ class Layouts:
 
     trained: Layout  # parameters, and what the algorithm trains beside them
     held: Layout  # what the client keeps, and where asked for its private parameters as the round began
-    brought: Layout  # what came with the order: the same for all clients
+    from_order: Layout  # what came with the order: the same for all clients
     names: tuple[str, ...]  # the parameters among `trained`
 
     @classmethod
@@ -53,38 +53,38 @@ class Layouts:
         kept = [space for space in method.stays if space not in method.trains]
         began = () if method.is_plain() else plan.private
         return cls(
-            trained=_layout(resident, [*names, *names_in(method.trains, names)]),
-            held=_layout(resident, [*names_in(kept, names), *names_in([START], began)]),
-            brought=_layout(resident, names_in(method.comes, plan.shared)),
+            trained=_layout(resident, [*names, *names_in_namespaces(method.trains, names)]),
+            held=_layout(resident, [*names_in_namespaces(kept, names), *names_in_namespaces([START], began)]),
+            from_order=_layout(resident, names_in_namespaces(method.comes, plan.shared)),
             names=names,
         )
 
-    def start(self, model: Parameters, row: Tensor, held: Tensor, brought: Tensor) -> Start:
+    def start(self, model: Parameters, row: Tensor, held: Tensor, from_order: Tensor) -> Start:
         """One client's start out of its rows; what the algorithm trains is what trains now."""
         own = by_namespace(self.held.views(held)) | by_namespace(self.trained.views(row))
         private = own.pop(START, {})
-        return Start({**model, **private}, self.names, by_namespace(self.brought.views(brought)), own)
+        return Start({**model, **private}, self.names, by_namespace(self.from_order.views(from_order)), own)
 
 
 def _layout(resident: "Resident", names: Sequence[str]) -> Layout:
-    return Layout.of({name: resident.parameters[bare(name)] for name in names})
+    return Layout.of({name: resident.parameters[parameter_of(name)] for name in names})
 
 
 class Step:
     """One optimiser step of the clients in its slots.
 
-    `how`: "eager", or on a GPU "captured" (a CUDA graph of the same kernels) or "compiled" (traced to plain
+    `mode`: "eager", or on a GPU "captured" (a CUDA graph of the same kernels) or "compiled" (traced to plain
     tensor operations and compiled first, then captured).
     """
 
-    def __init__(self, resident: "Resident", layouts: Layouts, size: int, order: Order, *, how: str) -> None:
-        self.resident, self.layouts, self.size, self.how = resident, layouts, size, how
+    def __init__(self, resident: "Resident", layouts: Layouts, size: int, order: Order, *, mode: str) -> None:
+        self.resident, self.layouts, self.size, self.mode = resident, layouts, size, mode
         self.layout = layouts.trained
         self.on_gpu = resident.device.type == "cuda"
         like: dict[str, Any] = {"dtype": resident.task.dtype, "device": resident.device}
         self.flat = torch.zeros(size, self.layout.width, **like)
         self.held = torch.zeros(size, layouts.held.width, **like)
-        self.brought = torch.zeros(layouts.brought.width, **like)
+        self.from_order = torch.zeros(layouts.from_order.width, **like)
         # (slots, width) 1 where the slot's phase trains a column; None where a round has no phases.
         self.columns = torch.ones_like(self.flat) if len(order.plan.steps) > 1 else None
         # The optimiser counts the steps of each of its tensors, and clients come and go: one for each.
@@ -106,19 +106,19 @@ class Step:
     def _rate_shares(self) -> Tensor | None:
         """(width,) the learning rate of each column in units of `client.lr`; None where all have that."""
         scales = rate_scales(self.resident.config.client)
-        own = [scales.get(self.resident.roles[bare(name)].kind, 1.0) for name in self.layout.names]
-        if set(own) <= {1.0}:
+        shares = [scales.get(self.resident.roles[parameter_of(name)].kind, 1.0) for name in self.layout.names]
+        if set(shares) <= {1.0}:
             return None
-        spans = zip(own, self.layout.spans, strict=True)
+        spans = zip(shares, self.layout.spans, strict=True)
         # In float64 until the end: float32 would round a scale of 0.2 in a float64 model too.
         whole = [torch.full((span,), scale, dtype=torch.float64) for scale, span in spans]
         return torch.cat(whole).to(self.flat)
 
-    def begin(self, order: Order, brought: Mapping[str, Tensor]) -> None:
-        """A round begins: nobody is in a slot yet. `brought` is what came with the order."""
+    def begin(self, order: Order, from_order: Mapping[str, Tensor]) -> None:
+        """A round begins: nobody is in a slot yet. `from_order` is what came with the order."""
         self._done = 0
-        if self.layouts.brought.names:
-            self.brought.copy_(self.layouts.brought.flatten(brought))
+        if self.layouts.from_order.names:
+            self.from_order.copy_(self.layouts.from_order.flatten(from_order))
         rate = learning_rate(self.resident.config.client, order.round, self.resident)
         self._lr.fill_(rate)
         if not self.on_gpu:
@@ -127,8 +127,8 @@ class Step:
 
     def loaded(self) -> Tensor:
         """(width,) the model as it is loaded: where a client starts that keeps nothing of its own."""
-        own = {name: self.resident.parameters[bare(name)].detach() for name in self.layout.names}
-        return self.layout.flatten(own)
+        arrays = {name: self.resident.parameters[parameter_of(name)].detach() for name in self.layout.names}
+        return self.layout.flatten(arrays)
 
     def admit(self, slots: Sequence[int], starts: Sequence[Tensor], held: Sequence[Tensor] = ()) -> None:
         """Clients that start from these rows take these slots, with a fresh optimiser.
@@ -140,19 +140,19 @@ class Step:
             torch._foreach_zero_([self._losses[slot] for slot in slots])
             if self.layouts.held.names and held:
                 torch._foreach_copy_([self.held[slot] for slot in slots], list(held))
-        self._forget(slots)
+        self._reset_optimizer(slots)
 
     def enter_phase(self, slots: Sequence[int], trained: Collection[str]) -> None:
         """The clients in these slots go on where they are; from now on these names train, and no others."""
         assert self.columns is not None
-        own = [float(bare(name) in trained) for name in self.layout.names]
-        spans = zip(own, self.layout.spans, strict=True)
+        trains = [float(parameter_of(name) in trained) for name in self.layout.names]
+        spans = zip(trains, self.layout.spans, strict=True)
         row = torch.cat([torch.full((span,), value) for value, span in spans]).to(self.flat)
         for slot in slots:
             self.columns[slot].copy_(row)
-        self._forget(slots)
+        self._reset_optimizer(slots)
 
-    def _forget(self, slots: Sequence[int]) -> None:
+    def _reset_optimizer(self, slots: Sequence[int]) -> None:
         """A fresh optimiser."""
         states = [self.optimizer.state[self._rows[slot]] for slot in slots]
         kept = [v for state in states for v in state.values() if isinstance(v, Tensor)]
@@ -192,7 +192,7 @@ class Step:
 
     def run(self, index: Tensor, mask: Tensor) -> None:
         """One step on rows `index`, (clients, batch), of which `mask` says which are real."""
-        if self.how == "eager":
+        if self.mode == "eager":
             self._eager(index, mask)
         elif self._graph is None:
             self._capture(index, mask)
@@ -245,8 +245,15 @@ class Step:
     def _fixed(self) -> list[Tensor]:
         """What a step reads and never writes: the resident parameters, then labels and inputs."""
         table = self.resident.train_table
-        own = [parameter.detach() for parameter in self.resident.parameters.values()]
-        return [*own, table.labels, *table.inputs.values(), self.class_weights, self.held, self.brought]
+        parameters = [parameter.detach() for parameter in self.resident.parameters.values()]
+        return [
+            *parameters,
+            table.labels,
+            *table.inputs.values(),
+            self.class_weights,
+            self.held,
+            self.from_order,
+        ]
 
     def _make_gradient(self, index: Tensor, mask: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
         names, keys = list(self.resident.parameters), list(self.resident.train_table.inputs)
@@ -256,7 +263,7 @@ class Step:
         def gradient(flat: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
             model = dict(zip(names, given, strict=False))
             labels, columns = given[len(names)], dict(zip(keys, given[len(names) + 1 :], strict=False))
-            class_weights, held, brought, index, mask = given[-5:]
+            class_weights, held, from_order, index, mask = given[-5:]
 
             def call(parameters: Parameters, inputs: Inputs) -> Tensor:
                 whole = {**model, **parameters}
@@ -268,7 +275,7 @@ class Step:
             def one(row: Tensor, weights: Tensor, held: Tensor, index: Tensor, mask: Tensor) -> Tensor:
                 inputs = {key: value[index] for key, value in columns.items()}
                 parameters = parameters_in(self.layout.views(row))
-                start = NOTHING if plain else self.layouts.start(model, row, held, brought)
+                start = NO_START if plain else self.layouts.start(model, row, held, from_order)
                 batch = Batch(inputs, labels[index], weights, mask)
                 return self._method.loss(parameters, batch, task, start)
 
@@ -279,7 +286,7 @@ class Step:
                 (slope,) = torch.autograd.grad(losses.sum(), flat)
             return losses.detach(), slope
 
-        if self.how != "compiled":
+        if self.mode != "compiled":
             return gradient
         traced = make_fx(gradient)(self.flat, *self._fixed(), index, mask)
         return torch.compile(traced, dynamic=False)
@@ -293,7 +300,7 @@ def finish_rows(
     layouts, model = step.layouts, step.resident.parameters
 
     def one(row: Tensor, held: Tensor, steps: Tensor) -> tuple[Any, ...]:
-        start = layouts.start(model, row, held, step.brought)
+        start = layouts.start(model, row, held, step.from_order)
         done = order.method.finish(start, parameters_in(layouts.trained.views(row)), steps, rate)
         return dict(done.own), dict(done.reply), dict(done.model), dict(done.figures)
 

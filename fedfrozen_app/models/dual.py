@@ -103,7 +103,7 @@ class DualEncoder(nn.Module):
 
     @property
     def _vision(self) -> nn.Module:
-        """The tower that has the embeddings: CLIP's is wrapped once more in some versions."""
+        """The tower that has the embeddings: in some versions CLIP's has one more wrapper."""
         tower = self.model.vision_model
         return getattr(tower, "vision_model", tower)
 
@@ -188,8 +188,8 @@ def _inserted_words(embedding: nn.Module, words: Words, prompt: Tensor | None) -
 
     def replace(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         # (classes, tokens, width), with (count, width) for every class
-        own = prompt.to(output.dtype).expand(output.shape[0], -1, -1)
-        return torch.cat([output[:, : words.start], own, output[:, words.start + words.count :]], dim=1)
+        inserted = prompt.to(output.dtype).expand(output.shape[0], -1, -1)
+        return torch.cat([output[:, : words.start], inserted, output[:, words.start + words.count :]], dim=1)
 
     handle = embedding.register_forward_hook(replace)
     try:
@@ -207,14 +207,14 @@ def _inserted_images(tower: nn.Module, prompt: Tensor | None) -> Iterator[None]:
     tokens = prompt.shape[1]
 
     def append(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        own = prompt[0].to(output.dtype).expand(output.shape[0], -1, -1)
-        return torch.cat([output, own], dim=1)  # (batch, 1 + patches + tokens, width)
+        inserted = prompt[0].to(output.dtype).expand(output.shape[0], -1, -1)
+        return torch.cat([output, inserted], dim=1)  # (batch, 1 + patches + tokens, width)
 
     def renew(level: int) -> Callable[..., Any]:
         def replace(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             hidden, *rest = inputs
-            own = prompt[level].to(hidden.dtype).expand(hidden.shape[0], -1, -1)
-            return (torch.cat([hidden[:, :-tokens], own], dim=1), *rest)
+            inserted = prompt[level].to(hidden.dtype).expand(hidden.shape[0], -1, -1)
+            return (torch.cat([hidden[:, :-tokens], inserted], dim=1), *rest)
 
         return replace
 

@@ -39,7 +39,7 @@ def tag_sequences(
     """(truth, prediction) as tag names, a list a row: one tag a word, where the word begins."""
     judged = (labels >= 0).cpu()
     truth, guess = [], []
-    for own, real, said in zip(judged, labels.cpu(), predicted.cpu(), strict=True):
-        truth.append([classes[number] for number in real[own].tolist()])
-        guess.append([classes[number] for number in said[own].tolist()])
+    for mask, real, said in zip(judged, labels.cpu(), predicted.cpu(), strict=True):
+        truth.append([classes[number] for number in real[mask].tolist()])
+        guess.append([classes[number] for number in said[mask].tolist()])
     return truth, guess

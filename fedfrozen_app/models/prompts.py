@@ -63,12 +63,12 @@ class PromptSet(nn.Module):
         """
         if design.prompts != "both" or only_global:
             return getattr(self, "global" if only_global else design.prompts)
-        shared, own = getattr(self, "global"), getattr(self, "local")  # noqa: B009 - one is a keyword
+        shared, local = getattr(self, "global"), getattr(self, "local")  # noqa: B009 - one is a keyword
         if design.fusion == "concat":
-            return torch.cat([shared, own], dim=-2)
+            return torch.cat([shared, local], dim=-2)
         if fusion is None:
-            return shared + own
-        return shared + (fusion(shared, own) if design.fusion_query == "global" else fusion(own, shared))
+            return shared + local
+        return shared + (fusion(shared, local) if design.fusion_query == "global" else fusion(local, shared))
 
 
 def full_precision(like: Tensor) -> torch.autocast:
@@ -188,8 +188,8 @@ class PromptedDual(nn.Module):
         if self.training or torch.is_grad_enabled():
             return self._encode_texts()
         # Every change in place counts a tensor's version up.
-        own = [p for module in (self.prompts, self.fusion) for p in module.parameters()]
-        key = (self._only_global, *(p._version for p in own))
+        learned = [p for module in (self.prompts, self.fusion) for p in module.parameters()]
+        key = (self._only_global, *(p._version for p in learned))
         if self._texts is None or self._texts[0] != key:
             self._texts = (key, self._encode_texts())
         return self._texts[1]
@@ -209,11 +209,11 @@ class PromptedDual(nn.Module):
         """How far the fused prompt is from the global one, and how far local prompts have moved."""
         found: dict[str, float] = {}
         for tower in self.design.towers:
-            own = getattr(self.prompts[tower], "local", None)
-            if own is not None:
-                start = self._start[f"prompts.{tower}.local"].to(own.device)
-                found[f"local_moved_{tower}"] = float((own - start).norm() / start.norm())
-            if own is not None and self.design.prompts == "both" and self.design.fusion != "concat":
+            local = getattr(self.prompts[tower], "local", None)
+            if local is not None:
+                start = self._start[f"prompts.{tower}.local"].to(local.device)
+                found[f"local_moved_{tower}"] = float((local - start).norm() / start.norm())
+            if local is not None and self.design.prompts == "both" and self.design.fusion != "concat":
                 shared = getattr(self.prompts[tower], "global")
                 gap = self._prompt(tower) - shared
                 found[f"fusion_gap_{tower}"] = float(gap.norm() / shared.norm())

@@ -47,6 +47,11 @@ class Role:
     feeds_attention: bool = False
 
 
+def is_embedding(role: Role) -> bool:
+    """Embeddings, and the norm that closes them: outside the layers, read by the first one's attention."""
+    return role.kind == "embedding" or (role.kind == "norm" and role.layer is None and role.feeds_attention)
+
+
 @dataclass(frozen=True)
 class Row:
     """One line of the table: the names that match `pattern` in full have this role.

@@ -29,7 +29,7 @@ class Batch:
 class Task:
     """Classification of rows or of tokens with one model. `call` says how parameters meet the model.
 
-    By default, `own` are the model's own parameters, already loaded: with these nothing is swapped in a step.
+    By default, `loaded` are the model's own parameters, as they are: with these a step swaps nothing.
     Any others take the places of those they name for the length of the call.
     """
 
@@ -42,7 +42,7 @@ class Task:
         precision: str = "float32",
         kind: str = "image",
         classes: tuple[str, ...] = (),
-        own: Parameters | None = None,
+        loaded: Parameters | None = None,
         head: nn.Module | None = None,
         call: Callable[[Parameters, Inputs], Tensor] | None = None,
     ) -> None:
@@ -52,7 +52,7 @@ class Task:
         first = next(model.parameters())
         self.device, self.dtype = first.device, first.dtype
         self.bf16 = precision == "bf16"
-        self._own, self._head = own, head
+        self._loaded, self._head = loaded, head
         self.call = call or self._call
         if mean:  # (uint8/255 − mean)/std as one multiplication and one addition, (1, channels, 1, 1)
             shift, scale = (torch.tensor(v, dtype=torch.float64).view(1, -1, 1, 1) for v in (mean, std))
@@ -60,7 +60,7 @@ class Task:
             self._shift = (-shift / scale).to(first)
 
     def _call(self, parameters: Parameters, inputs: Inputs) -> Tensor:
-        if parameters is self._own:
+        if parameters is self._loaded:
             return self.model(**inputs).logits
         return functional_call(self.model, dict(parameters), args=(), kwargs=inputs).logits
 

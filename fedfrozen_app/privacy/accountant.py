@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.privacy.engine import (
+from fedfrozen_app.privacy.opacus_parts import (
     Domain,
     PRVAccountant,
     RDPAccountant,
@@ -84,15 +84,15 @@ def _renyi(noise: float, rate: float) -> np.ndarray:
 
 @lru_cache(maxsize=4096)
 def solve_noise(
-    rate: float, times: int, *, epsilon: float, delta: float, kind: str, beside: tuple[Steps, ...] = ()
+    rate: float, times: int, *, epsilon: float, delta: float, kind: str, other_steps: tuple[Steps, ...] = ()
 ) -> float:
-    """The least noise multiplier with which `times` steps, and those `beside` them, stay within ε."""
+    """The least noise multiplier with which `times` steps, together with `other_steps`, stay within ε."""
 
     def excess(log_noise: float) -> float:
-        steps = (Steps(math.exp(log_noise), rate, times), *beside)
+        steps = (Steps(math.exp(log_noise), rate, times), *other_steps)
         return math.log(epsilon_of(steps, delta, kind, epsilon) / epsilon)
 
-    if beside and epsilon_of(beside, delta, kind, epsilon) >= epsilon:
+    if other_steps and epsilon_of(other_steps, delta, kind, epsilon) >= epsilon:
         raise UserError(
             f"No noise keeps the training steps within privacy.epsilon={epsilon:g}: what is spent beside "
             "them is more than that. Raise privacy.epsilon, or lower privacy.selection_share."

@@ -4,8 +4,8 @@
 
 The norm runs over all trained names together. Gradients of single examples come from the clients' own pure
 loss under `vmap`, which serves every supported architecture, position embeddings and all (ghost.py needs less
-memory, and serves layers and heads). Opacus' optimiser clips, sums and scales them. It is built anew for
-every client and round, because what is trained changes.
+memory, and serves layers and heads). Opacus' optimiser clips, sums and scales them. A new one
+is built for every client and round, because what is trained changes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,8 +24,8 @@ from fedfrozen_app.models.attention import attention_by
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.profile import is_causal
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
-from fedfrozen_app.privacy.engine import DPOptimizer
 from fedfrozen_app.privacy.noise import Noise
+from fedfrozen_app.privacy.opacus_parts import DPOptimizer
 
 Loss = Callable[[Parameters, Batch, Task], Tensor]
 
@@ -127,11 +127,11 @@ class ExampleGradients:
         if not len(labels):  # a Poisson sample may be empty
             empty = {name: self._held[name].new_zeros(0, *self._held[name].shape) for name in self._trained}
             return torch.zeros(0, device=labels.device), empty
-        own = {name: self._held[name].detach() for name in self._trained}
+        trained = {name: self._held[name].detach() for name in self._trained}
         # The plain attention of matrix products: fused kernels have no rule for a gradient within a vmap.
         with attention_by(self._model, "eager"):
             each = vmap(grad_and_value(self._one), in_dims=(None, 0, 0), randomness="different")
-            slopes, losses = each(own, inputs, labels)
+            slopes, losses = each(trained, inputs, labels)
         return losses, slopes
 
     @torch.no_grad()
@@ -149,7 +149,7 @@ class ExampleGradients:
 def draw_rows(units: Sequence[np.ndarray], sample: np.ndarray, source: Noise) -> Tensor:
     """One row of every unit in the sample."""
     rows = [units[unit] for unit in sample]
-    drawn = [int(own[source.one_of(len(own)) if len(own) > 1 else 0]) for own in rows]
+    drawn = [int(trained[source.one_of(len(trained)) if len(trained) > 1 else 0]) for trained in rows]
     return torch.tensor(drawn, dtype=torch.int64)
 
 

@@ -19,7 +19,10 @@ from fedfrozen_app.data.table import Table
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.task import Task
 from fedfrozen_app.privacy.dpsgd import NoisyOptimizer, exact_products
-from fedfrozen_app.privacy.engine import DPOptimizerFastGradientClipping, GradSampleHooksFastGradientClipping
+from fedfrozen_app.privacy.opacus_parts import (
+    DPOptimizerFastGradientClipping,
+    GradSampleHooksFastGradientClipping,
+)
 
 SERVED = ("Linear", "LayerNorm", "RMSNorm", "Conv1D", "LlamaRMSNorm", "Dinov2LayerScale")  # and tested
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedfrozen_app.config import PrivacyConfig
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.files.checkpoint import dealt_otherwise
+from fedfrozen_app.files.checkpoint import partition_differences
 from fedfrozen_app.privacy.steps import SLACK
 
 UNACCOUNTED = (
@@ -66,7 +66,7 @@ def check_start(
         )
     if records is None:
         return
-    if other := dealt_otherwise(now, earlier):
+    if other := partition_differences(now, earlier):
         raise UserError(
             f"This run would deal rows of which the run before has spent privacy to other clients "
             f"({', '.join(other)} differ), and their records would not know it: keep the same, or start anew."

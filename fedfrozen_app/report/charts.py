@@ -1,4 +1,4 @@
-"""The charts of a run, as data for the page's script (see script.py for their form)."""
+"""The charts of a run, as data for the page's script (page.js says in which form)."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 from fedfrozen_app.files.rows import Row, metric_name, number
 from fedfrozen_app.report.curves import Series, running_total, series, stage_marks
-from fedfrozen_app.report.selection import chose, layers_there
+from fedfrozen_app.report.selection import chose, layer_count
 
 Chart = dict[str, Any]
 Mark = tuple[float, str]
@@ -280,21 +280,21 @@ def _selection_map(rows: Sequence[Row], x: Chart) -> Chart:
         for row in rows
         if row.get("selection")
     }
-    layers = [str(layer) for layer in range(layers_there(rows))]
+    layers = [str(layer) for layer in range(layer_count(rows))]
     clients = in_order({client for part in chosen.values() for client in part})
     rounds = _rounds(rows)
 
     def share(layer: str, place: int) -> float | None:
         part = chosen.get(place)
-        return None if not part else sum(layer in own for own in part.values()) / len(part)
+        return None if not part else sum(layer in picked for picked in part.values()) / len(part)
 
     def count(client: str, place: int) -> float | None:
-        own = chosen.get(place, {}).get(client)
-        return None if own is None else len(own)
+        picked = chosen.get(place, {}).get(client)
+        return None if picked is None else len(picked)
 
     def has(client: str, layer: str, place: int) -> float | None:
-        own = chosen.get(place, {}).get(client)
-        return None if own is None else float(layer in own)
+        picked = chosen.get(place, {}).get(client)
+        return None if picked is None else float(layer in picked)
 
     shown = clients[:MOST_CLIENTS]
     views = [

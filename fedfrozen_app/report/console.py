@@ -1,4 +1,4 @@
-"""What a person sees in the terminal: a bar or a line a round, and a table at the end."""
+"""What a person sees in the terminal: a bar or one line per round, and a table at the end."""
 
 import logging
 import math
@@ -146,7 +146,7 @@ class _Description(rich.progress.ProgressColumn):
 
 
 class Progress:
-    """Shows the rounds as they end: a bar on a terminal, else a line a round.
+    """Shows the rounds as they end: a bar on a terminal, else one line per round.
 
     The bar counts bytes since it began; a line gives the bytes of its own round, because in a log
     the step at the change of stage is what one looks for.

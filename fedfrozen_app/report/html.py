@@ -12,8 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from fedfrozen_app.report.script import LIVE, SCRIPT
-from fedfrozen_app.report.style import CSS
+from fedfrozen_app.report.page_files import CSS, LIVE, SCRIPT
 
 Chart = dict[str, Any]
 

@@ -24,12 +24,12 @@ def write_outputs(
     model: Mapping[str, Tensor],
     rows: Sequence[dict[str, Any]],
     metadata: dict[str, str] | None = None,
-    **facts: Any,
+    **details: Any,
 ) -> dict[str, Any]:
     """`model.safetensors`, `summary.json`, `curves.png` and `report.html`; returns the summary."""
     if model:  # a run that failed before its first round has none
         replace_tensors(model, folder / "model.safetensors", metadata)
-    summary = summarise(rows, **facts)
+    summary = summarise(rows, **details)
     replace_file(folder / "summary.json", json.dumps(summary, indent=2))
     for name in ("model.safetensors", "best.safetensors"):  # safetensors' own mode shuts everybody else out
         if (folder / name).exists():
@@ -41,9 +41,9 @@ def write_outputs(
     return summary
 
 
-def write_interrupted(folder: Path, metadata: dict[str, str], **facts: Any) -> None:
-    """The same of a run whose own process was ended: as it stood at its newest checkpoint, if it has one."""
-    # A summary is of a run that had ended by then, or of the one before: a run that begins removes it.
+def write_interrupted(folder: Path, metadata: dict[str, str], **details: Any) -> None:
+    """The same for a run whose process was killed: as of its newest checkpoint, if it has one."""
+    # A run removes the old summary when it begins: one that is here belongs to a run that had ended.
     if (folder / "summary.json").exists() or not checkpoint.numbers(folder / "checkpoints"):
         return
     last = checkpoint.newest(folder)
@@ -58,5 +58,5 @@ def write_interrupted(folder: Path, metadata: dict[str, str], **facts: Any) -> N
         seconds=sum(row["seconds"]["total"] for row in rows),
         command=shlex.join(["fedfrozen", *last.overrides]),
         selected_round=last.hooks["best"]["round"],
-        **facts,
+        **details,
     )

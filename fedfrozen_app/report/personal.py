@@ -3,7 +3,7 @@
 `personal.json` of a run holds a line for each client: the global model, its personal model, and the same
 after one more round of local training. The mean hides who is left behind, so the worst client and the spread
 stand beside it. `fedfrozen personal RUN...` puts runs next to each other: for example a federation and
-`strategy.prompts=local` or `strategy=local`, which is local training alone.
+`strategy=local`, which is local training alone.
 """
 
 import json
@@ -27,7 +27,7 @@ WORDS = {"global": "global", "personal": "personal", "after": "after one more lo
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, "#CC79A7", "#56B4E9", "#000000")
 
 
-def tally(
+def summarise_clients(
     judged: Mapping[str, Mapping[str, float]], rows: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> dict[str, Any]:
     """`judged` are the clients' own figures, `rows` the run's rounds, `names` the partition's words."""

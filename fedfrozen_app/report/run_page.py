@@ -181,9 +181,9 @@ def _client_table(rows: Sequence[Row]) -> str:
         return ""
     body = []
     for client in in_order({client for values in columns.values() for client in values}):
-        own = [values.get(client) or {} for values in columns.values()]
-        rounds = {place for values in own for place in values}
-        cells = [_decimal(last(values)) if values else "" for values in own]
+        by_column = [values.get(client) or {} for values in columns.values()]
+        rounds = {place for values in by_column for place in values}
+        cells = [_decimal(last(values)) if values else "" for values in by_column]
         body.append([client, str(len(rounds)), str(max(rounds)), *cells])
     head = ["client", "rounds", "latest", *(CLIENT_VIEWS[key] for key in columns)]
     return f"<h2>Clients</h2>{fold(f'Every client ({len(body)})', table(head, body))}"
@@ -239,12 +239,12 @@ def _decimal(value: float) -> str:
 def _repeat(summary: dict[str, Any]) -> str:
     parts = []
     if "command" in summary:
-        words = summary["command"]
-        parts.append(command(words if isinstance(words, str) else " ".join(map(str, words))))
+        used = summary["command"]
+        parts.append(command(used if isinstance(used, str) else " ".join(map(str, used))))
     known = ("git_commit", "seed", "device", "machine")
-    facts: dict[str, Any] = {key: summary[key] for key in known if summary.get(key) is not None}
-    if facts:
-        parts.append(fold("Code and machine", pairs(flat(facts))))
+    details: dict[str, Any] = {key: summary[key] for key in known if summary.get(key) is not None}
+    if details:
+        parts.append(fold("Code and machine", pairs(flat(details))))
     if summary.get("config"):
         parts.append(fold("Full configuration", pairs(flat(summary["config"]))))
     if summary.get("versions"):

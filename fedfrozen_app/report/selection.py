@@ -15,10 +15,10 @@ def chose(rows: Sequence[Row]) -> bool:
     return any(layers for row in rows for layers in row.get("selection", {}).values())
 
 
-def layers_there(rows: Sequence[Row]) -> int:
+def layer_count(rows: Sequence[Row]) -> int:
     """How many layers there were to choose from; of older runs as far as anybody chose or scored them."""
     known = (max(row.get("layers") or [-1]) for row in rows)
-    chosen = (layer for row in rows for own in row.get("selection", {}).values() for layer in own)
+    chosen = (layer for row in rows for picked in row.get("selection", {}).values() for layer in picked)
     scored = (len(row.get("layer_scores", ())) - 1 for row in rows)
     return 1 + max([0, *known, *chosen, *scored])
 
@@ -40,7 +40,7 @@ def selection_changes(rows: Sequence[Row]) -> float | None:
 
 def selection_table(rows: Sequence[Row], clients: Sequence[str]) -> np.ndarray:
     """(clients, layers, rounds): 1 where the client chose the layer, NaN where it was not there."""
-    table = np.full((len(clients), layers_there(rows), len(rows)), np.nan)
+    table = np.full((len(clients), layer_count(rows), len(rows)), np.nan)
     for column, row in enumerate(row["selection"] for row in rows):
         for number, client in enumerate(clients):
             if client in row:
@@ -60,7 +60,7 @@ def write_selection(rows: Sequence[Row], path: Path) -> None:
     table = selection_table(rows, clients)
     panels: list[tuple[str, np.ndarray]] = [("all clients", np.nanmean(table, axis=0))]
     if len(clients) <= MAX_CLIENTS:
-        panels += [(f"client {client}", own) for client, own in zip(clients, table, strict=True)]
+        panels += [(f"client {client}", picked) for client, picked in zip(clients, table, strict=True)]
     _, layers, rounds = table.shape
     height = 0.35 + 0.11 * layers
     figure = Figure(figsize=(min(12, 3 + 0.12 * rounds), 0.8 + height * len(panels)), layout="constrained")

@@ -71,12 +71,12 @@ def read_summary(run_dir: Path, rows: Sequence[Row]) -> dict[str, Any]:
             ) from error
         if not isinstance(stored, dict):
             raise UserError(f"{path} must hold one JSON object: mend it, or remove it.")
-        # A run that goes on, or was started anew in its folder, still has the summary of its past.
+        # A resumed run, or one started again in its folder, still has its old summary.
         if stored.get("rounds", done) == done:
             return stored
     state = checkpoint.newest_state(run_dir)
     summary = {
-        "status": _standing(run_dir),
+        "status": _run_state(run_dir),
         **_figures(rows, state["hooks"]["best"]["round"] if state else None, state and state["config"]),
         "seconds": sum(row.get("seconds", {}).get("total", 0.0) for row in rows),
     }
@@ -89,8 +89,8 @@ def read_summary(run_dir: Path, rows: Sequence[Row]) -> dict[str, Any]:
     return summary
 
 
-def _standing(run_dir: Path) -> str:
-    """How a run stands that has left no summary: by its status.json, where it keeps one, or by the clock."""
+def _run_state(run_dir: Path) -> str:
+    """The state of a run without a summary: from its status.json, or else when it last wrote a row."""
     try:
         status = json.loads((run_dir / "status.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):

@@ -64,7 +64,7 @@ class Tracking:
             log(scalars(row), row["round"])
         return False, {}
 
-    # A run that goes on is to go on there too: the names it got are kept beside it.
+    # A resumed run continues there too: the ids it was given are kept in its folder.
 
     def known(self, name: str) -> str | None:
         path = self.folder / "tracking.json"
@@ -93,11 +93,11 @@ def scalars(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 def _tensorboard(run: Tracking) -> Iterator[Log]:
     from torch.utils.tensorboard import SummaryWriter
 
-    folder, anew = run.folder / "tensorboard", run.first_round == 1
-    if anew:  # as metrics.jsonl is begun anew
+    folder, fresh = run.folder / "tensorboard", run.first_round == 1
+    if fresh:  # as metrics.jsonl is emptied
         for path in folder.glob("events.out.tfevents.*"):
             path.unlink()
-    purge = None if anew else run.first_round  # rounds of a lost future are not shown
+    purge = None if fresh else run.first_round  # rounds that are run again are not shown twice
     with SummaryWriter(str(folder), purge_step=purge, flush_secs=5) as writer:
 
         def log(figures: dict[str, float], step: int) -> None:

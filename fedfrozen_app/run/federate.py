@@ -24,9 +24,9 @@ from fedfrozen_app.privacy.notes import model_metadata, opening_lines
 from fedfrozen_app.report.console import Progress
 from fedfrozen_app.report.output import write_outputs
 from fedfrozen_app.report.track import Tracking
-from fedfrozen_app.run import look
-from fedfrozen_app.run.beginning import Beginning, begin, check_possible, private_line
+from fedfrozen_app.run import evaluation
 from fedfrozen_app.run.job import Job
+from fedfrozen_app.run.prepare import StartingPoint, check_possible, prepare, private_parts_note
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server.hooks import (
@@ -57,7 +57,7 @@ def federate(
     open_folder(job, resident)
     best = BestModel(job.folder, job.config.early_stop.patience, metadata=model_metadata(job.config.privacy))
     metrics = MetricsFile(job.folder / "metrics.jsonl")
-    start = begin(job, conversation, resident, best, metrics)
+    start = prepare(job, conversation, resident, best, metrics)
     began -= sum(
         row.get("seconds", {}).get("total", 0.0) for row in start.history
     )  # as their bytes count too
@@ -75,11 +75,11 @@ def federate(
                 to_record(start.model.pop(), local=True),  # nobody keeps the first model while others train
                 num_rounds=job.config.num_rounds,
                 timeout=job.config.runtime.round_timeout,
-                evaluate_fn=look.evaluator(strategy, resident),
+                evaluate_fn=evaluation.evaluator(strategy, resident),
             )
         if strategy.personal if job.config.personal is None else job.config.personal:
-            personal = look.judge_personal(strategy, resident, job.folder)
-        status = "stopped early" if best.gave_up else "completed"
+            personal = evaluation.judge_personal(strategy, resident, job.folder)
+        status = "stopped early" if best.out_of_patience else "completed"
     except (KeyboardInterrupt, SystemExit):  # Flower exits from a run that was stopped
         status = "interrupted"
         raise
@@ -99,7 +99,7 @@ def federate(
             command=shlex.join(["fedfrozen", *job.overrides]),
             selected_round=best.round,
             personal=personal,
-            majority=None if strategy.personal else look.majority_share(resident.corpus.test.labels),
+            majority=None if strategy.personal else evaluation.majority_share(resident.corpus.test.labels),
         )
     if reason:
         raise RunFailed(reason)
@@ -110,18 +110,20 @@ def open_folder(job: Job, resident: Resident) -> None:
     job.folder.mkdir(parents=True, exist_ok=True)
     for line in opening_lines(job.config.privacy):
         log.warning(line)
-    look.draw_labels(resident, job.folder)
+    evaluation.draw_labels(resident, job.folder)
 
 
 def privacy_spent(config: Config, history: list[Row]) -> list[PrivacySpent]:
     if config.privacy.name == "none":
         return []
     hook = PrivacySpent(config.privacy.unit, config.privacy.seeded_noise)
-    hook.look_back(history)
+    hook.add_rows(history)
     return [hook]
 
 
-def make_strategy(job: Job, conversation: Conversation, start: Beginning, hooks: list[Any]) -> PlannedFedAvg:
+def make_strategy(
+    job: Job, conversation: Conversation, start: StartingPoint, hooks: list[Any]
+) -> PlannedFedAvg:
     """The strategy at its first round, with what a checkpoint kept for it."""
     config = job.config
     federation = Federation(
@@ -129,7 +131,7 @@ def make_strategy(job: Job, conversation: Conversation, start: Beginning, hooks:
         config.participation,
         config.seed,
         config.aggregation,
-        upload_keeper(config, job.folder),
+        upload_saver(config, job.folder),
         private=config.privacy.name != "none",
         optimizer=make_optimizer(config),
     )
@@ -146,7 +148,7 @@ def make_strategy(job: Job, conversation: Conversation, start: Beginning, hooks:
     return strategy
 
 
-def upload_keeper(
+def upload_saver(
     config: Config, folder: Path
 ) -> Callable[[int, str, Reply, Mapping[str, Tensor]], None] | None:
     """Writes what one client sent, as the model it makes of the round's base, and that base."""
@@ -167,8 +169,8 @@ def announce(job: Job, strategy: PlannedFedAvg, conversation: Conversation, resi
     """Before a site is asked for anything: what becomes of private parts, what a round sends, and how long
     that takes."""
     sites = resident.shares.partition is None
-    keeps = not conversation.local and strategy.plan(strategy.first_round).private
-    if keeps and (line := private_line(job, sites=sites)):
+    has_private = not conversation.local and strategy.plan(strategy.first_round).private
+    if has_private and (line := private_parts_note(job, sites=sites)):
         log.warning(line)
     if sites:
         down = sum(value.numel() * value.element_size() for value in strategy.model.values()) / 1e6
@@ -190,7 +192,7 @@ def why_nothing_changed(rows: list[Row]) -> str | None:
 
 
 @contextmanager
-def clear_end(folder: Path) -> Iterator[None]:
+def explain_disk_errors(folder: Path) -> Iterator[None]:
     """A full or unwritable disk ends the run with a sentence; checkpoints are whole or absent."""
     try:
         yield

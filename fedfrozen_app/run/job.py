@@ -35,7 +35,7 @@ class Job:
 
     @property
     def source(self) -> Path:
-        """The run whose rows and records this one goes on from: another's, or its own."""
+        """The run whose rows and records this one continues: another, or itself."""
         return Path(self.config.start_from).parents[1] if self.config.start_from else self.folder
 
     def start_folder(self) -> str | None:

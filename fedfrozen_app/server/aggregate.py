@@ -15,7 +15,7 @@ from torch import Tensor
 from fedfrozen_app.exchange.block import Block, Slice
 from fedfrozen_app.exchange.check import TOO_LARGE
 from fedfrozen_app.exchange.names import namespace_of
-from fedfrozen_app.server.passes import CHUNK, divide, norm_of, subtract
+from fedfrozen_app.server.norms import CHUNK, divide, norm_of, subtract
 
 Drift = dict[str, dict[str, float]]  # by group: the figures of a round's row
 
@@ -33,7 +33,7 @@ class Update:
     values: dict[str, Tensor] | None = None
 
 
-class Gate:
+class NormGate:
     """Sets aside updates whose norm is over `far_out` times the usual; knows the norms of those it let in."""
 
     def __init__(self, far_out: float, usual: float | None) -> None:
@@ -47,14 +47,14 @@ class Gate:
         return None
 
     def usual(self) -> float | None:
-        """The median of this round's; without one, what it was."""
+        """The median norm of this round's accepted updates; without any, the last round's."""
         return statistics.median(self._norms) if self._norms else self._usual
 
 
 class OpenBlock:
     """A block whose rows are being taken: (clients, width) of updates, and the weight of each row."""
 
-    def __init__(self, block: Block, gate: Gate | None, equal: Collection[str]) -> None:
+    def __init__(self, block: Block, gate: NormGate | None, equal: Collection[str]) -> None:
         self.block = block
         self._gate = gate
         names = block.layout.names
@@ -66,8 +66,8 @@ class OpenBlock:
         norms = [torch.linalg.vector_norm(p.flatten(1), dim=1, dtype=torch.float64) for p in parts]
         self._norms = torch.stack(norms, dim=1)  # (clients, names)
         self._sound = (self._norms < TOO_LARGE).all(dim=1).tolist()
-        own = self._norms[:, self._parameters]
-        self._totals = None if gate is None else torch.linalg.vector_norm(own, dim=1).tolist()
+        parameter_norms = self._norms[:, self._parameters]
+        self._totals = None if gate is None else torch.linalg.vector_norm(parameter_norms, dim=1).tolist()
 
     def accept(self, number: int, weight: float) -> str | None:
         if not self._sound[number]:
@@ -119,7 +119,7 @@ class RunningMean:
         self,
         model: Mapping[str, Tensor],
         group: Callable[[str], str | None],
-        gate: Gate | None = None,
+        gate: NormGate | None = None,
         *,
         zero_fill: bool = False,
         equal: Collection[str] = (),
@@ -150,11 +150,11 @@ class RunningMean:
         # A NaN or an infinity anywhere shows in its tensor's norm: one look for the whole reply.
         if norms and not (torch.stack(list(norms.values())) * weight < TOO_LARGE).all():
             return unsound({name: float(norm) * weight for name, norm in norms.items()})
-        own = [norm for name, norm in norms.items() if not namespace_of(name)]
+        parameter_norms = [norm for name, norm in norms.items() if not namespace_of(name)]
         if (
-            own
+            parameter_norms
             and self.gate
-            and (far := self.gate.problem(float(torch.linalg.vector_norm(torch.stack(own)))))
+            and (far := self.gate.problem(float(torch.linalg.vector_norm(torch.stack(parameter_norms)))))
         ):
             return far
         self._examples += weight

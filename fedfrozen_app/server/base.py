@@ -15,7 +15,7 @@ from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.codec import plain_sizes
 from fedfrozen_app.exchange.count import count_parameters
 from fedfrozen_app.exchange.names import is_parameter
-from fedfrozen_app.exchange.order import Order, Told
+from fedfrozen_app.exchange.order import NamedSettings, Order
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server.aggregate import Update
@@ -87,27 +87,30 @@ class PlannedFedAvg(OwnLoop):
         return {}
 
     def step(self, update: Update) -> dict[str, Tensor]:
-        """The next values of the names in `update.model`, in its memory where it likes; it may replace arrays
-        of `self.carried` too. What lies there and in `self.model` must not change: clients may hold it."""
+        """The next values of the names in `update.model`, whose memory it may reuse.
+
+        It may also replace arrays in `self.carried`, but change neither those nor `self.model` in place:
+        clients may hold the same arrays.
+        """
         if self.optimizer.adds_only and update.values is not None:
             return update.values
         return self.optimizer.step(self.model, update.model)
 
     def observe(self, row: Row, merged: Mapping[str, Tensor]) -> Row:
-        """What a round teaches, before its merged values enter `self.model`; what to add to its row."""
+        """Learn from a round before its merged values enter `self.model`; returns what to add to its row."""
         return {}
 
     def recall(self, row: Row) -> None:
-        """Learn again from the row of a round before this run went on from a checkpoint."""
+        """Learn again from the row of an earlier round, when a run goes on from a checkpoint."""
 
     def state(self) -> dict[str, Tensor]:
         """Arrays beside the model that a checkpoint must keep."""
         return {}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take them back; empty where the checkpoint is another strategy's."""
+        """Restore them; empty where the checkpoint is another strategy's."""
 
-    def choice(self, server_round: int) -> Told | None:
+    def choice(self, server_round: int) -> NamedSettings | None:
         """The rule by which each client takes its own layers of the plan; None: all train the whole plan."""
         return None
 
@@ -193,7 +196,7 @@ class PlannedFedAvg(OwnLoop):
         quorum = self.federation.aggregation.quorum
         record = RoundRecord(server_round, aggregator, quorum, began=time.perf_counter())  # the plan is made
         for client, reply in conversation.round(order, members, arrays, record.traffic):
-            self.federation.show(server_round, client, reply, self.model)
+            self.federation.show_upload(server_round, client, reply, self.model)
             names = [] if isinstance(reply, str) else list(filter(is_parameter, reply.arrays))
             if record.take(client, reply):
                 self.on_reply(client, names)

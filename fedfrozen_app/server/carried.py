@@ -14,15 +14,16 @@ Carried = dict[str, dict[str, Tensor]]  # namespace: a parameter's name: its arr
 
 
 def follow(carried: Carried, order: Order, model: Mapping[str, Tensor]) -> Carried:
-    """What the order's algorithm asks for, of every name that its plan shares: zeros where nothing was yet.
+    """The arrays that the order's algorithm needs, for every name that its plan shares: new ones are zero.
 
-    A name that is frozen by now has none any more.
+    Frozen names are dropped.
     """
     found: Carried = {}
     for space in order.method.comes:
-        own = carried.get(space, {})
+        known = carried.get(space, {})
         found[space] = {
-            name: own[name] if name in own else torch.zeros_like(model[name]) for name in order.plan.shared
+            name: known[name] if name in known else torch.zeros_like(model[name])
+            for name in order.plan.shared
         }
     return found
 

@@ -1,4 +1,4 @@
-"""The server's side of the talk: who is there, and one round of orders and replies over any Flower grid."""
+"""The server's side of the conversation: who is there, and a round of orders and replies over any grid."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ from fedfrozen_app.exchange.messages import (
     train_content,
     train_message,
 )
-from fedfrozen_app.exchange.names import bare
+from fedfrozen_app.exchange.names import parameter_of
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.words import counted
@@ -177,7 +177,7 @@ class Conversation:
             return problem
         self.ledger.confirm(client, order.base.values())
         if not self.local:  # bytes arrive on the host, and the server's model may lie on a GPU
-            reply.arrays = {n: tensor.to(model[bare(n)].device) for n, tensor in reply.arrays.items()}
+            reply.arrays = {n: tensor.to(model[parameter_of(n)].device) for n, tensor in reply.arrays.items()}
         return reply
 
     def _order_message(
@@ -212,8 +212,8 @@ class Conversation:
             reply = read_reply(message)
         except ValueError as error:
             return str(error)
-        beside = () if order.coder is None else order.coder.beside
-        traffic.received(reply.arrays, reply.text, self.roles, beside)
+        extra_names = () if order.coder is None else order.coder.extra_names
+        traffic.received(reply.arrays, reply.text, self.roles, extra_names)
         return reply
 
     def _push(self, messages: list[Message]) -> list[str]:
@@ -234,7 +234,7 @@ def with_grace(timeout: float) -> float:
     """How long Flower keeps a question and its answer.
 
     Answers are fetched one by one: when the last moment has been spent on one that never came, those of the
-    others must still be there. Not for much longer: who comes back late should not work for nobody.
+    others must still be there. But not for much longer: a client that comes back late would work for nothing.
     """
     return 1.25 * timeout + 60
 

@@ -14,9 +14,9 @@ from fedfrozen_app.files.rows import Row
 from fedfrozen_app.models.roles import KERNEL, Role
 from fedfrozen_app.server.aggregate import RunningMean
 from fedfrozen_app.server.conversation import Conversation
-from fedfrozen_app.server.draw import draw_cohort, participations
 from fedfrozen_app.server.optimizer import NoOptimizer, ServerOptimizer
 from fedfrozen_app.server.robust import make_aggregator
+from fedfrozen_app.server.sampling import draw_cohort, participations
 
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]  # Flower's: what the server judges a model by
 
@@ -47,7 +47,7 @@ class Federation:
     seed: int = 0
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
     # Sees round, client, reply and model before the reply enters the sum.
-    watch: Callable[[int, str, Reply, Mapping[str, Tensor]], None] | None = None
+    on_upload: Callable[[int, str, Reply, Mapping[str, Tensor]], None] | None = None
     private: bool = False  # clients add noise, and must know how often they will be drawn
     optimizer: ServerOptimizer = field(default_factory=NoOptimizer)
 
@@ -71,11 +71,13 @@ class Federation:
         group = partial(self.drift_group, model)
         return make_aggregator(self.aggregation, model, group, usual, zero_fill=zero_fill, equal=equal)
 
-    def show(self, server_round: int, client: str, reply: Reply | str, model: Mapping[str, Tensor]) -> None:
-        """Let whoever watches see a reply before it enters the sum."""
-        if self.watch is not None and isinstance(reply, Reply):
+    def show_upload(
+        self, server_round: int, client: str, reply: Reply | str, model: Mapping[str, Tensor]
+    ) -> None:
+        """Call `on_upload` with a reply before it enters the sum."""
+        if self.on_upload is not None and isinstance(reply, Reply):
             reply.arrays = {n: v.clone() for n, v in reply.arrays.items()}  # a block's rows change as one
-            self.watch(server_round, client, reply, model)
+            self.on_upload(server_round, client, reply, model)
 
     def drift_group(self, model: Mapping[str, Tensor], name: str) -> str | None:
         """The part of the model that this array's drift counts for; None leaves it out."""

@@ -1,4 +1,4 @@
-"""What happens after every round: the best model kept, a stop decided, the row and the checkpoint written."""
+"""After every round: keep the best model, decide whether to stop, write the row and a checkpoint."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ from fedfrozen_app.files import checkpoint, disk
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.local.resident import simulated
 from fedfrozen_app.server.base import PlannedFedAvg
-from fedfrozen_app.server.state import kept
+from fedfrozen_app.server.state import arrays_to_keep
 
 log = logging.getLogger(__name__)
 Outcome = tuple[bool, Row]
@@ -47,24 +47,24 @@ class BestModel:
             return False, {}
         if score > self.best:
             self.best, self.round, self.waited = score, row["round"], 0
-            whose = self.metadata | {"round": str(self.round)}
-            disk.replace_tensors(strategy.model, self.folder / BEST, whose)
+            metadata = self.metadata | {"round": str(self.round)}
+            disk.replace_tensors(strategy.model, self.folder / BEST, metadata)
             return False, {}
         self.waited += 1
-        if self.gave_up:
+        if self.out_of_patience:
             log.info("No better validation accuracy in %d evaluations: stopping early.", self.waited)
-        return self.gave_up, {}
+        return self.out_of_patience, {}
 
     @property
-    def gave_up(self) -> bool:
+    def out_of_patience(self) -> bool:
         return self.patience is not None and self.waited >= self.patience
 
     def state_dict(self) -> dict[str, Any]:
         best = None if self.round is None else self.best  # -inf is no JSON
         return {"best": best, "round": self.round, "waited": self.waited}
 
-    def go_on(self, state: dict[str, Any], run: Path) -> None:
-        """From a checkpoint of `run`, with the model that it calls the best: if that is gone, without any."""
+    def resume_from(self, state: dict[str, Any], run: Path) -> None:
+        """Continue from a checkpoint of `run`; without a best model, if the file of that one is gone."""
         if state["round"] is None:
             return
         if not disk.same_round(run / BEST, state["round"]):
@@ -98,10 +98,17 @@ class Checkpoints:
         best: BestModel,
         client_state: Callable[[], dict[str, dict[str, Tensor]]],
     ) -> "Checkpoints":
-        how = config.checkpoint
-        place = folder / "checkpoints"
+        settings = config.checkpoint
+        target = folder / "checkpoints"
         return cls(
-            place, resolved_config, overrides, how.every, how.keep, config.num_rounds, best, client_state
+            target,
+            resolved_config,
+            overrides,
+            settings.every,
+            settings.keep,
+            config.num_rounds,
+            best,
+            client_state,
         )
 
     def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
@@ -118,7 +125,7 @@ class Checkpoints:
             ledger=strategy.federation.conversation.ledger.state_dict(),
             hooks={"best": self.best.state_dict(), "private": bool(strategy.plan(number).private)},
             clients=self.client_state(),
-            strategy=kept(strategy),
+            strategy=arrays_to_keep(strategy),
             metadata=self.best.metadata,
         )
         checkpoint.write(state, self.folder, self.keep)
@@ -135,13 +142,13 @@ class PrivacySpent:
     spent: dict[str, float] = field(default_factory=dict)
 
     def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
-        self.look_back([row])
+        self.add_rows([row])
         more: Row = {"epsilon_max": max(self.spent.values(), default=0.0), "privacy_unit": self.unit}
         if self.seeded:
             more["private"] = False
         return False, more
 
-    def look_back(self, rows: list[Row]) -> None:
+    def add_rows(self, rows: list[Row]) -> None:
         for row in rows:
             self.spent.update(row.get("epsilon", {}))
 
@@ -174,22 +181,24 @@ class MetricsFile:
             file.write(json.dumps(row) + "\n")
         return False, {}
 
-    def go_on_after(self, row: Row, earlier: list[Row]) -> None:
-        """Leave the rows up to a checkpoint's: its own may be missing, later ones belong to a lost future."""
+    def resume_after(self, row: Row, earlier: list[Row]) -> None:
+        """Keep the rows up to a checkpoint's. Its own may be missing; later rounds are run again."""
         rows = [old for old in earlier if old["round"] < row["round"]] + [row]
         if lost := sorted({*range(row["round"])} - {old["round"] for old in rows}):
-            told = ", ".join(map(str, lost))
-            log.warning("The rows of rounds %s are lost: what is summed over rounds leaves them out.", told)
+            numbers = ", ".join(map(str, lost))
+            log.warning(
+                "The rows of rounds %s are lost: what is summed over rounds leaves them out.", numbers
+            )
         disk.replace_file(self.path, "".join(json.dumps(old) + "\n" for old in rows))
 
 
-class Shows(Protocol):
+class RoundDisplay(Protocol):
     def update(self, row: Row) -> None: ...
 
 
 @dataclass
 class ShowProgress:
-    progress: Shows
+    progress: RoundDisplay
 
     def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
         self.progress.update(row)

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from fedfrozen_app.exchange.count import Traffic
 from fedfrozen_app.server.base import PlannedFedAvg
-from fedfrozen_app.server.draw import draw_cohort
+from fedfrozen_app.server.sampling import draw_cohort
 
 log = logging.getLogger(__name__)
 
 
-def judge_clients(
+def evaluate_clients(
     strategy: PlannedFedAvg, after_round: int
 ) -> tuple[dict[str, dict[str, float]], dict[str, str], Traffic]:
     """Every client's figures on its own test rows, with the newest shared arrays; why others have none."""

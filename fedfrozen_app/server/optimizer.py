@@ -26,7 +26,7 @@ class Settings:
 
 
 class ServerOptimizer:
-    """Says `step`. What it remembers of each parameter lies in `moments`, and is saved and dropped for it."""
+    """Defines `step`. What it remembers of each parameter is in `moments`: saved and pruned for it."""
 
     Settings = Settings
     adds_only = False  # whether the step is w + Δ̄ and nothing else
@@ -43,9 +43,9 @@ class ServerOptimizer:
         raise NotImplementedError
 
     def follow(self, names: Collection[str]) -> None:
-        """The names that this round may change: what is remembered of any other, frozen by now, goes."""
-        for kind, own in self.moments.items():
-            self.moments[kind] = {name: value for name, value in own.items() if name in names}
+        """Forget what is remembered of all but these names, the ones that this round may change."""
+        for kind, arrays in self.moments.items():
+            self.moments[kind] = {name: value for name, value in arrays.items() if name in names}
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must keep."""

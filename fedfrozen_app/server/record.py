@@ -21,7 +21,7 @@ PER_CLIENT = (
 @dataclass
 class RoundRecord:
     number: int
-    mean: RunningMean
+    aggregator: RunningMean
     quorum: float = 0.0  # share of the cohort
     traffic: Traffic = field(default_factory=Traffic)
     failures: list[str] = field(default_factory=list)
@@ -37,7 +37,9 @@ class RoundRecord:
         folding = time.perf_counter()
         if isinstance(reply, Reply) and "epsilon" in reply.metrics:  # it has left the client, taken or not
             self.spent[client] = reply.metrics.pop("epsilon"), reply.metrics.pop("delta")
-        refused = reply if isinstance(reply, str) else self.mean.add(reply.arrays, float(reply.examples))
+        refused = (
+            reply if isinstance(reply, str) else self.aggregator.add(reply.arrays, float(reply.examples))
+        )
         if refused is not None:
             self.failures.append(f"Client {client} was set aside: it {refused}.")
             log.warning("Round %d: %s", self.number, self.failures[-1])
@@ -57,10 +59,10 @@ class RoundRecord:
         sound = cohort - len(self.failures)
         if sound / max(cohort, 1) < self.quorum:  # 0.56 · 25 is more than 14 in floating point
             self.discarded = f"{sound} of {cohort} replies were sound, fewer than its quorum"
-        elif (problem := self.mean.problem()) is not None:
+        elif (problem := self.aggregator.problem()) is not None:
             self.discarded = problem
         else:
-            update = self.mean.finish()
+            update = self.aggregator.finish()
         if self.discarded:
             log.warning("Round %d: %s; the model stays as it was.", self.number, self.discarded)
         update.population = population
@@ -95,7 +97,7 @@ class RoundRecord:
         if self.spent:
             row["epsilon"] = {client: epsilon for client, (epsilon, _) in self.spent.items()}
             row["delta"] = max(delta for _, delta in self.spent.values())
-        if self.mean.gate and (usual := self.mean.gate.usual()) is not None:
+        if self.aggregator.gate and (usual := self.aggregator.gate.usual()) is not None:
             row["usual_norm"] = usual
         if self.failures:
             row["failures"] = self.failures

@@ -18,18 +18,18 @@ from torch import Tensor
 from fedfrozen_app.config import AggregationConfig
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.names import is_parameter
-from fedfrozen_app.server.aggregate import Gate, RunningMean, Update
+from fedfrozen_app.server.aggregate import NormGate, RunningMean, Update
 
 
-def replies_needed(how: AggregationConfig) -> int:
-    return how.malicious + 3 if how.name == "krum" else 1
+def replies_needed(settings: AggregationConfig) -> int:
+    return settings.malicious + 3 if settings.name == "krum" else 1
 
 
-def check_cohort(how: AggregationConfig, size: int) -> None:
+def check_cohort(settings: AggregationConfig, size: int) -> None:
     """Fewer clients a round than it needs replies would never change the model."""
-    if size < (needed := replies_needed(how)):
+    if size < (needed := replies_needed(settings)):
         raise UserError(
-            f"Krum with aggregation.malicious={how.malicious} needs {needed} clients in a "
+            f"Krum with aggregation.malicious={settings.malicious} needs {needed} clients in a "
             f"round, and there are {size}: raise num_clients or participation, or lower it."
         )
 
@@ -39,14 +39,14 @@ class HeldReplies(RunningMean):
 
     def __init__(
         self,
-        how: AggregationConfig,
+        settings: AggregationConfig,
         model: Mapping[str, Tensor],
         group: Callable,
-        gate: Gate | None,
+        gate: NormGate | None,
         equal: Collection[str] = (),
     ) -> None:
         super().__init__(model, group, gate, equal=equal)
-        self._how = how
+        self._settings = settings
         self._held: list[tuple[dict[str, Tensor], float]] = []
 
     def add(self, arrays: Mapping[str, Tensor], weight: float) -> str | None:
@@ -56,23 +56,23 @@ class HeldReplies(RunningMean):
         return refused
 
     def problem(self) -> str | None:
-        needed = replies_needed(self._how)
+        needed = replies_needed(self._settings)
         if 0 < len(self._held) < needed:
             return f"{len(self._held)} sound replies came, and Krum needs {needed}"
         return None
 
     def finish(self) -> Update:
-        if self._how.name == "krum" and self._held:
+        if self._settings.name == "krum" and self._held:
             mean = RunningMean(self._model, self._group, equal=self._equal)
-            for number in closest(self._held, self._how.malicious):
+            for number in closest(self._held, self._settings.malicious):
                 arrays, weight = self._held[number]
                 mean.add(copied(arrays), weight)
             return replace(mean.finish(), replies=len(self._held))
         update = super().finish()
         values = {name: self._combine(name) for name in update.model}
         extra = {
-            space: {name: self._combine(f"{space}/{name}") for name in own}
-            for space, own in update.extra.items()
+            space: {name: self._combine(f"{space}/{name}") for name in arrays}
+            for space, arrays in update.extra.items()
         }
         differences = {name: value - self._model[name] for name, value in values.items()}
         return replace(update, model=differences, extra=extra, values=values)
@@ -81,7 +81,9 @@ class HeldReplies(RunningMean):
         values = [arrays[name] for arrays, _ in self._held if name in arrays]
         stacked = np.stack([value.double().cpu().numpy() for value in values])  # (clients, *shape)
         found = (
-            np.median(stacked, axis=0) if self._how.name == "median" else trim_mean(stacked, self._how.trim)
+            np.median(stacked, axis=0)
+            if self._settings.name == "median"
+            else trim_mean(stacked, self._settings.trim)
         )
         return torch.from_numpy(np.asarray(found)).to(values[0])
 
@@ -102,7 +104,7 @@ def closest(held: list[tuple[dict[str, Tensor], float]], malicious: int) -> list
 
 
 def make_aggregator(
-    how: AggregationConfig,
+    settings: AggregationConfig,
     model: Mapping[str, Tensor],
     group: Callable[[str], str | None],
     usual: float | None,
@@ -111,7 +113,7 @@ def make_aggregator(
     equal: Collection[str] = (),
 ) -> RunningMean:
     """What this round's replies go into; `zero_fill` is the mean's alone."""
-    gate = None if how.far_out is None else Gate(how.far_out, usual)
-    if how.name == "mean":
+    gate = None if settings.far_out is None else NormGate(settings.far_out, usual)
+    if settings.name == "mean":
         return RunningMean(model, group, gate, zero_fill=zero_fill, equal=equal)
-    return HeldReplies(how, model, group, gate, equal)
+    return HeldReplies(settings, model, group, gate, equal)

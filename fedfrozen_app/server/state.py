@@ -1,4 +1,4 @@
-"""What a checkpoint keeps beside the model, each array under the name of whom it belongs to."""
+"""What a checkpoint keeps beside the model, each array under the name of its owner."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ from fedfrozen_app.files.checkpoint import Checkpoint, by_owner, with_owners
 from fedfrozen_app.server.base import PlannedFedAvg
 
 
-def kept(strategy: PlannedFedAvg) -> dict[str, Tensor]:
+def arrays_to_keep(strategy: PlannedFedAvg) -> dict[str, Tensor]:
     return with_owners(
         strategy=strategy.state(),
         server_optimizer=strategy.optimizer.state(),

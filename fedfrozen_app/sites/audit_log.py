@@ -1,6 +1,6 @@
 """The site's own record of what was asked, sent and refused: one JSON line each, only ever appended.
 
-Each line holds its own SHA-256 and that of the line before, so that one taken out or changed later shows.
+Each line holds its own SHA-256 and that of the line before, so that a line removed or changed later shows.
 """
 
 import datetime
@@ -66,8 +66,8 @@ def read_audit(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1):
         try:
             entry = json.loads(line)
-            told = {key: value for key, value in entry.items() if key != "digest"}
-            sound = entry["previous"] == last and entry["digest"] == _digest(told)
+            content = {key: value for key, value in entry.items() if key != "digest"}
+            sound = entry["previous"] == last and entry["digest"] == _digest(content)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             sound = False
         if not sound:

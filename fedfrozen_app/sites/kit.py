@@ -72,12 +72,12 @@ class Kit:
 
     def node_config(self) -> dict[str, Any]:
         """What the ClientApp is told of this site, in Flower's own way."""
-        told = {"site": self.name, "cache-dir": str(self.var / "cache"), "cache-gb": self.cache_gb}
+        settings = {"site": self.name, "cache-dir": str(self.var / "cache"), "cache-gb": self.cache_gb}
         if self.data_path is not None:
-            told["data-path"] = self.data_path
+            settings["data-path"] = self.data_path
         if self.model_path is not None:
-            told["model-path"] = self.model_path
-        return told
+            settings["model-path"] = self.model_path
+        return settings
 
 
 def _below(folder: Path, path: Any) -> str | None:

@@ -14,7 +14,7 @@ from fedfrozen_app import registry
 from fedfrozen_app.config import Config, absolute_paths, compose_config, read, resolved, strategy_settings
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.cache import DIGEST
-from fedfrozen_app.exchange.names import bare, is_parameter
+from fedfrozen_app.exchange.names import is_parameter, parameter_of
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.sites.kit import read_yaml
@@ -99,8 +99,8 @@ class Policy:
         names |= {name for name in order.base if not belongs(name, order.method.comes)}
         if unknown := sorted(names - set(roles)):
             return f"the order names {unknown[0]}, which the run's model does not have"
-        beside = {bare(name) for name in order.base if not is_parameter(name)}
-        if strange := sorted(beside - set(order.plan.shared)):
+        extended = {parameter_of(name) for name in order.base if not is_parameter(name)}
+        if strange := sorted(extended - set(order.plan.shared)):
             return f"the order brings an array beside {strange[0]}, which is not shared"
         if not all(DIGEST.fullmatch(digest) for digest in order.base.values()):
             return "the order names an array by something that is no digest"

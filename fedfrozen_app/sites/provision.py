@@ -5,7 +5,7 @@
     KITS/NAME/        for the site NAME: its key pair, policy, data description, scripts, units
 
 Run again with the same folder it keeps what is there and adds what is missing, so a new site is one more line
-in the file; `--renew PARTY` makes that party's certificate or keys anew.
+in the file; `--renew PARTY` makes a new certificate or new keys for that party.
 """
 
 import datetime
@@ -290,8 +290,8 @@ def _write_site(plan: Plan, site: Site, authority: x509.Certificate, folder: Pat
         "bundle": bundle_digest(folder),
     }
     # What the site has made its own is never written over.
-    own = {name: text for name, text in templates.SITE.items() if not _is_own(folder / name)}
-    _fill(folder, own, values)
+    missing = {name: text for name, text in templates.SITE.items() if not _is_own(folder / name)}
+    _fill(folder, missing, values)
 
 
 def _is_own(path: Path) -> bool:

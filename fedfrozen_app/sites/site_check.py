@@ -33,7 +33,7 @@ from fedfrozen_app.words import counted
 MIN_FREE_GB = 2.0
 EXPIRED = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
 SECRETS = ("node.key", "executor.secret")
-UNTOLD = ("time", "event", "previous", "digest", "bundle")  # of an entry, where it is shown in a line
+HIDDEN_FIELDS = ("time", "event", "previous", "digest", "bundle")  # of an entry, where it is shown in a line
 
 
 def main(arguments: list[str]) -> None:
@@ -67,7 +67,7 @@ def audit(arguments: list[str]) -> None:
                 f"{entry['bytes']} bytes from {counted(entry['examples'], 'example')}{epsilon}{again}"
             )
         else:
-            rest = {k: v for k, v in entry.items() if k not in UNTOLD}
+            rest = {k: v for k, v in entry.items() if k not in HIDDEN_FIELDS}
             print(f"{head}{json.dumps(rest)}")
 
 

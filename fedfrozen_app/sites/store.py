@@ -48,12 +48,12 @@ class RunStore:
         """What was sent for this very order, if it was."""
         folder = self.folder / str(server_round)
         try:
-            told = unsealed(folder / "reply.json")
-            if told["order"] != order:
+            record = unsealed(folder / "reply.json")
+            if record["order"] != order:
                 return None
-            arrays = load_file(folder / "reply.safetensors") if told["names"] else {}
-            arrays = {name: arrays[name] for name in told["names"]}
-            return Reply(order, int(told["examples"]), arrays, dict(told["metrics"]))
+            arrays = load_file(folder / "reply.safetensors") if record["names"] else {}
+            arrays = {name: arrays[name] for name in record["names"]}
+            return Reply(order, int(record["examples"]), arrays, dict(record["metrics"]))
         except (SafetensorError, *DAMAGED):
             return None  # not there, or damaged: as if it had not been kept
 
@@ -79,13 +79,13 @@ class RunStore:
                 save_tensors(private, part / "private.safetensors")
             if reply.arrays:
                 save_tensors(reply.arrays, part / "reply.safetensors")
-            told = {
+            record = {
                 "order": reply.order,
                 "names": list(reply.arrays),
                 "examples": reply.examples,
                 "metrics": reply.metrics,
             }
-            (part / "reply.json").write_text(sealed(told, *sorted(part.iterdir())))
+            (part / "reply.json").write_text(sealed(record, *sorted(part.iterdir())))
             for path in part.iterdir():
                 flush(path)
         for number in self.rounds():

@@ -1,1 +1,1 @@
-"""Many runs by one command: what is complete is kept, what fails is told and takes no other with it."""
+"""Many runs by one command: what is complete is kept; what fails is reported and stops no other run."""

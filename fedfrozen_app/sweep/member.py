@@ -10,7 +10,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from fedfrozen_app.config import Config, read, settled
+from fedfrozen_app.config import Config, read, with_absolute_paths
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.files import checkpoint, status
 from fedfrozen_app.files.rows import read_rows
@@ -29,7 +29,7 @@ def member(composed: DictConfig) -> float | None:
     settings = HydraConfig.get()
     log.info("Run %s: %s", settings.job.num, " ".join(settings.overrides.task))
     wanted = Path(settings.runtime.output_dir).resolve()
-    resolved_config, overrides = settled(composed, settings.overrides.task)
+    resolved_config, overrides = with_absolute_paths(composed, settings.overrides.task)
     return run_member(resolved_config, overrides, wanted, os.environ.get(TOKEN, ""))
 
 
@@ -37,7 +37,7 @@ def run_member(
     resolved_config: dict[str, Any], overrides: list[str], wanted: Path, sweep: str
 ) -> float | None:
     """Run it in `wanted`, or beside it if another run has that folder. Failures stay in its status file."""
-    folder = claim(wanted, status.begun(resolved_config, overrides, sweep))
+    folder = claim(wanted, status.new_status(resolved_config, overrides, sweep))
     before = status.read(folder)
     if before is not None and before.state == "complete":
         status.write(folder, replace(before, sweep=sweep, kept=True))
@@ -49,7 +49,7 @@ def run_member(
         return None
     try:
         with status.recorded(folder, resolved_config, overrides, sweep):
-            config, start = beginning(read(resolved_config), folder)
+            config, start = starting_point(read(resolved_config), folder)
             execute(Job(config, resolved_config, overrides, folder, start))
     except (UserError, RunFailed) as error:
         log.warning("%s failed: %s", folder, error)
@@ -57,23 +57,23 @@ def run_member(
     return objective(folder)
 
 
-def claim(wanted: Path, own: status.Status) -> Path:
+def claim(wanted: Path, new: status.Status) -> Path:
     """The folder in which this configuration was begun, or else one that no other run has."""
     for path in sorted(wanted.parent.glob(f"*/{status.FILE}")):
         found = status.read(path.parent)
-        if found is not None and found.digest == own.digest:
+        if found is not None and found.digest == new.digest:
             return path.parent
     numbered = (wanted.parent / str(number) for number in count())
-    # Hydra counts anew in every sweep: a folder may be that of another configuration.
+    # Hydra numbers every sweep from 0: a folder may be that of another configuration.
     for folder in chain([wanted], numbered):
-        if not (folder / "metrics.jsonl").exists() and status.create(folder, own):
+        if not (folder / "metrics.jsonl").exists() and status.create(folder, new):
             return folder
     raise AssertionError("numbers do not end")
 
 
-def beginning(config: Config, folder: Path) -> tuple[Config, checkpoint.Checkpoint | None]:
+def starting_point(config: Config, folder: Path) -> tuple[Config, checkpoint.Checkpoint | None]:
     """Where to go on: the newest checkpoint of an earlier attempt, else what the configuration says."""
-    # What clients keep for themselves is lost with a simulation's processes: those begin anew.
+    # What clients keep for themselves is lost with a simulation's processes: those start again.
     if config.runtime.name == "inprocess" and checkpoint.numbers(folder / "checkpoints"):
         start = checkpoint.newest(folder)
         log.info("Going on after round %d.", start.round)

@@ -1,7 +1,7 @@
 """`fedfrozen -m ...`: a Hydra multirun whose folder is the same when the command is given again.
 
-Hydra's own default is a folder with the time in its name: whoever repeats an interrupted command would begin
-anew. Ours is named after the swept keys and the fixed settings, so that more values of a swept key (more
+Hydra's own default is a folder with the time in its name: whoever repeats an interrupted command would start
+over. Ours is named after the swept keys and the fixed settings, so that more values of a swept key (more
 seeds) find the runs that are there.
 """
 
@@ -33,21 +33,21 @@ NAME_LENGTH = 60
 
 def multirun(arguments: list[str]) -> None:
     """Run every combination, then show what became of each and how they compare."""
-    words = [word for word in arguments if word not in ("-m", "--multirun")]
-    folder, words = sweep_folder(words)
+    overrides = [word for word in arguments if word not in ("-m", "--multirun")]
+    folder, overrides = sweep_folder(overrides)
     token = new_token()
-    own = [f"hydra.sweep.dir={quote(folder)}", f"+hydra.job.env_set.{TOKEN}={token}"]
-    if not any(word.startswith("hydra.output_subdir=") for word in words):
+    added = [f"hydra.sweep.dir={quote(folder)}", f"+hydra.job.env_set.{TOKEN}={token}"]
+    if not any(word.startswith("hydra.output_subdir=") for word in overrides):
         # A run that has moved on to another number would leave it behind.
-        own.append("hydra.output_subdir=null")
+        added.append("hydra.output_subdir=null")
     try:
-        with_hydra(member, ["-m", *words, *own])
+        with_hydra(member, ["-m", *overrides, *added])
     except KeyboardInterrupt:
         done = sum(one.status.state == "complete" for one in members(folder, token))
         print(f"Interrupted with {counted(done, 'run')} complete: the same command goes on.", file=sys.stderr)
         raise
     finally:
-        # However the launcher ended, what its runs left behind is told.
+        # However the launcher ended, report what its runs left behind.
         conclude_table(folder, token)
     conclude(folder, token)
 
@@ -57,26 +57,26 @@ def new_token() -> str:
     return f"t{os.urandom(8).hex()}"
 
 
-def sweep_folder(words: list[str]) -> tuple[Path, list[str]]:
+def sweep_folder(overrides: list[str]) -> tuple[Path, list[str]]:
     """Where this sweep's runs go, and the words without those that say so."""
     try:
-        parsed = OverridesParser.create().parse_overrides([w for w in words if not w.startswith("-")])
+        parsed = OverridesParser.create().parse_overrides([w for w in overrides if not w.startswith("-")])
     except HydraException as error:
         raise UserError(sentence(error)) from error
     named = [word for word in parsed if word.key_or_group in ("output_dir", "hydra.sweep.dir")]
     if len(named) > 1 or any(word.is_sweep_override() for word in named):
         raise UserError("Give a sweep one folder: either output_dir=DIR or hydra.sweep.dir=DIR, once.")
-    words = [word for word in words if word not in [name.input_line for name in named]]
+    overrides = [word for word in overrides if word not in [name.input_line for name in named]]
     where = named[0].value() if named else None
     folder = Path(str(where)) if where else ROOT / sweep_name(word for word in parsed if word not in named)
-    return folder.expanduser().resolve(), words
+    return folder.expanduser().resolve(), overrides
 
 
 def sweep_name(parsed: Iterable[Override]) -> str:
     """ "strategy+seed-1f3a9c02": the swept keys, and a digest of them and of the fixed words."""
-    words = [word for word in parsed if not word.key_or_group.startswith("hydra")]
-    swept = [str(word.key_or_group) for word in words if word.is_sweep_override()]
-    fixed = sorted(str(word.input_line) for word in words if not word.is_sweep_override())
+    overrides = [word for word in parsed if not word.key_or_group.startswith("hydra")]
+    swept = [str(word.key_or_group) for word in overrides if word.is_sweep_override()]
+    fixed = sorted(str(word.input_line) for word in overrides if not word.is_sweep_override())
     digest = hashlib.sha256(json.dumps([sorted(swept), fixed]).encode()).hexdigest()[:8]
     name = re.sub(r"[^\w.+-]", "-", "+".join(swept))[:NAME_LENGTH]
     return f"{name or 'runs'}-{digest}"

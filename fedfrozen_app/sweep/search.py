@@ -20,7 +20,7 @@ from joblib import Parallel, delayed
 from rich.console import Console
 
 from fedfrozen_app.arguments import Arguments
-from fedfrozen_app.config import compose_config, resolved, settled
+from fedfrozen_app.config import compose_config, resolved, with_absolute_paths
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.logs import prepare_logging
@@ -36,17 +36,17 @@ def search(arguments: list[str]) -> None:
     parser.add_argument("--trials", type=int, default=20, help="how many runs; default: 20")
     parser.add_argument("--jobs", type=int, default=1, help="how many at once; default: 1")
     parser.add_argument("--seed", type=int, default=0, help="of the sampler, not of the runs; default: 0")
-    given, words = parser.parse_known_args(arguments)
+    given, overrides = parser.parse_known_args(arguments)
     if given.trials < 1 or given.jobs < 1 or given.seed < 0:
         raise UserError("--trials and --jobs must be at least 1, and --seed at least 0.")
-    if flags := [word for word in words if word.startswith("-")]:
+    if flags := [word for word in overrides if word.startswith("-")]:
         raise UserError(f"Searching takes no {flags[0]}: see fedfrozen search --help.")
     try:
         import optuna
     except ImportError as error:
         raise UserError('Searching needs Optuna: pip install "fedfrozen[search]".') from error
-    folder, words = sweep_folder(words)
-    parsed = OverridesParser.create().parse_overrides(words)
+    folder, overrides = sweep_folder(overrides)
+    parsed = OverridesParser.create().parse_overrides(overrides)
     asks = [ask for word in parsed if (ask := question(word)) is not None]
     fixed = [str(word.input_line) for word in parsed if not word.is_sweep_override()]
     if not asks:
@@ -75,14 +75,14 @@ def search(arguments: list[str]) -> None:
     if done:
         best = study.best_trial
         line = [*fixed, *(ask(optuna.trial.FixedTrial(best.params)) for ask in asks)]
-        told = {
+        result = {
             "best_val_accuracy": best.value,
             "overrides": line,
             "command": shlex.join(["fedfrozen", *line]),
         }
-        replace_file(folder / "best.json", json.dumps(told, indent=2))
+        replace_file(folder / "best.json", json.dumps(result, indent=2))
         console.print(
-            f"Best validation accuracy {best.value:.4f} by: {told['command']}",
+            f"Best validation accuracy {best.value:.4f} by: {result['command']}",
             highlight=False,
             soft_wrap=True,
         )
@@ -91,7 +91,7 @@ def search(arguments: list[str]) -> None:
 
 def attempt(line: list[str], folder: Path, token: str) -> float | None:
     prepare_logging()
-    return run_member(*settled(compose_config(line), line), folder, token)
+    return run_member(*with_absolute_paths(compose_config(line), line), folder, token)
 
 
 def question(word: Override) -> Ask | None:

@@ -29,25 +29,27 @@ def sweep_page(folder: Path, *, link: comparison.Link, version: str = "") -> str
 
 
 def _states(runs: Sequence[Path], link: comparison.Link) -> str:
-    facts = []
+    lines = []
     for run in runs:
         rows = read_rows(run) if (run / "metrics.jsonl").is_file() else []
         summary = read_summary(run, rows)
         metric = metric_name(rows)
         scores = series(rows, f"test_{metric}").values
         known = status.read(run)  # the only word of a run that failed before its first checkpoint
-        words = shlex.split(str(summary.get("command", "")))[1:] or (known.overrides if known else [])
-        facts.append((run, words, rows, summary, scores))
-    everywhere = set.intersection(*(set(words) for _, words, *_ in facts)) if len(facts) > 1 else set()
+        overrides = shlex.split(str(summary.get("command", "")))[1:] or (known.overrides if known else [])
+        lines.append((run, overrides, rows, summary, scores))
+    everywhere = (
+        set.intersection(*(set(overrides) for _, overrides, *_ in lines)) if len(lines) > 1 else set()
+    )
     body = []
-    for run, words, rows, summary, scores in facts:
-        own = " ".join(word for word in words if word not in everywhere) or run.name
+    for run, overrides, rows, summary, scores in lines:
+        label = " ".join(word for word in overrides if word not in everywhere) or run.name
         target = link(run)
-        name = escape(own) if target is None else f'<a href="{escape(target)}">{escape(own)}</a>'
+        name = escape(label) if target is None else f'<a href="{escape(target)}">{escape(label)}</a>'
         score = f"{number(scores[-1]):.4f}" if scores else ""
         state = escape(str(summary.get("status", "completed")))
         done = rounds_text(rows, {**summary, "status": "completed"})  # the state has its own column
         body.append([name, escape(run.name), state, score, escape(done)])
-    told = raw_table(["settings", "run", "state", "test", "rounds"], body)
-    complete = all(summary.get("status", "completed") == "completed" for *_, summary, _ in facts)
-    return fold(f"How each run stands ({len(body)})", told, unfolded=not complete)
+    table = raw_table(["settings", "run", "state", "test", "rounds"], body)
+    complete = all(summary.get("status", "completed") == "completed" for *_, summary, _ in lines)
+    return fold(f"How each run stands ({len(body)})", table, unfolded=not complete)

@@ -67,18 +67,19 @@ def theory(arguments: list[str]) -> None:
 
 
 def read(composed: DictConfig) -> TheoryConfig:
-    plain = OmegaConf.to_container(composed, resolve=True)
-    assert isinstance(plain, dict)
+    resolved_config = OmegaConf.to_container(composed, resolve=True)
+    assert isinstance(resolved_config, dict)
     names = {field.name for field in fields(Setting)}
     try:
         typed = OmegaConf.merge(
-            OmegaConf.structured(Setting), {str(key): value for key, value in plain.items() if key in names}
+            OmegaConf.structured(Setting),
+            {str(key): value for key, value in resolved_config.items() if key in names},
         )
         setting = OmegaConf.to_object(typed)
     except OmegaConfBaseException as error:
         raise UserError(sentence(error)) from error
     assert isinstance(setting, Setting)
-    own = {key: plain[key] for key in ("study", "seeds", "output_dir", "results", "warmup_rounds")}
+    own = {key: resolved_config[key] for key in ("study", "seeds", "output_dir", "results", "warmup_rounds")}
     config = TheoryConfig(**own, setting=setting)
     if config.study not in STUDIES:
         raise UserError(f"study={config.study} is unknown: choose one of {', '.join(STUDIES)}.")

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fedfrozen_app.server.warmup import Rule, follow, freeze_after
+from fedfrozen_app.server.agreement import Rule, follow, freeze_after
 from fedfrozen_app.theory.linear_attention import Moments, gradients, moments
 from fedfrozen_app.theory.problem import Problem, Setting, make
 

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter
 from torch import Tensor
 
 from fedfrozen_app.report.curves import BLUE, GREEN, ORANGE, VERMILLION
-from fedfrozen_app.server.warmup import Rule, ratio
+from fedfrozen_app.server.agreement import Rule, ratio
 from fedfrozen_app.theory.accuracy import AUTO, Scores
 from fedfrozen_app.theory.descent import Outcome, follow_walk
 from fedfrozen_app.theory.problem import Setting

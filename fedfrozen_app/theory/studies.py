@@ -8,7 +8,7 @@ import torch
 from scipy.stats import t as student
 from torch import Tensor
 
-from fedfrozen_app.server.warmup import Rule
+from fedfrozen_app.server.agreement import Rule
 from fedfrozen_app.theory.descent import Outcome, follow_walk, in_processes, objective, split, walk
 from fedfrozen_app.theory.problem import Setting, make
 from fedfrozen_app.words import counted

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fedfrozen_app.report.html import box, command, document, save, table
-from fedfrozen_app.theory import figures, sentences
+from fedfrozen_app.theory import explanations, figures
 from fedfrozen_app.theory.accuracy import judge, read_result, scores_of
 from fedfrozen_app.theory.descent import Outcome
 from fedfrozen_app.theory.problem import Setting
@@ -79,14 +79,14 @@ def write_page(
         "seeds": seeds,
         "switch": SWITCH,
         **ablation,
-        "digits": sentences.DIGITS if "digits" in scores else sentences.MISSING.format(study="digits"),
-        "layers": sentences.LAYERS if "layers" in scores else sentences.MISSING.format(study="layers"),
+        "digits": explanations.DIGITS if "digits" in scores else explanations.MISSING.format(study="digits"),
+        "layers": explanations.LAYERS if "layers" in scores else explanations.MISSING.format(study="layers"),
     }
-    sections = [*sentences.SECTIONS, *([sentences.CIFAR10] if "cifar10" in scores else [])]
-    blocks = [_text(sentences.INTRODUCTION.format(**fill))]
+    sections = [*explanations.SECTIONS, *([explanations.CIFAR10] if "cifar10" in scores else [])]
+    blocks = [_text(explanations.INTRODUCTION.format(**fill))]
     blocks += [_section(folder, title, picture, text.format(**fill)) for title, picture, text in sections]
     blocks.append(f"<h2>Final F by warm-up</h2>{box(final)}")
-    blocks.append(f"<h2>Does auto find it?</h2>{_text(sentences.REGRET)}{box(auto)}")
+    blocks.append(f"<h2>Does auto find it?</h2>{_text(explanations.REGRET)}{box(auto)}")
     for study, result in found.items():
         if result:
             blocks.append(_accuracy_table(study, result))
@@ -128,7 +128,7 @@ def _accuracy_table(study: str, result: dict[str, Any]) -> str:
             "behind FedAvg, points",
             "auto froze after",
         ]
-        text += _text(sentences.ACCURACY) + box(table(head, body))
+        text += _text(explanations.ACCURACY) + box(table(head, body))
     return text
 
 

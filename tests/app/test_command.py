@@ -15,7 +15,7 @@ from transformers import AutoModelForImageClassification
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.files import status
-from fedfrozen_app.run import beginning, look
+from fedfrozen_app.run import evaluation, prepare
 from tests.conftest import SMALL, Run, full_disk
 
 
@@ -175,7 +175,7 @@ def test_resume_writes_what_the_end_of_a_run_left_out(tmp_path, capsys):
     """All rounds are done, and then the disk is full, or somebody presses Ctrl-C again."""
     folder = tmp_path / "run"
     with full_disk(30_000), pytest.MonkeyPatch.context() as roomy:
-        roomy.setattr(look, "draw_labels", lambda *args: None)
+        roomy.setattr(evaluation, "draw_labels", lambda *args: None)
         assert command([*SMALL, f"output_dir={folder}"]) == 1
     assert f"fedfrozen resume {folder}" in capsys.readouterr().err
     assert not (folder / "curves.png").exists()
@@ -335,7 +335,7 @@ def test_what_these_clients_cannot_do_is_refused(words, told, train):
 
 
 def test_a_run_whose_every_round_was_discarded_has_failed(train, tmp_path, monkeypatch):
-    monkeypatch.setattr(beginning, "check_cohort", lambda how, size: None)  # as with sites
+    monkeypatch.setattr(prepare, "check_cohort", lambda how, size: None)  # as with sites
     with pytest.raises(RunFailed, match="No round changed the model: 3 sound replies came"):
         train("aggregation=krum", "aggregation.malicious=1")
     assert Run(tmp_path / "run").summary["status"] == "failed"

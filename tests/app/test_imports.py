@@ -1,12 +1,16 @@
-"""Verbs that only look at runs start without what training needs."""
+"""What modules are called, and that verbs which only look at runs start without what training needs."""
 
 import subprocess
 import sys
+from collections import defaultdict
+from pathlib import Path
 
 import pytest
 
 HEAVY = {"torch", "transformers", "datasets", "flwr", "ray", "matplotlib"}
 LIGHT = ("list", "show", "compare", "report", "watch")
+ROOT = Path(__file__).parents[2]
+EACH_ROOM_HAS_ONE = {"__init__.py", "command.py"}  # a package, and the verb of a whole capability
 
 
 @pytest.mark.parametrize("verb", LIGHT)
@@ -19,3 +23,15 @@ importlib.import_module(VERBS[{verb!r}].partition(":")[0])
 print(*({HEAVY!r} & set(sys.modules)))"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_no_two_files_of_one_name_for_two_things():
+    places = defaultdict(list)
+    for package in ("fedfrozen_app", "strategies", "clients"):
+        for path in (ROOT / package).rglob("*.py"):
+            places[path.name].append(str(path.relative_to(ROOT)))
+    shared = {name: sorted(found) for name, found in places.items() if len(found) > 1}
+    # A method's two sides go by the method's name.
+    pairs = {name for name, found in shared.items() if found == [f"clients/{name}", f"strategies/{name}"]}
+    assert pairs
+    assert {name: found for name, found in shared.items() if name not in EACH_ROOM_HAS_ONE | pairs} == {}

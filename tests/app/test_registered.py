@@ -12,7 +12,7 @@ from fedfrozen_app import registry
 from fedfrozen_app.commands.forecast import forecast
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.sources import DatasetSpec, load, needs_path
-from fedfrozen_app.data.sources.rows import Found, Rows, reads
+from fedfrozen_app.data.sources.raw_rows import Found, Rows, reads
 from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.build import build_model, outline_model

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedfrozen_app.run.look import majority_share
+from fedfrozen_app.run.evaluation import majority_share
 
 SMALL_TEXT = [
     "dataset=synthetic_clinical",

@@ -18,7 +18,7 @@ from fedfrozen_app.data.table import Table
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.privacy.accountant import solve_noise
 from fedfrozen_app.privacy.dpsgd import NoisyOptimizer, Recipe
-from fedfrozen_app.privacy.engine import GradSampleHooksFastGradientClipping
+from fedfrozen_app.privacy.opacus_parts import GradSampleHooksFastGradientClipping
 from tests.conftest import SMALL
 
 EPSILON, DELTA = 1.0, 1e-5

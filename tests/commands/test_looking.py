@@ -22,7 +22,7 @@ def wide(monkeypatch, tmp_path):
 
 def test_runs_are_listed_with_their_state(train, wide, capsys):
     run = train("strategy=fedavg", folder="day/a")
-    dead = status.begun({}, ["strategy=fedprox", "seed=3"])
+    dead = status.new_status({}, ["strategy=fedprox", "seed=3"])
     (wide / "day" / "b").mkdir()
     status.write(wide / "day" / "b", status.Status(**{**vars(dead), "pid": 2**22 + 1}))
     assert command(["list", "day"]) == 0

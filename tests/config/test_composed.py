@@ -34,8 +34,8 @@ def flat(words):
     """Every key with its value, in the order in which `--cfg job` prints them."""
     from omegaconf import OmegaConf
 
-    plain = OmegaConf.to_container(compose_config(words))
-    return flatten({key: value for key, value in plain.items() if key != "hydra"})
+    resolved_config = OmegaConf.to_container(compose_config(words))
+    return flatten({key: value for key, value in resolved_config.items() if key != "hydra"})
 
 
 def record():

@@ -13,7 +13,7 @@ from fedfrozen_app.data.federated import client_rows, load_corpus, share_out
 from fedfrozen_app.data.sources import DatasetSpec, load
 from fedfrozen_app.data.sources.entities import iob2, tag_spans
 from fedfrozen_app.data.sources.labels import unit_numbers
-from fedfrozen_app.data.sources.rows import Rows
+from fedfrozen_app.data.sources.raw_rows import Rows
 from fedfrozen_app.data.sources.synthetic import word_tokenizer
 from fedfrozen_app.data.table import CONTINUED, IGNORED
 from fedfrozen_app.errors import UserError

@@ -30,7 +30,12 @@ def test_by_hand():
     whole = HALF.decode(sent, BASE, ROLES)
     assert whole["a"].tolist() == [[0.0, -3.0, 1.0], [2.0, 0.0, 0.0]]
     assert whole["b"].tolist() == [1.0, 9.0, 1.5, 1.0, 0.0]
-    assert dict(bytes_by_role(sent, ROLES, HALF.beside)) == {"query": 12, "mlp": 12, "head": 8, "mask": 2}
+    assert dict(bytes_by_role(sent, ROLES, HALF.extra_names)) == {
+        "query": 12,
+        "mlp": 12,
+        "head": 8,
+        "mask": 2,
+    }
     assert HALF.sizes(BASE, BASE, ROLES) == {"query": 12, "mlp": 12, "head": 8, "mask": 2}
 
 

@@ -17,7 +17,7 @@ import torch
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.errors import RunFailed
 from fedfrozen_app.files.seal import sealed, unsealed
-from fedfrozen_app.flower import run as running
+from fedfrozen_app.flower import simulated as running
 from fedfrozen_app.flower.app_folder import app_folder
 from fedfrozen_app.flower.processes import executable, free_port
 from fedfrozen_app.flower.simulation import ray_nodes

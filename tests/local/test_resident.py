@@ -5,7 +5,7 @@ import torch
 
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
-from fedfrozen_app.inprocess.run import run_in_process
+from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.run.job import Job
 from tests.conftest import SMALL, Run, same_bits
@@ -17,11 +17,11 @@ def test_a_resident_serves_run_after_run_as_a_new_one_would(train, tmp_path, run
     fresh = train(*words, "seed=1", "partition.alpha=1.0", folder="fresh")
 
     def again(folder, resident, *more):
-        plain = resolved(compose_config([*words, *more]))
-        config = read(plain)
+        resolved_config = resolved(compose_config([*words, *more]))
+        config = read(resolved_config)
         corpus = load_corpus(config)
         kept = resident or Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))
-        run_in_process(Job(config, plain, [*words, *more], tmp_path / folder), resident=kept)
+        run_in_process(Job(config, resolved_config, [*words, *more], tmp_path / folder), resident=kept)
         return kept
 
     kept = again("first", None)
@@ -32,5 +32,5 @@ def test_a_resident_serves_run_after_run_as_a_new_one_would(train, tmp_path, run
     for name, value in fresh.model.items():
         torch.testing.assert_close(second[name], value, rtol=1e-4, atol=1e-6)
     assert not same_bits(fresh.model, Run(tmp_path / "first").model)
-    with pytest.raises(ValueError, match="cannot turn to"):
+    with pytest.raises(ValueError, match="cannot switch to"):
         again("third", kept, "client.lr=0.1")

@@ -136,10 +136,11 @@ def test_a_node_with_another_base_is_refused(adapted):
 
 def test_a_model_goes_on_to_a_run_with_an_equal_wrapper(adapted, monkeypatch):
     resident = resident_of(config_of(*adapted))
-    assert resident.can_turn_to(config_of(*adapted))
+    assert resident.can_switch_to(config_of(*adapted))
     monkeypatch.setattr(FedAvg, "wrapper", classmethod(lambda cls, settings: HeadAdapter(rank=2)))
-    assert not resident.can_turn_to(config_of(*adapted))
-    assert not resident.can_turn_to(config_of("client=sgd", "client.lr=0.01"))  # fedfrozen, of a plain model
+    assert not resident.can_switch_to(config_of(*adapted))
+    # fedfrozen, of a plain model
+    assert not resident.can_switch_to(config_of("client=sgd", "client.lr=0.01"))
 
 
 def test_a_plain_model_answers_nothing():

@@ -72,11 +72,11 @@ def test_equal_steps_are_counted_together_in_any_order():
 
 @pytest.mark.parametrize(("kind", "epsilon"), [("rdp", 8.0), ("prv", 8.0), ("prv", 0.5)])
 def test_the_noise_solved_for_spends_the_budget_and_no_more(kind, epsilon):
-    beside = (Steps(40.0 / epsilon, 0.25, 4),)
-    noise = solve_noise(0.1, 100, epsilon=epsilon, delta=DELTA, kind=kind, beside=beside)
-    spent = epsilon_of([Steps(noise, 0.1, 100), *beside], DELTA, kind, epsilon)
+    other_steps = (Steps(40.0 / epsilon, 0.25, 4),)
+    noise = solve_noise(0.1, 100, epsilon=epsilon, delta=DELTA, kind=kind, other_steps=other_steps)
+    spent = epsilon_of([Steps(noise, 0.1, 100), *other_steps], DELTA, kind, epsilon)
     assert 0.995 * epsilon < spent <= epsilon
-    assert epsilon_of([Steps(noise, 0.1, 101), *beside], DELTA, kind, epsilon) > epsilon
+    assert epsilon_of([Steps(noise, 0.1, 101), *other_steps], DELTA, kind, epsilon) > epsilon
 
 
 def test_a_full_sample_is_accounted_too():
@@ -94,6 +94,6 @@ def test_a_budget_below_an_accountant_s_reach_is_one_sentence():
 
 
 def test_an_impossible_budget_is_one_sentence():
-    beside = (Steps(0.5, 1.0, 10),)
+    other_steps = (Steps(0.5, 1.0, 10),)
     with pytest.raises(UserError, match="No noise keeps the training steps within"):
-        solve_noise(0.5, 10, epsilon=0.5, delta=DELTA, kind="rdp", beside=beside)
+        solve_noise(0.5, 10, epsilon=0.5, delta=DELTA, kind="rdp", other_steps=other_steps)

@@ -8,11 +8,10 @@ from torch import nn
 
 from fedfrozen_app.data.table import Table
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.roles import roles_of
+from fedfrozen_app.models.roles import is_embedding, roles_of
 from fedfrozen_app.models.task import Task
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, plain_loss
 from fedfrozen_app.privacy.ghost import GhostClipping
-from strategies.safl import embeds
 from tests.models.conftest import SETTINGS
 from tests.privacy.test_dpsgd import norm, parts, steps, task_of
 
@@ -21,7 +20,7 @@ SAFL = ("strategy=safl", "strategy.top_k=1", "privacy=dp_sgd", "privacy.seeded_n
 
 def layers_and_head(model: nn.Module) -> list[str]:
     """What SAFL trains when K = L."""
-    return [name for name, role in roles_of(model).items() if not embeds(role)]
+    return [name for name, role in roles_of(model).items() if not is_embedding(role)]
 
 
 def clipped(model, inputs, labels, names, bound):

@@ -19,7 +19,7 @@ from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.exchange.messages import Reply, read_reply
-from fedfrozen_app.exchange.order import Order, Told
+from fedfrozen_app.exchange.order import NamedSettings, Order
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.local import private
 from fedfrozen_app.local.algorithm import Start
@@ -31,8 +31,8 @@ from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.steps import Steps
 from fedfrozen_app.privacy.vote import noisy_sum
 from fedfrozen_app.server.aggregate import RunningMean
-from fedfrozen_app.server.draw import participations
 from fedfrozen_app.server.record import RoundRecord
+from fedfrozen_app.server.sampling import participations
 from strategies.fedavg import FedAvg
 from tests.conftest import SMALL, same_bits
 from tests.server.test_wire import run_wired
@@ -197,7 +197,7 @@ def attending(folder, *words):
 
     def client(server_round):
         resident = Resident(config, corpus, shares=share_out(corpus, config, 1))
-        plan, choice = Plan.full(resident.parameters), Told("attention", {"top_k": 1})
+        plan, choice = Plan.full(resident.parameters), NamedSettings("attention", {"top_k": 1})
         order = Order(server_round, plan, {}, choice=choice, participations={"0": 4})
         return private.PrivateClient(resident, "0", order, folder), Start(resident.initial(), plan.trained)
 

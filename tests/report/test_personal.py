@@ -5,7 +5,7 @@ import pytest
 from fedfrozen_app import client_app
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.report import personal
-from fedfrozen_app.report.personal import tally, write_personal
+from fedfrozen_app.report.personal import summarise_clients, write_personal
 
 JUDGED = {
     "0": {"global": 0.5, "personal": 0.6, "after": 0.7, "test_rows": 10.0, "train_rows": 40.0},
@@ -16,7 +16,7 @@ ROWS = [{"round": 1, "clients": ["0", "1"]}, {"round": 2, "clients": ["1", "2"]}
 
 
 def test_mean_worst_spread_and_participation():
-    found = tally(JUDGED, ROWS, ("photo", "sketch", "cartoon"))
+    found = summarise_clients(JUDGED, ROWS, ("photo", "sketch", "cartoon"))
     assert found["personal"] == pytest.approx({"mean": 0.8, "worst": 0.6, "std": 0.2})
     assert found["global"]["worst"] == 0.5 and found["after"]["mean"] == pytest.approx(0.8)
     assert [line["clients"] for line in found["by_participation"]] == [2, 1]
@@ -33,7 +33,7 @@ def test_mean_worst_spread_and_participation():
 def test_the_verb_puts_runs_side_by_side(tmp_path, capsys):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        write_personal(tally(JUDGED, ROWS, ()), tmp_path / name)
+        write_personal(summarise_clients(JUDGED, ROWS, ()), tmp_path / name)
     runs = [str(tmp_path / name) for name in ("one", "two")]
     assert command(["personal", *runs, f"png={tmp_path}/both.png"]) == 0
     out = capsys.readouterr().out
@@ -46,7 +46,7 @@ def test_runs_of_one_name_stay_apart_and_clients_without_test_rows_count(tmp_pat
     runs = [tmp_path / group / "run" for group in ("a", "b")]
     for run in runs:
         run.mkdir(parents=True)
-        write_personal(tally(JUDGED, ROWS, ()), run)
+        write_personal(summarise_clients(JUDGED, ROWS, ()), run)
     drawn = []
     monkeypatch.setattr(personal, "fairness_picture", lambda lines, path: drawn.append(lines))
     monkeypatch.chdir(tmp_path)

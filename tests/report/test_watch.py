@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.commands.watch import Watched, make_server
+from fedfrozen_app.commands.watch import LivePages, make_server
 
 from .comparisons import make_sweep
 from .conftest import make_rows, make_summary, save
@@ -144,7 +144,7 @@ def test_only_this_machine_is_answered_and_only_by_its_name(tmp_path):
 
 def test_a_page_is_made_once_for_all_who_look(tmp_path):
     run = save(tmp_path / "run", make_rows(rounds=1), None)
-    watched = Watched(run)
+    watched = LivePages(run)
     assert watched.page("/", "") is watched.page("/", "")
 
 

@@ -7,7 +7,7 @@ import torch
 
 from fedfrozen_app.config import AggregationConfig
 from fedfrozen_app.exchange.block import Block, Layout
-from fedfrozen_app.server.aggregate import Gate, RunningMean
+from fedfrozen_app.server.aggregate import NormGate, RunningMean
 from fedfrozen_app.server.robust import make_aggregator
 
 MODEL = {"w": torch.tensor([1.0, 2.0], dtype=torch.float64)}
@@ -82,7 +82,7 @@ def test_one_that_is_not_finite_is_refused_whole(how):
 
 @pytest.mark.parametrize("how", ["single", "block"])
 def test_far_out_goes_by_the_parameters(how):
-    gate = Gate(far_out=10, usual=1.0)
+    gate = NormGate(far_out=10, usual=1.0)
     large = [({**own, "dc/w": [1e6, 1e6]}, k) for own, k in SENT]
     assert fold(how, large, gate=gate)[1] == [None, None]
     assert gate.usual() == 3.0  # the median of 1 and 5

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedfrozen_app.config import AggregationConfig
-from fedfrozen_app.server.aggregate import Gate, RunningMean
+from fedfrozen_app.server.aggregate import NormGate, RunningMean
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server.robust import closest, make_aggregator
@@ -75,7 +75,7 @@ def test_each_name_over_those_that_sent_it(name):
 
 
 def test_far_out_is_set_aside_with_its_factor():
-    gate = Gate(far_out=10, usual=2.0)
+    gate = NormGate(far_out=10, usual=2.0)
     mean = RunningMean({"a": torch.zeros(1)}, lambda name: None, gate)
     assert mean.add({"a": torch.tensor([19.0])}, 1) is None
     assert "30 times the usual" in mean.add({"a": torch.tensor([60.0])}, 1)
@@ -85,7 +85,7 @@ def test_far_out_is_set_aside_with_its_factor():
 
 
 def test_without_a_round_before_nothing_is_far_out():
-    gate = Gate(far_out=2, usual=None)
+    gate = NormGate(far_out=2, usual=None)
     assert gate.problem(1e9) is None and gate.problem(2e9) is None
     assert gate.usual() == 1.5e9
 

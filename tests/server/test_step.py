@@ -277,10 +277,10 @@ def test_a_client_that_holds_them_is_not_sent_them_again(control):
 def test_carried_arrays_are_checkpointed_under_their_name(control):
     from types import SimpleNamespace
 
-    from fedfrozen_app.server.state import kept, restore
+    from fedfrozen_app.server.state import arrays_to_keep, restore
 
     strategy, _ = run(Controlled, 1, app=control, warmup_rounds=1)
-    arrays = kept(strategy)
+    arrays = arrays_to_keep(strategy)
     assert sorted(arrays) == ["carried/c/head", "carried/c/query"]
     config = SimpleNamespace(strategy={"name": "controlled"}, server_optimizer={"name": "none"})
     start = checkpoint.Checkpoint(1, {"strategy": {"name": "controlled"}}, [], {}, {}, strategy=arrays)

@@ -64,21 +64,21 @@ class Grid(InProcessGrid):
 
 def run(tmp_path, make_grid, *more, folder="run"):
     words = [*SMALL, *ROUNDS, f"runtime.cache_dir={tmp_path}/cache-{folder}", *more]
-    plain = resolved(compose_config(words))
-    config = read(plain)
+    resolved_config = resolved(compose_config(words))
+    config = read(resolved_config)
     corpus = load_corpus(config)
     resident = Resident(config, corpus, shares=share_out(corpus, config, 3))
     grid = make_grid(words)
     conversation = Conversation(
         grid, resident.roles, card=resident.card, hello_timeout=config.runtime.node_timeout
     )
-    federate(Job(config, plain, words, tmp_path / folder), conversation, resident)
+    federate(Job(config, resolved_config, words, tmp_path / folder), conversation, resident)
     return Run(tmp_path / folder), grid
 
 
 def without_pictures(patch):
     patch.setattr("fedfrozen_app.report.output.write_curves", lambda *args, **kwargs: None)
-    patch.setattr("fedfrozen_app.run.look.draw_labels", lambda *args: None)
+    patch.setattr("fedfrozen_app.run.evaluation.draw_labels", lambda *args: None)
 
 
 @pytest.fixture(autouse=True)

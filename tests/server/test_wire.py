@@ -59,19 +59,19 @@ def run_wired(tmp_path, before_round=None, extra=ROUNDS, small=True):
     words = [*(SMALL if small else ()), *extra, f"runtime.cache_dir={tmp_path}/cache"]
     nodes = [{"partition-id": number, "num-partitions": 3} for number in range(3)]
     grid = wired(words, nodes, before_round)
-    plain = resolved(compose_config(words))
-    config = read(plain)
+    resolved_config = resolved(compose_config(words))
+    config = read(resolved_config)
     corpus = load_corpus(config)
     resident = Resident(config, corpus, shares=share_out(corpus, config, 3))
     conversation = Conversation(grid, resident.roles, card=resident.card)
     start = checkpoint.read(Path(config.start_from)) if config.start_from else None
-    federate(Job(config, plain, words, tmp_path / "wired", start), conversation, resident)
+    federate(Job(config, resolved_config, words, tmp_path / "wired", start), conversation, resident)
     return Run(tmp_path / "wired")
 
 
 def forget_process():
     """A new process: nothing is loaded, only the disk remembers."""
-    residents._here = None
+    residents._installed = None
 
 
 def test_bytes_on_the_wire_give_the_same_bits_as_no_wire(train, tmp_path):
@@ -152,7 +152,7 @@ def test_flower_takes_no_private_arrays_over_but_a_strategy_that_has_none_may_be
     def handed_in(*app, **settings):
         raise RunFailed("it was handed in")
 
-    monkeypatch.setattr("fedfrozen_app.flower.run.run_app", handed_in)
+    monkeypatch.setattr("fedfrozen_app.flower.simulated.run_app", handed_in)
     words = [*SMALL, "strategy=fedavg", "runtime=flower", f"output_dir={tmp_path}/fork"]
     with pytest.raises(RunFailed, match="handed in"):
         training.train([*words, f"from={run.folder}/checkpoints/1"])
@@ -250,8 +250,8 @@ def test_sites_train_on_their_own_folders(tmp_path):
         "num_rounds=1",
     ]
     words += ["client=sgd", "client.momentum=0", "client.lr=0.5", "client.batch_size=100000", "seed=3"]
-    plain = resolved(compose_config(words))
-    config = read(plain)
+    resolved_config = resolved(compose_config(words))
+    config = read(resolved_config)
     corpus = load_corpus(config)
     resident = Resident(config, corpus, shares=server_only(corpus, config))
     start = {name: value.detach().clone() for name, value in resident.parameters.items()}
@@ -260,7 +260,7 @@ def test_sites_train_on_their_own_folders(tmp_path):
     forget_process()
     conversation = Conversation(wired(words, nodes, num_clients=2), resident.roles, card=resident.card)
     assert gather(conversation, config) is None
-    federate(Job(config, plain, words, tmp_path / "run"), conversation, resident)
+    federate(Job(config, resolved_config, words, tmp_path / "run"), conversation, resident)
     run = Run(tmp_path / "run")
     assert run.rows[1]["clients"] == ["north", "south"] and run.rows[1]["clients_failed"] == 0
 

@@ -76,10 +76,10 @@ class Sites:
     ) -> Run:
         """One run over the sites, each time as if Flower had started it anew."""
         words = self.words(*overrides)
-        plain = resolved(compose_config(words))
-        config = read(plain)
+        resolved_config = resolved(compose_config(words))
+        config = read(resolved_config)
         self.restart()
-        told, _ = split_overrides(plain, words)
+        told, _ = split_overrides(resolved_config, words)
         grid = (make_grid or SiteGrid)(self.executors, told, bundle)
         corpus = load_corpus(config)
         card = make_card(corpus, config)
@@ -91,7 +91,7 @@ class Sites:
         start = checkpoint.newest(target) if resume else None
         if config.start_from is not None:
             start = checkpoint.read(Path(config.start_from))
-        federate(Job(config, plain, words, target, start), conversation, resident)
+        federate(Job(config, resolved_config, words, target, start), conversation, resident)
         return Run(target)
 
 
@@ -108,8 +108,8 @@ class SiteGrid(InProcessGrid):
 
     def _answer(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
-        residents._here = self._loaded.get(node)  # each site is a process with a model of its own
+        residents._installed = self._loaded.get(node)  # each site is a process with a model of its own
         reply = self.executors[node - 1].answer(message, self.contexts[node], self.bundle)
-        if residents._here is not None:
-            self._loaded[node] = residents._here
+        if residents._installed is not None:
+            self._loaded[node] = residents._installed
         return reply

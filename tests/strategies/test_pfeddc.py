@@ -29,8 +29,8 @@ from fedfrozen_app.files import checkpoint
 from fedfrozen_app.flower.simulation import run_app
 from fedfrozen_app.local import cohort
 from fedfrozen_app.local import resident as residents
+from fedfrozen_app.local.client_state import keep_private, kept_arrays
 from fedfrozen_app.local.cohort import CohortRunner
-from fedfrozen_app.local.kept import keep_private, kept_arrays
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.local.sequential import batches
 from fedfrozen_app.models.design import PromptDesign
@@ -427,7 +427,7 @@ def test_towers_work_no_more_than_prompts_ask_for(monkeypatch, train):
 
 def test_a_resident_with_prompts_serves_one_run():
     """Another seed means other fresh prompts to measure from, and here also other encoders."""
-    assert not residents_of().can_turn_to(read(resolved(compose_config([*WORDS, "seed=1"]))))
+    assert not residents_of().can_switch_to(read(resolved(compose_config([*WORDS, "seed=1"]))))
 
 
 @pytest.mark.parametrize(
@@ -518,10 +518,12 @@ def test_no_message_between_processes_holds_a_private_array(tmp_path, monkeypatc
     words = [*WORDS, "personal=true", f"runtime.cache_dir={tmp_path}/cache"]
     grid = wired(words, [{"partition-id": number, "num-partitions": 3} for number in range(3)])
     forget_process()
-    plain = resolved(compose_config(words))
+    resolved_config = resolved(compose_config(words))
     resident = residents_of()
     conversation = Conversation(grid, resident.roles, card=resident.card)
-    summary = federate(Job(read(plain), plain, words, tmp_path / "run"), conversation, resident)
+    summary = federate(
+        Job(read(resolved_config), resolved_config, words, tmp_path / "run"), conversation, resident
+    )
     assert summary["clients_failed"] == 0 and summary["personal"]["personal"]["mean"] > 0
     nothing_private_in(tmp_path)
 

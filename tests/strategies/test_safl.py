@@ -12,14 +12,14 @@ from fedfrozen_app.exchange.arrays import to_tensors
 from fedfrozen_app.exchange.check import problem_of
 from fedfrozen_app.exchange.choice import top_k
 from fedfrozen_app.exchange.messages import Reply
-from fedfrozen_app.exchange.order import Order, Told, read_order
+from fedfrozen_app.exchange.order import NamedSettings, Order, read_order
 from fedfrozen_app.exchange.plan import layers_of
-from fedfrozen_app.models.roles import Role, roles_of
+from fedfrozen_app.models.roles import Role, is_embedding, roles_of
 from fedfrozen_app.server.aggregate import RunningMean
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server.optimizer import NoOptimizer
-from strategies.safl import SAFL, Settings, embeds
+from strategies.safl import SAFL, Settings
 from tests.conftest import same_bits
 from tests.server.test_wire import run_wired
 
@@ -137,7 +137,7 @@ def test_only_chosen_layers_move_and_travel(train):
         if role.layer in chosen or (role.layer is None and role.kind != "embedding")
     }
     layer = sum(after[name].nbytes for name, role in roles.items() if role.layer == 0)
-    rest = sum(after[n].nbytes for n, role in roles.items() if role.layer is None and not embeds(role))
+    rest = sum(after[n].nbytes for n, role in roles.items() if role.layer is None and not is_embedding(role))
     assert sum(row["bytes_up_by_role"].values()) == 3 * (layer + rest)
     # Down came what round 1 changed: its chosen layers and the rest, to each of the three clients.
     earlier = {layer for layers in run.rows[1]["selection"].values() for layer in layers}
@@ -291,5 +291,5 @@ def test_llama_1b_sends_what_the_paper_says():
 
 def test_selection_travels_only_where_there_is_one():
     safl = strategy(*a_model())
-    assert "selection" in Order(1, safl.plan(1), {}, choice=Told("random", {"top_k": 1})).json
+    assert "selection" in Order(1, safl.plan(1), {}, choice=NamedSettings("random", {"top_k": 1})).json
     assert "selection" not in Order(1, safl.plan(1), {}).json

@@ -20,7 +20,7 @@ from fedfrozen_app.digests import raw_bytes
 from fedfrozen_app.exchange.arrays import to_tensors
 from fedfrozen_app.exchange.messages import SliceRecord
 from fedfrozen_app.inprocess import grid as grids
-from fedfrozen_app.local.kept import keep_private
+from fedfrozen_app.local.client_state import keep_private
 from fedfrozen_app.server.conversation import Conversation
 
 PROJECT = """

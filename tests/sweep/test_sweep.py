@@ -15,8 +15,8 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.files import status
 from fedfrozen_app.files.status import SweepFailed
 from fedfrozen_app.report import output
+from fedfrozen_app.run import evaluation
 from fedfrozen_app.run import federate as running
-from fedfrozen_app.run import look
 from fedfrozen_app.server.hooks import ShowProgress
 from fedfrozen_app.sweep.member import claim, objective
 from fedfrozen_app.sweep.multirun import conclude, sweep_folder, sweep_name
@@ -30,7 +30,7 @@ TINY = [*SMALL, "num_rounds=2", "strategy=fedavg"]
 def quick(monkeypatch, tmp_path):
     """Runs without pictures, in a folder of their own."""
     monkeypatch.setattr(output, "write_curves", lambda *args, **kwargs: None)
-    monkeypatch.setattr(look, "draw_labels", lambda *args: None)
+    monkeypatch.setattr(evaluation, "draw_labels", lambda *args: None)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -108,7 +108,7 @@ def test_a_status_file_tells_how_a_run_ended(tmp_path):
 def test_a_killed_process_is_not_running(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     child.wait()
-    mine = status.begun({}, [])
+    mine = status.new_status({}, [])
     assert mine.alive
     dead = status.Status("", [], host=mine.host, pid=child.pid)
     assert not dead.alive and state_of(dead).startswith("died")

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from fedfrozen_app.data.sources.entities import Sentences, document_of, found_in_files, tag_spans
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, lines_of, read_utf8, reads
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, lines_of, read_utf8, reads
 from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -50,9 +50,9 @@ def _add_sentence(
     inside = []
     cut = 0
     for first, last, kind in spans:
-        touched = [n for n, word in enumerate(words) if word.start() < last and word.end() > first]
-        if touched and start <= first and last <= end:
-            inside.append((touched[0], touched[-1], kind))
+        mark_changed = [n for n, word in enumerate(words) if word.start() < last and word.end() > first]
+        if mark_changed and start <= first and last <= end:
+            inside.append((mark_changed[0], mark_changed[-1], kind))
         cut += start <= first < end < last
     tags, dropped = tag_spans(len(words), inside)
     found.add([word.group() for word in words], tags, document, f"character {start} of {document}.txt")
@@ -87,8 +87,8 @@ def _spans(file: Path, text: str) -> tuple[list[tuple[int, int, str]], int]:
         first, end = (int(value) for value in match[2].split())
         if not 0 <= first < end <= len(text):
             raise UserError(f"Line {number} of {file} names characters its text does not have: {line!r}.")
-        told, covered = match[3].split(), text[first:end].split()
-        if told and told != covered:
+        named_words, covered = match[3].split(), text[first:end].split()
+        if named_words and named_words != covered:
             raise UserError(
                 f"Line {number} of {file} says {match[3]!r} where its text has {text[first:end]!r}: the "
                 "annotations belong to another version of the text."

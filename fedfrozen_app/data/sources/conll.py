@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from fedfrozen_app.data.sources.entities import Sentences, document_of, found_in_files
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, lines_of, reads
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, lines_of, reads
 from fedfrozen_app.errors import UserError
 
 DOCUMENT, NO_NAME = "-DOCSTART-", "-X-"  # CoNLL-2003 fills its columns with the latter

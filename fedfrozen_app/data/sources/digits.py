@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Rows, reads
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Rows, reads
 
 WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedfrozen_app.data.sources.labels import OUTSIDE
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Rows, existing, word_in_name
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Rows, existing, word_in_name
 from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)

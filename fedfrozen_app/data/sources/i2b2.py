@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from fedfrozen_app.data.sources.entities import Sentences, found_in_files, tag_spans
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, existing, lines_of, reads
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, existing, lines_of, reads
 from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -81,8 +81,8 @@ def _spans(file: Path, lines: list[str]) -> Spans:
             raise UserError(f'Line {number} of {file} is no concept (c="..." 1:0 1:2||t="..."): {text!r}.')
         line, first, end_line, last = (int(value) for value in match.group(2, 3, 4, 5))
         words = lines[line - 1].split() if 1 <= line <= len(lines) else []
-        told = " ".join(match[1].lower().split())
-        if line != end_line or " ".join(words[first : last + 1]).lower() != told:
+        named_words = " ".join(match[1].lower().split())
+        if line != end_line or " ".join(words[first : last + 1]).lower() != named_words:
             raise UserError(
                 f"Line {number} of {file} names words that its text does not have there: {text!r}."
             )

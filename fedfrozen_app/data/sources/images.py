@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Rows, existing, first_line
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Rows, existing, first_line
 from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)

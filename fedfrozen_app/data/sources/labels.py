@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedfrozen_app.data.sources.rows import DatasetSpec, Rows
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Rows
 from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)

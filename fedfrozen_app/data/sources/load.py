@@ -28,7 +28,7 @@ from fedfrozen_app.data.sources.labels import (
     stratum_numbers,
     unit_numbers,
 )
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Reader, Rows
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Reader, Rows
 from fedfrozen_app.data.sources.text import tag_words, tokenise
 from fedfrozen_app.data.table import Corpus, Table
 from fedfrozen_app.errors import UserError
@@ -63,7 +63,7 @@ def load(
     if test is None:
         train, test = _hold_out(train, spec, task, unit)
     elif unit is not None:
-        _tell_shared(train, test, unit)
+        _warn_of_shared_units(train, test, unit)
     if spec.limit is not None:
         train, test = _limited(train, spec), _limited(test, spec)
     train_labels, test_labels = (number(rows, task, names, classes) for rows in (train, test))
@@ -174,7 +174,7 @@ def _hold_out(rows: Rows, spec: DatasetSpec, task: str, unit: str | None) -> tup
     return rows.take(np.flatnonzero(~tested)), rows.take(np.flatnonzero(tested))
 
 
-def _tell_shared(train: Rows, test: Rows, unit: str) -> None:
+def _warn_of_shared_units(train: Rows, test: Rows, unit: str) -> None:
     """The data's own split is kept as it is, but a model may know the patients that it is judged by."""
     seen, judged = ({str(value) for value in rows.columns[unit]} - {"", "None"} for rows in (train, test))
     if shared := len(seen & judged):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas
 
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Rows, existing, first_line, reads
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Rows, existing, first_line, reads
 from fedfrozen_app.errors import UserError
 
 CATEGORY = "Discharge summary"

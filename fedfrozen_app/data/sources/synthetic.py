@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Rows, reads
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Rows, reads
 
 NOTES, VISITS, HOSPITALS = 1500, 2, 8
 # specialty: problems, tests, treatments
@@ -135,8 +135,8 @@ def _write(rng: np.random.Generator, main: str) -> tuple[_Note, list[str]]:
 def word_tokenizer() -> PreTrainedTokenizerFast:
     """A word a token: the notes' own words, for models that bring no vocabulary."""
     phrases = [phrase for lists in WORDS.values() for options in lists for phrase in options]
-    told = [*phrases, *OPENINGS, *HISTORIES, *DENIALS, *FINDINGS, *STARTS, "."]
-    words = sorted({word for phrase in told for word in phrase.split()})
+    sentences = [*phrases, *OPENINGS, *HISTORIES, *DENIALS, *FINDINGS, *STARTS, "."]
+    words = sorted({word for phrase in sentences for word in phrase.split()})
     vocabulary = {word: number for number, word in enumerate([*SPECIAL, *words])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = WhitespaceSplit()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase
 
-from fedfrozen_app.data.sources.rows import DatasetSpec, Rows
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Rows
 from fedfrozen_app.data.table import CONTINUED, IGNORED
 from fedfrozen_app.errors import UserError
 
@@ -73,16 +73,16 @@ def tag_words(
     inputs["input_ids"].fill_(pad)
     labels = torch.full((len(pieces), width), IGNORED)
     cut = 0
-    for row, ((ids, words), own) in enumerate(zip(pieces, tags, strict=True)):
+    for row, ((ids, words), word_tags) in enumerate(zip(pieces, tags, strict=True)):
         inputs["input_ids"][row, : len(ids)] = torch.tensor(ids)
         inputs["attention_mask"][row, : len(ids)] = 1
         previous = None
         for place, word in enumerate(words):
             if word is not None:
-                labels[row, place] = CONTINUED if word == previous else own[word]
+                labels[row, place] = CONTINUED if word == previous else word_tags[word]
             previous = word
         last = max((word for word in words if word is not None), default=-1)
-        cut += sum(tag > 0 for tag in own[last + 1 :])
+        cut += sum(tag > 0 for tag in word_tags[last + 1 :])
     if cut:
         logger.warning(
             "%d words of entities lie beyond dataset.max_tokens=%d and are not judged.", cut, spec.max_tokens

@@ -1,16 +1,14 @@
-"""What the pages' script does: draw the charts that page.py and comparison.py describe, hover, hide.
+// Draws the charts of a page, and answers the reader's hand: hover, hide, zoom.
+//
+// The data of a page are {"charts": [...]}, each {"title", "kind", "unit", "note", "x", ...} where x is
+// {"label", "unit", "from", "to", "whole", "marks": [[place, label], ...]}, and by kind:
+//
+//   line, bars   "from_zero", "series": [{"name", "colour", "stroke", "points": [[x, value or null], ...],
+//                                         "band": [[x, low, high], ...] or absent}]
+//   path         the same, where every series has its own x: hover picks the nearest point
+//   dots         "series": [{"name", "colour", "mean", "low", "high", "values": [[name, value], ...]}]
+//   map          "rounds", "views": [{"name", "unit", "low", "high", "labels", "values": a list a label}]
 
-The data of a page are {"charts": [...]}, each {"title", "kind", "unit", "note", "x", ...} where x is
-{"label", "unit", "from", "to", "whole", "marks": [[place, label], ...]}, and by kind:
-
-    line, bars   "from_zero", "series": [{"name", "colour", "stroke", "points": [[x, value or null], ...],
-                                          "band": [[x, low, high], ...] or absent}]
-    path         the same, where every series has its own x: hover picks the nearest point
-    dots         "series": [{"name", "colour", "mean", "low", "high", "values": [[name, value], ...]}]
-    map          "rounds", "views": [{"name", "unit", "low", "high", "labels", "values": a list a label}]
-"""
-
-SCRIPT = """
 "use strict";
 const SVG = "http://www.w3.org/2000/svg";
 const HEIGHT = 250, TOP = 24, BOTTOM = 36, RIGHT = 14, SHADES = 12;
@@ -408,34 +406,3 @@ addEventListener("beforeprint", () => {
   for (const details of document.querySelectorAll("details")) details.open = true;
 });
 mount();
-"""
-
-# Only in the pages that `fedfrozen watch` serves: asks that server whether there is something new.
-LIVE = """
-const folded = () => [...document.querySelectorAll("details")];
-const keyOf = (details) => details.querySelector("summary").textContent.split("(")[0];
-
-async function refresh() {
-  const badge = document.querySelector(".live");
-  try {
-    const answer = await fetch(location.pathname + "?after=" + document.body.dataset.version);
-    if (answer.status === 200) {
-      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-      const open = new Set(folded().filter((details) => details.open).map(keyOf));
-      document.title = fresh.title;
-      for (const part of ["header", "main", "#data"]) {
-        document.querySelector(part).replaceWith(fresh.querySelector(part));
-      }
-      document.body.dataset.version = fresh.body.dataset.version;
-      for (const details of folded()) details.open = open.has(keyOf(details));
-      mount();
-    }
-    badge.textContent = answer.ok ? "Live: this page follows the run." : "The folder cannot be read now.";
-  } catch (error) {
-    if (!(error instanceof TypeError)) throw error;
-    badge.textContent = "fedfrozen watch has ended: this is what it showed last.";
-  }
-  setTimeout(refresh, 2000);
-}
-setTimeout(refresh, 2000);
-"""

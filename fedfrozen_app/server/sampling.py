@@ -1,6 +1,6 @@
 """Who takes part in a round: drawn over client names, so that a seed gives the same cohorts everywhere.
 
-Flower's own sampling draws over node ids, which are random anew in every run.
+Flower's own sampling draws over node ids, which are different in every run.
 """
 
 from collections import Counter

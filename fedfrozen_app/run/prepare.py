@@ -1,4 +1,4 @@
-"""How a run begins: whether it is possible, and what it goes on from."""
+"""How a run begins: whether it is possible, and what it starts from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ from fedfrozen_app.privacy.notes import check_start
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.run.outline import keeps_private
 from fedfrozen_app.server.conversation import Conversation
-from fedfrozen_app.server.draw import cohort_size
 from fedfrozen_app.server.hooks import BestModel, MetricsFile
 from fedfrozen_app.server.robust import check_cohort
+from fedfrozen_app.server.sampling import cohort_size
 
 
 @dataclass
-class Beginning:
+class StartingPoint:
     model: list[dict[str, Tensor]]  # of one, which is taken out: nobody keeps the first model in memory
     first_round: int
     history: list[Row]  # the rounds before
 
 
-def begin(
+def prepare(
     job: Job, conversation: Conversation, resident: Resident, best: BestModel, metrics: MetricsFile
-) -> Beginning:
+) -> StartingPoint:
     """The model and the rows that the first round finds; the folder holds nothing of a later one."""
     model = {name: value.detach().clone() for name, value in resident.exchanged.items()}
     own_rounds = 0  # of those before, how many are this folder's own
@@ -39,18 +39,18 @@ def begin(
     else:
         check_fits(job.start.model, model)
         model = {name: job.start.model[name].to(built) for name, built in model.items()}  # device and dtype
-        take_up(job, job.start, conversation, resident)
-        best.go_on(job.start.hooks["best"], job.source)
-        metrics.go_on_after(job.start.row, read_rows(job.source))
+        restore_clients(job, job.start, conversation, resident)
+        best.resume_from(job.start.hooks["best"], job.source)
+        metrics.resume_after(job.start.row, read_rows(job.source))
         own_rounds = job.start.round if job.source.resolve() == job.folder.resolve() else 0
     for name in ("checkpoints", "uploads"):
         checkpoint.forget_after(job.folder / name, own_rounds)
     for name in ("summary.json", "personal.json"):  # of rounds that this run replaces, or goes beyond
         (job.folder / name).unlink(missing_ok=True)
-    return Beginning([model], 1 if job.start is None else job.start.round + 1, read_rows(job.folder))
+    return StartingPoint([model], 1 if job.start is None else job.start.round + 1, read_rows(job.folder))
 
 
-def take_up(job: Job, start: Checkpoint, conversation: Conversation, resident: Resident) -> None:
+def restore_clients(job: Job, start: Checkpoint, conversation: Conversation, resident: Resident) -> None:
     """What a checkpoint says of the clients: what they hold, and what they have spent."""
     simulated = resident.shares.partition is not None  # sites keep what is theirs
     if simulated and keeps_private(job.config, resident.exchanged, resident.roles):
@@ -71,8 +71,8 @@ def check_possible(job: Job, resident: Resident) -> None:
 
 def check_clients(config: Config, count: int) -> None:
     check_cohort(config.aggregation, cohort_size(config.participation, count))
-    if (watched := config.checkpoint.uploads) is not None and watched not in map(str, range(count)):
-        raise UserError(f"checkpoint.uploads={watched} is no client: give a number from 0 to {count - 1}.")
+    if (client := config.checkpoint.uploads) is not None and client not in map(str, range(count)):
+        raise UserError(f"checkpoint.uploads={client} is no client: give a number from 0 to {count - 1}.")
 
 
 def check_patience(config: Config, resident: Resident) -> None:
@@ -85,7 +85,7 @@ def check_patience(config: Config, resident: Resident) -> None:
         )
 
 
-def private_line(job: Job, *, sites: bool) -> str:
+def private_parts_note(job: Job, *, sites: bool) -> str:
     """What becomes of the parts that clients keep, where no checkpoint of ours can hold them."""
     if not sites:
         return "Flower forgets the clients' private parts when it ends: this run cannot be resumed."

@@ -19,7 +19,7 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 
-from fedfrozen_app.data.sources.rows import DatasetSpec, Found, Frame, Rows, existing, first_line, reads
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Frame, Rows, existing, first_line, reads
 from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)

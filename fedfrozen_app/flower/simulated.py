@@ -13,8 +13,8 @@ from fedfrozen_app.flower.simulation import run_app
 from fedfrozen_app.flower.superlink import show
 from fedfrozen_app.privacy.notes import model_metadata
 from fedfrozen_app.report.output import write_interrupted
+from fedfrozen_app.run.evaluation import majority_share
 from fedfrozen_app.run.job import Job
-from fedfrozen_app.run.look import majority_share
 from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def run_with_flower(job: Job) -> dict[str, Any]:
     paths = absolute_paths(job.resolved_config)
     if (start := job.start_folder()) is not None:
         paths["from"] = start
-    words = [
+    overrides = [
         *job.overrides,
         *(quoted(key, value) for key, value in paths.items()),
         f"num_clients={count}",
@@ -43,7 +43,7 @@ def run_with_flower(job: Job) -> dict[str, Any]:
     try:
         run_app(
             app_folder(work),
-            {"overrides": shlex.join(words), "output-dir": str(job.folder)},
+            {"overrides": shlex.join(overrides), "output-dir": str(job.folder)},
             num_supernodes=count,
             cpus_per_client=config.runtime.cpus_per_client,
             gpus_per_client=config.runtime.gpus_per_client,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.server.warmup import DECAY, Rule, Watch, follow, freeze_after, ratio
+from fedfrozen_app.server.agreement import DECAY, Agreement, Rule, follow, freeze_after, ratio
 from strategies.fedfrozen import Settings
 from tests.conftest import SMALL, Run, same_bits
 
@@ -16,13 +16,13 @@ WIDTH = 20_000
 
 
 def watch(signals, noise, clients=10, rule=RULE, seed=0):
-    """A Watch that saw rounds in which every client moves by a common vector and one of its own.
+    """An Agreement that saw rounds in which every client moves by a common vector and one of its own.
 
     `signals` are the lengths of the common movement, `noise` that of each client's own, on average.
     """
     generator = torch.Generator().manual_seed(seed)
     direction = torch.ones(WIDTH, dtype=torch.float64) / WIDTH**0.5
-    seen, figures = Watch(rule), []
+    seen, figures = Agreement(rule), []
     for number, signal in enumerate(signals, start=1):
         own = torch.randn(clients, WIDTH, generator=generator, dtype=torch.float64) * noise / WIDTH**0.5
         updates = signal * direction + own
@@ -30,7 +30,7 @@ def watch(signals, noise, clients=10, rule=RULE, seed=0):
         spread = updates.square().sum(1).mean() - mean.square().sum()
         drift = {"rms": spread.clamp(min=0).sqrt().item(), "mean_update": mean.norm().item()}
         row = {"round": number, "effective_clients": clients, "drift": {"kernel": drift}}
-        figures.append(seen.see(row, {"query": mean}))
+        figures.append(seen.add(row, "kernel", {"query": mean}))
     return seen, figures
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
-from fedfrozen_app.exchange.names import bare, by_namespace, is_parameter, parameters_in
+from fedfrozen_app.exchange.names import by_namespace, is_parameter, parameter_of, parameters_in
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.files.disk import replace_tensors
 from fedfrozen_app.local.algorithm import Start
@@ -31,9 +31,9 @@ def start_of(context: Context, resident: Resident, order: Order, base: Mapping[s
     model = {**parameters_in(base), **parameters_in(kept)}
     # What came as bytes, or from a checkpoint, lies on the host; what trains is held against its start.
     model |= {name: model[name].to(resident.device) for name in plan.trained}
-    brought = {space: _on(resident, own) for space, own in by_namespace(base).items()}
+    from_order = {space: _on(resident, own) for space, own in by_namespace(base).items()}
     own = order.method.start({name: model[name] for name in plan.trained}, by_namespace(kept))
-    return Start(model, plan.trained, brought, own)
+    return Start(model, plan.trained, from_order, own)
 
 
 def kept_arrays(context: Context, resident: Resident, order: Order) -> dict[str, Tensor]:
@@ -55,7 +55,7 @@ def kept_arrays(context: Context, resident: Resident, order: Order) -> dict[str,
     own = {
         name: value
         for name, value in found.items()
-        if not is_parameter(name) and bare(name) in trained and name.rpartition("/")[0] in spaces
+        if not is_parameter(name) and parameter_of(name) in trained and name.rpartition("/")[0] in spaces
     }
     return _on(resident, {name: private[name] for name in names} | own)
 
@@ -65,7 +65,7 @@ def _on(resident: Resident, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def keep_private(context: Context, arrays: Mapping[str, Tensor], *, local: bool) -> None:
-    """For the next round, unless training has diverged: from such arrays a client would never come back."""
+    """Keep these for the next round, unless training has diverged: a client would never recover."""
     norms = torch.stack(torch._foreach_norm(list(arrays.values())))  # one look at the device for all
     if not torch.isfinite(norms).all():
         log.warning("A client's private arrays are not finite: it goes on from those it had before.")
@@ -96,7 +96,7 @@ def _from_disk(context: Context, resident: Resident) -> dict[str, Tensor]:
         log.warning("The private arrays in %s cannot be read (%s): starting from fresh ones.", path, error)
         return {}
     shapes = {name: value.shape for name, value in resident.parameters.items()}
-    if any(shapes.get(bare(name)) != value.shape for name, value in found.items()):
+    if any(shapes.get(parameter_of(name)) != value.shape for name, value in found.items()):
         log.warning("The private arrays on disk are not this model's: starting from fresh ones.")
         return {}
     return found

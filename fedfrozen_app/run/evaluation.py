@@ -13,9 +13,9 @@ from fedfrozen_app.data.picture import label_picture
 from fedfrozen_app.exchange.arrays import to_tensors
 from fedfrozen_app.files.rows import read_rows
 from fedfrozen_app.local.resident import Resident
-from fedfrozen_app.report.personal import tally, write_personal
+from fedfrozen_app.report.personal import summarise_clients, write_personal
 from fedfrozen_app.server.base import PlannedFedAvg
-from fedfrozen_app.server.judge import judge_clients
+from fedfrozen_app.server.judge import evaluate_clients
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def evaluator(
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         # Where nothing is shared the server's own model stays what it was built as: no round's result.
         nothing = strategy.personal and not resident.has_global
-        if server_round and (nothing or not resident.judges(server_round)):
+        if server_round and (nothing or not resident.evaluates_after(server_round)):
             return None
         resident.load(to_tensors(arrays), strategy.digests)
         with resident.only_global():
@@ -44,9 +44,9 @@ def evaluator(
 def judge_personal(strategy: PlannedFedAvg, resident: Resident, folder: Path) -> dict[str, Any]:
     """Every client on its own test rows, in `personal.json` and `fairness.png`; the figures over clients."""
     rows = read_rows(folder)
-    judged, failed, traffic = judge_clients(strategy, rows[-1]["round"])
+    judged, failed, traffic = evaluate_clients(strategy, rows[-1]["round"])
     parts = resident.shares.partition
-    figures = tally(judged, rows, () if parts is None else parts.names)
+    figures = summarise_clients(judged, rows, () if parts is None else parts.names)
     figures |= {"bytes_up": traffic.up, "bytes_down": traffic.down}
     if failed:
         figures["not_judged"] = failed

@@ -12,14 +12,14 @@ from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.digests import digest
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
-from fedfrozen_app.files.checkpoint import Checkpoint, dealt_otherwise
+from fedfrozen_app.files.checkpoint import Checkpoint, partition_differences
 from fedfrozen_app.inprocess.grid import CohortGrid, InProcessGrid
 from fedfrozen_app.local.cohort import CohortRunner
 from fedfrozen_app.local.resident import Resident, install, run_key
-from fedfrozen_app.run.federate import clear_end, federate
+from fedfrozen_app.run.federate import explain_disk_errors, federate
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.server.conversation import Conversation
-from fedfrozen_app.server.draw import draw_cohort
+from fedfrozen_app.server.sampling import draw_cohort
 
 log = logging.getLogger(__name__)
 SMALL_MODEL = 50_000  # parameters; measured on two cores, where stacking wins below and loses above
@@ -41,7 +41,7 @@ def run_in_process(
     if resident is None:
         resident = Resident(config, corpus, shares=shares)
     else:
-        resident.turn_to(config, shares)
+        resident.switch_to(config, shares)
     # The key only has to differ between runs of one process.
     settings = {"overrides": f"in process: {job.folder}", "output-dir": str(job.folder)}
     grid = make_grid(resident, count, settings)
@@ -57,7 +57,7 @@ def run_in_process(
             if "private" in context.state
         }
 
-    with clear_end(job.folder):
+    with explain_disk_errors(job.folder):
         return federate(job, conversation, resident, client_state)
 
 
@@ -82,7 +82,7 @@ def restore(
     grid: InProcessGrid, resident: Resident, start: Checkpoint, resolved_config: dict[str, Any]
 ) -> None:
     """Give the clients back what they had: private arrays, and the base that the ledger says they hold."""
-    if start.clients and (other := dealt_otherwise(resolved_config, start.config)):
+    if start.clients and (other := partition_differences(resolved_config, start.config)):
         raise UserError(
             f"This run has another {other[0]} than the checkpoint, whose clients keep private arrays for "
             "rows of their own: give the same seed, num_clients, partition and dataset."

@@ -1,0 +1,586 @@
+"""Copies, written by `python -m fedfrozen_app.report.embed`: change page.js, live.js and page.css."""
+
+SCRIPT = r"""
+// Draws the charts of a page, and answers the reader's hand: hover, hide, zoom.
+//
+// The data of a page are {"charts": [...]}, each {"title", "kind", "unit", "note", "x", ...} where x is
+// {"label", "unit", "from", "to", "whole", "marks": [[place, label], ...]}, and by kind:
+//
+//   line, bars   "from_zero", "series": [{"name", "colour", "stroke", "points": [[x, value or null], ...],
+//                                         "band": [[x, low, high], ...] or absent}]
+//   path         the same, where every series has its own x: hover picks the nearest point
+//   dots         "series": [{"name", "colour", "mean", "low", "high", "values": [[name, value], ...]}]
+//   map          "rounds", "views": [{"name", "unit", "low", "high", "labels", "values": a list a label}]
+
+"use strict";
+const SVG = "http://www.w3.org/2000/svg";
+const HEIGHT = 250, TOP = 24, BOTTOM = 36, RIGHT = 14, SHADES = 12;
+const kept = new Map();  // what the reader hid or chose, by figure: a live page keeps it when it is redrawn
+let redraws = [];
+
+// Everything that comes from the run goes through textContent or setAttribute, never innerHTML.
+function add(parent, name, attributes = {}, text = null) {
+  const inSvg = name === "svg" || parent.namespaceURI === SVG;
+  const node = inSvg ? document.createElementNS(SVG, name) : document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+  if (text !== null) node.textContent = text;
+  parent.append(node);
+  return node;
+}
+
+function addColoured(parent, name, attributes, series) {
+  const node = add(parent, name, attributes);
+  node.style.setProperty("--c", "var(--" + series.colour + ")");
+  return node;
+}
+
+const keyClass = (chart, series) =>
+  chart.kind === "line" || chart.kind === "path" ? ("key line " + series.stroke).trim() : "key";
+
+// Round steps of 1, 2 or 5 times a power of ten that cover low..high.
+function ticks(low, high, count, smallest = 0) {
+  const raw = Math.max((high - low) / count, smallest);
+  const power = 10 ** Math.floor(Math.log10(raw));
+  const step = Math.max(power * [1, 2, 5, 10].find((m) => m * power >= raw * 0.999), smallest);
+  const first = Math.floor(low / step + 1e-9), last = Math.ceil(high / step - 1e-9);
+  return Array.from({length: last - first + 1}, (_, i) => (first + i) * step);
+}
+
+const short = (value) => {
+  const rounded = Number(value.toPrecision(5));
+  return Math.abs(rounded) >= 1e7 ? rounded.toExponential() : rounded.toLocaleString("en");
+};
+const exact = (value) => value === null ? "not finite"
+  : Math.abs(value) < 1e-3 && value !== 0 ? value.toExponential(2)
+  : value.toLocaleString("en", {maximumFractionDigits: 4});
+const limit = (value, low, high) => Math.max(low, Math.min(value, high));
+const closest = (list, distance) =>
+  list.reduce((best, one, i) => distance(one) < distance(list[best]) ? i : best, 0);
+
+// Ends of the value axis that are ticks, with room around a single value.
+function span(values, fromZero) {
+  let low = fromZero ? 0 : Math.min(...values), high = Math.max(...values);
+  if (!values.length) [low, high] = [0, 1];
+  if (high - low < 1e-9 * Math.abs(high) || high === low) {
+    const room = Math.abs(high) * 0.1 || 1;
+    [low, high] = [fromZero ? 0 : low - room, high + room];
+  }
+  return ticks(low, high, 5);
+}
+
+// The x axis with its title and the marks of the stages; returns the scale.
+function across(svg, axis, left, width, floor) {
+  const {from, to} = axis;
+  const x = (value) => left + (value - from) / (to - from) * (width - left - RIGHT);
+  add(svg, "line", {class: "axis", x1: left, x2: width - RIGHT, y1: floor, y2: floor});
+  const places = ticks(from, to, Math.max(width - left, 90) / 70, axis.whole ? 1 : 0);
+  for (const place of places.filter((one) => one >= from && one <= to)) {
+    add(svg, "text", {x: x(place), y: floor + 16, "text-anchor": "middle"}, short(place));
+  }
+  const title = axis.label + (axis.unit ? ", " + axis.unit : "");
+  add(svg, "text", {x: (left + width - RIGHT) / 2, y: floor + 32, "text-anchor": "middle"}, title);
+  return x;
+}
+
+function marks(svg, axis, x, width, floor) {
+  let free = 0;  // labels that would run into the one before are left to the line alone
+  for (const [place, label] of axis.marks) {
+    const half = label.length * 3.3, at = limit(x(place), half, width - half);
+    add(svg, "line", {class: "mark", x1: x(place), x2: x(place), y1: TOP - 6, y2: floor});
+    if (at - half >= free) {
+      add(svg, "text", {x: at, y: TOP - 10, "text-anchor": "middle"}, label);
+      free = at + half + 6;
+    }
+  }
+}
+
+// For bars, each visible point becomes [x, bottom, top]; lines have bottom = top.
+function stack(chart, shown) {
+  const heights = new Map();
+  return shown.map((series) => series.points.map(([place, value]) => {
+    const bottom = chart.kind === "bars" ? heights.get(place) ?? 0 : value;
+    const top = chart.kind === "bars" ? bottom + (value ?? 0) : value;
+    heights.set(place, top);
+    return [place, bottom, top];
+  }));
+}
+
+// Every kind of drawing gives back what hovering needs: how many spots there are, how to find the nearest,
+// what to say of it, how to point at it, and how far an arrow key goes.
+function drawValues(svg, chart, shown, width) {
+  const stacked = stack(chart, shown);
+  const values = stacked.flat().map((point) => point[2]).filter((value) => value !== null);
+  for (const series of shown) for (const [, low, high] of series.band ?? []) values.push(low, high);
+  const steps = span(values, chart.from_zero), low = steps[0], high = steps.at(-1);
+  const left = 12 + 7.2 * Math.max(...steps.map((step) => short(step).length));
+  const y = (value) => HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM);
+  for (const step of steps) {
+    add(svg, "line", {class: "grid", x1: left, x2: width - RIGHT, y1: y(step), y2: y(step)});
+    add(svg, "text", {x: left - 6, y: y(step) + 4, "text-anchor": "end"}, short(step));
+  }
+  const x = across(svg, chart.x, left, width, y(low));
+  for (const series of shown.filter((one) => one.band?.length)) {
+    const over = series.band.map(([place, , top]) => x(place) + " " + y(top));
+    const under = series.band.map(([place, bottom]) => x(place) + " " + y(bottom)).reverse();
+    addColoured(svg, "path", {class: "band", d: "M" + [...over, ...under].join("L") + "z"}, series);
+  }
+  stacked.forEach((points, i) => {
+    if (chart.kind === "bars") {
+      const slot = x(1) - x(0), w = slot > 8 ? slot * 0.8 : slot;  // thin gaps would only flicker
+      const path = points.map(([place, bottom, top]) =>
+        "M" + (x(place) - w / 2) + " " + y(bottom) + "h" + w + "V" + y(top) + "h" + -w + "z");
+      addColoured(svg, "path", {class: "bars", d: path.join("")}, shown[i]);
+      return;
+    }
+    let path = "", pen = "M";
+    for (const [place, , value] of points) {
+      if (value !== null) path += pen + x(place) + " " + y(value);
+      pen = value === null ? "M" : "L";
+    }
+    addColoured(svg, "path", {class: ("line " + shown[i].stroke).trim(), d: path}, shown[i]);
+    const many = chart.x.whole ? chart.x.to - chart.x.from : points.length;
+    const radius = many <= 62 ? 2.6 : 1;
+    for (const [place, , value] of points.filter((point) => point[2] !== null)) {
+      addColoured(svg, "circle", {class: "dot", cx: x(place), cy: y(value), r: radius}, shown[i]);
+    }
+  });
+  marks(svg, chart.x, x, width, y(low));
+  return chart.kind === "path" ? alongPaths(svg, chart, shown, x, y) : byPlace(svg, chart, shown, x, y(low));
+}
+
+function byPlace(svg, chart, shown, x, floor) {
+  const all = chart.series.flatMap((one) => one.points.map(([place]) => place));
+  const places = [...new Set(all)].sort((a, b) => a - b);
+  const cursor = add(svg, "line", {class: "cursor", y1: TOP, y2: floor, visibility: "hidden"});
+  return {
+    spots: places.length, cursor, steps: {ArrowLeft: -1, ArrowRight: 1},
+    nearest: (px) => closest(places, (place) => Math.abs(x(place) - px)),
+    point: (i) => {
+      for (const end of ["x1", "x2"]) cursor.setAttribute(end, x(places[i]));
+      return [x(places[i]), 20];
+    },
+    tell: (i) => {
+      const lines = [];
+      // A stack is read from the top.
+      for (const series of chart.kind === "bars" ? [...shown].reverse() : shown) {
+        const found = series.points.find((point) => point[0] === places[i]);
+        if (!found || (chart.kind === "bars" && !found[1])) continue;
+        const band = series.band?.find((point) => point[0] === places[i]);
+        const room = band ? " (" + exact(band[1]) + " to " + exact(band[2]) + ")" : "";
+        lines.push([series, series.name, exact(found[1]) + " " + chart.unit + room]);
+      }
+      return [chart.x.label + " " + short(places[i]), lines];
+    },
+  };
+}
+
+function alongPaths(svg, chart, shown, x, y) {
+  const spots = shown.flatMap((series) => series.points.filter((point) => point[1] !== null)
+    .map(([place, value, name]) => ({series, place, value, name, px: x(place), py: y(value)})));
+  const cursor = add(svg, "circle", {class: "cursor", r: 6, visibility: "hidden"});
+  return {
+    spots: spots.length, cursor, steps: {ArrowLeft: -1, ArrowRight: 1},
+    nearest: (px, py) => closest(spots, (spot) => Math.hypot(spot.px - px, spot.py - py)),
+    point: (i) => {
+      cursor.setAttribute("cx", spots[i].px);
+      cursor.setAttribute("cy", spots[i].py);
+      return [spots[i].px, 20];
+    },
+    tell: (i) => [spots[i].name, [
+      [spots[i].series, spots[i].series.name, exact(spots[i].value) + " " + chart.unit],
+      [null, chart.x.label, exact(spots[i].place) + " " + chart.x.unit],
+    ]],
+  };
+}
+
+function drawDots(svg, chart, shown, width) {
+  const line = 38, floor = TOP + line * Math.max(shown.length, 1), left = 14;
+  const every = shown.flatMap((one) => [one.mean, one.low, one.high, ...one.values.map((pair) => pair[1])]);
+  const steps = span(every.filter((value) => value !== null), false);
+  const x = across(svg, {...chart.x, from: steps[0], to: steps.at(-1)}, left, width, floor);
+  const y = (i) => TOP + line * i + 26;
+  svg.setAttribute("viewBox", "0 0 " + width + " " + (floor + BOTTOM));
+  for (const step of steps) {
+    add(svg, "line", {class: "grid", x1: x(step), x2: x(step), y1: TOP, y2: floor});
+  }
+  shown.forEach((series, i) => {
+    add(svg, "text", {x: left, y: y(i) - 12}, series.name);
+    if (series.low !== null) {
+      const ends = {class: "whisker", x1: x(series.low), x2: x(series.high), y1: y(i), y2: y(i)};
+      addColoured(svg, "line", ends, series);
+    }
+    for (const [, value] of series.values) {
+      addColoured(svg, "circle", {class: "seed", cx: x(value), cy: y(i), r: 3}, series);
+    }
+    addColoured(svg, "circle", {class: "dot", cx: x(series.mean), cy: y(i), r: 5}, series);
+  });
+  const frame = {class: "cursor", x: left, width: width - left - RIGHT, height: line, visibility: "hidden"};
+  const cursor = add(svg, "rect", frame);
+  return {
+    spots: shown.length, cursor, steps: {ArrowUp: -1, ArrowDown: 1},
+    nearest: (px, py) => closest(shown.map((_, i) => i), (i) => Math.abs(y(i) - 8 - py)),
+    point: (i) => {
+      cursor.setAttribute("y", TOP + line * i);
+      return [x(shown[i].mean), TOP + line * (i + 1)];
+    },
+    tell: (i) => {
+      const {name, mean, low, high, values} = shown[i];
+      const room = low === null ? "" : " (" + exact(low) + " to " + exact(high) + ")";
+      const seeds = values.map(([seed, value]) => [null, seed, exact(value)]);
+      return [name, [[shown[i], "mean", exact(mean) + room], ...seeds.slice(0, 12)]];
+    },
+  };
+}
+
+function drawMap(svg, chart, view, width) {
+  const {labels, values, low, high} = view;
+  const tall = limit(Math.round(360 / Math.max(labels.length, 1)), 3, 18), floor = TOP + tall * labels.length;
+  const left = 14 + 7.2 * Math.max(...labels.map((label) => Math.min(label.length, 16)));
+  svg.setAttribute("viewBox", "0 0 " + width + " " + (floor + BOTTOM));
+  const x = across(svg, chart.x, left, width, floor);
+  const wide = x(1) - x(0), gap = wide > 6 && tall > 6 ? 1 : 0;
+  const every = Math.ceil(14 / tall);  // labels that would overlap are left out
+  labels.forEach((label, i) => {
+    const place = {x: left - 6, y: TOP + tall * (i + 0.5) + 4, "text-anchor": "end"};
+    const cut = label.length > 16 ? label.slice(0, 15) + "…" : label;
+    if (i % every === 0) add(svg, "text", place, cut);
+  });
+  const shades = Array.from({length: SHADES}, () => "");
+  values.forEach((line, i) => line.forEach((value, j) => {
+    if (value === null) return;
+    const shade = Math.round(limit((value - low) / (high - low || 1), 0, 1) * (SHADES - 1));
+    shades[shade] += "M" + (x(chart.rounds[j]) - wide / 2) + " " + (TOP + tall * i)
+      + "h" + (wide - gap) + "v" + (tall - gap) + "h" + (gap - wide) + "z";
+  }));
+  shades.forEach((d, i) => {
+    if (d) add(svg, "path", {class: "cell", d, "fill-opacity": 0.15 + 0.85 * i / (SHADES - 1)});
+  });
+  marks(svg, chart.x, x, width, floor);
+  const cursor = add(svg, "rect", {class: "cursor", width: wide, height: tall, visibility: "hidden"});
+  const columns = chart.rounds.length;
+  return {
+    spots: columns * labels.length, cursor,
+    steps: {ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns},
+    nearest: (px, py) => columns * limit(Math.floor((py - TOP) / tall), 0, labels.length - 1)
+      + closest(chart.rounds, (round) => Math.abs(x(round) - px)),
+    point: (i) => {
+      const row = Math.floor(i / columns), round = chart.rounds[i % columns];
+      cursor.setAttribute("x", x(round) - wide / 2);
+      cursor.setAttribute("y", TOP + tall * row);
+      return [x(round), Math.max(TOP + tall * (row + 1), 20)];
+    },
+    tell: (i) => {
+      const row = Math.floor(i / columns), value = values[row][i % columns];
+      const told = value === null ? "nothing" : exact(value) + " " + view.unit;
+      return [chart.x.label + " " + chart.rounds[i % columns], [[null, labels[row], told]]];
+    },
+  };
+}
+
+function show(figure, chart, view, i) {
+  const tip = figure.querySelector(".tip"), svg = figure.querySelector("svg"), plot = svg.parentNode;
+  const [title, lines] = view.tell(i), [px, py] = view.point(i);
+  tip.replaceChildren();
+  add(tip, "b", {}, title);
+  for (const [series, name, value] of lines) {
+    const line = add(tip, "div");
+    if (series) addColoured(line, "i", {class: keyClass(chart, series)}, series);
+    line.append(name);
+    add(line, "span", {}, value);
+  }
+  tip.hidden = false;
+  const scale = svg.clientWidth / view.width, room = figure.clientWidth - tip.offsetWidth - 4;
+  const right = plot.offsetLeft + px * scale + 12;
+  tip.style.left = limit(right <= room ? right : right - tip.offsetWidth - 24, 4, Math.max(room, 4)) + "px";
+  tip.style.top = plot.offsetTop + py * scale + 4 + "px";
+  view.cursor.setAttribute("visibility", "visible");
+}
+
+function choose(figure, chart, state, redraw) {
+  const line = add(figure, "div", {class: "view"});
+  if (chart.views.length > 1) {
+    const select = add(line, "select", {"aria-label": "What the map shows"});
+    chart.views.forEach((view, i) => add(select, "option", {value: i}, view.name));
+    select.value = state.view;
+    select.addEventListener("change", () => { state.view = Number(select.value); redraw(); });
+  }
+  const low = add(line, "span"), ramp = add(line, "i", {class: "ramp"}), high = add(line, "span");
+  return () => {
+    const view = chart.views[state.view];
+    low.textContent = (chart.views.length > 1 ? "" : view.name + ": ") + short(view.low);
+    high.textContent = short(view.high) + (view.unit ? " " + view.unit : "");
+    ramp.title = view.name;
+  };
+}
+
+// The same chart from the middle of its x axis on, where curves that began alike can be told apart.
+function secondHalf(chart) {
+  const from = (chart.x.from + chart.x.to) / 2, late = (points) => points.filter((point) => point[0] >= from);
+  const series = chart.series.map((one) =>
+    ({...one, points: late(one.points), band: one.band && late(one.band)}));
+  const marks = chart.x.marks.filter(([place]) => place >= from);
+  return {...chart, x: {...chart.x, from: chart.x.whole ? Math.ceil(from) - 0.6 : from, marks}, series};
+}
+
+function build(figure, whole) {
+  let chart = whole;
+  if (!kept.has(chart.title)) kept.set(chart.title, {hidden: new Set(), view: 0, late: false});
+  const state = kept.get(chart.title);
+  let view, current = null, label = () => {};
+  const redraw = () => {
+    hide();
+    chart = state.late ? secondHalf(whole) : whole;
+    const width = Math.max(plot.clientWidth, 260);
+    const shown = (chart.series ?? []).filter((series) => !state.hidden.has(series.name));
+    svg.replaceChildren();
+    svg.setAttribute("viewBox", "0 0 " + width + " " + HEIGHT);
+    label();
+    view = chart.kind === "map" ? drawMap(svg, chart, chart.views[state.view], width)
+      : chart.kind === "dots" ? drawDots(svg, chart, shown, width)
+      : drawValues(svg, chart, shown, width);
+    view.width = width;
+  };
+  const hide = () => {
+    tip.hidden = true;
+    current = null;
+    if (view) view.cursor.setAttribute("visibility", "hidden");
+  };
+  const point = (i) => { current = i; show(figure, chart, view, i); };
+  if (chart.kind === "map") {
+    if (!chart.views[state.view]) state.view = 0;
+    label = choose(figure, chart, state, () => redraw());
+  } else {
+    const legend = add(figure, "div", {class: "legend"});
+    for (const series of chart.series) {
+      const pressed = !state.hidden.has(series.name);
+      const button = add(legend, "button", {type: "button", "aria-pressed": pressed});
+      addColoured(button, "i", {class: keyClass(chart, series)}, series);
+      button.append(series.name);
+      button.addEventListener("click", () => {
+        if (!state.hidden.delete(series.name)) state.hidden.add(series.name);
+        button.setAttribute("aria-pressed", !state.hidden.has(series.name));
+        redraw();
+      });
+    }
+    const lines = chart.kind === "line" || chart.kind === "path";
+    if (lines && chart.series.some((one) => one.points.length > 8)) {
+      const looks = {type: "button", class: "zoom", "aria-pressed": state.late};
+      const zoom = add(figure.querySelector("figcaption"), "button", looks, "second half");
+      zoom.addEventListener("click", () => {
+        state.late = !state.late;
+        zoom.setAttribute("aria-pressed", state.late);
+        redraw();
+      });
+    }
+  }
+  const plot = add(figure, "div", {class: "plot"});
+  const told = chart.title + ", by " + chart.x.label + "; arrow keys show the values";
+  const svg = add(plot, "svg", {role: "img", tabindex: 0, "aria-label": told});
+  const tip = add(figure, "div", {class: "tip", hidden: "", "aria-live": "polite"});
+  if (chart.note) add(figure, "p", {class: "note"}, chart.note);
+  for (const kind of ["pointermove", "pointerdown"]) svg.addEventListener(kind, (event) => {
+    if (!view.spots) return;
+    const box = svg.getBoundingClientRect(), scale = view.width / box.width;
+    point(view.nearest((event.clientX - box.left) * scale, (event.clientY - box.top) * scale));
+  });
+  svg.addEventListener("pointerleave", hide);
+  svg.addEventListener("blur", hide);
+  svg.addEventListener("keydown", (event) => {
+    const move = view.steps[event.key];
+    if (!move || !view.spots) return;
+    event.preventDefault();
+    const next = current === null ? (move > 0 ? 0 : view.spots - 1) : current + move;
+    point(limit(next, 0, view.spots - 1));
+  });
+  redraw();
+  redraws.push(redraw);
+}
+
+function mount() {
+  redraws = [];
+  JSON.parse(document.getElementById("data").textContent).charts.forEach((chart, i) => {
+    if ((chart.series ?? chart.views).length) build(document.getElementById("chart-" + i), chart);
+  });
+  document.body.dataset.ready = "1";
+}
+
+addEventListener("resize", () => redraws.forEach((redraw) => redraw()));
+addEventListener("beforeprint", () => {
+  for (const details of document.querySelectorAll("details")) details.open = true;
+});
+mount();
+"""
+
+LIVE = r"""
+// Only in the pages that `fedfrozen watch` serves: asks that server whether there is something new.
+const folded = () => [...document.querySelectorAll("details")];
+const keyOf = (details) => details.querySelector("summary").textContent.split("(")[0];
+
+async function refresh() {
+  const badge = document.querySelector(".live");
+  try {
+    const answer = await fetch(location.pathname + "?after=" + document.body.dataset.version);
+    if (answer.status === 200) {
+      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const open = new Set(folded().filter((details) => details.open).map(keyOf));
+      document.title = fresh.title;
+      for (const part of ["header", "main", "#data"]) {
+        document.querySelector(part).replaceWith(fresh.querySelector(part));
+      }
+      document.body.dataset.version = fresh.body.dataset.version;
+      for (const details of folded()) details.open = open.has(keyOf(details));
+      mount();
+    }
+    badge.textContent = answer.ok ? "Live: this page follows the run." : "The folder cannot be read now.";
+  } catch (error) {
+    if (!(error instanceof TypeError)) throw error;
+    badge.textContent = "fedfrozen watch has ended: this is what it showed last.";
+  }
+  setTimeout(refresh, 2000);
+}
+setTimeout(refresh, 2000);
+"""
+
+CSS = r"""
+/* How the pages look: light, dark, on a phone and printed. */
+:root {
+  color-scheme: light dark;
+  --page: #f6f7f9; --card: #fff; --ink: #1a1f26; --soft: #59636e; --rule: #dfe3e8; --grid: #e9ecef;
+  --good: #00694d; --warn: #a84a00; --code: #f0f2f5;
+  /* Okabe and Ito's colours, and three of Paul Tol's for the rarer roles */
+  --blue: #0072b2; --vermillion: #d55e00; --green: #009e73; --purple: #cc79a7; --orange: #e69f00;
+  --sky: #56b4e9; --yellow: #e0d022; --ink2: #1a1a1a; --wine: #882255; --olive: #999933;
+  --indigo: #332288; --grey: #9aa3ad;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --page: #14171b; --card: #1d2126; --ink: #e8eaed; --soft: #a3adb8; --rule: #353b43;
+    --grid: #2b3037; --good: #4fd1a5; --warn: #ffa45c; --code: #262b31;
+    --blue: #3d9fe0; --vermillion: #f0742b; --green: #1fbf92; --sky: #93d2f7; --yellow: #f0e442;
+    --ink2: #f4f4f4; --wine: #c2557f; --olive: #b8b84d; --indigo: #8d7be0; --grey: #7d8791;
+  }
+}
+* { box-sizing: border-box; }
+body {
+  margin: 0 auto; padding: 1.5rem 1rem 3rem; max-width: 76rem; background: var(--page);
+  color: var(--ink); font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
+}
+h1 { margin: 0; font-size: 1.7rem; line-height: 1.2; overflow-wrap: anywhere; }
+h2 { margin: 2.2rem 0 .7rem; font-size: 1.2rem; }
+p { margin: .4rem 0; }
+p.text { max-width: 46rem; margin-bottom: .8rem; }
+.soft { color: var(--soft); }
+.warn { color: var(--warn); font-weight: 600; }
+.good { color: var(--good); font-weight: 600; }
+a { color: var(--blue); }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); gap: .8rem;
+  margin-top: 1.2rem; }
+.card, figure, details, .box { background: var(--card); border: 1px solid var(--rule);
+  border-radius: .6rem; }
+.card { padding: .7rem .9rem; }
+.card b { display: block; font-size: 1.5rem; line-height: 1.25; }
+.card span { color: var(--soft); font-size: .85rem; }
+.wide { grid-column: 1 / -1; }
+.charts { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 1rem;
+  grid-auto-flow: dense; }
+figure { position: relative; display: flex; flex-direction: column; margin: 0; padding: .8rem .9rem;
+  min-width: 0; }
+.plot { margin-top: auto; }  /* so that the axes of neighbours are level */
+figcaption { font-weight: 600; }
+figcaption small { color: var(--soft); font-weight: 400; }
+figure img { display: block; max-width: 100%; height: auto; margin: .5rem auto 0; background: #fff;
+  border-radius: .3rem; }
+.note { color: var(--soft); font-size: .85rem; }
+.legend { display: flex; flex-wrap: wrap; gap: .15rem .3rem; margin: .3rem 0 .2rem -.35rem; }
+.legend button { display: inline-flex; align-items: center; gap: .35rem; padding: .15rem .35rem;
+  border: 0; border-radius: .3rem; background: none; color: inherit; font: inherit;
+  font-size: .83rem; cursor: pointer; }
+.legend button:hover { background: var(--code); }
+.zoom { float: right; padding: .1rem .5rem; border: 1px solid var(--rule); border-radius: .3rem;
+  background: none; color: var(--soft); font: inherit; font-size: .8rem; font-weight: 400; cursor: pointer; }
+.zoom[aria-pressed=true] { background: var(--soft); color: var(--card); }
+.legend button[aria-pressed=false] { opacity: .45; text-decoration: line-through; }
+.key { flex: none; display: inline-block; width: .8rem; height: .8rem; border-radius: .15rem;
+  background: var(--c); }
+.key.line { height: 0; width: 1.4rem; border-top: 2px solid var(--c); border-radius: 0;
+  background: none; }
+.key.dashed { border-top-style: dashed; }
+.key.dotted { border-top-style: dotted; }
+.key, .ramp { print-color-adjust: exact; }
+.ramp { display: inline-block; width: 6rem; height: .7rem; border-radius: .15rem; background:
+  linear-gradient(to right, color-mix(in srgb, var(--blue) 15%, transparent), var(--blue)); }
+.view { display: flex; flex-wrap: wrap; align-items: center; gap: .4rem .6rem; margin: .4rem 0 .2rem;
+  color: var(--soft); font-size: .83rem; }
+.view select { max-width: 100%; padding: .2rem .3rem; border: 1px solid var(--rule); border-radius: .3rem;
+  background: var(--card); color: var(--ink); font: inherit; }
+svg { display: block; width: 100%; height: auto; touch-action: pan-y; }
+svg text { fill: var(--soft); font-size: 12px; }
+svg .grid { stroke: var(--grid); }
+svg .axis { stroke: var(--soft); }
+svg .band { fill: var(--c); fill-opacity: .16; }
+svg .cell { fill: var(--blue); shape-rendering: crispEdges; }
+svg .whisker { stroke: var(--c); stroke-width: 2; }
+svg .seed { fill: var(--c); fill-opacity: .45; }
+svg .line { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round;
+  stroke-linecap: round; }
+svg .dashed { stroke-dasharray: 5 5; }
+svg .dotted { stroke-dasharray: 1 5; }
+svg .dot { fill: var(--c); }
+svg .bars { fill: var(--c); shape-rendering: crispEdges; }
+svg .mark { stroke: var(--soft); stroke-dasharray: 2 3; }
+svg .cursor { fill: none; stroke: var(--ink); stroke-opacity: .6; }
+svg:focus-visible { outline: 2px solid var(--blue); outline-offset: 2px; }
+.tip { position: absolute; z-index: 1; padding: .4rem .6rem; border: 1px solid var(--rule);
+  border-radius: .4rem; background: var(--card); box-shadow: 0 2px 8px #0003; font-size: .83rem;
+  pointer-events: none; white-space: nowrap; }
+.tip div { display: flex; align-items: center; gap: .4rem; }
+.tip span { margin-left: auto; padding-left: .8rem; font-variant-numeric: tabular-nums; }
+.live { position: sticky; top: 0; z-index: 2; margin: 0 0 .8rem; padding: .3rem .7rem;
+  border: 1px solid var(--rule); border-radius: .4rem; background: var(--code); color: var(--soft);
+  font-size: .85rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem;
+  font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--rule); text-align: left;
+  vertical-align: top; }
+tbody tr:last-child > * { border-bottom: 0; }
+th { font-weight: 600; }
+td, tbody th { overflow-wrap: anywhere; }
+.pairs th { width: 45%; font-weight: 400; color: var(--soft); }
+.pairs.short th { width: 6.5rem; }
+.numbers th, .numbers td { text-align: right; white-space: nowrap; }
+.numbers .text { text-align: left; }
+.numbers td.text { white-space: normal; min-width: 9rem; }
+.numbers td small { display: block; color: var(--soft); }
+.numbers tr.begins > * { border-top: 2px solid var(--soft); }
+details { margin: .7rem 0; }
+summary { padding: .6rem .9rem; font-weight: 600; cursor: pointer; }
+details > .scroll { border-top: 1px solid var(--rule); }
+pre { margin: 0; padding: .8rem .9rem; white-space: pre-wrap; overflow-wrap: anywhere;
+  user-select: all; font-size: .85rem; }
+@media (max-width: 52rem) { .charts { grid-template-columns: minmax(0, 1fr); } }
+@media (max-width: 30rem) {
+  body { padding: 1rem .6rem 2rem; }
+  h1 { font-size: 1.4rem; }
+  .cards { grid-template-columns: 1fr 1fr; gap: .5rem; }
+  .card b { font-size: 1.25rem; }
+}
+@media print {
+  :root {
+    color-scheme: light; --page: #fff; --card: #fff; --ink: #000; --soft: #444; --rule: #ccc;
+    --grid: #e5e5e5; --good: #00694d; --warn: #a84a00; --code: #fff;
+    --blue: #0072b2; --vermillion: #d55e00; --green: #009e73; --sky: #56b4e9; --yellow: #e0d022;
+    --ink2: #1a1a1a; --wine: #882255; --olive: #999933; --indigo: #332288; --grey: #9aa3ad;
+  }
+  body { max-width: none; padding: 0; font-size: 11pt; }
+  figure, .card, tr { break-inside: avoid; }
+  .charts { grid-template-columns: repeat(2, minmax(0, 1fr)); gap: .5rem; }
+  .scroll { overflow: visible; }
+  .numbers { font-size: 9pt; }
+  details .numbers { font-size: 5.6pt; }
+  details .numbers th, details .numbers td { padding: .1rem .14rem; }
+  .numbers th { white-space: normal; vertical-align: bottom; }
+  .tip, .live, figcaption .zoom { display: none; }
+  .view select { appearance: none; padding: 0; border: 0; }
+}
+"""

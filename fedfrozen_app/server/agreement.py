@@ -1,0 +1,98 @@
+"""Whether clients still move a group of parameters together, and when that has faded: a rule for freezing it.
+
+A round's clients send updates uᵢ of the group. Their drift D² = Σ wᵢ‖uᵢ‖² − ‖ū‖² is what they disagree on.
+What they agree on cannot be read off one round: the mean of m clients carries D²/(m−1) of disagreement,
+which looks like movement, and clients that pull against each other leave a mean that is small although it
+still goes somewhere. But disagreement that is chance does not come back in the next round, and movement
+does. So the rule watches
+
+    agreement = ⟨ūₜ, d⟩        d: running mean of the earlier rounds' ū (at first ūₜ itself)
+
+whose expectation is the squared common movement for a cohort of any size, and freezes when, over a window, it
+has fallen below a small share of the drift:
+
+    mean of agreement < threshold · mean of drift,   `patience` rounds in a row
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DECAY = 0.9  # of d: about the last ten rounds
+
+
+@dataclass(frozen=True)
+class Rule:
+    minimum: int = 1  # rounds before which nothing is frozen
+    cap: int | None = None  # rounds after which the group is frozen in any case; None: no such round
+    threshold: float = 0.005
+    window: int = 5
+    patience: int = 3
+
+
+def ratio(agreement: Sequence[float], drift: Sequence[float], window: int) -> float | None:
+    """Agreement over drift in the last `window` rounds; None where no drift was seen."""
+    total = sum(drift[-window:])
+    return sum(agreement[-window:]) / total if total > 0 else None
+
+
+def freeze_after(agreement: Sequence[float], drift: Sequence[float], rule: Rule) -> int | None:
+    """After how many of these rounds, counted from the first, to freeze; None: not yet."""
+    quiet = 0
+    for done in range(1, len(drift) + 1):
+        now = ratio(agreement[:done], drift[:done], rule.window)
+        if now is None:  # nobody disagrees: freezing could only cost
+            quiet = 0
+            continue
+        quiet = quiet + 1 if now < rule.threshold else 0
+        if done == rule.cap or (done >= rule.minimum and quiet >= rule.patience):
+            return done
+    return None
+
+
+@dataclass
+class Agreement:
+    """What a run has seen of one group. Its rows hold the figures; only `direction` must be saved."""
+
+    rule: Rule
+    rounds: list[int] = field(default_factory=list)
+    agreement: list[float] = field(default_factory=list)
+    drift: list[float] = field(default_factory=list)
+    direction: dict[str, Tensor] = field(default_factory=dict)  # d
+
+    @property
+    def last_round(self) -> int | None:
+        """The last round in which the group trains, once the rule has found it."""
+        done = freeze_after(self.agreement, self.drift, self.rule)
+        return None if done is None else self.rounds[done - 1]
+
+    def add(self, row: Mapping[str, Any], group: str, update: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Add a round: its row, and its mean update of the group. Returns the figures for the row."""
+        drift, spare = row["drift"][group], row["effective_clients"] - 1
+        square = drift["rms"] ** 2
+        figures = {
+            "agreement": follow(self.direction, update),
+            "drift": square,
+            # The common movement by this round alone: ‖ū‖² less what chance puts into so many clients' mean.
+            "signal": drift["mean_update"] ** 2 - square / spare if spare > 0 else None,
+        }
+        self.recall(row["round"], figures)
+        return figures | {"ratio": ratio(self.agreement, self.drift, self.rule.window)}
+
+    def recall(self, server_round: int, figures: Mapping[str, Any]) -> None:
+        self.rounds.append(server_round)
+        self.agreement.append(figures["agreement"])
+        self.drift.append(figures["drift"])
+
+
+def follow(direction: dict[str, Tensor], update: Mapping[str, Tensor]) -> float:
+    """The agreement ⟨ū, d⟩ of a round's mean update; `direction`, d, then takes it in."""
+    parts = []
+    for name, tensor in update.items():
+        earlier = direction.setdefault(name, tensor)
+        parts.append((tensor * earlier).sum(dtype=torch.float64))
+        direction[name] = torch.lerp(tensor, earlier, DECAY)
+    return torch.stack(parts).sum().item()
