@@ -163,9 +163,9 @@ def run(case: Case) -> list[dict[str, Any]]:
         *("partition=iid", f"num_clients={CLIENTS}", "client.local_epochs=1", "client.local_steps=1"),
         "device=cpu",
     ]
-    plain = resolved(compose_config(words))
+    resolved_config = resolved(compose_config(words))
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
-        run_in_process(Job(read(plain), plain, words, Path(folder)) / "run")
+        run_in_process(Job(read(resolved_config), resolved_config, words, Path(folder) / "run"))
         rows = read_rows(Path(folder) / "run")
     return [compared(case, row) for row in rows if row["round"]]
 

@@ -21,12 +21,12 @@ from typing import Any
 
 import torch
 from common import RESULTS, Spread, about, arguments, interleave, ratio, show, spread, write_result
-from fedfrozen_app.runtime import cohort as runner
 from turns import AppTurns, unheard
 
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.data.table import Corpus
+from fedfrozen_app.local import cohort as runner
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.local.slots import Schedule
 from fedfrozen_app.models.task import Batch

@@ -76,9 +76,9 @@ def too_large(data: str, spare_gb: float) -> dict[str, Any]:
 
 
 def run(words: list[str], folder: str) -> dict[str, Any]:
-    plain = resolved(compose_config(words))
+    resolved_config = resolved(compose_config(words))
     with redirect_stdout(io.StringIO()):
-        return run_in_process(Job(read(plain), plain, words, Path(folder)) / "run")
+        return run_in_process(Job(read(resolved_config), resolved_config, words, Path(folder) / "run"))
 
 
 def compare_lengths(options: Any, rows: list[Any], checks: dict[str, bool], figures: dict[str, Any]) -> None:

@@ -45,7 +45,7 @@ NAMES = {
     "floor": "plain loop",
     "ours": "ours, checkpoint.every=20",
     "ours_checkpoint_1": "ours, checkpoint.every=1 (default)",
-    "ours_cohort": "ours, checkpoint.every=20, runner=cohort",
+    "ours_sequential": "ours, checkpoint.every=20, runner=sequential",
     "flower": "Flower's simulation",
 }
 
@@ -183,7 +183,7 @@ def ours_beside_floor(resident: Resident, data: Path, rounds: int, *more: str) -
     slow spell of the machine is in both.
     """
     words = [*overrides(data, rounds), *more]
-    plain = resolved(compose_config(words))
+    resolved_config = resolved(compose_config(words))
     loop = floor(resident, rounds)
     accuracy = 0.0
     began, ended, loop_seconds = [], [], []
@@ -205,7 +205,7 @@ def ours_beside_floor(resident: Resident, data: Path, rounds: int, *more: str) -
         redirect_stdout(console),
     ):
         start = time.perf_counter()
-        summary = run_in_process(Job(read(plain), plain, words, Path(folder)) / "run")
+        summary = run_in_process(Job(read(resolved_config), resolved_config, words, Path(folder) / "run"))
     seconds = [after - before for before, after in zip(began, ended, strict=True)]
     return Pair(
         ours=Run(began[0] - loop_seconds[0] - start, seconds, summary["final_test_accuracy"]),
@@ -275,7 +275,7 @@ def main() -> None:
     contestants: dict[str, Callable[[], Pair | Run]] = {
         "ours": partial(ours, seldom),
         "ours_checkpoint_1": partial(ours, "checkpoint.every=1"),
-        "ours_cohort": partial(ours, seldom, "runtime.runner=cohort"),
+        "ours_sequential": partial(ours, seldom, "runtime.runner=sequential"),
     }
     if not options.without_flower:
         contestants["flower"] = partial(flower, flower_arrays(resident), options.rounds)

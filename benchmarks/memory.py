@@ -50,7 +50,7 @@ def growth(rounds: int) -> dict[str, float]:
     """MB resident after each round of a default run on digits, one local step a round."""
     torch.set_num_threads(1)
     words = [f"num_rounds={rounds}", "client.local_epochs=1", "client.local_steps=1", "device=cpu"]
-    plain = resolved(compose_config(words))
+    resolved_config = resolved(compose_config(words))
     found: dict[str, float] = {}
 
     def ends(number: int) -> None:
@@ -61,7 +61,7 @@ def growth(rounds: int) -> dict[str, float]:
         app_telling("fedfrozen", Told(ends=ends)),
         redirect_stdout(io.StringIO()),
     ):
-        run_in_process(Job(read(plain), plain, words, Path(folder)) / "run")
+        run_in_process(Job(read(resolved_config), resolved_config, words, Path(folder) / "run"))
     return found
 
 

@@ -166,12 +166,14 @@ def work(given: argparse.Namespace, job: Job, rate: list[float]) -> dict[str, An
     else:
         words = words_of(given, *job[1:])
     words += [f"client.lr={rate[0]:g}", f"client.fusion_lr={rate[1]:g}"]
-    plain = resolved(compose_config(words))
+    resolved_config = resolved(compose_config(words))
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):
         folder = Path(name)
         try:
-            summary = run_in_process(RunJob(read(plain), plain, words, folder), corpus=corpus)
+            summary = run_in_process(
+                RunJob(read(resolved_config), resolved_config, words, folder), corpus=corpus
+            )
         except RunFailed as error:  # a rate too high: every update was refused
             return {"rates": rate, "failed": str(error)}
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

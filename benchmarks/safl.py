@@ -146,11 +146,11 @@ def run_cell(cell: Cell, options_text: str) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     corpus, judge = read_data(cell.dataset, options_text)
     words = words_for(cell, options)
-    plain = resolved(compose_config(words))
+    resolved_config = resolved(compose_config(words))
     began = time.perf_counter()
     silent = io.StringIO()  # a line a round, of so many cells
     with tempfile.TemporaryDirectory() as out, redirect_stdout(silent), redirect_stderr(silent):
-        summary = run_in_process(Job(read(plain), plain, words, Path(out)), corpus=corpus)
+        summary = run_in_process(Job(read(resolved_config), resolved_config, words, Path(out)), corpus=corpus)
         rows = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
         judge.load(load_file(Path(out) / "model.safetensors"), {})
     _, said = judge.task.predict(corpus.test.to(judge.device))

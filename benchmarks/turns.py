@@ -82,13 +82,13 @@ class AppTurns:
 
     def __init__(self, words: list[str], corpus: Corpus) -> None:
         self.rows: list[Row] = []
-        plain = resolved(compose_config(words))
-        config = read(plain)
+        resolved_config = resolved(compose_config(words))
+        config = read(resolved_config)
 
         def work(wait: Callable[[], None]) -> None:
             self._wait = wait
             with tempfile.TemporaryDirectory() as folder:
-                run_in_process(Job(config, plain, words, Path(folder)), corpus=corpus)
+                run_in_process(Job(config, resolved_config, words, Path(folder)), corpus=corpus)
 
         with app_telling(config.strategy["name"], _Keeping(self)):
             self._turns = Turns(work)

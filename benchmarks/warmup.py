@@ -131,9 +131,10 @@ class Job:
     def of(cls, setting: Setting, seed: int, rounds: int, options: argparse.Namespace) -> "Job":
         words = (*PLAIN, *setting.words, f"num_rounds={rounds}", f"seed={seed}", f"device={options.device}")
         words += (*([f"dataset.path={options.data}"] if options.data else []), *options.set)
-        plain = resolved(compose_config(list(words)))
-        plain = plain | {"device": None, "dataset": plain["dataset"] | {"path": None}}
-        key = hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:16]
+        resolved_config = resolved(compose_config(list(words)))
+        elsewhere = {"device": None, "dataset": resolved_config["dataset"] | {"path": None}}
+        text = json.dumps(resolved_config | elsewhere, sort_keys=True)
+        key = hashlib.sha256(text.encode()).hexdigest()[:16]
         return cls(words, rounds, key, options.runs.resolve() / key, cells_of(options))
 
     def cell(self, after: int) -> dict[str, Any] | None:
@@ -195,15 +196,15 @@ def train(job: Job, after: int, until: float) -> str | None:
 
 def run(words: list[str], folder: Path) -> list[dict[str, Any]]:
     """The ordinary way: overrides in, a run folder out; returns its rows."""
-    plain = resolved(compose_config(words))
-    config = read(plain)
+    resolved_config = resolved(compose_config(words))
+    config = read(resolved_config)
     start = checkpoint.read(Path(config.start_from)) if config.start_from else None
     shutil.rmtree(folder, ignore_errors=True)
     # One resident for all runs of a kind: on a GPU its step takes longer to compile than a run to train.
     if not (_kept and _kept[0].can_switch_to(config)):
         corpus = load_corpus(config)
         _kept[:] = [Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))]
-    run_in_process(RunJob(config, plain, words, folder, start), resident=_kept[0])
+    run_in_process(RunJob(config, resolved_config, words, folder, start), resident=_kept[0])
     return read_rows(folder)
 
 

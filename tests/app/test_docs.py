@@ -1,5 +1,6 @@
 """The pages say what the code does: their commands compose, their code runs, their tables are complete."""
 
+import importlib.util
 import re
 import shlex
 from dataclasses import fields, is_dataclass
@@ -174,6 +175,16 @@ def test_links_and_named_files_exist(page):
 
 def test_pictures_are_small():
     assert all(picture.stat().st_size < 200_000 for picture in (ROOT / "docs").glob("*.png"))
+
+
+def test_the_picture_of_the_rooms_has_every_room_of_the_contract():
+    place = ROOT / "docs/figures/pictures.py"
+    spec = importlib.util.spec_from_file_location("pictures", place)
+    assert spec is not None and spec.loader is not None
+    pictures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pictures)
+    drawn = [room for _, _, rooms in pictures.GROUPS for room in rooms]
+    assert drawn == [room for line in pictures.layers() for room in line]  # in its order too
 
 
 # The table of keys ----------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def warmup(monkeypatch, tmp_path):
 
     monkeypatch.setattr(warmup.output, "write_curves", lambda *args, **kwargs: None)
     monkeypatch.setattr(warmup.output, "write_report", lambda *args: None)
-    monkeypatch.setattr(warmup.look, "draw_labels", lambda *args: None)
+    monkeypatch.setattr(warmup.evaluation, "draw_labels", lambda *args: None)
     return warmup
 
 
