@@ -742,6 +742,7 @@ def fill_shared(rows: Sequence[Row]) -> list[Row]:
 def report(study: Study, folder: Path, figure: Path | None) -> str:
     rows, tuning = read(folder / f"{study.name}.jsonl"), read(folder / f"{study.name}-rates.jsonl")
     failed = [row for row in rows if "failed" in row]
+    count, spent = len(rows), sum(row["seconds"] for row in (*rows, *tuning))
     rows = fill_shared([row for row in rows if "failed" not in row])
     names = [setting.name for setting in study.settings if by_seed(rows, setting.name, NEVER, "score")]
     if not names:
@@ -777,8 +778,7 @@ def report(study: Study, folder: Path, figure: Path | None) -> str:
         parts.append(
             "Failed: " + "; ".join(f"{r['setting']}, seed {r['seed']}, {r['method']}" for r in failed)
         )
-    spent = sum(row["seconds"] for row in rows) + sum(row["seconds"] for row in tuning)
-    parts.append(f"{len(rows)} cells, {spent / 60:.0f} minutes of workers' time.")
+    parts.append(f"{count} cells, {spent / 60:.0f} minutes of workers' time.")
     if figure is not None:
         draw(study, rows, figure)
     return "\n\n".join(parts) + "\n"
