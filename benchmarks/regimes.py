@@ -1,0 +1,944 @@
+"""The map: where does freezing the attention kernel pay, and where does it cost?
+
+    python benchmarks/regimes.py run digits --work outputs/regimes --workers 12 --minutes 60
+    python benchmarks/regimes.py run cifar10 --data DIR --work outputs/regimes --workers 4 --minutes 60
+    python benchmarks/regimes.py report digits cifar10
+
+A setting is a skew, a number of local steps, an optimiser and a participation. For each setting and seed,
+FedAvg that never freezes is trained once; every warm-up length is a fork of that run, so that the common
+rounds are paid once and differences are paired. Three controls stand beside them: `cosine` (never freezes,
+the rate decays), `late` (frozen only while it is scored) and `last` (frozen in the last round alone): what
+they gain too is calming, and not the kernel's doing.
+
+Rates are chosen for FedAvg on the server's validation rows, with a seed that no table reports, and held for
+all methods. The test rows have no say in it: tuning does not even write them down.
+
+Every cell is one line of `results/regimes/STUDY.jsonl`, appended when its run is over. Started again, the
+script goes on with what is missing, in an order that leaves a balanced picture whenever it is stopped.
+"""
+
+import argparse
+import gc
+import json
+import logging
+import math
+import multiprocessing
+import os
+import shutil
+import statistics
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+# What the map needs of the project, in one place -----------------------------------------------------------
+
+Words = list[str]
+Row = dict[str, Any]
+
+
+class Laboratory:
+    """Trains runs in this process, one after another, and keeps what the next of a kind can share.
+
+    A run is overrides in, a folder out: the way of the command line. What is shared is the corpus, the
+    partition, and (as long as the setting stays the same) the model and the recorded step.
+    """
+
+    def __init__(self, corpus: Any) -> None:
+        from fedfrozen_app.files import checkpoint
+        from fedfrozen_app.inprocess import runtime
+        from fedfrozen_app.report import output
+        from fedfrozen_app.run import evaluation
+
+        self.corpus = corpus
+        self.kept: dict[Any, Any] = {}  # residents by their setting
+        self.wanted: set[int] = set()  # rounds whose checkpoint somebody will fork from
+        # Nobody looks at hundreds of runs one by one, and pictures take longer than a fork trains.
+        output.write_curves = lambda *args, **kwargs: None
+        output.write_report = lambda *args: None
+        evaluation.draw_labels = lambda *args: None
+        write, share_out = checkpoint.write, runtime.share_out
+        checkpoint.write = lambda state, *args: state.round in self.wanted and write(state, *args)
+        # Dealing 50,000 rows takes seconds: forks of one seed share it.
+        dealt: dict[str, Any] = {}
+
+        def deal(corpus: Any, config: Any, count: int | None) -> Any:
+            key = repr((config.partition, config.dataset, config.seed, count))
+            if key not in dealt:
+                dealt[key] = share_out(corpus, config, count)
+            return dealt[key]
+
+        runtime.share_out = deal
+
+    def train(self, words: Words, folder: Path, kind: Any, wanted: set[int]) -> tuple[list[Row], Row]:
+        """The rows of the run, and what is to be said of its data. Runs of one `kind` differ by seed alone,
+        or by when they freeze."""
+        from fedfrozen_app.config import compose_config, read, resolved
+        from fedfrozen_app.files import checkpoint
+        from fedfrozen_app.files.rows import read_rows
+        from fedfrozen_app.inprocess import runtime
+        from fedfrozen_app.local.resident import Resident
+        from fedfrozen_app.run.job import Job
+
+        shutil.rmtree(folder, ignore_errors=True)
+        resolved_config = resolved(compose_config(words))
+        config = read(resolved_config)
+        shares = runtime.share_out(self.corpus, config, config.num_clients)
+        if kind not in self.kept:
+            while len(self.kept) >= KEPT:
+                self.kept.pop(next(iter(self.kept)))
+                gc.collect()  # model, runner and step know each other: only this frees their device memory
+            self.kept[kind] = Resident(config, self.corpus, shares=shares)
+        self.wanted = wanted
+        start = checkpoint.read(Path(config.start_from)) if config.start_from else None
+        job = Job(config, resolved_config, words, folder, start)
+        runtime.run_in_process(job, resident=self.kept[kind])
+        labels = self.corpus.train.labels.numpy()
+        told = {"classes_per_client": classes_per_client([labels[rows] for rows in shares.partition.indices])}
+        return read_rows(folder), told | {"partition": shares.partition.note}
+
+
+def load_data(words: Words) -> Any:
+    from fedfrozen_app.config import compose_config, read, resolved
+    from fedfrozen_app.data.federated import load_corpus
+
+    return load_corpus(read(resolved(compose_config(words))))
+
+
+def is_result(error: Exception) -> bool:
+    """Whether the training itself failed, such as at a rate at which every client diverges: that is told and
+    not tried again. A full disk or a wrong path is nobody's result."""
+    from fedfrozen_app.errors import RunFailed
+
+    return isinstance(error, RunFailed) and error.__cause__ is None
+
+
+def freezing(after: int) -> Words:
+    return ["strategy=fedfrozen", f"strategy.warmup_rounds={after}"]
+
+
+# What is run -----------------------------------------------------------------------------------------------
+
+KEPT = 4  # residents a worker holds on to: each has the data on the device
+LAST = 5  # evaluations that make a score
+TUNING_SEED = 100  # of no table
+BLOCK = 3  # seeds that are finished for all settings of a slice before the next three begin
+RESULTS = Path(__file__).parent / "results" / "regimes"
+NEVER, COSINE, LATE, LAST_ROUND = "never", "cosine", "late", "last"
+# By passes: whoever is stopped has the first for all settings before the second for any.
+PASSES = ((NEVER, "10 %", "50 %", "0 %", COSINE, LATE, LAST_ROUND), ("20 %", "5 %"), ("2 %",))
+METHODS = tuple(method for methods in PASSES for method in methods)
+WARMUPS = ("0 %", "2 %", "5 %", "10 %", "20 %", "50 %")
+
+
+@dataclass(frozen=True)
+class Setting:
+    alpha: float | None  # of the Dirichlet draw; None: IID
+    local_steps: int
+    optimizer: str = "adamw"
+    participation: float = 1.0
+    rate: float = 1.0  # times the rate that was chosen
+    slice: int = 0  # 0: in the first slice of the map
+
+    @property
+    def name(self) -> str:
+        skew = "IID" if self.alpha is None else f"Dirichlet {self.alpha:g}"
+        more = {"adamw": "", "sgd": ", SGD"}[self.optimizer]
+        more += f", participation {self.participation:g}" if self.participation < 1 else ""
+        return f"{skew}, {self.local_steps} steps{more}" + (
+            f", rate x{self.rate:g}" if self.rate != 1 else ""
+        )
+
+    @property
+    def group(self) -> str:
+        """What has a rate of its own."""
+        return f"{self.optimizer}, {self.local_steps} steps"
+
+    @property
+    def words(self) -> Words:
+        skew = ["partition=iid"] if self.alpha is None else [f"partition.alpha={self.alpha}"]
+        local = [f"client={self.optimizer}", f"client.local_steps={self.local_steps}"]
+        return [*skew, *local, f"participation={self.participation}"]
+
+
+@dataclass(frozen=True)
+class Study:
+    name: str
+    words: tuple[str, ...]
+    settings: tuple[Setting, ...]
+    rounds: dict[int, int]  # by local steps
+    evaluations: int  # a run has so many, or one a round
+    epochs: dict[int, int]  # by local steps: so often a small client goes through its rows at most
+    rates: dict[str, tuple[float, ...]]  # by optimiser
+    seeds: int
+    tuned_at: float = 0.1  # the Dirichlet alpha at which rates are chosen
+
+    def every(self, setting: Setting) -> int:
+        return max(1, self.rounds[setting.local_steps] // self.evaluations)
+
+
+# Nobody needs tensorboard's files; the rate is constant, or a fork would not be what the whole run is.
+PLAIN = (
+    *("num_clients=10", "dataset.client_validation=0", "track.tensorboard=false", "runtime.threads=1"),
+    *("client.lr_schedule=constant", "runtime.compile=false"),
+)
+VIT_DIGITS = ("model.config.hidden_size=32", "model.config.intermediate_size=64")
+VIT_CIFAR = (
+    *("model.config.hidden_size=96", "model.config.intermediate_size=192"),
+    *("model.config.num_hidden_layers=4", "model.config.num_attention_heads=3"),
+)
+STUDIES = {
+    study.name: study
+    for study in (
+        Study(
+            "cifar10",
+            (
+                "experiment=cifar10",
+                *VIT_CIFAR,
+                "client.batch_size=32",
+                "client.precision=bf16",
+                "dataset.validation=0.04",
+            ),
+            (
+                Setting(0.05, 200),
+                Setting(0.1, 50),
+                Setting(None, 50),
+                Setting(0.02, 50),
+                Setting(0.3, 200),
+                Setting(0.1, 50, optimizer="sgd"),
+                Setting(0.05, 50, participation=0.3),
+                Setting(0.1, 10),
+                Setting(1.0, 200, slice=1),
+                Setting(0.05, 50, slice=1),
+                Setting(0.02, 200, slice=1),
+                Setting(0.05, 800, slice=1),
+                Setting(0.1, 200, slice=2),
+                Setting(0.3, 50, slice=2),
+                Setting(1.0, 50, slice=2),
+                Setting(None, 200, slice=2),
+                Setting(0.1, 800, slice=2),
+                Setting(0.05, 10, slice=2),
+                Setting(0.05, 200, optimizer="sgd", slice=2),
+                Setting(0.1, 50, participation=0.3, slice=2),
+                Setting(0.05, 200, rate=0.33, slice=3),
+                Setting(0.05, 200, rate=3.0, slice=3),
+                Setting(0.1, 50, rate=0.33, slice=3),
+                Setting(0.1, 50, rate=3.0, slice=3),
+            ),
+            # Equal totals: 4,000 steps, 28 passes over the data; 800 a round take twice that.
+            rounds={10: 400, 50: 80, 200: 20, 800: 10},
+            evaluations=20,
+            epochs={10: 1, 50: 4, 200: 8, 800: 16},
+            rates={"adamw": (3e-4, 1e-3, 3e-3), "sgd": (0.01, 0.03, 0.1)},
+            seeds=10,
+        ),
+        Study(
+            "digits",
+            (*VIT_DIGITS, "client.batch_size=16", "dataset.validation=0.2"),
+            (
+                Setting(0.1, 40),
+                Setting(0.1, 10),
+                Setting(None, 10),
+                Setting(0.05, 40),
+                Setting(0.3, 40),
+                Setting(0.1, 10, optimizer="sgd"),
+                Setting(0.1, 10, participation=0.3),
+                Setting(1.0, 10),
+                Setting(0.05, 10, slice=1),
+                Setting(0.3, 10, slice=1),
+                Setting(None, 40, slice=1),
+                Setting(0.1, 160, slice=1),
+            ),
+            rounds={10: 80, 40: 20, 160: 10},  # 800 steps; 160 a round take twice that
+            evaluations=20,
+            epochs={10: 5, 40: 20, 160: 40},
+            rates={"adamw": (1e-3, 3e-3, 1e-2), "sgd": (0.03, 0.1, 0.3)},
+            seeds=10,
+        ),
+        # Seconds on a CPU: to see the script work.
+        Study(
+            "tiny",
+            (*VIT_DIGITS, "model.config.num_hidden_layers=1", "num_clients=3", "dataset.limit=200"),
+            (Setting(0.3, 2), Setting(None, 2), Setting(0.3, 2, optimizer="sgd", slice=1)),
+            rounds={2: 10},
+            evaluations=10,
+            epochs={2: 1},
+            rates={"adamw": (1e-3, 1e-2), "sgd": (0.1,)},
+            seeds=2,
+        ),
+    )
+}
+
+
+def after_of(method: str, rounds: int, every: int) -> int:
+    if method.endswith("%"):
+        return round(float(method[:-2]) * rounds / 100)
+    return {LATE: max(rounds - LAST * every, 0), LAST_ROUND: rounds - 1}.get(method, rounds)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run. `lr` is given where rates are tried; else it is the one that was chosen."""
+
+    study: str
+    setting: Setting
+    seed: int
+    method: str
+    lr: float
+    tuning: bool = False
+
+    @property
+    def rounds(self) -> int:
+        return STUDIES[self.study].rounds[self.setting.local_steps]
+
+    @property
+    def after(self) -> int:
+        """The rounds before the freeze; all of them where there is none."""
+        return after_of(self.method, self.rounds, STUDIES[self.study].every(self.setting))
+
+    @property
+    def forks(self) -> bool:
+        return 0 < self.after < self.rounds
+
+    @property
+    def steps(self) -> int:
+        """What it costs: the local steps that are its own."""
+        return (self.rounds - (self.after if self.forks else 0)) * self.setting.local_steps
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (self.setting.name, self.seed, self.method, self.lr)
+
+    @cached_property
+    def priority(self) -> tuple[int, ...]:
+        """Balanced whenever it stops: a slice's rates, then its settings pass by pass and seed by seed."""
+        settings, own = STUDIES[self.study].settings, self.setting
+        number = next((n for n, methods in enumerate(PASSES) if self.method in methods), 0)
+        place = settings.index(own) if own in settings else 0
+        block = own.slice if self.tuning else max(own.slice, self.seed // BLOCK)
+        return (block, not self.tuning, number, self.seed, place, METHODS.index(self.method))
+
+    def run_folder(self, work: Path, method: str | None = None) -> Path:
+        parts = (self.study, self.setting.name, f"{self.lr:g}", f"seed {self.seed}", method or self.method)
+        return work / "-".join(parts).replace(" ", "_").replace(",", "").replace("%", "p")
+
+    def checkpoint(self, work: Path) -> Path:
+        return self.run_folder(work, NEVER) / "checkpoints" / str(self.after)
+
+    def words(self, work: Path, more: Sequence[str]) -> Words:
+        study = STUDIES[self.study]
+        local = [f"client.lr={self.lr:g}", f"client.local_epochs={study.epochs[self.setting.local_steps]}"]
+        length = [f"num_rounds={self.rounds}", f"eval_every={study.every(self.setting)}", f"seed={self.seed}"]
+        if self.method == COSINE:
+            local += ["client.lr_schedule=cosine", "client.lr_final=0.01"]
+        fork = [f"from={self.checkpoint(work)}"] if self.forks else []
+        every = ["checkpoint.every=1", f"checkpoint.keep={self.rounds}"]
+        return [
+            *PLAIN,
+            *study.words,
+            *self.setting.words,
+            *local,
+            *length,
+            *every,
+            *freezing(self.after),
+            *fork,
+            *more,
+        ]
+
+
+def cells_of(study: Study, rows: Sequence[Row], tuning: Sequence[Row], seeds: int) -> list[Cell]:
+    """What is missing, the most urgent first. A setting waits until its group's rates have been tried."""
+    tried = {(row["group"], row["lr"]) for row in tuning}
+    missing = [cell for cell in tuning_cells(study) if (cell.setting.group, cell.lr) not in tried]
+    open_groups = {cell.setting.group for cell in missing}
+    done = {(row["setting"], row["seed"], row["method"], row["lr"]) for row in rows}
+    for setting in study.settings:
+        if setting.group in open_groups:
+            continue
+        lr = rate_for(setting, tuning)
+        for seed in range(seeds):
+            own = [Cell(study.name, setting, seed, method, lr) for method in METHODS]
+            by_after = {
+                (cell.after, cell.method == COSINE): cell for cell in reversed(own)
+            }  # 2 % of 20 is 0 %
+            missing += [cell for cell in by_after.values() if cell.key not in done]
+    return sorted(missing, key=lambda cell: cell.priority)
+
+
+def tuning_cells(study: Study) -> list[Cell]:
+    groups = {(setting.optimizer, setting.local_steps): setting.slice for setting in reversed(study.settings)}
+    found = []
+    for (optimizer, steps), part in sorted(groups.items(), key=lambda item: (item[1], item[0])):
+        setting = Setting(study.tuned_at, steps, optimizer, slice=part)
+        found += [
+            Cell(study.name, setting, TUNING_SEED, NEVER, lr, tuning=True) for lr in study.rates[optimizer]
+        ]
+    return found
+
+
+def rate_for(setting: "Setting", tuning: Sequence[Row]) -> float | None:
+    """The group's rate, scaled as the setting asks; None where none was tried yet."""
+    if not any(row["group"] == setting.group for row in tuning):
+        return None
+    return float(f"{chosen_rate(tuning, setting.group) * setting.rate:.3g}")
+
+
+def chosen_rate(tuning: Sequence[Row], group: str) -> float:
+    """The best of FedAvg on validation rows; a rate at which it fails is the worst."""
+    own = [row for row in tuning if row["group"] == group]
+    return max(own, key=lambda row: (row.get("val", -math.inf), -row["lr"]))["lr"]
+
+
+# One run ---------------------------------------------------------------------------------------------------
+
+
+def measure(cell: Cell, laboratory: Laboratory, work: Path, more: Sequence[str]) -> Row:
+    """Train it and make its line. A tuning run's line knows validation rows alone."""
+    began = time.perf_counter()
+    row: Row = {"setting": cell.setting.name, "seed": cell.seed, "method": cell.method, "lr": cell.lr}
+    row |= {"axes": asdict(cell.setting), "rounds": cell.rounds, "after": cell.after}
+    if cell.tuning:
+        row |= {"group": cell.setting.group}
+    folder = cell.run_folder(work)
+    study, setting, seed = STUDIES[cell.study], cell.setting, cell.seed
+    siblings = [Cell(cell.study, setting, seed, method, cell.lr) for method in METHODS]
+    wanted = (
+        {other.after for other in siblings if other.forks}
+        if cell.method == NEVER and not cell.tuning
+        else set()
+    )
+    kind = (setting, cell.lr, cell.method == COSINE)
+    try:
+        rows, told = laboratory.train(cell.words(work, more), folder, kind, wanted)
+    except Exception as error:
+        if not is_result(error):
+            raise
+        row["failed"] = str(error)
+    else:
+        row |= {"val": mean_of_last(curve(rows, "val_accuracy"))}
+        if not cell.tuning:
+            row |= scores(curve(rows, "test_accuracy")) | told | {"drift": drifts(rows)}
+            row["curve"] = [round(value, 4) for value in curve(rows, "test_accuracy")]
+            row["every"] = study.every(setting)
+            row["megabytes"] = round(
+                sum(r.get("bytes_up", 0) + r.get("bytes_down", 0) for r in rows) / 1e6, 1
+            )
+    if not wanted:
+        shutil.rmtree(folder, ignore_errors=True)
+    return row | {"seconds": round(time.perf_counter() - began, 2)}
+
+
+def curve(rows: Sequence[Row], key: str) -> list[float]:
+    """Of a trained model: round 0 says nothing."""
+    return [row[key] for row in rows if key in row and row["round"]]
+
+
+def mean_of_last(values: Sequence[float]) -> float:
+    return round(statistics.fmean(values[-LAST:]), 5)
+
+
+def scores(values: Sequence[float]) -> Row:
+    """Accuracy and stability. `swing` is the standard deviation of an evaluation as its neighbours show it
+    (over the second half; a trend does not count). `rise` says how far a run is from having levelled off: its
+    last quarter against the one before."""
+    quarter = max(1, len(values) // 4)
+    late = values[len(values) // 2 :]
+    found = {
+        "score": statistics.fmean(values[-LAST:]),
+        "final": values[-1],
+        "swing": math.sqrt(statistics.fmean((a - b) ** 2 / 2 for a, b in pairwise(late))),
+        "worst_drop": max(0.0, *(a - b for a, b in pairwise(late))),
+        "rise": statistics.fmean(values[-quarter:])
+        - statistics.fmean(values[-2 * quarter : -quarter] or values),
+    }
+    return {key: round(value, 5) for key, value in found.items()}
+
+
+def drifts(rows: Sequence[Row], points: int = 16) -> list[list[float | None]]:
+    """At some rounds: round, then of kernel and rest the clients' disagreement and their common movement."""
+    trained = [row for row in rows if row["round"] and "drift" in row]
+    picked = trained[:: max(1, len(trained) // points)]
+    found = []
+    for row in picked:
+        figures = [
+            row["drift"].get(part, {}).get(key)
+            for part in ("kernel", "rest")
+            for key in ("rms", "mean_update")
+        ]
+        found.append([row["round"], *(None if value is None else float(f"{value:.4g}") for value in figures)])
+    return found
+
+
+def classes_per_client(labels: Sequence[Any]) -> float:
+    """How many equally frequent classes a client's labels amount to: exp of the entropy, weighed by rows."""
+    total, found = sum(len(own) for own in labels), 0.0
+    for own in labels:
+        counts = Counter(own.tolist()).values()
+        entropy = -sum(n / len(own) * math.log(n / len(own)) for n in counts)
+        found += len(own) / total * math.exp(entropy)
+    return round(found, 3)
+
+
+# Many runs -------------------------------------------------------------------------------------------------
+
+
+def serve(pipe: Connection, work: Path, more: Sequence[str]) -> None:
+    """A worker: the corpus comes first, then one cell after another."""
+    import torch
+
+    import fedfrozen_app.inprocess.runtime  # noqa: F401  (seconds, while the corpus is still being read)
+
+    torch.set_num_threads(1)
+    for name in ("flwr", "fedfrozen_app", "strategies"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    sys.stdout = sys.stderr = (work / f"worker-{os.getpid()}.log").open("w", buffering=1)
+    laboratory = Laboratory(pipe.recv())
+    while True:
+        try:
+            pipe.send(measure(pipe.recv(), laboratory, work, more))
+        except EOFError:
+            return
+        except Exception:  # noqa: BLE001  (whatever it was, the device may be unusable now: the parent must know)
+            pipe.send({"broken": traceback.format_exc()})
+            return
+
+
+@dataclass
+class Worker:
+    process: Any
+    pipe: Connection
+    cell: Cell | None = None
+    last: Setting | None = None
+
+    @classmethod
+    def start(cls, work: Path, more: Sequence[str]) -> "Worker":
+        spawn = multiprocessing.get_context("spawn")
+        here, there = spawn.Pipe()
+        process = spawn.Process(target=serve, args=(there, work, more), daemon=True)
+        process.start()
+        there.close()
+        return cls(process, here)
+
+    def give(self, cell: Cell) -> None:
+        self.pipe.send(cell)
+        self.cell, self.last = cell, cell.setting
+
+
+class Schedule:
+    """Who trains what next, and whether there is still time for it."""
+
+    def __init__(self, study: Study, options: argparse.Namespace, until: float) -> None:
+        self.study, self.options, self.until = study, options, until
+        self.rows, self.tuning = read(options.rows / f"{study.name}.jsonl"), read(tuning_file(study, options))
+        self.given_up: set[Cell] = set()
+        self.made: set[tuple[Setting, int]] = set()  # whole runs of this call
+        self.pace: dict[tuple[str, float], list[float]] = {}  # seconds a step, by group and participation
+
+    def next(self, last: Setting | None, busy: set[Cell]) -> Cell | None:
+        """The most urgent that can start and will end in time; within a seed and pass, one of the worker's
+        last setting, whose model and recorded step it still has."""
+        missing = cells_of(self.study, self.rows, self.tuning, self.options.seeds or self.study.seeds)
+        whole = {(cell.setting, cell.seed) for cell in (*missing, *busy) if cell.method == NEVER}
+        ready = []
+        for cell in missing:
+            if self.options.command == "tune" and not cell.tuning:
+                continue
+            if cell.forks and (cell.setting, cell.seed) in whole:  # it is still to come, or under way
+                continue
+            if cell.forks and not cell.checkpoint(self.options.work).exists():
+                if (cell.setting, cell.seed) in self.made:  # and yet they are not there: once is enough
+                    continue
+                cell = replace(cell, method=NEVER)  # made again, for its checkpoints
+            if cell not in busy and cell not in self.given_up and self.fits(cell):
+                ready.append(cell)
+        return min(ready, key=lambda c: (*c.priority[:4], c.setting != last, *c.priority[4:]), default=None)
+
+    def fits(self, cell: Cell) -> bool:
+        own = self.pace.get((cell.setting.group, cell.setting.participation), [])
+        paces = own or [pace for others in self.pace.values() for pace in others]  # better than no idea
+        expected = 1.15 * cell.steps * statistics.median(paces[-5:]) if paces else 0.0
+        return time.time() + expected < self.until
+
+    def take(self, cell: Cell, row: Row) -> None:
+        if "broken" in row:
+            self.given_up.add(cell)
+            print(row["broken"], file=sys.stderr, flush=True)
+            return
+        if cell.method == NEVER:
+            self.made.add((cell.setting, cell.seed))
+        if cell.steps and "failed" not in row:
+            own = self.pace.setdefault((cell.setting.group, cell.setting.participation), [])
+            own.append(row["seconds"] / cell.steps)
+        known, path = (
+            (self.tuning, tuning_file(self.study, self.options))
+            if cell.tuning
+            else (self.rows, self.options.rows / f"{self.study.name}.jsonl")
+        )
+        if not any(same_cell(row, other) for other in known):  # a prefix that was made again is no new cell
+            known.append(row)
+            append(path, row)
+
+
+def fill(study: Study, options: argparse.Namespace) -> None:
+    """Train what is missing until nothing is, or no run would end in time."""
+    began = time.time()
+    until = began + 60 * options.minutes - 3
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded: the workers are the parallel part
+    options.work.mkdir(parents=True, exist_ok=True)
+    more = [*options.set, f"device={options.device}"]
+    more += [f"dataset.path={options.data.resolve()}"] if options.data else []
+    workers = [Worker.start(options.work, more) for _ in range(options.workers)]
+    corpus = load_data([*study.words, *more])  # while they import
+    for worker in workers:
+        worker.pipe.send(corpus)
+    schedule, broken = Schedule(study, options, until), 0
+    try:
+        while True:
+            for worker in workers:
+                if worker.cell is None:
+                    busy = {other.cell for other in workers if other.cell is not None}
+                    if (cell := schedule.next(worker.last, busy)) is not None:
+                        worker.give(cell)
+            training = {worker.pipe: worker for worker in workers if worker.cell is not None}
+            if not training:
+                break
+            ready = wait(list(training), timeout=None if math.isinf(until) else max(0.0, until - time.time()))
+            if not ready:
+                lost = ", ".join(
+                    f"{w.cell.setting.name} {w.cell.method}" for w in training.values() if w.cell
+                )
+                print(f"Time is up; these were not over: {lost}.", flush=True)
+                break
+            for pipe in ready:
+                worker = training[pipe]
+                cell, worker.cell = worker.cell, None
+                try:
+                    row = pipe.recv()
+                except EOFError:
+                    row = {"broken": f"The worker died over {cell}."}
+                schedule.take(cell, row)
+                print(f"{time.time() - began:6.0f} s  {told(cell, row)}", flush=True)
+                if "broken" in row:
+                    broken += 1
+                    workers.remove(worker)
+                    if broken <= BROKEN:
+                        workers.append(Worker.start(options.work, more))
+                        workers[-1].pipe.send(corpus)
+    finally:
+        for worker in workers:
+            worker.pipe.close()
+            worker.process.terminate()
+            worker.process.join()
+
+
+BROKEN = 3  # workers that are replaced before it is clear that something is wrong for all
+
+
+def told(cell: Cell, row: Row) -> str:
+    what = "rate tried" if cell.tuning else cell.method
+    name = f"{cell.setting.name}, seed {cell.seed}, lr {cell.lr:g}, {what}"
+    if "broken" in row or "failed" in row:
+        return f"{name}: FAILED, {(row.get('failed') or row['broken'].strip().splitlines()[-1])}"
+    return f"{name}: {row.get('score', row['val']):.4f} in {row['seconds']:.1f} s"
+
+
+# The lines -------------------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> list[Row]:
+    """A last line that was cut short is as if its run had not been."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            found.append(json.loads(line))
+        except json.JSONDecodeError:
+            print(f"{path.name}: a line is cut short and was left out", file=sys.stderr)
+    return found
+
+
+def append(path: Path, row: Row) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":  # after a line cut short
+            file.write(b"\n")
+        file.write((json.dumps(row) + "\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def tuning_file(study: Study, options: argparse.Namespace) -> Path:
+    return options.rows / f"{study.name}-rates.jsonl"
+
+
+def same_cell(a: Row, b: Row) -> bool:
+    return all(a[key] == b[key] for key in ("setting", "seed", "method", "lr"))
+
+
+def merge(folder: Path, others: Sequence[Path]) -> None:
+    """Take over the cells of other folders that are not here yet."""
+    for source in sorted(path for other in others for path in other.glob("*.jsonl")):
+        here = read(folder / source.name)
+        for row in read(source):
+            if not any(same_cell(row, other) for other in here):
+                here.append(row)
+                append(folder / source.name, row)
+        print(f"{source.name}: {len(here)} cells")
+
+
+# What came out ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A method against FedAvg that never freezes, over the seeds that both have."""
+
+    mean: float
+    half: float  # of the 95 % interval by Student's t; infinite for one seed
+    p: float
+    seeds: int
+
+    def __str__(self) -> str:
+        half = "" if math.isinf(self.half) else f" ± {self.half:.1f}"
+        return f"{self.mean:+.1f}{half}"
+
+
+def paired(ours: dict[int, float], theirs: dict[int, float]) -> Difference | None:
+    """None without a common seed. Equal differences, which have no spread, are no evidence: p is 1."""
+    from scipy import stats
+
+    values = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
+    if not values:
+        return None
+    mean, count = statistics.fmean(values), len(values)
+    error = statistics.stdev(values) / math.sqrt(count) if count > 1 else math.inf
+    if not 0 < error < math.inf:
+        return Difference(mean, error, 1.0, count)
+    p = 2 * float(stats.t.sf(abs(mean) / error, count - 1))
+    return Difference(mean, float(stats.t.ppf(0.975, count - 1)) * error, p, count)
+
+
+def by_seed(rows: Sequence[Row], setting: str, method: str, key: str) -> dict[int, float]:
+    """In points (percent)."""
+    own = [row for row in rows if (row["setting"], row["method"]) == (setting, method) and key in row]
+    return {row["seed"]: 100 * row[key] for row in own}
+
+
+def against_never(rows: Sequence[Row], setting: str, method: str, key: str) -> Difference | None:
+    """`last` is judged by the last round alone, in which alone it differs."""
+    key = "final" if (method, key) == (LAST_ROUND, "score") else key
+    return paired(by_seed(rows, setting, method, key), by_seed(rows, setting, NEVER, key))
+
+
+def fill_shared(rows: Sequence[Row]) -> list[Row]:
+    """Two warm-ups that are the same number of rounds are one run: it counts for both."""
+    found = list(rows)
+    there = {(row["setting"], row["seed"], row["method"]) for row in rows}
+    for row in rows:
+        frozen = row["after"] < row["rounds"] and row["method"] != COSINE
+        for method in (*WARMUPS, LATE) if frozen else ():
+            same = after_of(method, row["rounds"], row["every"]) == row["after"]
+            if same and (row["setting"], row["seed"], method) not in there:
+                there.add((row["setting"], row["seed"], method))
+                found.append(row | {"method": method})
+    return found
+
+
+def at_chosen_rates(study: Study, rows: Sequence[Row], tuning: Sequence[Row]) -> list[Row]:
+    """Without cells of a rate that a wider choice has replaced: they must not be paired with later ones."""
+    rates = {setting.name: rate_for(setting, tuning) for setting in study.settings}
+    return [row for row in rows if row["setting"] in rates and row["lr"] == rates[row["setting"]]]
+
+
+def report(study: Study, folder: Path, figure: Path | None) -> str:
+    rows, tuning = read(folder / f"{study.name}.jsonl"), read(folder / f"{study.name}-rates.jsonl")
+    failed = [row for row in rows if "failed" in row]
+    count, spent = len(rows), sum(row["seconds"] for row in (*rows, *tuning))
+    rows = fill_shared(at_chosen_rates(study, [row for row in rows if "failed" not in row], tuning))
+    names = [setting.name for setting in study.settings if by_seed(rows, setting.name, NEVER, "score")]
+    if not names:
+        return f"## {study.name}\n\nNo cell is there yet.\n"
+    methods = (*WARMUPS, LATE, LAST_ROUND, COSINE)
+    parts = [
+        f"## {study.name}",
+        "Rates, chosen for FedAvg on validation rows with a seed that is not reported:",
+    ]
+    parts.append(table(["group", "tried: validation accuracy, %", "chosen"], list(rate_lines(study, tuning))))
+    parts.append(
+        f"Mean test accuracy of the last {LAST} evaluations in percent: never frozen (FedAvg), and the "
+        "paired difference of each method to it in points, with a 95 % interval by Student's t over seeds "
+        "(none with one seed). `late`: frozen while it is scored; `last`: in the last round, whose accuracy "
+        "is compared; `cosine`: never frozen, decaying rate. `rise`: what FedAvg gained in its last quarter."
+    )
+    head = ["setting", "classes a client", "seeds", "never", "rise", *methods]
+    parts.append(table(head, [line(rows, name, methods, "score") for name in names]))
+    parts.append("The swing (an evaluation's standard deviation in the second half), the same way:")
+    parts.append(table(head, [line(rows, name, methods, "swing") for name in names]))
+    parts.append("The worst drop from one evaluation to the next in the second half, the same way:")
+    parts.append(table(head, [line(rows, name, methods, "worst_drop") for name in names]))
+    parts.append("Rounds until 95 % of FedAvg's own score, medians over seeds (- where not reached):")
+    parts.append(
+        table(["setting", NEVER, *methods], [target_line(rows, name, (NEVER, *methods)) for name in names])
+    )
+    verdicts = list(significant(rows, names))
+    parts.append(
+        "Warm-ups that differ from never, Holm-corrected over all of this study with 5 seeds or more:"
+    )
+    parts.append("\n".join(verdicts) if verdicts else "none.")
+    if failed:
+        parts.append(
+            "Failed: " + "; ".join(f"{r['setting']}, seed {r['seed']}, {r['method']}" for r in failed)
+        )
+    parts.append(f"{count} cells, {spent / 60:.0f} minutes of workers' time.")
+    if figure is not None:
+        draw(study, rows, figure)
+    return "\n\n".join(parts) + "\n"
+
+
+def rate_lines(study: Study, tuning: Sequence[Row]) -> Iterator[list[str]]:
+    for group in dict.fromkeys(row["group"] for row in tuning):
+        own = sorted((row["lr"], row.get("val")) for row in tuning if row["group"] == group)
+        best = chosen_rate(tuning, group)
+        edge = " (edge of the grid)" if best in (own[0][0], own[-1][0]) and len(own) > 2 else ""
+        tried = ", ".join(f"{lr:g}: {'failed' if val is None else f'{100 * val:.1f}'}" for lr, val in own)
+        yield [group, tried, f"{best:g}{edge}"]
+
+
+def line(rows: Sequence[Row], name: str, methods: Sequence[str], key: str) -> list[str]:
+    never = by_seed(rows, name, NEVER, key)
+    rise = statistics.fmean(by_seed(rows, name, NEVER, "rise").values())
+    classes = statistics.fmean(by_seed(rows, name, NEVER, "classes_per_client").values()) / 100
+    cells = [against_never(rows, name, method, key) for method in methods]
+    shown = ["" if cell is None else str(cell) for cell in cells]
+    return [
+        name,
+        f"{classes:.1f}",
+        str(len(never)),
+        f"{statistics.fmean(never.values()):.1f}",
+        f"{rise:+.1f}",
+        *shown,
+    ]
+
+
+def target_line(rows: Sequence[Row], name: str, methods: Sequence[str]) -> list[str]:
+    goals = {seed: 0.95 * score / 100 for seed, score in by_seed(rows, name, NEVER, "score").items()}
+    shown = []
+    for method in methods:
+        own = [
+            row for row in rows if (row["setting"], row["method"]) == (name, method) and row["seed"] in goals
+        ]
+        shown.append(f"{statistics.median(reached(row, goals[row['seed']]) for row in own):g}" if own else "")
+    return [name, *(text.replace("inf", "-") for text in shown)]
+
+
+def reached(row: Row, goal: float) -> float:
+    return next((row["every"] * (n + 1) for n, value in enumerate(row["curve"]) if value >= goal), math.inf)
+
+
+def significant(rows: Sequence[Row], names: Sequence[str]) -> Iterator[str]:
+    """Holm 1979 over all warm-ups in all settings: the k-th smallest p of m counts m - k + 1 times."""
+    found = [
+        (against_never(rows, name, method, "score"), name, method) for name in names for method in WARMUPS
+    ]
+    family = sorted(((d.p, d, n, m) for d, n, m in found if d and d.seeds >= 5), key=lambda item: item[0])
+    worst = 0.0
+    for place, (p, difference, name, method) in enumerate(family):
+        worst = max(worst, p * (len(family) - place))
+        if worst < 0.05:
+            yield f"- {name}, {method}: {difference} points, p = {worst:.2g} (Holm), {difference.seeds} seeds"
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rows = ["| " + " | ".join(cells) + " |" for cells in (head, *lines)]
+    return "\n".join([rows[0], "|" + "---|" * len(head), *rows[1:]])
+
+
+def draw(study: Study, rows: Sequence[Row], path: Path) -> None:
+    """The gain of each warm-up, against the skew and against the local steps."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    axes: list[tuple[str, Callable[[Setting], float]]] = [
+        ("classes a client (effective)", lambda s: skew_of(rows, s)),
+        ("local steps", lambda s: s.local_steps),
+    ]
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
+    colours = dict(zip((*WARMUPS, COSINE), plt.get_cmap("viridis")([i / 6 for i in range(7)]), strict=True))
+    colours[COSINE] = "#D55E00"
+    for panel, (label, place) in zip(panels, axes, strict=True):
+        for number, (method, colour) in enumerate(colours.items()):
+            points = [
+                (place(s), against_never(rows, s.name, method, "score"))
+                for s in study.settings
+                if has(rows, s)
+            ]
+            points = [(x * 1.015 ** (number - 3), d) for x, d in points if d is not None]
+            if not points:
+                continue
+            halves = [0 if math.isinf(d.half) else d.half for _, d in points]
+            x, y = [x for x, _ in points], [d.mean for _, d in points]
+            panel.errorbar(x, y, halves, fmt="o", ms=4, lw=0.8, color=colour, label=method)
+        panel.axhline(0, color="0.6", lw=0.8)
+        panel.set(xlabel=label, xscale="log")
+    panels[0].set_ylabel("points above never freezing")
+    panels[0].legend(title="frozen after", fontsize=8)
+    figure.suptitle(f"{study.name}: what freezing gains (95 % intervals, paired over seeds)")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def has(rows: Sequence[Row], setting: Setting) -> bool:
+    return bool(by_seed(rows, setting.name, NEVER, "score"))
+
+
+def skew_of(rows: Sequence[Row], setting: Setting) -> float:
+    return statistics.fmean(by_seed(rows, setting.name, NEVER, "classes_per_client").values()) / 100
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (("run", "choose what rates are missing, then train"), ("tune", "choose rates alone")):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("study", choices=STUDIES)
+        command.add_argument("--data", type=Path, help="cifar10: the folder of its two parquet files")
+        command.add_argument("--work", type=Path, default=Path("outputs/regimes"), help="where runs go")
+        command.add_argument("--minutes", type=float, default=math.inf, help="be through after so long")
+        command.add_argument("--workers", type=int, default=1, help="processes")
+        command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+        command.add_argument("--seeds", type=int, help="how many, from 0 on")
+        command.add_argument("--set", nargs="*", default=[], help="more overrides")
+    command = commands.add_parser("report", help="Markdown, and a figure, of what is there")
+    command.add_argument("studies", nargs="+", choices=STUDIES)
+    command.add_argument("--figures", type=Path, help="the folder for STUDY.png")
+    command = commands.add_parser("merge", help="take over cells from other folders")
+    command.add_argument("others", type=Path, nargs="+")
+    for command in commands.choices.values():
+        command.add_argument("--rows", type=Path, default=RESULTS, help="where the lines are kept")
+    options = parser.parse_args(words)
+    if options.command == "merge":
+        merge(options.rows, options.others)
+    elif options.command == "report":
+        for name in options.studies:
+            picture = options.figures / f"{name}.png" if options.figures else None
+            print(report(STUDIES[name], options.rows, picture))
+    else:
+        if options.study == "cifar10" and options.data is None:
+            parser.error("cifar10 needs --data DIR")
+        options.work = options.work.resolve()
+        fill(STUDIES[options.study], options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,314 @@
+"""The map's bookkeeping: what it runs in which order, what it may look at, how it goes on, what it says."""
+
+import argparse
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fedfrozen_app.files import checkpoint
+from fedfrozen_app.inprocess import runtime
+from fedfrozen_app.report import output
+from fedfrozen_app.run import evaluation
+
+
+@pytest.fixture
+def regimes(monkeypatch):
+    """The script as a module; what it changes in the project is put back."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    patched = [(output, "write_curves"), (output, "write_report"), (evaluation, "draw_labels")]
+    for place, name in (*patched, (checkpoint, "write"), (runtime, "share_out")):
+        monkeypatch.setattr(place, name, getattr(place, name))
+    import regimes
+
+    return regimes
+
+
+@pytest.fixture
+def inline(regimes, monkeypatch):
+    """Workers that train in this process, at once: a new interpreter takes longer than the study."""
+
+    once = []  # it changes the project's functions: not twice over
+
+    class Pipe:
+        def __init__(self, work, more):
+            self.work, self.more, self.laboratory, self.rows = work, more, None, []
+
+        def send(self, given):
+            if self.laboratory is None:
+                once[:] = once or [regimes.Laboratory(given)]
+                self.laboratory = once[0]
+            else:
+                self.rows.append(regimes.measure(given, self.laboratory, self.work, self.more))
+
+        def recv(self):
+            return self.rows.pop()
+
+        def close(self):
+            pass
+
+    process = argparse.Namespace(terminate=lambda: None, join=lambda: None)
+    monkeypatch.setattr(regimes.Worker, "start", lambda *given: regimes.Worker(process, Pipe(*given)))
+    monkeypatch.setattr(regimes, "wait", lambda pipes, timeout: pipes)
+    return regimes
+
+
+def command(tmp_path, *words):
+    return [
+        "run",
+        "tiny",
+        "--work",
+        f"{tmp_path}/work",
+        "--rows",
+        f"{tmp_path}/rows",
+        "--device",
+        "cpu",
+        *words,
+    ]
+
+
+def lines(tmp_path, name="tiny"):
+    return [json.loads(line) for line in (tmp_path / "rows" / f"{name}.jsonl").read_text().splitlines()]
+
+
+def test_from_nothing_to_the_report_with_a_stop_between(inline, tmp_path, capsys):
+    inline.main([*command(tmp_path, "--minutes", "0.01")])
+    assert not (tmp_path / "rows" / "tiny.jsonl").exists()  # too late to begin anything
+    inline.main(["tune", *command(tmp_path)[1:]])
+    assert not (tmp_path / "rows" / "tiny.jsonl").exists() and len(lines(tmp_path, "tiny-rates")) == 3
+    inline.main(command(tmp_path, "--seeds", "1"))
+    rows = lines(tmp_path)
+    # 2 % of ten rounds is 0 %, 5 % too, and late is 50 %: seven runs for each of three settings.
+    assert len(rows) == 3 * 7 and not any("failed" in row for row in rows)
+    assert {row["method"]: row["after"] for row in rows} == {
+        "never": 10, "10 %": 1, "50 %": 5, "0 %": 0, "cosine": 10, "last": 9, "20 %": 2,
+    }  # fmt: skip
+    assert all(len(row["curve"]) == 10 and row["seconds"] > 0 for row in rows)
+    fork = next(row for row in rows if row["method"] == "50 %")
+    never = next(row for row in rows if row["method"] == "never" and row["setting"] == fork["setting"])
+    assert fork["curve"][:5] == never["curve"][:5]  # one prefix
+    assert fork["drift"][-1][1] is None and never["drift"][-1][1] > 0  # a frozen kernel does not drift
+    assert fork["megabytes"] < never["megabytes"]
+    # A line lost, one cut short: these two are trained again, and nothing else.
+    path = tmp_path / "rows" / "tiny.jsonl"
+    kept = path.read_text().splitlines()
+    path.write_text("\n".join([*kept[:-2], kept[-2][:40]]))
+    capsys.readouterr()
+    inline.main(command(tmp_path, "--seeds", "1"))
+    assert len([line for line in capsys.readouterr().out.splitlines() if " in " in line]) == 2
+    again = inline.read(path)
+    assert sorted(cell(row) for row in again) == sorted(cell(row) for row in rows)
+    inline.main(["report", "tiny", "--rows", f"{tmp_path}/rows", "--figures", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "| Dirichlet 0.3, 2 steps |" in said and "21 cells" in said and (tmp_path / "tiny.png").exists()
+
+
+def cell(row):
+    return (row["setting"], row["seed"], row["method"], row["lr"])
+
+
+def test_a_prefix_that_is_gone_is_made_again_and_not_counted_twice(inline, tmp_path):
+    study = inline.STUDIES["tiny"]
+    inline.STUDIES["tiny"] = replace(study, settings=study.settings[:1], rates={"adamw": (1e-2,)})
+    try:
+        inline.main(command(tmp_path, "--seeds", "1"))
+        rows = lines(tmp_path)
+        inline.shutil.rmtree(tmp_path / "work")
+        path = tmp_path / "rows" / "tiny.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows if row["method"] != "50 %"))
+        inline.main(command(tmp_path, "--seeds", "1"))
+    finally:
+        inline.STUDIES["tiny"] = study
+    by_method = {row["method"]: row for row in lines(tmp_path)}
+    assert len(by_method) == len(lines(tmp_path)) == len(rows)
+    before = next(row for row in rows if row["method"] == "50 %")
+    assert by_method["50 %"]["curve"] == before["curve"]
+
+
+# Nothing is tuned on test rows -----------------------------------------------------------------------------
+
+
+def test_rates_are_tried_with_a_seed_that_no_table_has(regimes):
+    for study in regimes.STUDIES.values():
+        tried = regimes.tuning_cells(study)
+        assert {each.seed for each in tried} == {regimes.TUNING_SEED} and {each.method for each in tried} == {
+            "never"
+        }
+        assert study.seeds <= regimes.TUNING_SEED
+        known = [{"group": each.setting.group, "lr": each.lr, "val": 0.5} for each in tried]
+        cells = regimes.cells_of(study, [], known, study.seeds)
+        assert regimes.TUNING_SEED not in {each.seed for each in cells}
+        assert not any(each.tuning for each in cells)
+
+
+def test_a_tuning_line_knows_nothing_of_the_test_rows(inline, tmp_path):
+    inline.main(["tune", *command(tmp_path)[1:]])
+    for row in lines(tmp_path, "tiny-rates"):
+        assert not row.keys() & {"score", "final", "curve", "swing", "worst_drop", "rise"}
+        assert 0 <= row["val"] <= 1
+
+
+def test_the_validation_rows_are_neither_trained_nor_tested_on(regimes):
+    for name in ("digits", "tiny"):
+        own = regimes.tuning_cells(regimes.STUDIES[name])[0]
+        words = own.words(Path("work"), ["device=cpu"])
+        corpus = regimes.load_data(words)
+        from fedfrozen_app.config import compose_config, read, resolved
+
+        config = read(resolved(compose_config(words)))
+        shares = runtime.share_out(corpus, config, config.num_clients)
+        trained = np.concatenate(shares.partition.indices)
+        assert len(shares.validation) and not np.isin(shares.validation, trained).any()
+        assert len(shares.validation) + len(trained) == len(corpus.train)  # the test rows are another table
+
+
+def test_the_rate_is_the_best_on_validation_rows_whatever_else_a_line_says(regimes):
+    rows = [
+        {"group": "a", "lr": 0.1, "val": 0.5, "score": 0.9},
+        {"group": "a", "lr": 0.3, "val": 0.6, "score": 0.1},
+        {"group": "a", "lr": 1.0, "failed": "it diverged"},
+        {"group": "b", "lr": 9.0, "val": 0.9},
+    ]
+    assert regimes.chosen_rate(rows, "a") == 0.3
+    assert regimes.chosen_rate([row for row in rows if row["lr"] == 1.0], "a") == 1.0
+
+
+def test_a_setting_waits_for_its_rates_and_all_methods_share_one(regimes):
+    study = regimes.STUDIES["tiny"]
+    known = [{"group": "adamw, 2 steps", "lr": lr, "val": lr} for lr in (1e-3, 1e-2)]
+    cells = regimes.cells_of(study, [], known, 2)
+    assert [each.setting.optimizer for each in cells if each.tuning] == ["sgd"]
+    assert {each.lr for each in cells if not each.tuning} == {1e-2}
+    assert {each.setting.optimizer for each in cells if not each.tuning} == {"adamw"}
+
+
+# The order -------------------------------------------------------------------------------------------------
+
+
+def test_whenever_it_stops_the_picture_is_balanced(regimes):
+    study = regimes.STUDIES["cifar10"]
+    known = [{"group": c.setting.group, "lr": c.lr, "val": 0.5} for c in regimes.tuning_cells(study)]
+    cells = regimes.cells_of(study, [], known, 6)
+    first = [c for c in cells if c.setting.slice == 0 and c.seed < 3 and c.method in regimes.PASSES[0]]
+    assert cells[: len(first)] == first and len({c.setting for c in first}) == 8
+    seeds = [c.seed for c in first]
+    assert seeds == sorted(seeds) and set(seeds) == {0, 1, 2}
+    second = cells[len(first)]
+    assert (second.method, second.setting.slice, second.seed) == ("20 %", 0, 0)
+
+
+def test_rates_of_a_later_slice_do_not_hold_up_the_first(regimes):
+    study = regimes.STUDIES["cifar10"]
+    cells = regimes.cells_of(study, [], [], 3)
+    assert all(c.tuning for c in cells[:12])
+    assert {c.setting.local_steps for c in cells if c.setting.slice == 0} == {10, 50, 200}
+    known = [{"group": c.setting.group, "lr": c.lr, "val": 0.5} for c in cells if c.setting.slice == 0]
+    cells = regimes.cells_of(study, [], known, 3)
+    place = next(n for n, c in enumerate(cells) if c.tuning)
+    assert {c.setting.slice for c in cells[:place]} == {0} and cells[place].setting.local_steps == 800
+
+
+def test_a_cell_begins_only_where_it_ends_in_time(regimes, tmp_path, monkeypatch):
+    options = argparse.Namespace(rows=tmp_path, work=tmp_path, command="run", seeds=1)
+    schedule = regimes.Schedule(regimes.STUDIES["tiny"], options, until=100.0)
+    monkeypatch.setattr(regimes.time, "time", lambda: 90.0)
+    own = regimes.Cell("tiny", regimes.Setting(0.3, 2), 0, "never", 1e-2)
+    assert own.steps == 20 and schedule.fits(own)  # nobody knows yet how long it takes
+    schedule.take(own, {"setting": "x", "seed": 0, "method": "never", "lr": 1e-2, "seconds": 10.0})
+    assert not schedule.fits(own)  # 11.5 s
+    assert schedule.fits(replace(own, method="50 %"))
+
+
+# Figures ---------------------------------------------------------------------------------------------------
+
+
+def test_scores_by_hand(regimes):
+    values = [0.1, 0.2, 0.3, 0.5, 0.4, 0.6, 0.5, 0.6]
+    found = regimes.scores(values)
+    assert found["score"] == pytest.approx((0.5 + 0.4 + 0.6 + 0.5 + 0.6) / 5)
+    assert found["final"] == 0.6 and found["worst_drop"] == pytest.approx(0.1)
+    assert found["swing"] == pytest.approx(math.sqrt((0.04 + 0.01 + 0.01) / 3 / 2), abs=1e-5)
+    assert found["rise"] == pytest.approx(0.55 - 0.5)
+
+
+def test_paired_differences_by_hand(regimes):
+    ours, theirs = {0: 3.0, 1: 5.0, 2: 4.0, 7: 99.0}, {0: 2.0, 1: 2.0, 2: 2.0, 8: 0.0}
+    found = regimes.paired(ours, theirs)
+    assert (found.seeds, found.mean) == (3, 2.0)
+    assert found.half == pytest.approx(4.303 * 1 / math.sqrt(3), abs=1e-3)  # Student's t with 2 degrees
+    assert found.p == pytest.approx(stats.ttest_rel([3, 5, 4], [2, 2, 2]).pvalue)
+    assert str(found) == "+2.0 ± 2.5"
+    assert str(regimes.paired({0: 3.0}, {0: 2.0})) == "+1.0" and regimes.paired({0: 3.0}, {1: 2.0}) is None
+    assert regimes.paired({0: 1.0, 1: 1.0}, {0: 0.5, 1: 0.5}).p == 1.0  # equal differences are no evidence
+
+
+def test_only_what_survives_holm_is_called_a_difference(regimes):
+    rows = []
+    for seed, noise in enumerate((-0.001, 0.001, 0.0005, -0.0005, 0.0, 0.0002)):
+        for method, gain in (("never", 0.0), ("10 %", 0.02 + noise), ("50 %", 3 * noise)):
+            row = {"setting": "a", "seed": seed, "method": method, "score": 0.5 + gain}
+            rows.append(row)
+    (only,) = regimes.significant(rows, ["a"])
+    assert only.startswith("- a, 10 %: +2.0")
+    assert not list(regimes.significant([row for row in rows if row["seed"] < 4], ["a"]))  # too few seeds
+
+
+def test_the_last_round_alone_is_judged_by_the_last_round(regimes):
+    rows = [
+        {"setting": "a", "seed": 0, "method": "never", "score": 0.5, "final": 0.4},
+        {"setting": "a", "seed": 0, "method": "last", "score": 0.5, "final": 0.6},
+    ]
+    assert regimes.against_never(rows, "a", "last", "score").mean == pytest.approx(20)
+
+
+def test_one_run_counts_for_all_warm_ups_of_its_length(regimes):
+    row = {"setting": "a", "seed": 0, "method": "0 %", "after": 0, "rounds": 20, "every": 1, "score": 0.1}
+    assert {each["method"] for each in regimes.fill_shared([row])} == {"0 %", "2 %"}
+    ten = row | {"method": "50 %", "after": 5, "rounds": 10}
+    assert {each["method"] for each in regimes.fill_shared([ten])} == {"50 %", "late"}
+
+
+def test_rounds_to_a_target(regimes):
+    row = {"every": 4, "curve": [0.1, 0.3, 0.2, 0.5]}
+    assert regimes.reached(row, 0.3) == 8 and regimes.reached(row, 0.6) == math.inf
+
+
+def test_classes_a_client(regimes):
+    one, two = np.array([1, 1]), np.array([0, 1, 0, 1, 2, 3, 2, 3])
+    assert regimes.classes_per_client([one]) == 1.0
+    assert regimes.classes_per_client([one, two]) == pytest.approx((2 * 1 + 8 * 4) / 10)
+
+
+def test_merging_takes_each_cell_once(regimes, tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    row = {"setting": "a", "seed": 0, "method": "never", "lr": 0.1}
+    regimes.append(here / "tiny.jsonl", row | {"score": 1})
+    regimes.append(there / "tiny.jsonl", row | {"score": 2})
+    regimes.append(there / "tiny.jsonl", row | {"seed": 1})
+    for _ in range(2):
+        regimes.merge(here, [there])
+    assert [r["seed"] for r in regimes.read(here / "tiny.jsonl")] == [0, 1]
+    assert regimes.read(here / "tiny.jsonl")[0]["score"] == 1
+
+
+@pytest.mark.slow
+def test_with_processes(tmp_path, regimes, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["regimes.py"])
+    regimes.main([*command(tmp_path, "--seeds", "1", "--workers", "2")])
+    assert len(lines(tmp_path)) == 3 * 7
+
+
+def test_cells_of_a_rate_that_was_replaced_are_left_out(regimes):
+    study = regimes.STUDIES["digits"]
+    setting = study.settings[0]
+    tuning = [
+        {"group": setting.group, "lr": 0.1, "val": 0.5},
+        {"group": setting.group, "lr": 0.2, "val": 0.9},
+    ]
+    rows = [{"setting": setting.name, "lr": regimes.rate_for(setting, part)} for part in (tuning[:1], tuning)]
+    assert regimes.at_chosen_rates(study, rows, tuning) == rows[1:]
