@@ -45,6 +45,14 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _same_kernels():
+    """Where the CPU has no bf16, torch turns oneDNN off for good at the first product in it."""
+    before = torch.backends.mkldnn.enabled
+    yield
+    torch.backends.mkldnn.enabled = before
+
+
 class Run:
     """What a finished run left in its folder."""
 

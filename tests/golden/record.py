@@ -26,12 +26,12 @@ from tests.golden.replay import (  # noqa: E402
     RESULTS,
     RUN,
     STOPPED,
+    Player,
     arrays_of,
     command,
     digest,
     figures_of,
     fingerprint,
-    play_case,
 )
 
 # What goes on from a stopped run needs; pictures and pages are made anew.
@@ -41,13 +41,13 @@ KEPT = ("metrics.jsonl", "summary.json", "status.json", "best.safetensors", "mod
 def main(names: list[str]) -> None:
     if not names:
         shutil.rmtree(RECORDED, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, Player() as player:
         os.environ["FLWR_HOME"] = f"{scratch}/home"
         for case in CASES:
             if names and case.name not in names:
                 continue
             with _fresh_directory():
-                folder = play_case(case)
+                folder = player.play_case(case)
                 keep(case, figures_of(folder), arrays_of(folder))
             if case.stop is not None:
                 with _fresh_directory():

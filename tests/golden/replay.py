@@ -7,9 +7,14 @@ may import more of the project than its command, for the net must outlive the mo
 import contextlib
 import hashlib
 import json
+import multiprocessing
+import os
 import platform
 import re
+import sys
+import traceback
 from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +30,7 @@ from tests.golden.cases import Case
 
 RECORDED = Path(__file__).parent / "recorded"
 RESULTS, ARRAYS, STOPPED = RECORDED / "results.json", RECORDED / "arrays.safetensors", RECORDED / "stopped"
+SAID = "said.txt"
 RUN = "run"  # relative: a recorded folder names no place on the machine that recorded it
 
 # What differs from machine to machine, or from one minute to the next.
@@ -48,15 +54,66 @@ def fingerprint() -> dict[str, str]:
     }
 
 
-def play(*words: str) -> None:
-    """A command in this process and directory; it must end well."""
-    with _without_pictures():
-        assert command(list(words)) == 0
+class Player:
+    """Plays commands in a process of its own, one after another, where nothing else ever ran.
+
+    What ran before turns bits: one bf16 product on a CPU without bf16, and torch does without oneDNN for the
+    rest of the process, which rounds float32 otherwise. The process starts with the first command.
+    """
+
+    def __init__(self) -> None:
+        self._spawn = multiprocessing.get_context("spawn")
+        self._process: Any = None
+
+    def __enter__(self) -> "Player":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._process:
+            self._pipe.send(None)
+            self._process.join()
+
+    def play(self, *words: str) -> None:
+        """In the current directory, and it must end well; what it says is said here too."""
+        if self._process is None:
+            self._pipe, end = self._spawn.Pipe()
+            self._process = self._spawn.Process(target=_serve, args=(end,))
+            self._process.start()
+            end.close()
+        try:
+            self._pipe.send((Path.cwd(), words))
+            code = self._pipe.recv()
+        except (EOFError, ConnectionError):  # it died; the next command gets another
+            self._process.join()
+            code, self._process = self._process.exitcode, None
+        except BaseException:  # nobody waits for it any longer
+            self._process.kill()
+            self._process = None
+            raise
+        finally:
+            if Path(SAID).exists():
+                print(Path(SAID).read_text(errors="replace"))
+        assert code == 0, f"exit code {code}"
+
+    def play_case(self, case: Case) -> Path:
+        self.play(*case.words, f"output_dir={RUN}")
+        return Path(RUN)
 
 
-def play_case(case: Case) -> Path:
-    play(*case.words, f"output_dir={RUN}")
-    return Path(RUN)
+def _serve(pipe: Connection) -> None:
+    for directory, words in iter(pipe.recv, None):
+        os.chdir(directory)  # and never back: where it was may be gone by now
+        with Path(SAID).open("wb") as said, _without_pictures():
+            os.dup2(said.fileno(), 1)
+            os.dup2(said.fileno(), 2)
+            try:
+                code = command(list(words))
+            except Exception:  # noqa: BLE001 - as if it were the command's own process
+                traceback.print_exc()
+                code = 1
+            sys.stdout.flush()
+            sys.stderr.flush()
+        pipe.send(code)
 
 
 @contextlib.contextmanager

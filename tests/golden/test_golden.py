@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.golden.cases import CASES, Case
-from tests.golden.replay import ARRAYS, RESULTS, RUN, STOPPED, compare, fingerprint, play, play_case
+from tests.golden.replay import ARRAYS, RESULTS, RUN, STOPPED, Player, compare, fingerprint
 
 BOOK = json.loads(RESULTS.read_text())
 HERE = fingerprint() == BOOK["fingerprint"]
@@ -31,6 +31,12 @@ def _home(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLWR_HOME", str(tmp_path_factory.getbasetemp().parent / "golden_home"))
         yield
+
+
+@pytest.fixture(scope="module")
+def player(_home):
+    with Player() as player:
+        yield player
 
 
 @pytest.fixture(autouse=True)
@@ -61,13 +67,13 @@ def named(case: Case):
 
 
 @pytest.mark.parametrize("case", map(named, CASES))
-def test_a_run_gives_what_was_recorded(case, store):
-    compare(BOOK["cases"][case.name], store, play_case(case), tolerance(case))
+def test_a_run_gives_what_was_recorded(case, store, player):
+    compare(BOOK["cases"][case.name], store, player.play_case(case), tolerance(case))
 
 
 @pytest.mark.parametrize("case", [named(case) for case in CASES if case.stop is not None])
-def test_a_stopped_run_of_before_goes_on_to_what_was_recorded(case, store):
+def test_a_stopped_run_of_before_goes_on_to_what_was_recorded(case, store, player):
     """A folder that the recorded tree left behind is resumed by this one."""
     shutil.copytree(STOPPED / case.name, RUN)
-    play("resume", RUN)
+    player.play("resume", RUN)
     compare(BOOK["cases"][case.name], store, Path(RUN), tolerance(case, resumed=True))
