@@ -1,8 +1,11 @@
 """The default runtime: server and clients in one process, on one resident model."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
 from flwr.app import ArrayRecord
 from torch import Tensor
 
@@ -57,8 +60,19 @@ def run_in_process(
             if "private" in context.state
         }
 
-    with explain_disk_errors(job.folder):
+    with explain_disk_errors(job.folder), same_kernels():
         return federate(job, conversation, resident, client_state)
+
+
+@contextmanager
+def same_kernels() -> Iterator[None]:
+    """On a CPU without bf16, torch turns oneDNN off at the first bf16 product, for the rest of the process.
+    The next run would then round its float32 products differently."""
+    before = torch.backends.mkldnn.enabled
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = before
 
 
 def make_grid(resident: Resident, num_clients: int, settings: dict[str, str]) -> InProcessGrid:

@@ -213,3 +213,11 @@ def kill_in_round(monkeypatch, server_round, how=KeyboardInterrupt):
 
 def without_times(row):
     return {key: value for key, value in row.items() if key not in ("seconds", "client_seconds")}
+
+
+def test_a_run_in_bf16_leaves_the_next_one_its_bits(train):
+    """On a CPU without bf16 torch turns oneDNN off when it first meets one."""
+    words = ("strategy=fedavg", "num_rounds=1")
+    before = train(*words, folder="before")
+    train(*words, "client.precision=bf16", folder="between")
+    assert same_bits(before.model, train(*words, folder="after").model)
