@@ -74,8 +74,11 @@ def train(message: Message, context: Context) -> Message:
     if resident.config.privacy.name == "none":
         chosen = choose(resident, client, order, start)
         scores = chosen.scores
-        own_order, own_start = replace(order, plan=chosen.plan), replace(start, trained=chosen.plan.trained)
-        result = train_client(resident, client, own_order, own_start, steps)
+        if chosen.plan is not order.plan:  # its own part of the plan
+            own_order, start = replace(order, plan=chosen.plan), replace(start, trained=chosen.plan.trained)
+        else:
+            own_order = order
+        result = train_client(resident, client, own_order, start, steps)
     else:
         answer = train_privately(context, resident, order, start)
         if isinstance(answer, Declined):

@@ -14,7 +14,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from fedfrozen_app.config import ClientConfig
 from fedfrozen_app.exchange.names import flattened, parameter_of
 from fedfrozen_app.exchange.order import Order
-from fedfrozen_app.local.algorithm import ByNamespace, Start
+from fedfrozen_app.local.algorithm import ByNamespace, Finished, Start
 from fedfrozen_app.models.task import Batch
 from fedfrozen_app.seeds import seed_for, seeded, torch_generator
 
@@ -77,10 +77,12 @@ def train_client(
         metrics |= resident.judge_personal(client)
     metrics |= resident.figures()
     trained = {name: resident.parameters[name].detach().clone() for name in order.plan.trained}
-    count = torch.tensor(float(stepped.count), dtype=resident.task.dtype, device=resident.device)
-    rate = learning_rate(resident.config.client, order.round, resident)
-    with torch.no_grad():
-        finished = order.method.finish(start, trained, count, rate)
+    finished = Finished()
+    if not order.method.adds_nothing():
+        count = torch.tensor(float(stepped.count), dtype=resident.task.dtype, device=resident.device)
+        rate = learning_rate(resident.config.client, order.round, resident)
+        with torch.no_grad():
+            finished = order.method.finish(start, trained, count, rate)
     metrics |= {name: float(value) for name, value in finished.figures.items()}
     metrics["client_seconds"] = time.perf_counter() - began
     # Copies: what is sent becomes the server's, which turns it into an update in place.
@@ -96,7 +98,8 @@ def eager_steps(resident: "Resident", client: str, order: Order, start: Start) -
         space: {name: value.detach().clone() for name, value in start.own[space].items()}
         for space in method.trains
     }
-    start = replace(start, own={**start.own, **live})
+    if live:
+        start = replace(start, own={**start.own, **live})
     losses: list[Tensor] = []
     resident.model.train()
     with seeded(seed_for(resident.config.seed, "dropout", client, order.round), resident.device):

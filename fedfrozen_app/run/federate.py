@@ -169,7 +169,7 @@ def announce(job: Job, strategy: PlannedFedAvg, conversation: Conversation, resi
     """Before a site is asked for anything: what becomes of private parts, what a round sends, and how long
     that takes."""
     sites = resident.shares.partition is None
-    has_private = not conversation.local and strategy.plan(strategy.first_round).private
+    has_private = not conversation.local and strategy.clients_keep(strategy.first_round)
     if has_private and (line := private_parts_note(job, sites=sites)):
         log.warning(line)
     if sites:

@@ -14,7 +14,7 @@ from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.privacy.budget import carry_budgets
 from fedfrozen_app.privacy.notes import check_start
 from fedfrozen_app.run.job import Job
-from fedfrozen_app.run.outline import keeps_private
+from fedfrozen_app.run.outline import keeps_private, planning_strategy
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server.hooks import BestModel, MetricsFile
 from fedfrozen_app.server.robust import check_cohort
@@ -53,7 +53,8 @@ def prepare(
 def restore_clients(job: Job, start: Checkpoint, conversation: Conversation, resident: Resident) -> None:
     """What a checkpoint says of the clients: what they hold, and what they have spent."""
     simulated = resident.shares.partition is not None  # sites keep what is theirs
-    if simulated and keeps_private(job.config, resident.exchanged, resident.roles):
+    strategy = planning_strategy(job.config, resident.exchanged, resident.roles)
+    if simulated and strategy.clients_keep(start.round + 1):
         checkpoint.check_private(start, in_process=conversation.local)
     check_start(job.resolved_config, start.config, start.row, job.source / "privacy" if simulated else None)
     if job.config.start_from:

@@ -131,6 +131,11 @@ class PlannedFedAvg(OwnLoop):
             found.update(plain_sizes(names, self.model, roles))
         return dict(found)
 
+    def clients_keep(self, server_round: int) -> bool:
+        """Whether clients hold something between their rounds that nobody else has."""
+        order = self.order(server_round, {})
+        return bool(order.plan.private or order.method.stays)
+
     @property
     def personal(self) -> bool:
         """Whether clients have models of their own, which must then be judged one by one."""

@@ -123,7 +123,7 @@ class Checkpoints:
             model=strategy.model,
             row=row,
             ledger=strategy.federation.conversation.ledger.state_dict(),
-            hooks={"best": self.best.state_dict(), "private": bool(strategy.plan(number).private)},
+            hooks={"best": self.best.state_dict(), "private": strategy.clients_keep(number)},
             clients=self.client_state(),
             strategy=arrays_to_keep(strategy),
             metadata=self.best.metadata,

@@ -100,8 +100,8 @@ class Policy:
         if unknown := sorted(names - set(roles)):
             return f"the order names {unknown[0]}, which the run's model does not have"
         extended = {parameter_of(name) for name in order.base if not is_parameter(name)}
-        if strange := sorted(extended - set(order.plan.shared)):
-            return f"the order brings an array beside {strange[0]}, which is not shared"
+        if strange := sorted(extended - set(order.plan.trained)):
+            return f"the order brings an array beside {strange[0]}, which does not train"
         if not all(DIGEST.fullmatch(digest) for digest in order.base.values()):
             return "the order names an array by something that is no digest"
         kinds = {roles[name].kind for name in order.plan.shared}

@@ -1,10 +1,12 @@
 """docs/adding-a-strategy.md does what it says: its own text as a package, installed from a wheel."""
 
 import importlib
+import json
 import re
 import shlex
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from fedfrozen_app import registry
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
+from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.names import flattened
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.local.resident import Resident
@@ -236,3 +239,23 @@ def test_frozen_names_are_in_none_of_its_arrays(installed, train, monkeypatch):
 def test_privacy_does_not_cover_what_nobody_clips(installed, train, capsys):
     with pytest.raises(Exception, match="keeps or sends arrays of its own, which nobody clips"):
         train("strategy=variates", "privacy=dp_sgd", "privacy.seeded_noise=true", "num_rounds=1")
+
+
+def test_every_client_can_be_judged_after_one_more_round(installed, train):
+    """Which needs what comes with an order; nothing of it is kept."""
+    run = train(*VARIATES, "num_rounds=1", "personal=true")
+    clients = json.loads((run.folder / "personal.json").read_text())["clients"]
+    judged = [figures for figures in clients if figures["test_rows"]]
+    assert judged and all("after" in figures for figures in judged)
+    assert "not_judged" not in run.summary["personal"]
+
+
+def test_a_checkpoint_knows_that_clients_keep_something(installed, train):
+    """Flower forgets it when a simulation ends: going on from there would begin at zero without a word."""
+    kept = checkpoint.newest(train(*VARIATES, "num_rounds=1", folder="one").folder)
+    assert (
+        kept.hooks["private"]
+        and not checkpoint.newest(train("num_rounds=1", folder="two").folder).hooks["private"]
+    )
+    with pytest.raises(UserError, match="Flower forgets"):
+        checkpoint.check_private(replace(kept, clients={}), in_process=False)
