@@ -76,6 +76,7 @@ def lines(tmp_path, name="tiny"):
     return [json.loads(line) for line in (tmp_path / "rows" / f"{name}.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow  # the parts have quick tests of their own
 def test_from_nothing_to_the_report_with_a_stop_between(inline, tmp_path, capsys):
     inline.main([*command(tmp_path, "--minutes", "0.01")])
     assert not (tmp_path / "rows" / "tiny.jsonl").exists()  # too late to begin anything
@@ -112,6 +113,7 @@ def cell(row):
     return (row["setting"], row["seed"], row["method"], row["lr"])
 
 
+@pytest.mark.slow  # the parts have quick tests of their own
 def test_a_prefix_that_is_gone_is_made_again_and_not_counted_twice(inline, tmp_path):
     study = inline.STUDIES["tiny"]
     inline.STUDIES["tiny"] = replace(study, settings=study.settings[:1], rates={"adamw": (1e-2,)})
