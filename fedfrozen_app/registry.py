@@ -79,7 +79,10 @@ def places(group: str) -> dict[str, str]:
 
 
 def register(group: str, name: str, thing: Any) -> None:
-    """Let a configuration of this process name `thing`, without a package around it."""
+    """Let a configuration of this process name `thing`, without a package around it.
+
+    Under a name of its own: orders that were read remember what they found by theirs.
+    """
     REGISTERED[group, name] = thing
 
 

@@ -2,11 +2,15 @@
 
 import base64
 import hashlib
+import importlib
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+
+from fedfrozen_app import registry
 
 
 def make_wheel(
@@ -35,6 +39,21 @@ def make_wheel(
             record.append(f"{path},sha256={digest},{len(text.encode())}\n")
         archive.writestr(f"{told}/RECORD", "".join(record))
     return wheel
+
+
+@contextmanager
+def on_path(site: Path, package: str) -> Iterator[Path]:
+    """Within it this process finds the package that was installed there."""
+    sys.path.insert(0, str(site))
+    importlib.invalidate_caches()
+    registry.places.cache_clear()
+    try:
+        yield site
+    finally:
+        sys.path.remove(str(site))
+        registry.places.cache_clear()
+        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+            del sys.modules[name]
 
 
 def install(wheel: Path, target: Path) -> Path:

@@ -44,7 +44,7 @@ class Recorder:
     def __call__(self, resident: "Resident", client: str, order: Order, start: Start) -> Stepped:
         if order.choice is not None:
             return eager_steps(resident, client, order, start)
-        key = (order.plan.trained, order.algorithm, json.dumps(dict(order.settings), sort_keys=True))
+        key = (order.plan, order.algorithm, json.dumps(dict(order.settings), sort_keys=True))
         if self._step is None or key != self._key:
             self._step = None  # its memory is the new one's
             layouts = Layouts.of(resident, order, order.plan.trained)

@@ -1,10 +1,8 @@
 """docs/adding-a-strategy.md does what it says: its own text as a package, installed from a wheel."""
 
-import importlib
 import json
 import re
 import shlex
-import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +23,7 @@ from fedfrozen_app.server.base import PlannedFedAvg
 from strategies.fedfrozen import FedFrozen
 from tests.conftest import SMALL, Run, same_bits
 from tests.flower.test_runtimes import is_key_bias
-from tests.wheels import install, make_wheel
+from tests.wheels import install, make_wheel, on_path
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-strategy.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
@@ -51,14 +49,9 @@ def package(tmp_path_factory):
 
 
 @pytest.fixture
-def installed(package, monkeypatch):
-    monkeypatch.syspath_prepend(str(package))
-    importlib.invalidate_caches()
-    registry.places.cache_clear()
-    yield package
-    registry.places.cache_clear()
-    for name in [name for name in sys.modules if name.startswith("mymethods")]:
-        del sys.modules[name]
+def installed(package):
+    with on_path(package, "mymethods") as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -1,6 +1,5 @@
 """A package of somebody else's, installed from a wheel, brings a strategy and its files."""
 
-import importlib
 import subprocess
 import sys
 
@@ -10,7 +9,7 @@ from fedfrozen_app import registry
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.commands.completion import words
 from fedfrozen_app.config import compose_config, read, resolved, strategy_settings
-from tests.wheels import install, make_wheel
+from tests.wheels import install, make_wheel, on_path
 
 FILES = {
     "gentle_package/__init__.py": "",
@@ -53,14 +52,9 @@ def site(tmp_path_factory):
 
 
 @pytest.fixture
-def installed(site, monkeypatch):
-    monkeypatch.syspath_prepend(str(site))
-    importlib.invalidate_caches()
-    registry.places.cache_clear()
-    yield site
-    registry.places.cache_clear()
-    for name in [name for name in sys.modules if name.startswith("gentle_package")]:
-        del sys.modules[name]
+def installed(site):
+    with on_path(site, "gentle_package") as folder:
+        yield folder
 
 
 def test_its_strategy_composes_with_its_own_defaults(installed):
