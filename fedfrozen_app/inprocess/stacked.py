@@ -59,6 +59,11 @@ def run_stacked(jobs: Sequence[Job], bench: Bench) -> list[Summary | BaseExcepti
 
 
 def _together(jobs: Sequence[Job], bench: Bench) -> list[Summary | BaseException]:
+    if len(jobs) == 1:  # nobody to wait for
+        try:
+            return [run_with(bench.resident(0, jobs[0]), jobs[0])]
+        except Exception as error:  # noqa: BLE001  (its own, as below)
+            return [error]
     strands = [Strand(partial(_run, job, bench, place)) for place, job in enumerate(jobs)]
     try:
         for strand in strands:
@@ -75,6 +80,8 @@ def _together(jobs: Sequence[Job], bench: Bench) -> list[Summary | BaseException
 
 
 def _run(job: Job, bench: Bench, place: int, strand: Strand[Summary]) -> Summary:
+    """One of several."""
+
     def ask(work: Work) -> list[Trained]:
         """Meanwhile others are the process's run."""
         mine = installed()

@@ -207,7 +207,8 @@ def make_optimizer(
     *,
     capturable: bool = False,
 ) -> Optimizer:
-    """`parameters` may be torch's groups. `capturable` keeps every state on the device, where a CUDA graph can replay it."""
+    """`parameters` may be torch's groups. `capturable` keeps every state on the device, where a CUDA graph
+    can replay it."""
     if settings.optimizer == "adamw":
         decay = settings.weight_decay
         return AdamW(parameters, lr=lr, weight_decay=decay, fused=True, capturable=capturable)

@@ -1,8 +1,8 @@
 """Clients of several runs in one step: runs of one shape, such as seeds of one setting, advance together.
 
-A small step is bound by launching it, so that more rows cost little. Every run brings a round's work as its own
-cohort runner would train it: the same clients in the same slots, in the same order. The slots of all runs lie
-beside one another, and what a run does not train is held once for it (local/step.py).
+A small step is bound by launching it, so that more rows cost little. Every run brings a round's work as its
+own cohort runner would train it: the same clients in the same slots, in the same order. The slots of all runs
+lie beside one another, and what a run does not train is held once for it (local/step.py).
 """
 
 import json
@@ -62,8 +62,8 @@ class Stack:
     def fits(self, measure: Callable[[], int]) -> int:
         """How many clients of one run fit, where all runs have as many. Measured once."""
         if self._fits is None:
-            self._fits = max(1, measure() // self.runs)
-        return self._fits
+            self._fits = measure()
+        return max(1, self._fits // self.runs)
 
     def _step(self, works: Sequence[Work]) -> Step:
         """One that has room for these: a run that has left leaves its slots idle, up to half of all."""
@@ -94,9 +94,7 @@ def kind(work: Work) -> Any:
     return (order.plan, order.algorithm, json.dumps(dict(order.settings), sort_keys=True))
 
 
-def laid_together(
-    works: Sequence[Work], each: int, slots: int
-) -> tuple[Schedule, list[tuple[int, Turn]]]:
+def laid_together(works: Sequence[Work], each: int, slots: int) -> tuple[Schedule, list[tuple[int, Turn]]]:
     """One schedule in which every work has `each` slots of its own, and whose turn each of its clients is:
     the place of the work, and the turn within it."""
     owners = [(place, turn) for place, work in enumerate(works) for turn in work.schedule.turns]

@@ -115,7 +115,8 @@ class Step:
         rates: Sequence[Any] = self._lr if self.on_gpu else [1.0] * runs
         each = size // runs
         groups = [
-            {"params": self._rows[run * each : (run + 1) * each], "lr": rate} for run, rate in enumerate(rates)
+            {"params": self._rows[run * each : (run + 1) * each], "lr": rate}
+            for run, rate in enumerate(rates)
         ]
         self.optimizer = make_optimizer(resident.config.client, groups, rates[0], capturable=self.on_gpu)
 
