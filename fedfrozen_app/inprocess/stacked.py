@@ -2,10 +2,12 @@
 is one stacked step. What a run leaves is what it leaves on its own."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
+from fedfrozen_app.config import stack_runs
 from fedfrozen_app.data.federated import share_out
 from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.inprocess.runtime import run_with, wants_cohort
@@ -17,6 +19,9 @@ from fedfrozen_app.run.job import Job
 
 log = logging.getLogger(__name__)
 Summary = dict[str, Any]
+Within = Callable[[Job], AbstractContextManager[Any]]
+LARGE_MODEL = 1_000_000  # parameters: from here on one run fills a GPU
+CLIENTS = 100  # of all runs, at once
 
 
 class Bench:
@@ -39,32 +44,53 @@ class Bench:
         return self.residents[place]
 
 
-def can_stack(jobs: Sequence[Job], resident: Resident) -> str | None:
-    """Why these cannot train beside one another; None where they can."""
+def runs_at_once(resident: Resident, cohort: int) -> int:
+    """How many runs of this shape train side by side: `runtime.stack_runs`."""
+    asked = stack_runs(resident.config)
+    if asked is not None:
+        return asked
+    size = sum(value.numel() for value in resident.parameters.values())
+    if resident.device.type != "cuda" or size >= LARGE_MODEL:
+        return 1
+    return max(1, CLIENTS // cohort)
+
+
+def why_apart(jobs: Sequence[Job], resident: Resident) -> str | None:
+    """Why these cannot train side by side with the run of this resident; None where they can."""
     if not all(resident.can_switch_to(job.config) for job in jobs):
         return "they differ in model, dataset or local training"
     if not wants_cohort(resident) or resident.config.privacy.name != "none":
-        return "their clients do not train together"
+        return "their clients do not train together (runtime.runner=cohort)"
     if draws_at_random(resident):
-        return "their model draws random numbers while it trains"
+        return "their model draws random numbers while it trains, such as for dropout"
     return None
 
 
-def run_stacked(jobs: Sequence[Job], bench: Bench) -> list[Summary | BaseException]:
-    """Train all to the end: the summary of each, or why it has none. One that fails leaves the others."""
+def run_stacked(
+    jobs: Sequence[Job], bench: Bench, within: Within = nullcontext
+) -> list[Summary | BaseException]:
+    """Train all to the end: the summary of each, or why it has none. One that fails leaves the others.
+
+    `within` surrounds each run, and sees how it ends.
+    """
     found: list[Summary | BaseException] = []
-    for first in range(0, len(jobs), bench.stack.runs):
-        found += _together(jobs[first : first + bench.stack.runs], bench)
+    size = bench.stack.runs
+    if size > 1 and (reason := why_apart(jobs[1:], bench.resident(0, jobs[0]))):
+        log.info("Runs train one after another, because %s.", reason)
+        size = 1
+    for first in range(0, len(jobs), size):
+        found += _together(jobs[first : first + size], bench, within)
     return found
 
 
-def _together(jobs: Sequence[Job], bench: Bench) -> list[Summary | BaseException]:
+def _together(jobs: Sequence[Job], bench: Bench, within: Within) -> list[Summary | BaseException]:
     if len(jobs) == 1:  # nobody to wait for
         try:
-            return [run_with(bench.resident(0, jobs[0]), jobs[0])]
-        except Exception as error:  # noqa: BLE001  (its own, as below)
+            with within(jobs[0]):
+                return [run_with(bench.resident(0, jobs[0]), jobs[0])]
+        except Exception as error:  # noqa: BLE001  (the caller's to judge, as below)
             return [error]
-    strands = [Strand(partial(_run, job, bench, place)) for place, job in enumerate(jobs)]
+    strands = [Strand(partial(_run, job, bench, place, within)) for place, job in enumerate(jobs)]
     try:
         for strand in strands:
             strand.start()
@@ -79,7 +105,7 @@ def _together(jobs: Sequence[Job], bench: Bench) -> list[Summary | BaseException
     return [strand.error if strand.error is not None else strand.result or {} for strand in strands]
 
 
-def _run(job: Job, bench: Bench, place: int, strand: Strand[Summary]) -> Summary:
+def _run(job: Job, bench: Bench, place: int, within: Within, strand: Strand[Summary]) -> Summary:
     """One of several."""
 
     def ask(work: Work) -> list[Trained]:
@@ -92,7 +118,8 @@ def _run(job: Job, bench: Bench, place: int, strand: Strand[Summary]) -> Summary
     def runner(resident: Resident, typical: Sequence[str]) -> StackedRunner:
         return StackedRunner(resident, typical, bench.stack, ask)
 
-    return run_with(bench.resident(place, job), job, runner)
+    with within(job):
+        return run_with(bench.resident(place, job), job, runner)
 
 
 def _answers(waiting: Sequence[Strand[Summary]], stack: Stack) -> list[tuple[Strand[Summary], Any]]:

@@ -77,8 +77,8 @@ class Resident:
             head=head_of(self.model, self.roles),
         )
         self.wrapper.settle(self.model)
-        self.train_table = self._on_device(corpus.train) if beside is None else beside.train_table
-        self._test = self._on_device(corpus.test) if beside is None else beside._test
+        self.train_table: Table = self._on_device(corpus.train) if beside is None else beside.train_table
+        self._test: Table = self._on_device(corpus.test) if beside is None else beside._test
         self._rows: dict[str, ClientRows] = {}
         self._loaded: dict[str, str | None] = {}
         self.recorder: Any = None  # of local/captured.py, which keeps a recorded step between messages
@@ -86,11 +86,7 @@ class Resident:
 
     def can_switch_to(self, config: Config) -> bool:
         """Whether that run has this model, these data and this local training."""
-        if not self.wrapper.reusable or wrapper_of(config) != self.wrapper:
-            return False
-        parts = ("model", "dataset", "runtime", "device")
-        same = all(getattr(config, part) == getattr(self.config, part) for part in parts)
-        return same and _but_for_rate(config.client) == _but_for_rate(self.config.client)
+        return same_shape(config, self.config)
 
     def switch_to(self, config: Config, shares: Shares) -> None:
         """Serve another run, of another seed or partition, from its beginning; what is compiled stays."""
@@ -208,6 +204,16 @@ class Resident:
         if not len(self.shares.validation):
             return {}
         return self.evaluate_rows(torch.from_numpy(self.shares.validation).to(self.device))
+
+
+def same_shape(one: Config, other: Config) -> bool:
+    """Whether two runs have the same model, data and local training: seed, partition and rate may differ."""
+    wrapper = wrapper_of(one)
+    if not wrapper.reusable or wrapper_of(other) != wrapper:
+        return False
+    parts = ("model", "dataset", "runtime", "device")
+    same = all(getattr(one, part) == getattr(other, part) for part in parts)
+    return same and _but_for_rate(one.client) == _but_for_rate(other.client)
 
 
 def _but_for_rate(settings: ClientConfig) -> ClientConfig:

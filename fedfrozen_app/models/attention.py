@@ -44,7 +44,8 @@ class _Folded(torch.autograd.Function):
         parts = [fold(*pair) for pair in zip(tensors, in_dims, strict=False)]
         # Within another vmap, over runs, those are folded in turn.
         nested = any(part is not None and is_batchedtensor(part) for part in parts)
-        result = (_Folded.apply if nested else _Folded.forward)(*parts, scale, dropout)
+        attend: Any = _Folded.apply if nested else _Folded.forward
+        result = attend(*parts, scale, dropout)
         return result.unflatten(0, (info.batch_size, -1)), 0
 
 

@@ -13,7 +13,7 @@ from fedfrozen_app.data.federated import load_corpus
 from fedfrozen_app.errors import RunFailed
 from fedfrozen_app.exchange.plan import Phase
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.inprocess.stacked import Bench, can_stack, run_stacked
+from fedfrozen_app.inprocess.stacked import Bench, run_stacked, why_apart
 from fedfrozen_app.inprocess.strand import Strand
 from fedfrozen_app.local.algorithm import Algorithm, Finished
 from fedfrozen_app.local.stack import draws_at_random
@@ -240,14 +240,14 @@ def test_a_bench_serves_one_group_after_another(tmp_path, train):
 def test_what_may_stand_beside(tmp_path, words, reason):
     jobs = [job(tmp_path / "a"), job(tmp_path / "b", *words)]
     resident = Bench(load_corpus(jobs[0].config), 2).resident(0, jobs[0])
-    found = can_stack(jobs, resident)
+    found = why_apart(jobs, resident)
     assert found is None if reason is None else reason in found
 
 
 def test_dropout_needs_a_run_of_its_own(tmp_path):
     made = job(tmp_path / "a", "model.config.hidden_dropout_prob=0.1")
     resident = Bench(load_corpus(made.config), 2).resident(0, made)
-    assert draws_at_random(resident) and "random" in can_stack([made], resident)
+    assert draws_at_random(resident) and "random" in why_apart([made], resident)
     assert not resident.model.training
 
 
