@@ -24,7 +24,7 @@ from fedfrozen_app.privacy.accountant import epsilon_of, solve_noise
 from fedfrozen_app.privacy.budget import Budget, BudgetFile, Declined
 from fedfrozen_app.privacy.dpsgd import Clipping, ExampleGradients, Recipe, draw_rows, train_steps
 from fedfrozen_app.privacy.ghost import GhostClipping
-from fedfrozen_app.privacy.noise import Noise
+from fedfrozen_app.privacy.noise import Noise, SecretNoise, SeededNoise
 from fedfrozen_app.privacy.steps import SLACK, Steps
 
 if TYPE_CHECKING:
@@ -67,9 +67,14 @@ class PrivateClient:
         self.units = units_of(resident, client)
         self._declared = declared
         self._limit = min(resident.config.privacy.epsilon, math.inf if limit is None else limit)
-        seed = (resident.config.seed, client, order.round) if resident.config.privacy.seeded_noise else None
-        self._source = Noise(resident.device, seed)
+        self._source = self._new_source()
         self.rounds = 0  # paid for, once it has taken part
+
+    def _new_source(self) -> Noise:
+        config = self.resident.config
+        if config.privacy.seeded_noise:
+            return SeededNoise(self.resident.device, config.seed, self.client, self.order.round)
+        return SecretNoise(self.resident.device)
 
     def take_part(self, start: Start, paid: int = 0) -> LocalResult | Declined:
         """Train and reply, resend what was sent for the very same order, or decline.

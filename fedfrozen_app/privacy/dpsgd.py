@@ -82,7 +82,7 @@ class NoisyOptimizer(DPOptimizer):
     def add_noise(self) -> None:
         std = self.noise_multiplier * self.max_grad_norm if self.noise_multiplier else 0.0
         for parameter in self.params:
-            parameter.grad = parameter.summed_grad + self.source.normal(parameter.summed_grad, std)
+            parameter.grad = self.source.added_to(parameter.summed_grad, std)
 
 
 class Clipping(Protocol):
