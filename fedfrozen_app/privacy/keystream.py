@@ -3,10 +3,10 @@
 The key is 256 bits of the operating system, drawn once for every stream, so no two streams share anything.
 `cryptography` (OpenSSL) does the enciphering; here its bytes only become numbers.
 
-Gaussians come by Box and Muller's formula, in float64. One of them can be told from its last digits: only some
-floating-point numbers are ever drawn (Mironov 2012, arXiv 2112.05307). So each is the sum of four independent ones,
-divided by two, as in Opacus' secure mode: whoever would undo that tries 2^159 sums (Holohan and Braghin 2021,
-arXiv 2107.10138, section 5.1).
+Gaussians come by Box and Muller's formula, in float64. One of them can be told from its last digits: only
+some floating-point numbers are ever drawn (Mironov 2012, arXiv 2112.05307). So each is the sum of four
+independent ones, divided by two, as in Opacus' secure mode: whoever would undo that tries 2^159 sums (Holohan
+and Braghin 2021, arXiv 2107.10138, section 5.1).
 """
 
 import math

@@ -1,4 +1,5 @@
-"""Where a private round's noise, samples and dropout come from: a secret keystream, or in a simulation its seed.
+"""Where a private round's noise, samples and dropout come from: a secret keystream, or in a simulation its
+seed.
 
 Noise is added in float64, and the sum is rounded to a multiple of a fixed step before it becomes a float32: a
 result near zero would else keep digits in which the sum without noise still shows.
