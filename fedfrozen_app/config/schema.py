@@ -223,8 +223,8 @@ class PrivacyConfig:
     )
     canaries: int = setting(
         1000,
-        "`audited`: so many made-up examples, each planted by the toss of a coin. A larger epsilon takes more "
-        "of them to tell",
+        "`audited`: so many made-up examples, each planted by a coin. A larger epsilon takes more of "
+        "them to tell",
         least=0,
     )
     seeded_noise: bool = setting(
