@@ -59,7 +59,7 @@ RUNS = [Steps(1.1, 0.05, 120), Steps(0.9, 0.02, 300), Steps(2.5, 0.25, 60)]  # i
 
 @pytest.mark.parametrize("count", [1, 3, 12])
 def test_many_runs_together_cost_what_dp_accounting_says(count):
-    """All steps of all runs as one composition; who adds the runs' epsilons up, as a site does, counts more."""
+    """All steps of all runs as one composition; who adds epsilons up, as a site does, counts more."""
     runs = [RUNS[number % len(RUNS)] for number in range(count)]
     expected = independent(runs, PLDAccountant(value_discretization_interval=1e-3))
     together = epsilon_of(runs, DELTA, "prv", expected)
