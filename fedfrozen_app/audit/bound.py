@@ -90,7 +90,8 @@ def likelihoods(seen: np.ndarray, rate: float) -> np.ndarray:
     noise = max(float(np.nanmedian(np.abs(seen))) / 0.6745, LEAST_NOISE)
     gain = (2 * seen - 1) / (2 * noise**2)
     absent = math.log1p(-rate) if rate < 1 else -math.inf
-    return np.nansum(np.logaddexp(absent, math.log(rate) + gain), axis=0)
+    with np.errstate(invalid="ignore"):  # NaN where a canary's array did not train, which tells nothing
+        return np.nansum(np.logaddexp(absent, math.log(rate) + gain), axis=0)
 
 
 def numbers_of_guesses(canaries: int) -> list[int]:

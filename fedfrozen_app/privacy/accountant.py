@@ -111,10 +111,13 @@ def _privacy_loss(steps: tuple[Steps, ...], delta: float) -> tuple[Any, float]:
 
 def rough_epsilon(steps: Iterable[Steps], delta: float) -> float:
     """A quick figure that is never too small."""
-    rdp = sum(_renyi(noise, rate) * times for noise, rate, times in steps)
+    return _renyi_epsilon(sum(_renyi(noise, rate) * times for noise, rate, times in steps), delta)
+
+
+def _renyi_epsilon(curve: Any, delta: float) -> float:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Optimal order")  # another would be nearer the truth
-        return float(get_privacy_spent(orders=WHOLE_ORDERS, rdp=rdp, delta=delta)[0])
+        return float(get_privacy_spent(orders=WHOLE_ORDERS, rdp=curve, delta=delta)[0])
 
 
 class PrvAccountant(PRVAccountant):
@@ -131,7 +134,7 @@ class PrvAccountant(PRVAccountant):
         single = [_renyi(noise, rate) for noise, rate, _ in self.history]
         whole = sum(curve * times for curve, (_, _, times) in zip(single, self.history, strict=True))
         parts = [(whole, delta_error / 4), *((one, delta_error / (8 * total)) for one in single)]
-        bounds = [get_privacy_spent(orders=WHOLE_ORDERS, rdp=rdp, delta=tail)[0] for rdp, tail in parts]
+        bounds = [_renyi_epsilon(curve, tail) for curve, tail in parts]
         width = max(eps_error, *bounds)
         mesh = eps_error / math.sqrt(total * math.log(12 / delta_error) / 2)
         return Domain.create_aligned(-width - 3, width + 3, mesh)
