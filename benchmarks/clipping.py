@@ -56,12 +56,12 @@ def step(way: str, width: int, batch: int, tokens: int, device: str) -> dict[str
         "ghost": lambda: GhostClipping(model, task, names, 1.0),
     }
     clipping = made[way]()
-    clipping.load(table.take(torch.arange(2, device=device)), parameters)
+    clipping.load(table, torch.arange(2, device=device), parameters)
     on_gpu = device == "cuda"
     before = torch.cuda.memory_allocated() if on_gpu else resident_bytes()
     torch.cuda.reset_peak_memory_stats() if on_gpu else reset_peak()
     began = time.perf_counter()
-    losses = clipping.load(table, parameters)
+    losses = clipping.load(table, torch.arange(batch, device=device), parameters)
     losses.sum().item()  # waits for a GPU
     seconds = time.perf_counter() - began
     peak = torch.cuda.max_memory_allocated() if on_gpu else peak_bytes()

@@ -26,15 +26,21 @@ def torch_generator(seed: int, purpose: str, *keys: int | str) -> torch.Generato
     return torch.Generator().manual_seed(seed_for(seed, purpose, *keys))
 
 
+def generators_of(device: torch.device) -> list[torch.Generator]:
+    """Those that dropout on this device draws from."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    return generators
+
+
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Dropout draws from this seed within the block, and leaves the generators as they were.
 
     Not `torch.manual_seed`: without a GPU it queues a call and a stack trace for the day one appears.
     """
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
+    generators = generators_of(device)
     states = [generator.get_state() for generator in generators]
     for generator in generators:
         generator.manual_seed(seed)

@@ -1,7 +1,9 @@
-"""`fedfrozen audit RUN [key=value ...]`: attack a finished run, and write `audit.json` beside its results."""
+"""`fedfrozen audit RUN [key=value ...]`: try what a run claims of privacy, and write `audit.json` beside it.
+
+RUN is a run's folder; or a site's own privacy folder, which holds the record of its audited rounds alone.
+"""
 
 import json
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from rich.table import Table as Grid
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedfrozen_app.audit.canaries import rehearse
+from fedfrozen_app.audit.claim import EXCEEDED, UNTOLD, judge_claim
 from fedfrozen_app.audit.membership import (
     Pool,
     interval,
@@ -29,45 +31,66 @@ from fedfrozen_app.data.table import Table
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.rows import read_rows
 from fedfrozen_app.launch import load_run, run_folder
-from fedfrozen_app.local.private import sampling
 from fedfrozen_app.local.resident import Resident
-from fedfrozen_app.privacy.accountant import epsilon_of
-from fedfrozen_app.privacy.budget import BudgetFile
-from fedfrozen_app.privacy.dpsgd import Recipe
-from fedfrozen_app.privacy.steps import Steps
 from fedfrozen_app.report.output import replace_file
-from fedfrozen_app.words import counted
 
 
 @dataclass
 class AuditSettings:
-    client: str = "0"  # whose steps are rehearsed, and whose uploads are looked at
+    client: str | None = None  # whose uploads are attacked; None: the audited one's, or those of client 0
     rows: int = 500  # members, and as many others, in an attack
     shadow_pairs: int = 2
     shadow_epochs: int = 10
-    canaries: int = 200
-    steps: int = 100  # private steps that the rehearsal takes at most
     seed: int = 0
 
 
-def audit(arguments: list[str]) -> None:
+def audit(arguments: list[str]) -> int:
+    """1 when a claimed epsilon is exceeded."""
     run, overrides = run_folder("audit", arguments)
     settings = read_settings(overrides)
+    if (run / "audit").is_dir():
+        claims = [judge_claim(path, None, path.name, None) for path in audited(run)]
+        found: dict[str, Any] = {"run": str(run), "claims": claims}
+    else:
+        found = attack(run, settings)
+    replace_file(run / "audit.json", json.dumps(found, indent=2))
+    for grid in as_grids(found):
+        Console().print(grid)
+    print(f"Wrote {run / 'audit.json'}")
+    return int(any(claim["verdict"] == EXCEEDED for claim in found["claims"]))
+
+
+def attack(run: Path, settings: AuditSettings) -> dict[str, Any]:
+    claims = judge_claims(run)
     resident = load_run(run, [])
     clients = took_part(resident, run)
+    settings.client = settings.client or resident.config.privacy.audited or "0"
     check_client(resident, run, settings.client)
     final = {name: value.detach().clone() for name, value in resident.parameters.items()}
-    found = {
+    return {
         "run": str(run),
         "strategy": resident.config.strategy["name"],
         "settings": asdict(settings),
+        "claims": claims,
         "final_model": attack_model(resident, clients, final, settings),
         "uploads": attack_uploads(resident, run, settings),
-        "canaries": attack_mechanism(resident, run, final, settings),
     }
-    replace_file(run / "audit.json", json.dumps(found, indent=2))
-    Console().print(as_grid(found))
-    print(f"Wrote {run / 'audit.json'}")
+
+
+def audited(privacy: Path) -> list[Path]:
+    """The folders of the clients whose rounds were watched."""
+    return sorted(path for path in (privacy / "audit").glob("*") if any(path.glob("[0-9]*.safetensors")))
+
+
+def judge_claims(run: Path) -> list[dict[str, Any]]:
+    """Of each client that claims an epsilon; who was not watched claims without proof."""
+    told = {client: value for row in read_rows(run) for client, value in row.get("epsilon", {}).items()}
+    watched = {path.name: path for path in audited(run / "privacy")}
+    found = [judge_claim(path, run / "uploads", client, told.get(client)) for client, path in watched.items()]
+    if told and not found:
+        largest = max(told, key=lambda client: told[client])
+        found.append({"client": largest, "epsilon_claimed": told[largest], "verdict": UNTOLD, "checks": {}})
+    return found
 
 
 def read_settings(overrides: list[str]) -> AuditSettings:
@@ -81,8 +104,6 @@ def read_settings(overrides: list[str]) -> AuditSettings:
         ("rows", 10),
         ("shadow_pairs", 1),
         ("shadow_epochs", 1),
-        ("canaries", 8),
-        ("steps", 1),
     ):
         if (value := getattr(settings, key)) < least:
             raise UserError(f"fedfrozen audit: {key}={value} is too few: it must be at least {least}.")
@@ -104,8 +125,6 @@ def check_client(resident: Resident, run: Path, client: str) -> None:
     count = len(resident.shares.partition.indices)
     if client not in map(str, range(count)):
         raise UserError(f"{run} has no client {client}: choose one from 0 to {count - 1}.")
-    if resident.config.privacy.name != "none" and BudgetFile(run / "privacy", client).read() is None:
-        raise UserError(f"In {run} client {client} took no private step: choose one that has taken part.")
 
 
 def attack_model(
@@ -128,6 +147,7 @@ def attack_uploads(resident: Resident, run: Path, settings: AuditSettings) -> di
     kept = [path for path in folders if (path / f"{settings.client}.safetensors").exists()]
     if not kept:
         return None
+    assert settings.client is not None
     pool = _pool(resident, resident.rows(settings.client).train, settings)
     gain = np.zeros(len(pool.rows))
     for folder in kept:
@@ -137,37 +157,29 @@ def attack_uploads(resident: Resident, run: Path, settings: AuditSettings) -> di
     return {"rounds": len(kept), "gain": interval(*split_scores(gain, pool), settings.seed)}
 
 
-def attack_mechanism(
-    resident: Resident, run: Path, final: dict[str, Tensor], settings: AuditSettings
-) -> dict[str, Any]:
-    """The client's private steps, rehearsed with canaries; for a run without privacy, its plain gradients."""
-    config = resident.config
-    rows = resident.rows(settings.client).train
-    resident.load(final, {})
-    budget = BudgetFile(run / "privacy", settings.client).read() if config.privacy.name != "none" else None
-    declared = len(rows) if budget is None else budget.declared
-    rate, steps = sampling(config, declared)
-    claimed, noise, bound, delta = math.inf, 0.0, math.inf, 0.0
-    taken = min(steps * config.num_rounds, settings.steps)
-    if budget is not None:
-        noise, bound, delta = budget.noise, config.privacy.max_grad_norm, budget.delta
-        paid = sum(step.times for step in budget.steps if step.noise == noise)
-        taken = min(paid, settings.steps)
-        done = [Steps(noise, rate, taken)]
-        claimed = epsilon_of(done, delta, config.privacy.accountant, config.privacy.epsilon)
-    recipe = Recipe(rate, taken, noise, bound, 1.0, config.privacy.physical_batch)
-    result = rehearse(resident, rows, recipe, canaries=settings.canaries, delta=delta, seed=settings.seed)
-    return {
-        **asdict(result),
-        "steps": taken,
-        "epsilon_claimed": None if math.isinf(claimed) else claimed,
-        "privacy_unit": None if budget is None else budget.unit,
-        "exceeds_claim": result.epsilon_lower > claimed,
-    }
+def as_grids(found: dict[str, Any]) -> list[Grid]:
+    grids = [as_claim_grid(claim) for claim in found["claims"]]
+    if "final_model" in found:
+        grids.append(as_attack_grid(found))
+    return grids
 
 
-def as_grid(found: dict[str, Any]) -> Grid:
-    grid = Grid(title=f"Audit of {found['strategy']}: can one tell who was in the data?")
+def as_claim_grid(claim: dict[str, Any]) -> Grid:
+    per = f" per {claim['privacy_unit']}" if "privacy_unit" in claim else ""
+    grid = Grid(title=f"Client {claim['client']} claims epsilon {claim['epsilon_claimed']:.3f}{per}")
+    for column in ("check", "found", "word"):
+        grid.add_column(column)
+    for name, check in claim["checks"].items():
+        grid.add_row(name, check["found"], check["word"])
+    if not claim["checks"]:
+        grid.add_row("none", "nobody was watched: run it again with privacy.audited=CLIENT", claim["verdict"])
+    grid.add_section()
+    grid.add_row("the claim", "", claim["verdict"])
+    return grid
+
+
+def as_attack_grid(found: dict[str, Any]) -> Grid:
+    grid = Grid(title=f"Attacks on {found['strategy']}: can one tell who was in the data?")
     for column in ("attack", "result", "95 % interval"):
         grid.add_column(column)
     attacks = {
@@ -178,18 +190,6 @@ def as_grid(found: dict[str, Any]) -> Grid:
         attacks[f"uploads of client {found['settings']['client']}"] = found["uploads"]["gain"]
     for name, figures in attacks.items():
         grid.add_row(name, f"AUC {figures['auc']:.3f}", f"{figures['low']:.3f} to {figures['high']:.3f}")
-    canaries = found["canaries"]
-    claim = canaries["epsilon_claimed"]
-    claim_line = (
-        "no privacy claimed"
-        if claim is None
-        else f"claimed for these steps: {claim:.3f} per {canaries['privacy_unit']}"
-    )
-    grid.add_row(
-        f"canaries, {counted(canaries['steps'], 'step')}",
-        f"{canaries['right']} of {canaries['guesses']} guesses right",
-        f"epsilon above {canaries['epsilon_lower']:.3f}; {claim_line}",
-    )
     return grid
 
 

@@ -33,7 +33,7 @@ TRAIN = "fedfrozen_app.commands.training:train"
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Carry out a command line; 1 when the run it started failed."""
+    """Carry out a command line; 1 when the run it started failed, or what a verb itself says."""
     verb = arguments[0] if arguments else ""
     if verb.isalpha() and verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, n=1)
@@ -44,11 +44,10 @@ def dispatch(arguments: list[str]) -> int:
         _check_dashes(rest)
     module, _, function = place.partition(":")
     try:
-        getattr(importlib.import_module(module), function)(rest)
+        return getattr(importlib.import_module(module), function)(rest) or 0
     except RunFailed as error:
         print(f"fedfrozen: the run failed. {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 def _check_dashes(rest: list[str]) -> None:

@@ -97,6 +97,10 @@ def _check(config: Config) -> None:
         )
     if config.privacy.name != "none":
         _check_private(config)
+    elif config.privacy.audited is not None:
+        raise UserError(
+            f"privacy.audited={config.privacy.audited} needs a claim to audit: add privacy=dp_sgd."
+        )
     strategy_settings(config)
     server_optimizer_settings(config)
     device_of(config.device)
@@ -119,6 +123,12 @@ def _check_private(config: Config) -> None:
         raise UserError(
             "personal=true tells how each client's model does on its own rows, which privacy=dp_sgd does not "
             "cover: leave personal=null."
+        )
+    if config.privacy.audited is not None and config.privacy.canaries and config.privacy.clipping == "ghost":
+        raise UserError(
+            "privacy.clipping=ghost takes no canaries, which are gradients and no rows: set "
+            "privacy.canaries=0, and noise, clipped sums and accounts are audited without them; or use "
+            "privacy.clipping=per_example."
         )
     if config.client.class_weights:
         raise UserError(

@@ -215,6 +215,18 @@ class PrivacyConfig:
     physical_batch: int = setting(
         64, "Examples whose gradients are in memory at once; changes no result", least=1
     )
+    audited: str | None = setting(
+        None,
+        "Watch the client with this name and plant canaries among its examples, for `fedfrozen audit`: a run "
+        "to test privacy with, not a model to use, and every output says so. `null`: none; see "
+        "[Privacy](privacy.md#audit)",
+    )
+    canaries: int = setting(
+        1000,
+        "`audited`: so many made-up examples, each planted by a coin. A larger epsilon takes more of "
+        "them to tell",
+        least=0,
+    )
     seeded_noise: bool = setting(
         False,
         "`true`: noise and samples come from `seed`, to repeat a simulation. Not private, and every output "

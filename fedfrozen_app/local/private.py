@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedfrozen_app.config import Config
 from fedfrozen_app.errors import UserError
@@ -24,8 +24,9 @@ from fedfrozen_app.privacy.accountant import epsilon_of, solve_noise
 from fedfrozen_app.privacy.budget import Budget, BudgetFile, Declined
 from fedfrozen_app.privacy.dpsgd import Clipping, ExampleGradients, Recipe, draw_rows, train_steps
 from fedfrozen_app.privacy.ghost import GhostClipping
-from fedfrozen_app.privacy.noise import Noise
+from fedfrozen_app.privacy.noise import Noise, SecretNoise, SeededNoise
 from fedfrozen_app.privacy.steps import SLACK, Steps
+from fedfrozen_app.privacy.watch import Canaries, Figures, Watch, record_folder
 
 if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
@@ -67,9 +68,14 @@ class PrivateClient:
         self.units = units_of(resident, client)
         self._declared = declared
         self._limit = min(resident.config.privacy.epsilon, math.inf if limit is None else limit)
-        seed = (resident.config.seed, client, order.round) if resident.config.privacy.seeded_noise else None
-        self._source = Noise(resident.device, seed)
+        self._source = self._new_source()
         self.rounds = 0  # paid for, once it has taken part
+
+    def _new_source(self) -> Noise:
+        config = self.resident.config
+        if config.privacy.seeded_noise:
+            return SeededNoise(self.resident.device, config.seed, self.client, self.order.round)
+        return SecretNoise(self.resident.device)
 
     def take_part(self, start: Start, paid: int = 0) -> LocalResult | Declined:
         """Train and reply, resend what was sent for the very same order, or decline.
@@ -118,7 +124,7 @@ class PrivateClient:
         self.resident.load(start.model, self.order.base)
         if chooses:
             self._choose(budget)
-        arrays, loss = self._train(start, self._plan(budget, start), recipe)
+        arrays, loss = self._train(start, self._plan(budget, start), recipe, budget, paid_for=due[0])
         self.file.note({"round": self.order.round, "train_loss": loss})
         self.file.keep_reply(self.order.digest, arrays)
         return LocalResult(arrays, budget.declared, self._metrics(budget))
@@ -221,7 +227,9 @@ class PrivateClient:
             physical_batch=config.privacy.physical_batch,
         )
 
-    def _train(self, start: Start, plan: Plan, recipe: Recipe) -> tuple[dict[str, Tensor], float | None]:
+    def _train(
+        self, start: Start, plan: Plan, recipe: Recipe, budget: Budget, paid_for: Steps
+    ) -> tuple[dict[str, Tensor], float | None]:
         resident, order = self.resident, self.order
         config = resident.config
         trained = {name: resident.parameters[name] for name in plan.trained}
@@ -233,14 +241,40 @@ class PrivateClient:
             loss = partial(order.method.loss, start=own_start)
             gradients = ExampleGradients(resident.model, resident.task, list(trained), loss)
         rate = learning_rate(config.client, order.round, resident)
-        optimizer = optimizer_for(resident, trained, rate)
+        optimizer, units = optimizer_for(resident, trained, rate), self.units
+        watch = None
+        if config.privacy.audited == self.client:
+            gradients = watch = self._watch(gradients, trained, rate, recipe, budget, paid_for)
+            units = [*units, *watch.canaries.units(len(resident.train_table))]
+            watch.attach(optimizer, len(units))
         resident.model.train()
         with self._source.dropout():
             mean = train_steps(
-                gradients, trained, optimizer, resident.train_table, self.units, recipe, self._source
+                gradients, trained, optimizer, resident.train_table, units, recipe, self._source
             )
+        if watch is not None:
+            watch.close(self._new_source)
+            watch.write(record_folder(self.folder, self.client) / f"{budget.rounds}.safetensors")
         resident.model.eval()
         return {name: parameter.detach().clone() for name, parameter in trained.items()}, mean
+
+    def _watch(
+        self,
+        gradients: Clipping,
+        trained: dict[str, nn.Parameter],
+        rate: float,
+        recipe: Recipe,
+        budget: Budget,
+        paid_for: Steps,
+    ) -> Watch:
+        """For `fedfrozen audit`, against what this round has paid for and what the client tells of it."""
+        config = self.resident.config.privacy
+        folder = record_folder(self.folder, self.client)
+        canaries = Canaries.of_run(folder, trained, config.canaries)
+        figures = Figures(self.order.round, paid_for, config.max_grad_norm, unit=budget.unit)
+        figures.epsilon, figures.delta = self._metrics(budget)["epsilon"], budget.delta
+        make = partial(optimizer_for, self.resident, rate=rate)
+        return Watch(gradients, canaries, trained, make, recipe, figures, self.resident.device)
 
     def _ghost(self, trained: list[str]) -> Clipping:
         if not self.order.method.is_plain():

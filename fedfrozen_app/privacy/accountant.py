@@ -5,7 +5,9 @@ releases a gradient or the scores that choose layers, so one list of (noise, rat
 """
 
 import math
+import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -56,6 +58,68 @@ def _epsilon(steps: tuple[Steps, ...], delta: float, kind: str, budget: float) -
         return float(accountant.get_epsilon(delta=delta, **exact))
 
 
+def epsilon_bounds(steps: Iterable[Steps], delta: float) -> tuple[float, float]:
+    """Between these two lies the true ε of all these steps together."""
+    loss, error = _privacy_loss(merged(steps), delta)
+    low, _, high = loss.compute_epsilon(delta, delta / 1000, error)
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What steps promise at every δ at once: at `epsilons[i]` at most `deltas[i]`, whoever comes or goes.
+
+    So an event that has chance x without an example has at most F(x) with it, and the other way round:
+    F(x) = min over i of δ + e^ε·x and 1 − e^−ε·(1 − δ − x).
+    """
+
+    epsilons: np.ndarray
+    deltas: np.ndarray
+
+    def least_chance(self, with_it: float) -> float:
+        """The least x for which F(x) is as much as this."""
+        steep = (with_it - self.deltas) * np.exp(-self.epsilons)
+        flat = 1 - self.deltas - np.exp(self.epsilons) * (1 - with_it)
+        return max(0.0, float(steep.max()), float(flat.max()))
+
+
+@lru_cache(maxsize=256)
+def curve_of(steps: tuple[Steps, ...], delta: float, points: int = 200) -> Curve:
+    """Of all these steps together, by numerical composition, whose errors are added. `delta`: the smallest
+    that matters."""
+    loss, error = _privacy_loss(merged(steps), delta)
+    values, chances = loss.domain.ts, loss.pmf
+    epsilons = np.linspace(0.0, float(loss.compute_epsilon(delta, delta / 1000, error)[2]), points)
+    deltas = []
+    for epsilon in epsilons - error:
+        more, less = values > epsilon, values < -epsilon  # log P/Q under P, an example there or away
+        gone = (chances[more] * -np.expm1(epsilon - values[more])).sum()
+        there = (chances[less] * (np.exp(-values[less]) - np.exp(epsilon))).sum()
+        deltas.append(min(1.0, max(gone, there) + delta / 1000))
+    return Curve(epsilons, np.array(deltas))
+
+
+@lru_cache(maxsize=256)
+def _privacy_loss(steps: tuple[Steps, ...], delta: float) -> tuple[Any, float]:
+    """The distribution of the privacy loss, and how far an ε that is read off it may be wrong."""
+    accountant = PrvAccountant()
+    accountant.history = [tuple(step) for step in steps]
+    error = max(rough_epsilon(steps, delta), LEAST_EPSILON) / PRECISION
+    with np.errstate(divide="ignore"):  # at rate 1 it takes the logarithm of 0, and means minus infinity
+        return accountant._get_dprv(eps_error=error, delta_error=delta / 1000), error
+
+
+def rough_epsilon(steps: Iterable[Steps], delta: float) -> float:
+    """A quick figure that is never too small."""
+    return _renyi_epsilon(sum(_renyi(noise, rate) * times for noise, rate, times in steps), delta)
+
+
+def _renyi_epsilon(curve: Any, delta: float) -> float:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Optimal order")  # another would be nearer the truth
+        return float(get_privacy_spent(orders=WHOLE_ORDERS, rdp=curve, delta=delta)[0])
+
+
 class PrvAccountant(PRVAccountant):
     """Opacus' accountant, with the width of its grid from whole Rényi orders alone.
 
@@ -70,7 +134,7 @@ class PrvAccountant(PRVAccountant):
         single = [_renyi(noise, rate) for noise, rate, _ in self.history]
         whole = sum(curve * times for curve, (_, _, times) in zip(single, self.history, strict=True))
         parts = [(whole, delta_error / 4), *((one, delta_error / (8 * total)) for one in single)]
-        bounds = [get_privacy_spent(orders=WHOLE_ORDERS, rdp=rdp, delta=tail)[0] for rdp, tail in parts]
+        bounds = [_renyi_epsilon(curve, tail) for curve, tail in parts]
         width = max(eps_error, *bounds)
         mesh = eps_error / math.sqrt(total * math.log(12 / delta_error) / 2)
         return Domain.create_aligned(-width - 3, width + 3, mesh)

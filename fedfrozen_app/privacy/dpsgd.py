@@ -82,7 +82,7 @@ class NoisyOptimizer(DPOptimizer):
     def add_noise(self) -> None:
         std = self.noise_multiplier * self.max_grad_norm if self.noise_multiplier else 0.0
         for parameter in self.params:
-            parameter.grad = parameter.summed_grad + self.source.normal(parameter.summed_grad, std)
+            parameter.grad = self.source.added_to(parameter.summed_grad, std)
 
 
 class Clipping(Protocol):
@@ -90,8 +90,11 @@ class Clipping(Protocol):
 
     optimizer: type[NoisyOptimizer]
 
-    def load(self, part: Table, parameters: Mapping[str, nn.Parameter]) -> Tensor:
-        """Leave on the parameters what the optimiser reads; the losses, (examples,)."""
+    def load(self, table: Table, index: Tensor, parameters: Mapping[str, nn.Parameter]) -> Tensor:
+        """Leave on the parameters what the optimiser reads of these rows; the losses, (examples,)."""
+
+    def each(self, part: Table, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """Every example's gradient as it is before clipping, (examples, *shape): for an audit."""
 
 
 class ExampleGradients:
@@ -106,11 +109,15 @@ class ExampleGradients:
         self._trained = list(trained)
         self._task = task.with_call(self._call)
 
-    def load(self, part: Table, parameters: Mapping[str, nn.Parameter]) -> Tensor:
+    def load(self, table: Table, index: Tensor, parameters: Mapping[str, nn.Parameter]) -> Tensor:
+        part = table.take(index)
         losses, slopes = self(part.inputs, part.labels)
         for name, parameter in parameters.items():
             parameter.grad_sample = slopes[name]  # type: ignore[attr-defined]
         return losses
+
+    def each(self, part: Table, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        return self(part.inputs, part.labels)[1]
 
     def _call(self, parameters: Parameters, inputs: Inputs) -> Tensor:
         given = with_ready_mask(inputs, self._causal)
@@ -174,7 +181,7 @@ def train_steps(
         index = draw_rows(units, sample, source).to(table.labels.device)
         chunks = index.split(recipe.physical_batch) if len(index) else (index,)
         for number, chunk in enumerate(chunks, start=1):
-            losses.append(gradients.load(table.take(chunk), parameters))
+            losses.append(gradients.load(table, chunk, parameters))
             private.signal_skip_step(number < len(chunks))
             private.step()
             private.zero_grad(set_to_none=True)

@@ -47,7 +47,8 @@ class GhostClipping:
                     f"({kind}): freeze it, as strategy=safl does, or use privacy.clipping=per_example."
                 )
 
-    def load(self, part: Table, parameters: Mapping[str, nn.Parameter]) -> Tensor:
+    def load(self, table: Table, index: Tensor, parameters: Mapping[str, nn.Parameter]) -> Tensor:
+        part = table.take(index)
         if not len(part):  # a Poisson sample may be empty
             for parameter in parameters.values():
                 parameter.grad = torch.zeros_like(parameter)
@@ -64,29 +65,49 @@ class GhostClipping:
             if whole := bool(sound.all()):
                 torch.autograd.backward((factors * losses).sum(), inputs=slots)
         if not whole:  # the others alone: a sum that is not finite would tell that such an example is there
-            return self.load(part.take(sound.nonzero().flatten()), parameters)
+            return self.load(table, index[sound], parameters)
         return losses.detach()
+
+    def each(self, part: Table, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """One backward pass for every example."""
+        slots = list(parameters.values())
+        with self._only_trained():
+            losses = self._task.losses_of(part) if len(part) else torch.zeros(0)
+            found = [
+                torch.autograd.grad(loss, slots, retain_graph=True, materialize_grads=True) for loss in losses
+            ]
+        return {
+            name: torch.stack(rows) for name, rows in zip(parameters, zip(*found, strict=True), strict=False)
+        }
+
+    @contextmanager
+    def _only_trained(self) -> Iterator[None]:
+        """Gradients for what is trained and nothing else, and all as it was afterwards."""
+        wanted = {name: value.requires_grad for name, value in self._model.named_parameters()}
+        for name, value in self._model.named_parameters():
+            value.requires_grad_(name in self._trained)
+        try:
+            yield
+        finally:
+            for name, value in self._model.named_parameters():
+                value.requires_grad_(wanted[name])
 
     @contextmanager
     def _hooked(self) -> Iterator[GradSampleHooksFastGradientClipping]:
         """Hooks on what is trained and nothing else, and all as it was afterwards."""
-        wanted = {name: value.requires_grad for name, value in self._model.named_parameters()}
         modes = [owner.training for owner in self._owners]
-        for name, value in self._model.named_parameters():
-            value.requires_grad_(name in self._trained)
         for owner in self._owners:  # hooks look at layers in training only; these do the same in both modes
             owner.training = True
-        hooks = GradSampleHooksFastGradientClipping(
-            self._model, loss_reduction="sum", strict=False, max_grad_norm=self._bound
-        )
-        try:
-            with exact_products(), warnings.catch_warnings():
-                # The first trained layer's input needs no gradient.
-                warnings.filterwarnings("ignore", message="Full backward hook is firing")
-                yield hooks
-        finally:
-            hooks.cleanup()
-            for owner, mode in zip(self._owners, modes, strict=True):
-                owner.training = mode
-            for name, value in self._model.named_parameters():
-                value.requires_grad_(wanted[name])
+        with self._only_trained():
+            hooks = GradSampleHooksFastGradientClipping(
+                self._model, loss_reduction="sum", strict=False, max_grad_norm=self._bound
+            )
+            try:
+                with exact_products(), warnings.catch_warnings():
+                    # The first trained layer's input needs no gradient.
+                    warnings.filterwarnings("ignore", message="Full backward hook is firing")
+                    yield hooks
+            finally:
+                hooks.cleanup()
+                for owner, mode in zip(self._owners, modes, strict=True):
+                    owner.training = mode

@@ -1,10 +1,12 @@
-"""Where noise, samples and dropout come from: the operating system, unless a simulation asks for its seed.
+"""Where a private round's noise, samples and dropout come from: a secret keystream, or in a simulation its
+seed.
 
-A torch generator on a CPU takes 32 bits of its seed, few enough to try them all, so noise on a CPU comes from
-numpy, which takes 128 bits from the operating system; on a GPU torch's own generator takes 63.
+Noise is added in float64, and the sum is rounded to a multiple of a fixed step before it becomes a float32: a
+result near zero would else keep digits in which the sum without noise still shows.
 """
 
-import secrets
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,51 +14,102 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedfrozen_app.privacy.keystream import Keystream
 from fedfrozen_app.seeds import numpy_generator, seed_for, seeded
 
 MT_WORDS = slice(24, 24 + 624 * 8)  # of a torch generator's state on a CPU: those of its Mersenne twister
+STEP_BITS = 20  # results are multiples of 2⁻²⁰ of the noise, which itself is drawn 2³² times as fine
 
 
-class Noise:
-    """One client's randomness in one round. With a seed it is no secret: for simulation."""
+class Noise(ABC):
+    """One client's randomness in one round."""
 
-    def __init__(self, device: torch.device, seed: tuple[int, str, int] | None = None) -> None:
-        """`seed`: the run's seed, the client, the round; None: the operating system."""
-        self._numpy = (
-            np.random.default_rng() if seed is None else numpy_generator(seed[0], "privacy", *seed[1:])
-        )
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._torch: torch.Generator | None = None
-        if device.type == "cuda":
-            bits = secrets.randbits(63) if seed is None else seed_for(seed[0], "privacy noise", *seed[1:])
-            self._torch = torch.Generator(device).manual_seed(bits)
 
+    @abstractmethod
     def poisson(self, size: int, rate: float) -> np.ndarray:
         """The positions of a sample in which each of `size` is present on its own with chance `rate`."""
-        return np.flatnonzero(self._numpy.random(size) < rate)
 
+    @abstractmethod
     def one_of(self, size: int) -> int:
-        return int(self._numpy.integers(size))
+        """A number below `size`, each equally likely."""
 
-    def normal(self, like: Tensor, std: float) -> Tensor:
-        """Gaussian noise of the shape and type of `like`."""
-        if std == 0:
-            return torch.zeros_like(like)
-        if self._torch is not None:
-            return torch.normal(
-                0.0, std, like.shape, generator=self._torch, device=like.device, dtype=like.dtype
-            )
-        return torch.from_numpy(self._numpy.standard_normal(tuple(like.shape)) * std).to(like)
+    @abstractmethod
+    def added_to(self, value: Tensor, std: float) -> Tensor:
+        """`value` with Gaussian noise on every element."""
+
+    @abstractmethod
+    def _dropout_words(self) -> tuple[int, np.ndarray]:
+        """A seed of 63 bits, and (624,) numbers of 32."""
 
     @contextmanager
     def dropout(self) -> Iterator[None]:
         """Within the block dropout draws from this source.
 
         A row's mask goes by its place in the sample, so one row more gives all behind it other masks.
-        Clipping bounds what that changes only for somebody to whom all masks are equally likely.
+        Clipping bounds what that changes only for somebody to whom all masks are equally likely. torch's
+        generators are none of cryptography: on a CPU all 19,937 bits of its state are secret, on a GPU 63.
         """
-        with seeded(int(self._numpy.integers(2**63)), self._device):
+        seed, words = self._dropout_words()
+        with seeded(seed, self._device):
             state = torch.default_generator.get_state().numpy()
-            state[MT_WORDS].view(np.uint64)[:] = self._numpy.integers(2**32, size=624, dtype=np.uint64)
+            state[MT_WORDS].view(np.uint64)[:] = words
             torch.default_generator.set_state(torch.from_numpy(state))
             yield
+
+
+class SecretNoise(Noise):
+    """From a key that the operating system draws and nobody keeps."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._stream = Keystream()
+
+    def poisson(self, size: int, rate: float) -> np.ndarray:
+        return np.flatnonzero(self._stream.uniform(size) < rate)
+
+    def one_of(self, size: int) -> int:
+        return self._stream.below(size)
+
+    def added_to(self, value: Tensor, std: float) -> Tensor:
+        if std == 0:
+            return value
+        step = 2.0 ** (math.floor(math.log2(std)) - STEP_BITS)
+        noisy = self._stream.gaussians(value.numel(), value.device).view(value.shape).mul_(std / step)
+        return noisy.add_(value, alpha=1 / step).round_().mul_(step).to(value.dtype)
+
+    def _dropout_words(self) -> tuple[int, np.ndarray]:
+        words = self._stream.words(625)
+        return int(words[0]) >> 1, words[1:] >> np.uint64(32)
+
+
+class SeededNoise(Noise):
+    """From a seed that others know: for simulation, and no secret."""
+
+    def __init__(self, device: torch.device, seed: int, client: str, server_round: int) -> None:
+        super().__init__(device)
+        self._numpy = numpy_generator(seed, "privacy", client, server_round)
+        self._torch: torch.Generator | None = None
+        if device.type == "cuda":
+            bits = seed_for(seed, "privacy noise", client, server_round)
+            self._torch = torch.Generator(device).manual_seed(bits)
+
+    def poisson(self, size: int, rate: float) -> np.ndarray:
+        return np.flatnonzero(self._numpy.random(size) < rate)
+
+    def one_of(self, size: int) -> int:
+        return int(self._numpy.integers(size))
+
+    def added_to(self, value: Tensor, std: float) -> Tensor:
+        if std == 0:
+            return value
+        if self._torch is not None:
+            return value + torch.normal(
+                0.0, std, value.shape, generator=self._torch, device=value.device, dtype=value.dtype
+            )
+        return value + torch.from_numpy(self._numpy.standard_normal(tuple(value.shape)) * std).to(value)
+
+    def _dropout_words(self) -> tuple[int, np.ndarray]:
+        seed = int(self._numpy.integers(2**63))
+        return seed, self._numpy.integers(2**32, size=624, dtype=np.uint64)

@@ -27,17 +27,34 @@ def opening_lines(privacy: PrivacyConfig) -> list[str]:
         lines.append(UNACCOUNTED)
     if privacy.seeded_noise:
         lines.append(SEEDED)
+    if privacy.audited is not None:
+        lines.append(
+            f"privacy.audited={privacy.audited}: {canaries_in(privacy)}. This run is for `fedfrozen audit`, "
+            "and its model not for use."
+        )
     return lines
+
+
+def audit_mark(privacy: PrivacyConfig) -> dict[str, Any] | None:
+    """What rows and the summary of an audited run say of it."""
+    return None if privacy.audited is None else {"client": privacy.audited, "canaries": privacy.canaries}
+
+
+def canaries_in(privacy: PrivacyConfig) -> str:
+    return f"up to {privacy.canaries} canaries among the examples of client {privacy.audited}"
 
 
 def model_metadata(privacy: PrivacyConfig) -> dict[str, str]:
     """For the header of a model's file, so that it is told apart wherever it goes."""
     if privacy.name == "none":
         return {"privacy": "none"}
+    planted = {} if privacy.audited is None else {"audit": f"NOT FOR USE: {canaries_in(privacy)}"}
     if privacy.seeded_noise:
-        return {"privacy": "NOT PRIVATE: the noise was seeded"}
+        return planted | {"privacy": "NOT PRIVATE: the noise was seeded"}
     but = ", but not the choice of layers" if privacy.selection == "unaccounted" else ""
-    return {"privacy": f"epsilon at most {privacy.epsilon:g} per {privacy.unit}, for each client{but}"}
+    return planted | {
+        "privacy": f"epsilon at most {privacy.epsilon:g} per {privacy.unit}, for each client{but}"
+    }
 
 
 def check_start(
@@ -48,6 +65,13 @@ def check_start(
     `now` and `earlier` are whole configurations, `row` the earlier run's last. `records` is where that run's
     clients kept theirs; None where they are sites, which have records and rows of their own.
     """
+    planted = [part.get("privacy", {}).get("audited") for part in (now, earlier)]
+    if planted[0] != planted[1]:
+        raise UserError(
+            f"The checkpoint comes from a run with privacy.audited={_null(planted[1])}, and this run has "
+            f"{_null(planted[0])}: a model that has seen canaries would pass for one that has not. Start "
+            f"anew, or use privacy.audited={_null(planted[1])}."
+        )
     if _source(now["dataset"]) != _source(earlier.get("dataset", {})):
         return
     promise, then = _promise(now["privacy"]), _promise(earlier.get("privacy", {}))
@@ -77,6 +101,10 @@ def check_start(
                 f"The checkpoint's client {client} has spent privacy, and there is no record of it in "
                 f"{records}: put that folder back, or start anew."
             )
+
+
+def _null(value: str | None) -> str:
+    return "null" if value is None else value
 
 
 def _source(dataset: dict[str, Any]) -> tuple[Any, ...]:

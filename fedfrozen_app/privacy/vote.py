@@ -23,4 +23,4 @@ def noisy_sum(scores: Tensor, noise: float, source: Noise) -> Tensor:
     apart = torch.where(torch.isfinite(apart).all(dim=1, keepdim=True), apart, 0.0)
     length = torch.linalg.vector_norm(apart, dim=1, keepdim=True)
     total = (apart / length.clamp(min=1.0)).sum(dim=0)
-    return total + source.normal(total, noise)
+    return source.added_to(total, noise)

@@ -94,6 +94,12 @@ def _figures(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tuple[str
         if privacy.get("selection") == "unaccounted" and any("selection" in row for row in rows):
             warning += " (the choice of layers, which everybody sees, is not counted)"
         yield "Largest epsilon of a client", f"{epsilons[-1]:.3f}{unit}{warning}"
+    if audited := summary.get("audited"):
+        yield "AUDITED, not for use", audit_text(audited)
+
+
+def audit_text(audited: dict[str, Any]) -> str:
+    return f"up to {audited['canaries']} canaries among the examples of client {audited['client']}"
 
 
 def rounds_text(rows: Sequence[Row], summary: dict[str, Any]) -> str:

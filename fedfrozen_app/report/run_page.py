@@ -18,6 +18,7 @@ from fedfrozen_app.report.charts import (
     per_unit,
 )
 from fedfrozen_app.report.console import (
+    audit_text,
     count_stages,
     final_figures,
     headline,
@@ -104,9 +105,12 @@ def _setting(summary: dict[str, Any]) -> str:
 def _status(rows: Sequence[Row], summary: dict[str, Any]) -> str:
     status = summary.get("status", "completed")
     rounds = escape(rounds_text(rows, summary))
+    warning = ""
+    if audited := summary.get("audited"):
+        warning = f'<p class="warn">An audit, and no model to use: {escape(audit_text(audited))}.</p>'
     if status == "completed":
-        return f'<p class="soft">Completed. Rounds: {rounds}.</p>'
-    return f'<p class="warn">Rounds: {rounds}. The figures are of what was done until then.</p>'
+        return f'{warning}<p class="soft">Completed. Rounds: {rounds}.</p>'
+    return f'{warning}<p class="warn">Rounds: {rounds}. The figures are of what was done until then.</p>'
 
 
 def _cards(rows: Sequence[Row], summary: dict[str, Any]) -> str:

@@ -135,6 +135,8 @@ def _figures(
     if spent and config:
         privacy = config["privacy"]
         summary |= {"privacy_unit": privacy["unit"], "private": not privacy["seeded_noise"]}
+    if marks := [row["audited"] for row in rows if "audited" in row]:
+        summary["audited"] = marks[-1]
     if gaps := _last_gaps(rows):
         summary["fusion"] = {
             **gaps,

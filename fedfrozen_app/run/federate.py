@@ -20,7 +20,7 @@ from fedfrozen_app.files import checkpoint
 from fedfrozen_app.files.disk import save_tensors
 from fedfrozen_app.files.rows import Row, read_rows
 from fedfrozen_app.local.resident import Resident
-from fedfrozen_app.privacy.notes import model_metadata, opening_lines
+from fedfrozen_app.privacy.notes import audit_mark, model_metadata, opening_lines
 from fedfrozen_app.report.console import Progress
 from fedfrozen_app.report.output import write_outputs
 from fedfrozen_app.report.track import Tracking
@@ -117,7 +117,7 @@ def open_folder(job: Job, resident: Resident) -> None:
 def privacy_spent(config: Config, history: list[Row]) -> list[PrivacySpent]:
     if config.privacy.name == "none":
         return []
-    hook = PrivacySpent(config.privacy.unit, config.privacy.seeded_noise)
+    hook = PrivacySpent(config.privacy.unit, config.privacy.seeded_noise, audit_mark(config.privacy))
     hook.add_rows(history)
     return [hook]
 
@@ -153,11 +153,12 @@ def upload_saver(
     config: Config, folder: Path
 ) -> Callable[[int, str, Reply, Mapping[str, Tensor]], None] | None:
     """Writes what one client sent, as the model it makes of the round's base, and that base."""
-    if config.checkpoint.uploads is None:
+    kept = {config.checkpoint.uploads, config.privacy.audited} - {None}
+    if not kept:
         return None
 
     def keep(server_round: int, client: str, reply: Reply, model: Mapping[str, Tensor]) -> None:
-        if client == config.checkpoint.uploads:
+        if client in kept:
             target = folder / "uploads" / str(server_round)
             target.mkdir(parents=True, exist_ok=True)
             save_tensors(model, target / "base.safetensors")

@@ -74,6 +74,8 @@ def check_clients(config: Config, count: int) -> None:
     check_cohort(config.aggregation, cohort_size(config.participation, count))
     if (client := config.checkpoint.uploads) is not None and client not in map(str, range(count)):
         raise UserError(f"checkpoint.uploads={client} is no client: give a number from 0 to {count - 1}.")
+    if (client := config.privacy.audited) is not None and client not in map(str, range(count)):
+        raise UserError(f"privacy.audited={client} is no client: give a number from 0 to {count - 1}.")
 
 
 def check_patience(config: Config, resident: Resident) -> None:

@@ -135,10 +135,12 @@ class Checkpoints:
 
 @dataclass
 class PrivacySpent:
-    """Adds the largest ε among all clients so far, not only those of the round, and whom it protects."""
+    """Adds the largest ε among all clients so far, not only those of the round, and whom it protects; and
+    what makes the run another than it seems."""
 
     unit: str
     seeded: bool
+    audited: dict[str, Any] | None = None
     spent: dict[str, float] = field(default_factory=dict)
 
     def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
@@ -146,6 +148,8 @@ class PrivacySpent:
         more: Row = {"epsilon_max": max(self.spent.values(), default=0.0), "privacy_unit": self.unit}
         if self.seeded:
             more["private"] = False
+        if self.audited is not None:
+            more["audited"] = self.audited
         return False, more
 
     def add_rows(self, rows: list[Row]) -> None:

@@ -4,8 +4,10 @@ import logging
 
 import pytest
 import torch
+from scipy.stats import kstest
 
 from fedfrozen_app import registry
+from fedfrozen_app.audit.command import judge_claims
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus
 from fedfrozen_app.data.table import Table
@@ -16,6 +18,7 @@ from fedfrozen_app.local import cohort
 from fedfrozen_app.local.algorithm import Algorithm
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, plain_loss
 from fedfrozen_app.privacy.ghost import GhostClipping
+from fedfrozen_app.privacy.noise import SecretNoise
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.server.base import PlannedFedAvg
 from tests.conftest import SMALL, Run, same_bits
@@ -127,10 +130,32 @@ def test_ghost_clipping_gives_the_host_s_sums():
         names = [name for name, _ in model.named_parameters() if "embeddings" not in name]
         table = Table({key: value.to(device) for key, value in inputs.items()}, labels.to(device))
         parameters = {name: model.get_parameter(name) for name in names}
-        GhostClipping(model, task_of(model), names, 0.1).load(table, parameters)
+        GhostClipping(model, task_of(model), names, 0.1).load(
+            table, torch.arange(len(labels), device=device), parameters
+        )
         sums.append({name: value.grad.cpu() for name, value in parameters.items()})
     for name, value in sums[0].items():
         torch.testing.assert_close(sums[1][name], value, rtol=1e-4, atol=1e-7)
+
+
+def test_secret_noise_on_a_gpu_is_gaussian_and_new_every_time():
+    sums = torch.full((300, 500), 0.25, device="cuda")
+    first, second = (SecretNoise(sums.device).added_to(sums, 2.0) for _ in range(2))
+    assert first.is_cuda and not torch.equal(first, second)
+    assert kstest(((first - sums) / 2.0).flatten().cpu().numpy(), "norm").pvalue > 1e-6
+
+
+def test_a_watched_client_on_a_gpu_passes(train):
+    words = [
+        "strategy=fedavg",
+        "privacy=dp_sgd",
+        "privacy.audited='0'",
+        "privacy.canaries=150",
+        "privacy.epsilon=1",
+    ]
+    run = train("device=cuda", "num_rounds=2", "model.config.hidden_dropout_prob=0.2", *words)
+    (claim,) = judge_claims(run.folder)
+    assert claim["verdict"] == "pass", claim["checks"]
 
 
 @pytest.mark.parametrize("compile", ["true", "false"])

@@ -9,7 +9,7 @@ from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import RDPAccountant as OpacusRdp
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.privacy.accountant import epsilon_of, merged, solve_noise
+from fedfrozen_app.privacy.accountant import epsilon_bounds, epsilon_of, merged, solve_noise
 from fedfrozen_app.privacy.steps import Steps
 
 DELTA = 1e-5
@@ -52,6 +52,25 @@ def test_prv_agrees_with_privacy_loss_distributions(noise, selection):
     ours = epsilon_of(steps, DELTA, "prv", expected)
     assert ours == pytest.approx(expected, rel=0.01)
     assert ours > expected * 0.999  # an upper bound
+
+
+RUNS = [Steps(1.1, 0.05, 120), Steps(0.9, 0.02, 300), Steps(2.5, 0.25, 60)]  # in turn, of the same data
+
+
+@pytest.mark.parametrize("count", [1, 3, 12])
+def test_many_runs_together_cost_what_dp_accounting_says(count):
+    """All steps of all runs as one composition; who adds epsilons up, as a site does, counts more."""
+    runs = [RUNS[number % len(RUNS)] for number in range(count)]
+    expected = independent(runs, PLDAccountant(value_discretization_interval=1e-3))
+    together = epsilon_of(runs, DELTA, "prv", expected)
+    assert together == pytest.approx(expected, rel=0.01) and together > expected * 0.999
+    renyi = epsilon_of(runs, DELTA, "rdp", expected)
+    assert renyi == pytest.approx(independent(runs, RdpAccountant(OpacusRdp.DEFAULT_ALPHAS)), rel=0.01)
+    assert renyi >= expected
+    low, high = epsilon_bounds(runs, DELTA)
+    assert low <= expected * 1.001 and expected * 0.999 <= high and high - low < 0.03 * expected
+    added_up = sum(epsilon_of([run], DELTA, "prv", expected) for run in runs)
+    assert added_up >= together * 0.999  # and that at δ times the number of runs
 
 
 def test_the_choice_of_layers_costs_something():

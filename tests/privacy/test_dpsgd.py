@@ -12,7 +12,7 @@ from fedfrozen_app.data.table import Table
 from fedfrozen_app.models.pixels import Output
 from fedfrozen_app.models.task import Batch, Task
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, Recipe, train_steps
-from fedfrozen_app.privacy.noise import Noise
+from fedfrozen_app.privacy.noise import SeededNoise
 from tests.models.conftest import SETTINGS, _build, _example
 
 CPU = torch.device("cpu")
@@ -67,7 +67,7 @@ def steps(model, table, *, trained=None, units=None, seed=0, make=None, **settin
         table,
         units or [np.array([row]) for row in range(len(table))],
         recipe,
-        Noise(CPU, (seed, "0", 1)),
+        SeededNoise(CPU, seed, "0", 1),
     )
     return {name: value.detach() - before[name] for name, value in model.named_parameters()}
 
@@ -162,16 +162,3 @@ def test_a_patient_gives_one_row_whatever_it_has():
     patient = steps(model, table, units=[np.arange(50)])
     assert norm(patient) == pytest.approx(1.0, rel=1e-6)
     assert norm(steps(model, table)) == pytest.approx(50.0, rel=1e-6)
-
-
-def test_poisson_samples_have_the_rate_asked_for_and_noise_differs_without_a_seed():
-    source = Noise(CPU, (0, "a", 1))
-    sizes = [len(source.poisson(200, 0.1)) for _ in range(500)]
-    assert np.mean(sizes) == pytest.approx(20, abs=1.0)
-    assert np.var(sizes) == pytest.approx(18, rel=0.25)  # binomial: of varying size
-    like = torch.zeros(5)
-    assert torch.equal(Noise(CPU, (0, "a", 1)).normal(like, 1.0), Noise(CPU, (0, "a", 1)).normal(like, 1.0))
-    assert not torch.equal(Noise(CPU).normal(like, 1.0), Noise(CPU).normal(like, 1.0))
-    assert not torch.equal(
-        Noise(CPU, (0, "a", 1)).normal(like, 1.0), Noise(CPU, (0, "b", 1)).normal(like, 1.0)
-    )

@@ -41,7 +41,7 @@ def test_clipped_sums_are_those_of_single_examples(model_type):
     _, expected = clipped(model, inputs, labels, names, bound)
     parameters = {name: value for name, value in model.named_parameters() if name in names}
     ghost = GhostClipping(model, task_of(model), names, bound)
-    losses = ghost.load(Table(inputs, labels), parameters)
+    losses = ghost.load(Table(inputs, labels), torch.arange(len(labels)), parameters)
     assert losses.shape == (4,)
     for name, value in parameters.items():
         torch.testing.assert_close(value.grad, expected[name], rtol=1e-4, atol=1e-5 * bound)
@@ -114,7 +114,9 @@ def test_the_model_is_left_as_it_was():
     before = {name: (value.requires_grad, set(vars(value))) for name, value in model.named_parameters()}
     modules = {name: (part.training, len(part._forward_hooks)) for name, part in model.named_modules()}
     parameters = {name: value for name, value in model.named_parameters() if name in names}
-    GhostClipping(model, task_of(model), names, 1.0).load(Table(inputs, labels), parameters)
+    GhostClipping(model, task_of(model), names, 1.0).load(
+        Table(inputs, labels), torch.arange(len(labels)), parameters
+    )
     after = {name: (value.requires_grad, set(vars(value))) for name, value in model.named_parameters()}
     assert after == before
     assert modules == {name: (p.training, len(p._forward_hooks)) for name, p in model.named_modules()}

@@ -27,7 +27,7 @@ from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.local.sequential import LocalResult
 from fedfrozen_app.privacy.accountant import epsilon_of
 from fedfrozen_app.privacy.budget import Budget, BudgetFile
-from fedfrozen_app.privacy.noise import Noise
+from fedfrozen_app.privacy.noise import SecretNoise, SeededNoise
 from fedfrozen_app.privacy.steps import Steps
 from fedfrozen_app.privacy.vote import noisy_sum
 from fedfrozen_app.server.aggregate import RunningMean
@@ -268,7 +268,8 @@ def test_os_noise_differs_between_runs_and_seeded_noise_repeats(train):
 def test_dropout_is_no_function_of_the_seed(train, monkeypatch):
     """Masks go by a row's place in the sample. Whoever knew them would see every row behind a new one change,
     not one gradient of norm C. Here all rows are in every sample and noise is off: only masks can differ."""
-    monkeypatch.setattr(Noise, "normal", lambda self, like, std: torch.zeros_like(like))
+    for source in (SeededNoise, SecretNoise):
+        monkeypatch.setattr(source, "added_to", lambda self, value, std: value)
     words = ["strategy=fedavg", *PRIVATE, "num_rounds=1", "client.batch_size=1000"]
     words += ["model.config.hidden_dropout_prob=0.5", "num_clients=1", "partition=iid", "dataset.limit=40"]
     one, two = train(*words, folder="one"), train(*words, folder="two")
@@ -280,7 +281,7 @@ def test_dropout_is_no_function_of_the_seed(train, monkeypatch):
 
 def test_dropout_on_a_cpu_takes_more_than_the_32_bits_of_a_torch_seed():
     before = torch.default_generator.get_state()
-    source = Noise(torch.device("cpu"), (0, "0", 1))
+    source = SeededNoise(torch.device("cpu"), 0, "0", 1)
     with source.dropout():
         drawn = torch.empty(700, dtype=torch.int64).random_(0, 2**32).tolist()
         again = torch.default_generator.initial_seed()
@@ -478,7 +479,7 @@ def test_other_ways_to_choose_cost_nothing(train, way, caplog):
 
 
 def test_noisy_sums_are_bounded_and_noised():
-    source = Noise(torch.device("cpu"), (0, "0", 1))
+    source = SeededNoise(torch.device("cpu"), 0, "0", 1)
     # By hand: (1, 0, 2) less its mean is (0, -1, 1), of norm √2; (0.2, 0.1, 0) gives (0.1, 0, -0.1).
     scores = torch.tensor([[1.0, 0.0, 2.0], [0.2, 0.1, 0.0]])
     total = noisy_sum(scores, 0.0, source)

@@ -1,0 +1,171 @@
+"""What the guesses of an adversary say of epsilon, from one run.
+
+Each of m canaries was planted by the toss of a coin. An adversary who sees what the client sent, and knows
+all of its data but the coins, guesses r of them and is right C times. p_i is the chance that C = i.
+
+**The claim's own curve** (Mahloujifar, Melis and Chaudhuri 2024, arXiv 2410.22235). Steps that are paid for
+have, for every chance x of an event without an example, a largest chance F(x) of that event with it. Take
+"canary j is guessed to be as it is, and of the others at least k − 1 are guessed rightly", and turn j's coin:
+
+    Σ_{i ≥ k} i·p_i / m  ≤  F( Σ_{i ≥ k−1} (r − i)·p_i / m )        for every k
+
+If the client was right in its claim, and still P(C ≥ c) were 5 %, these inequalities, taken from k = c
+downwards, would demand ever more p_i; where they demand more than 1 in all, the claim is refuted. That is the
+verdict.
+
+**No curve at all** (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846, theorem 5.2): what is (ε, δ)-private,
+in whatever way, gives C at most a binomial's tail, with more for δ. That bound needs no accountant, but it is
+weak: with δ = 1e-5 no number of canaries takes it to 7.
+
+How many guesses serve best depends on what is broken, so several numbers are tried, each with its share of
+the 5 % by which a bound may be wrong.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.stats import binom
+
+from fedfrozen_app.privacy.accountant import Curve, curve_of, epsilon_bounds, rough_epsilon
+from fedfrozen_app.privacy.steps import Steps
+
+CONFIDENCE = 0.95
+SHARES = (0.05, 0.25, 0.5, 1.0)  # of the canaries that are guessed
+DOUBT = (1 - CONFIDENCE) / len(SHARES)
+MOST_EPSILON = 50.0
+LEAST_NOISE = 1e-3  # in units of the bound: below it the likelihoods overflow, and every guess is certain
+PRECISE = 0.01  # relative, of the noise that a bound is about
+
+
+@dataclass(frozen=True)
+class CanaryResult:
+    canaries: int
+    planted: int
+    guesses: int
+    right: int
+    refuted: bool  # the claim, with 95 % confidence
+    could_refute: bool  # whether it would be if every guess were right
+    epsilon_lower: float  # steps as these, with less noise, that spend no more than this are refuted
+    epsilon_most: float  # the same if every guess were right: more cannot be shown with so many canaries
+    epsilon_lower_any: float  # theorem 5.2's bound, for whatever way
+
+
+def judge(seen: np.ndarray, coins: np.ndarray, paid_for: tuple[Steps, ...], delta: float) -> CanaryResult:
+    """`seen`: (steps, canaries), what was sent along each canary less the rows' part, in units of the
+    bound."""
+    scores = likelihoods(seen, paid_for[-1].rate)
+    ranked = np.argsort(-np.abs(scores), kind="stable")  # the surest first
+    right = np.cumsum((scores > 0)[ranked] == coins[ranked])
+    tries = [(r, int(right[r - 1])) for r in numbers_of_guesses(len(coins))]
+    perfect = [(r, r) for r, _ in tries]
+    curve = curve_of(paid_for, delta)
+    guesses, correct = max(
+        tries, key=lambda one: epsilon_lower(len(coins), one[0], one[1], delta), default=(0, 0)
+    )
+    return CanaryResult(
+        canaries=len(coins),
+        planted=int(coins.sum()),
+        guesses=guesses,
+        right=correct,
+        refuted=refutes(len(coins), tries, curve),
+        could_refute=refutes(len(coins), perfect, curve),
+        epsilon_lower=epsilon_refuted(len(coins), tries, paid_for, delta),
+        epsilon_most=epsilon_refuted(len(coins), perfect, paid_for, delta),
+        epsilon_lower_any=epsilon_lower(len(coins), guesses, correct, delta),
+    )
+
+
+def likelihoods(seen: np.ndarray, rate: float) -> np.ndarray:
+    """How much likelier each canary's steps are with it than without: Σ_t log(1 − q + q·e^((2x_t − 1)/2σ²)).
+
+    No test tells a subsampled Gaussian better. σ is the noise that shows in `seen` itself, by the median,
+    which the few steps that hold a canary hardly move: an adversary does not rely on the noise that was
+    promised.
+    """
+    if not seen.size:
+        return np.zeros(seen.shape[1])
+    noise = max(float(np.nanmedian(np.abs(seen))) / 0.6745, LEAST_NOISE)
+    gain = (2 * seen - 1) / (2 * noise**2)
+    absent = math.log1p(-rate) if rate < 1 else -math.inf
+    with np.errstate(invalid="ignore"):  # NaN where a canary's array did not train, which tells nothing
+        return np.nansum(np.logaddexp(absent, math.log(rate) + gain), axis=0)
+
+
+def numbers_of_guesses(canaries: int) -> list[int]:
+    return sorted({round(share * canaries) for share in SHARES} - {0})
+
+
+# The claim's own curve -----------------------------------------------------------------------------------
+
+
+def refutes(canaries: int, tries: Sequence[tuple[int, int]], curve: Curve) -> bool:
+    """`tries`: numbers of guesses, and how many of them were right."""
+    return any(impossible(canaries, guesses, right, DOUBT, curve) for guesses, right in tries)
+
+
+def impossible(canaries: int, guesses: int, right: int, doubt: float, curve: Curve) -> bool:
+    """Whether nothing with this curve is right so often with chance `doubt`."""
+    # All of that chance at C = right: more right guesses would only be harder to have.
+    mass = doubt
+    hits, misses = doubt * right / canaries, doubt * (guesses - right) / canaries
+    for count in range(right - 1, -1, -1):
+        needed = curve.least_chance(hits) - misses
+        if needed > 0:
+            chance = needed * canaries / (guesses - count)
+            mass += chance
+            if mass > 1:
+                return True
+            hits += chance * count / canaries
+            misses += needed
+    return False
+
+
+def epsilon_refuted(
+    canaries: int, tries: Sequence[tuple[int, int]], paid_for: tuple[Steps, ...], delta: float
+) -> float:
+    """The largest ε that is ruled out for steps of these rates and numbers, with more or less noise."""
+
+    def scaled(log_scale: float) -> tuple[Steps, ...]:
+        return tuple(step._replace(noise=step.noise * math.exp(log_scale)) for step in paid_for)
+
+    def ruled_out(log_scale: float) -> bool:
+        if rough_epsilon(scaled(log_scale), delta) > MOST_EPSILON:  # nobody claims that, and exp overflows
+            return False
+        return refutes(canaries, tries, curve_of(scaled(log_scale), delta))
+
+    low, high = -math.log(20), math.log(20)
+    if not ruled_out(high):
+        return 0.0
+    while high - low > PRECISE:
+        middle = (low + high) / 2
+        low, high = (low, middle) if ruled_out(middle) else (middle, high)
+    return epsilon_bounds(scaled(high), delta)[0]
+
+
+# No curve at all -----------------------------------------------------------------------------------------
+
+
+def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+    """At most this is the chance of so many right guesses under (ε, δ)-privacy (theorem 5.2)."""
+    chance = 1 / (1 + math.exp(-epsilon))
+    tail = float(binom.sf(right - 1, guesses, chance))
+    if not delta or not right:
+        return tail
+    # α = max over i of P(right − i ≤ B < right) / i
+    below = binom.pmf(np.arange(right - 1, -1, -1), guesses, chance).cumsum()
+    alpha = float((below / np.arange(1, right + 1)).max())
+    return min(1.0, tail + 2 * canaries * delta * alpha)
+
+
+def epsilon_lower(canaries: int, guesses: int, right: int, delta: float) -> float:
+    """The largest ε that so many right guesses rule out; 0 when they rule out none."""
+
+    def excess(epsilon: float) -> float:
+        return p_value(canaries, guesses, right, epsilon, delta) - DOUBT
+
+    if excess(0.0) >= 0:
+        return 0.0
+    return MOST_EPSILON if excess(MOST_EPSILON) < 0 else float(brentq(excess, 0.0, MOST_EPSILON))

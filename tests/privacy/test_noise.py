@@ -1,0 +1,178 @@
+"""Secret noise is Gaussian, of the size asked for, and never the same twice; seeded noise keeps its bits.
+
+The secret draws have no seed, so each test below fails by chance about once in a million runs.
+"""
+
+import math
+import multiprocessing
+import os
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from fedfrozen_app.privacy import keystream
+from fedfrozen_app.privacy.keystream import CHUNK, Keystream
+from fedfrozen_app.privacy.noise import STEP_BITS, SecretNoise, SeededNoise
+from fedfrozen_app.seeds import numpy_generator
+
+CPU = torch.device("cpu")
+RARE = 1e-6
+MANY = 3 * CHUNK + 7  # several chunks, and an odd rest
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    return Keystream().gaussians(MANY, CPU).numpy()
+
+
+def test_gaussians_have_their_distribution(drawn):
+    assert len(drawn) == MANY and drawn.dtype == np.float64
+    assert stats.kstest(drawn, "norm").pvalue > RARE
+    for start in range(0, MANY, CHUNK):  # in every chunk, and in its two halves (cosines and sines)
+        chunk = drawn[start : start + CHUNK]
+        for part in (chunk, chunk[: len(chunk) // 2], chunk[len(chunk) // 2 :]):
+            assert stats.kstest(part, "norm").pvalue > RARE
+
+
+def test_gaussians_have_their_moments(drawn):
+    # Of n values: the mean's deviation is √(1/n), the variance's √(2/n), the fourth moment's √(96/n).
+    for power, mean, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
+        far = abs(float((drawn**power).mean()) - mean) / math.sqrt(variance / MANY)
+        assert far < stats.norm.isf(RARE / 2)
+    beyond = int((np.abs(drawn) > 4).sum())  # and their tails
+    assert stats.binomtest(beyond, MANY, 2 * stats.norm.sf(4)).pvalue > RARE
+
+
+def test_neighbours_partners_and_squares_are_independent(drawn):
+    """Two values that share a Box-Muller pair lie half a chunk apart."""
+    whole = drawn[: 3 * CHUNK]
+    for lag in (1, 2, CHUNK // 2, CHUNK):
+        for values in (whole, (whole**2 - 1) / math.sqrt(2)):
+            together = float((values[:-lag] * values[lag:]).mean()) * math.sqrt(len(whole) - lag)
+            assert abs(together) < 7  # standard deviations; products have heavier tails than a Gaussian
+    # Neither do the squares of partners: their sum would be the pair's radius were there one term only.
+    halves = whole.reshape(3, 2, CHUNK // 2)
+    assert stats.kstest((halves**2).sum(axis=1).ravel(), stats.chi2(2).cdf).pvalue > RARE
+
+
+def test_a_pair_by_hand(monkeypatch):
+    """Eight words give four radii and four angles; each of the two Gaussians is half the sum of four."""
+    eighths = np.array([1, 2, 4, 7, 0, 1, 3, 6])  # of 2⁶⁴: u₁ = 1/8 … 7/8, u₂ = 0 … 6/8
+    words = eighths.astype(np.uint64) << np.uint64(61)
+    monkeypatch.setattr(Keystream, "words", lambda self, count: words[:count].copy())
+    radius, angle = np.sqrt(-2 * np.log(eighths[:4] / 8)), 2 * np.pi * eighths[4:] / 8
+    expected = [(radius * np.cos(angle)).sum() / 2, (radius * np.sin(angle)).sum() / 2]
+    assert Keystream().gaussians(2, CPU).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_uniform_and_whole_numbers_are_even():
+    stream = Keystream()
+    values = stream.uniform(MANY)
+    assert values.min() >= 0 and values.max() < 1
+    assert stats.kstest(values, "uniform").pvalue > RARE
+    whole = [stream.below(6) for _ in range(12_000)]
+    assert stats.chisquare(np.bincount(whole, minlength=6)).pvalue > RARE
+    assert {stream.below(1) for _ in range(5)} == {0}
+
+
+def test_bits_are_even():
+    words = Keystream().words(100_000)
+    ones = np.unpackbits(words.view(np.uint8)).reshape(-1, 64).sum(axis=0)
+    assert stats.chisquare(ones, np.full(64, ones.mean())).pvalue > RARE
+    assert stats.binomtest(int(ones.sum()), 6_400_000, 0.5).pvalue > RARE
+
+
+def test_it_is_the_keystream_of_aes(monkeypatch):
+    """NIST SP 800-38A would do for the cipher; that the counter starts at 0 and goes on is ours to keep."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    key = bytes(range(32))
+    monkeypatch.setattr(keystream.secrets, "token_bytes", lambda size: key[:size])
+    stream = Keystream()
+    ours = np.concatenate([stream.words(3), stream.words(5)]).tobytes()
+    blocks = Cipher(algorithms.AES256(key), modes.ECB()).encryptor()
+    assert ours == blocks.update(b"".join(number.to_bytes(16, "big") for number in range(4)))
+
+
+def test_no_two_streams_share_anything():
+    words = [Keystream().words(1000) for _ in range(50)]
+    assert len(np.unique(np.concatenate(words))) == 50_000
+
+
+def test_a_fork_goes_on_with_a_key_of_its_own():
+    """Also a grandchild, and the parent's own stream is not disturbed."""
+    stream = Keystream()
+    stream.words(2)
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        child = stream.words(4)
+        if os.fork() == 0:
+            os.write(writer, stream.words(4).tobytes())
+            os._exit(0)
+        os.wait()
+        os.write(writer, child.tobytes())
+        os._exit(0)
+    os.wait()
+    theirs = np.frombuffer(os.read(reader, 64), dtype=np.uint64)
+    os.close(reader)
+    os.close(writer)
+    assert len(theirs) == 8 and len(np.unique(np.concatenate([theirs, stream.words(4)]))) == 12
+
+
+def _first_words(_):
+    return SecretNoise(CPU)._stream.words(8).tolist()
+
+
+def test_no_repeats_across_processes():
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        found = pool.map(_first_words, range(8), chunksize=1)
+    assert len({word for words in found for word in words}) == 64
+
+
+# What training sees ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", [SecretNoise(CPU), SeededNoise(CPU, 0, "a", 1)])
+def test_poisson_samples_have_the_rate_asked_for(source):
+    sizes = np.array([len(source.poisson(200, 0.1)) for _ in range(500)])
+    # Binomial: of mean 20 and variance 18, whose own deviation over 500 samples is about 1.14.
+    assert abs(sizes.mean() - 20) < 5 * math.sqrt(18 / 500) and abs(sizes.var() - 18) < 5 * 1.14
+    assert len(source.poisson(50, 0.0)) == 0 and source.poisson(50, 1.0).tolist() == list(range(50))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_noise_is_added_with_the_deviation_asked_for(dtype):
+    value = torch.linspace(-5, 5, 90_000, dtype=dtype).view(300, 300)
+    noisy = SecretNoise(CPU).added_to(value, 0.37)
+    assert noisy.dtype == dtype and noisy.shape == value.shape
+    assert stats.kstest(((noisy - value) / 0.37).flatten().numpy(), "norm").pvalue > RARE
+    assert torch.equal(SecretNoise(CPU).added_to(value, 0.0), value)
+
+
+def test_what_leaves_lies_on_a_grid_that_knows_nothing_of_the_sum():
+    """Near zero a float32 has digits far below the noise; those of a sum without noise must not be there."""
+    step = 2.0 ** (-2 - STEP_BITS)  # 0.37 lies between 2⁻² and 2⁻¹
+    for hidden in (0.1, 1 / 3, 1e-9):
+        noisy = SecretNoise(CPU).added_to(torch.full((50_000,), hidden, dtype=torch.float64), 0.37)
+        assert torch.equal((noisy / step).round() * step, noisy)
+
+
+def test_a_seed_gives_the_same_bits_as_ever():
+    source, plain = SeededNoise(CPU, 7, "3", 2), numpy_generator(7, "privacy", "3", 2)
+    assert np.array_equal(source.poisson(50, 0.3), np.flatnonzero(plain.random(50) < 0.3))
+    assert source.one_of(1000) == plain.integers(1000) == 313
+    value = torch.arange(6.0).view(2, 3)
+    expected = value + torch.from_numpy(plain.standard_normal((2, 3)) * 0.7).float()
+    assert torch.equal(source.added_to(value, 0.7), expected)
+    assert not torch.equal(SeededNoise(CPU, 7, "4", 2).added_to(value, 0.7), value)
+
+
+def test_dropout_masks_are_new_every_time_and_leave_the_generator_alone():
+    before = torch.default_generator.get_state()
+    masks = []
+    for _ in range(2):
+        with SecretNoise(CPU).dropout():
+            masks.append(torch.rand(100))
+    assert not torch.equal(*masks) and torch.equal(torch.default_generator.get_state(), before)
