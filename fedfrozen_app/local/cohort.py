@@ -6,7 +6,7 @@ takes it (local/slots.py); the step that all slots share is local/step.py.
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,9 +18,9 @@ from fedfrozen_app.exchange.block import Block, Layout
 from fedfrozen_app.exchange.names import by_namespace, flattened, parameters_in, with_namespace
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan
-from fedfrozen_app.local.algorithm import Finished
+from fedfrozen_app.local.algorithm import ByNamespace, Finished
 from fedfrozen_app.local.sequential import learning_rate
-from fedfrozen_app.local.slots import Turn, cheapest_size, lay_out, num_batches, take_turns
+from fedfrozen_app.local.slots import Schedule, Turn, cheapest_size, lay_out, num_batches, take_turns
 from fedfrozen_app.local.step import START, Layouts, Step, finish_rows
 from fedfrozen_app.seeds import seed_for, seeded
 from fedfrozen_app.words import counted
@@ -54,21 +54,36 @@ class Rows:
         start: Tensor,
         kept: Sequence[Mapping[str, Tensor]],
     ) -> None:
-        self._layouts, self._method, self._common, self._start = layouts, order.method, common, start
+        self._layouts, self.method, self._common, self._start = layouts, order.method, common, start
         self._kept = kept
         self.held: dict[int, Tensor] = {}  # of those who have begun and are not through
 
     def begin(self, client: int) -> Tensor:
         """(width,) what it trains; what it only reads goes into `held`."""
         kept = self._kept[client]
-        if not kept and not self._method.stays:
+        if not kept and not self.method.stays:
             self.held[client] = self._start[:0]
             return self._start
         model = {**self._common, **parameters_in(kept)}
-        own = flattened(self._method.start(model, by_namespace(kept)))
+        own = flattened(self.method.start(model, by_namespace(kept)))
         began = {with_namespace(START, name): value for name, value in model.items()}
         self.held[client] = self._layouts.held.flatten({**own, **began})
         return self._layouts.trained.flatten({**model, **own})
+
+    def renew(self, client: int, row: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+        """The client's row, and what it holds, with these arrays in place of those it began with."""
+        held, trained = self._layouts.held, self._layouts.trained
+        self.held[client] = held.flatten({**held.views(self.held[client]), **own})
+        return trained.flatten({**trained.views(row), **own})
+
+
+def own_arrays(
+    layouts: Layouts, block: Block, held: Tensor, done: Finished | None, number: int
+) -> ByNamespace:
+    """What one client of a block has of its own after training."""
+    own = by_namespace(layouts.held.views(held[number])) | by_namespace(block.slice(number))
+    renewed = {} if done is None else done.own
+    return own | {space: {n: value[number] for n, value in a.items()} for space, a in renewed.items()}
 
 
 def with_finished(block: Block, done: Finished) -> Block:
@@ -144,7 +159,7 @@ class CohortRunner:
         if before and order.plan.private:  # then others were loaded to be judged
             resident.load(common, {})
         rows = Rows(layouts, order, common, start, [kept.get(client, {}) for client in clients])
-        enter = partial(self._enter, step, clients, rows)
+        enter = partial(self._enter, step, clients, rows, schedule)
         step.begin(order, base)
         for first in range(0, len(clients), slots):
             turns = schedule.turns[first : first + slots]
@@ -155,43 +170,54 @@ class CohortRunner:
             resident.model.eval()
             examples = [len(resident.rows(client).train) for client in members]
             block = Block(tuple(members), layouts.trained, start, values, examples, {"train_loss": losses})
+            held = torch.stack([rows.held.pop(turn.client) for turn in turns])
+            done = self._finished(block, order, step, held, turns)
             block.extra_metrics = [
-                self._judge_row(block, number, order, before) for number in range(len(members))
+                self._judge_row(block, number, order, before, partial(own_arrays, layouts, block, held, done))
+                for number in range(len(members))
             ]
-            if before or order.plan.private:
+            if before or order.plan.private or order.method.is_personal():
                 resident.load(common, {})  # the others go on from here
-            yield self._sent(block, order, step, rows, turns)
+            if len(order.plan.shared) < len(block.layout.names):
+                block = block.shared(order.plan.shared)
+            yield block if done is None else with_finished(block, done)
 
     def _layouts(self, order: Order) -> Layouts:
         """What travels comes first: the aggregation then sees one piece of every row."""
         return Layouts.of(self.resident, order, (*order.plan.shared, *order.plan.private))
 
-    def _sent(self, block: Block, order: Order, step: Step, rows: Rows, turns: Sequence[Turn]) -> Block:
-        """The block as it travels: what plan and algorithm send. The rest becomes each client's own."""
-        held = [rows.held.pop(turn.client) for turn in turns]
-        done = None
-        if not order.method.adds_nothing():
-            steps = torch.tensor([turn.end - turn.begin for turn in turns]).to(block.values)
-            rate = learning_rate(self.resident.config.client, order.round, self.resident)
-            done = finish_rows(step, order, block.values, torch.stack(held), steps, rate)
-        if len(order.plan.shared) < len(block.layout.names):
-            block = block.shared(order.plan.shared)
-        return block if done is None else with_finished(block, done)
+    def _finished(
+        self, block: Block, order: Order, step: Step, held: Tensor, turns: Sequence[Turn]
+    ) -> Finished | None:
+        """What the algorithm makes of the block's rows; None where it makes nothing."""
+        if order.method.adds_nothing():
+            return None
+        steps = torch.tensor([turn.end - turn.begin for turn in turns]).to(block.values)
+        rate = learning_rate(self.resident.config.client, order.round, self.resident)
+        return finish_rows(step, order, block.values, held, steps, rate)
 
     def _enter(
         self,
         step: Step,
         clients: Sequence[str],
         rows: Rows,
+        schedule: Schedule,
         turns: Sequence[Turn],
     ) -> None:
         """Everybody starts from the round's model, and from its own part where it keeps one."""
-        begin = [rows.begin(turn.client) for turn in turns]
-        step.admit([turn.slot for turn in turns], begin, [rows.held[turn.client] for turn in turns])
+        begin, slots = [rows.begin(turn.client) for turn in turns], [turn.slot for turn in turns]
         if self.resident.config.client.class_weights:
             for turn in turns:
                 train = self.resident.rows(clients[turn.client]).train
                 step.class_weights[turn.slot] = self.resident.class_weights(train)
+        if rows.method.looks():
+            first, held = turns[0].begin, torch.stack([rows.held[turn.client] for turn in turns])
+            batches = schedule.index[first, slots], schedule.mask[first, slots]
+            seen = step.look(torch.stack(begin), held, step.class_weights[slots], *batches)
+            begin = [
+                rows.renew(turn.client, row, own) for turn, row, own in zip(turns, begin, seen, strict=True)
+            ]
+        step.admit(slots, begin, [rows.held[turn.client] for turn in turns])
 
     # Slots -----------------------------------------------------------------------------------------------
 
@@ -258,18 +284,27 @@ class CohortRunner:
         return found
 
     def _judge_row(
-        self, block: Block, number: int, order: Order, before: Mapping[str, float]
+        self,
+        block: Block,
+        number: int,
+        order: Order,
+        before: Mapping[str, float],
+        own: Callable[[int], ByNamespace],
     ) -> dict[str, float]:
         """The same after training, and the other figures that the sequential runner reports."""
-        resident, client = self.resident, block.clients[number]
-        if client not in before and not order.plan.private:
+        resident, client, method = self.resident, block.clients[number], order.method
+        personal = bool(order.plan.private) or method.is_personal()
+        if client not in before and not personal:
             return {}
-        resident.load(parameters_in(block.slice(number)), {})
+        trained = parameters_in(block.slice(number))
+        resident.load(trained, {})
         figures = resident.figures()
         if client in before:
             rows = resident.rows(client).validation
             figures["client_val_before"] = before[client]
             figures["client_val_after"] = resident.evaluate_rows(rows)[resident.task.headline]
-        if order.plan.private and resident.evaluates_after(order.round):
-            figures |= resident.judge_personal(client)
+        if personal and resident.evaluates_after(order.round):
+            if method.is_personal():
+                resident.load(method.personal(trained, own(number)), {})
+            figures |= resident.judge_personal(client, shares_model=not order.plan.private)
         return figures

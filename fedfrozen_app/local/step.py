@@ -16,7 +16,14 @@ from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedfrozen_app.exchange.block import Layout
-from fedfrozen_app.exchange.names import by_namespace, names_in_namespaces, parameter_of, parameters_in
+from fedfrozen_app.exchange.names import (
+    by_namespace,
+    flattened,
+    names_in_namespaces,
+    namespace_of,
+    parameter_of,
+    parameters_in,
+)
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.algorithm import Finished, Start
 from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_scales
@@ -25,7 +32,7 @@ from fedfrozen_app.models.attention import folded
 from fedfrozen_app.models.convolution import as_products
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.profile import is_causal
-from fedfrozen_app.models.task import Batch, Inputs, Parameters
+from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
 
 if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
@@ -54,7 +61,11 @@ class Layouts:
         began = () if method.is_plain() else plan.private
         return cls(
             trained=_layout(resident, [*names, *names_in_namespaces(method.trains, names)]),
-            held=_layout(resident, [*names_in_namespaces(kept, names), *names_in_namespaces([START], began)]),
+            held=_layout(
+                resident,
+                [*names_in_namespaces(kept, names), *names_in_namespaces([START], began)],
+                method.numbers,
+            ),
             from_order=_layout(resident, names_in_namespaces(method.comes, plan.shared)),
             names=names,
         )
@@ -66,8 +77,11 @@ class Layouts:
         return Start({**model, **private}, self.names, by_namespace(self.from_order.views(from_order)), own)
 
 
-def _layout(resident: "Resident", names: Sequence[str]) -> Layout:
-    return Layout.of({name: resident.parameters[parameter_of(name)] for name in names})
+def _layout(resident: "Resident", names: Sequence[str], numbers: Collection[str] = ()) -> Layout:
+    """Of the shapes of the parameters; in the namespaces `numbers` of a single number each."""
+    arrays = {name: resident.parameters[parameter_of(name)] for name in names}
+    one = torch.zeros(())
+    return Layout.of({name: one if namespace_of(name) in numbers else a for name, a in arrays.items()})
 
 
 class Step:
@@ -90,12 +104,16 @@ class Step:
         # The optimiser counts the steps of each of its tensors, and clients come and go: one for each.
         self._rows = [row.requires_grad_(True) for row in self.flat.unbind()]
         self._done = 0  # steps of this round
+        self._rate = 0.0  # of this round
         self.losses = torch.zeros(size, dtype=torch.float64, device=resident.device)
         self._losses = self.losses.unbind()
         self._method = order.method
         # (clients, classes); all ones where classes are not weighed: the mean over a batch stays the same.
         self.class_weights = torch.ones(size, len(resident.corpus.classes)).to(self.flat)
         self._shares = self._rate_shares()
+        # How many columns the parameters take, and each namespace that trains beside them.
+        spaces = groupby(zip(self.layout.names, self.layout.spans, strict=True), lambda c: namespace_of(c[0]))
+        self._parts = [sum(span for _, span in columns) for _, columns in spaces]
         self._gradient: Callable[..., tuple[Tensor, Tensor]] | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         # A graph replays what it recorded: the rate is a tensor that later rounds change in place.
@@ -120,6 +138,7 @@ class Step:
         if self.layouts.from_order.names:
             self.from_order.copy_(self.layouts.from_order.flatten(from_order))
         rate = learning_rate(self.resident.config.client, order.round, self.resident)
+        self._rate = rate
         self._lr.fill_(rate)
         if not self.on_gpu:
             for group in self.optimizer.param_groups:
@@ -212,8 +231,9 @@ class Step:
             gradient.mul_(self.columns)
         clip = self.resident.config.client.clip
         if clip is not None:  # as torch.nn.utils.clip_grad_norm_ does, for each client on its own
-            norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-            gradient.mul_((clip / (norm + 1e-6)).clamp(max=1.0))
+            for part in gradient.split(self._parts, dim=1):
+                norm = torch.linalg.vector_norm(part, dim=1, keepdim=True)
+                part.mul_((clip / (norm + 1e-6)).clamp(max=1.0))
         shares = self._shares
         if self.columns is not None:
             shares = self.columns if shares is None else self.columns * shares
@@ -255,22 +275,45 @@ class Step:
             self.from_order,
         ]
 
+    def _task(self, model: Parameters) -> Task:
+        """The task for parameters that are mapped over: the others are these."""
+        causal = is_causal(self.resident.model)
+
+        def call(parameters: Parameters, inputs: Inputs) -> Tensor:
+            whole = {**model, **parameters}
+            ready = with_ready_mask(inputs, causal)
+            return functional_call(self.resident.model, whole, args=(), kwargs=ready).logits
+
+        return self.resident.task.with_call(call)
+
+    @torch.no_grad()
+    def look(self, rows: Tensor, held: Tensor, weights: Tensor, index: Tensor, mask: Tensor) -> list[Any]:
+        """What the algorithm makes of these clients' first batches: for each, arrays by `namespace/name`."""
+        model, table = self.resident.parameters, self.resident.train_table
+        task, module = self._task(model), self.resident.model
+
+        def one(row: Tensor, held: Tensor, weights: Tensor, index: Tensor, mask: Tensor) -> dict[str, Tensor]:
+            inputs = {key: value[index] for key, value in table.inputs.items()}
+            start = self.layouts.start(model, row, held, self.from_order)
+            batch = Batch(inputs, table.labels[index], weights, mask)
+            return flattened(self._method.look(batch, task, start, self._rate))
+
+        module.eval()
+        found = vmap(one)(rows, held, weights, index, mask)
+        module.train()
+        return [{name: value[number] for name, value in found.items()} for number in range(len(rows))]
+
     def _make_gradient(self, index: Tensor, mask: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
         names, keys = list(self.resident.parameters), list(self.resident.train_table.inputs)
         trained = set(self.layouts.names)
-        causal, plain = is_causal(self.resident.model), self._method.is_plain()
+        plain = self._method.is_plain()
 
         def gradient(flat: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
             model = dict(zip(names, given, strict=False))
             labels, columns = given[len(names)], dict(zip(keys, given[len(names) + 1 :], strict=False))
             class_weights, held, from_order, index, mask = given[-5:]
 
-            def call(parameters: Parameters, inputs: Inputs) -> Tensor:
-                whole = {**model, **parameters}
-                ready = with_ready_mask(inputs, causal)
-                return functional_call(self.resident.model, whole, args=(), kwargs=ready).logits
-
-            task = self.resident.task.with_call(call)
+            task = self._task(model)
 
             def one(row: Tensor, weights: Tensor, held: Tensor, index: Tensor, mask: Tensor) -> Tensor:
                 inputs = {key: value[index] for key, value in columns.items()}
