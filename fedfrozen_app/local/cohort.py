@@ -7,7 +7,7 @@ takes it (local/slots.py); the step that all slots share is local/step.py.
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.local.algorithm import ByNamespace, Finished
 from fedfrozen_app.local.sequential import learning_rate
 from fedfrozen_app.local.slots import Schedule, Turn, cheapest_size, lay_out, num_batches, take_turns
-from fedfrozen_app.local.step import START, Layouts, Step, finish_rows
+from fedfrozen_app.local.step import START, Layouts, Step, finish_rows, loaded, look_rows
 from fedfrozen_app.seeds import seed_for, seeded
 from fedfrozen_app.words import counted
 
@@ -41,6 +41,12 @@ def cannot_serve(order: Order) -> str | None:
     if order.codec is not None:
         return "each of them encodes what it sends"
     return None
+
+
+def step_mode(resident: "Resident") -> str:
+    if resident.device.type != "cuda":
+        return "eager"
+    return "compiled" if resident.config.runtime.compile else "captured"
 
 
 class Rows:
@@ -75,6 +81,26 @@ class Rows:
         held, trained = self._layouts.held, self._layouts.trained
         self.held[client] = held.flatten({**held.views(self.held[client]), **own})
         return trained.flatten({**trained.views(row), **own})
+
+
+def enter(step: Step, work: "Work", turns: Sequence[Turn], first_slot: int = 0) -> None:
+    """Everybody starts from the round's model, and from its own part where it keeps one."""
+    rows, resident = work.rows, work.resident
+    begin = [rows.begin(turn.client) for turn in turns]
+    slots = [first_slot + turn.slot for turn in turns]
+    if resident.config.client.class_weights:
+        for slot, turn in zip(slots, turns, strict=True):
+            train = resident.rows(work.clients[turn.client]).train
+            step.class_weights[slot] = resident.class_weights(train)
+    if work.order.method.looks():
+        first, own_slots = turns[0].begin, [turn.slot for turn in turns]
+        batches = work.schedule.index[first, own_slots], work.schedule.mask[first, own_slots]
+        held = torch.stack([rows.held[turn.client] for turn in turns])
+        model = {**resident.parameters, **parameters_in(work.layouts.trained.views(work.start))}
+        given = (resident, work.layouts, model, work.from_order, work.order)
+        seen = look_rows(*given, torch.stack(begin), held, step.class_weights[slots], *batches)
+        begin = [rows.renew(t.client, row, own) for t, row, own in zip(turns, begin, seen, strict=True)]
+    step.admit(slots, begin, [rows.held[turn.client] for turn in turns])
 
 
 def own_arrays(
@@ -115,6 +141,33 @@ def with_finished(block: Block, done: Finished) -> Block:
     )
 
 
+@dataclass
+class Work:
+    """One run's local work of one round, ready to be trained."""
+
+    resident: "Resident"
+    clients: Sequence[str]
+    order: Order
+    base: Mapping[str, Tensor]  # what came with the order or is held
+    layouts: Layouts
+    slots: int
+    schedule: Schedule
+    start: Tensor  # (width,) where a client starts that keeps nothing of its own
+    rows: Rows
+    before: Mapping[str, float]  # by client: its figure on its validation rows as the round begins
+
+    def blocks(self) -> Iterator[list[Turn]]:
+        """The turns, those that end first before the others, as many at a time as there are slots."""
+        for first in range(0, len(self.clients), self.slots):
+            yield self.schedule.turns[first : first + self.slots]
+
+    @property
+    def from_order(self) -> Tensor:
+        """(width,) what came with the order beside parameters."""
+        names = self.layouts.from_order.names
+        return self.layouts.from_order.flatten(self.base) if names else self.start.new_zeros(0)
+
+
 class CohortRunner:
     """`typical` are the clients by which the number of slots is chosen, whichever round comes first, so that
     a resumed run takes the very steps of an unbroken one. None: those of the first round that it is given."""
@@ -143,81 +196,77 @@ class CohortRunner:
         `base` is what came with the order or is held; `kept`, by client, what it keeps for itself. A block
         has at most as many clients as there are slots, so that memory does not grow with the cohort.
         """
+        work = self._prepare(clients, order, base, kept)
+        for turns, (values, losses) in zip(work.blocks(), self._trained(work), strict=True):
+            yield self._block(work, turns, values, losses)
+
+    def _prepare(
+        self,
+        clients: Sequence[str],
+        order: Order,
+        base: Mapping[str, Tensor],
+        kept: Mapping[str, Mapping[str, Tensor]],
+    ) -> Work:
         resident = self.resident
         resident.load(parameters_in(base), order.base)
+        layouts, slots = self._layouts(order), self._room(clients, order)
+        schedule = lay_out(resident, clients, order, slots)
+        start = loaded(resident, layouts.trained)
+        common = parameters_in(layouts.trained.views(start))
+        own = [kept.get(client, {}) for client in clients]
+        before = self._judge_base(clients, [parameters_in(arrays) for arrays in own])
+        if before and order.plan.private:  # then others were loaded to be judged
+            resident.load(common, {})
+        rows = Rows(layouts, order, common, start, own)
+        return Work(resident, clients, order, base, layouts, slots, schedule, start, rows, before)
+
+    def _trained(self, work: Work) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each of the work's blocks: (clients, width) what was trained, and (clients,) mean losses."""
+        resident, order, schedule = self.resident, work.order, work.schedule
         if self._plan != order.plan:  # the freeze: the old step's memory is not needed again
             self._steps.clear()
             self._plan = order.plan
-        layouts = self._layouts(order)
-        slots = self._room(clients, order)
-        schedule = lay_out(resident, clients, order, slots)
-        step = self._step(layouts, slots, schedule.index.shape[2], order)
-        start = step.loaded()
-        common = parameters_in(layouts.trained.views(start))
-        private = [parameters_in(kept.get(client, {})) for client in clients]
-        before = self._judge_base(clients, private)
-        if before and order.plan.private:  # then others were loaded to be judged
-            resident.load(common, {})
-        rows = Rows(layouts, order, common, start, [kept.get(client, {}) for client in clients])
-        enter = partial(self._enter, step, clients, rows, schedule)
-        step.begin(order, base)
-        for first in range(0, len(clients), slots):
-            turns = schedule.turns[first : first + slots]
-            members = [clients[turn.client] for turn in turns]
+        step = self._step(work.layouts, work.slots, schedule.index.shape[2], order)
+        step.begin(order, work.base)
+        for turns in work.blocks():
+            first = work.clients[turns[0].client]
             resident.model.train()
-            with seeded(seed_for(resident.config.seed, "dropout", members[0], order.round), resident.device):
-                values, losses = step.finish(turns, schedule, enter)
+            with seeded(seed_for(resident.config.seed, "dropout", first, order.round), resident.device):
+                trained = step.finish(turns, schedule, partial(enter, step, work))
             resident.model.eval()
-            examples = [len(resident.rows(client).train) for client in members]
-            block = Block(tuple(members), layouts.trained, start, values, examples, {"train_loss": losses})
-            held = torch.stack([rows.held.pop(turn.client) for turn in turns])
-            done = self._finished(block, order, step, held, turns)
-            block.extra_metrics = [
-                self._judge_row(block, number, order, before, partial(own_arrays, layouts, block, held, done))
-                for number in range(len(members))
-            ]
-            if before or order.plan.private or order.method.is_personal():
-                resident.load(common, {})  # the others go on from here
-            if len(order.plan.shared) < len(block.layout.names):
-                block = block.shared(order.plan.shared)
-            yield block if done is None else with_finished(block, done)
+            yield trained
+
+    def _block(self, work: Work, turns: Sequence[Turn], values: Tensor, losses: Tensor) -> Block:
+        resident, order = self.resident, work.order
+        members = [work.clients[turn.client] for turn in turns]
+        examples = [len(resident.rows(client).train) for client in members]
+        metrics = {"train_loss": losses}
+        block = Block(tuple(members), work.layouts.trained, work.start, values, examples, metrics)
+        held = torch.stack([work.rows.held.pop(turn.client) for turn in turns])
+        done = self._finished(block, work, held, turns)
+        own = partial(own_arrays, work.layouts, block, held, done)
+        block.extra_metrics = [
+            self._judge_row(block, number, order, work.before, own) for number in range(len(members))
+        ]
+        if work.before or order.plan.private or order.method.is_personal():  # the others go on from here
+            resident.load(parameters_in(work.layouts.trained.views(work.start)), {})
+        if len(order.plan.shared) < len(block.layout.names):
+            block = block.shared(order.plan.shared)
+        return block if done is None else with_finished(block, done)
 
     def _layouts(self, order: Order) -> Layouts:
         """What travels comes first: the aggregation then sees one piece of every row."""
         return Layouts.of(self.resident, order, (*order.plan.shared, *order.plan.private))
 
-    def _finished(
-        self, block: Block, order: Order, step: Step, held: Tensor, turns: Sequence[Turn]
-    ) -> Finished | None:
+    def _finished(self, block: Block, work: Work, held: Tensor, turns: Sequence[Turn]) -> Finished | None:
         """What the algorithm makes of the block's rows; None where it makes nothing."""
+        order = work.order
         if order.method.adds_nothing():
             return None
         steps = torch.tensor([turn.end - turn.begin for turn in turns]).to(block.values)
         rate = learning_rate(self.resident.config.client, order.round, self.resident)
-        return finish_rows(step, order, block.values, held, steps, rate)
-
-    def _enter(
-        self,
-        step: Step,
-        clients: Sequence[str],
-        rows: Rows,
-        schedule: Schedule,
-        turns: Sequence[Turn],
-    ) -> None:
-        """Everybody starts from the round's model, and from its own part where it keeps one."""
-        begin, slots = [rows.begin(turn.client) for turn in turns], [turn.slot for turn in turns]
-        if self.resident.config.client.class_weights:
-            for turn in turns:
-                train = self.resident.rows(clients[turn.client]).train
-                step.class_weights[turn.slot] = self.resident.class_weights(train)
-        if rows.method.looks():
-            first, held = turns[0].begin, torch.stack([rows.held[turn.client] for turn in turns])
-            batches = schedule.index[first, slots], schedule.mask[first, slots]
-            seen = step.look(torch.stack(begin), held, step.class_weights[slots], *batches)
-            begin = [
-                rows.renew(turn.client, row, own) for turn, row, own in zip(turns, begin, seen, strict=True)
-            ]
-        step.admit(slots, begin, [rows.held[turn.client] for turn in turns])
+        given = (work.layouts, self.resident.parameters, work.from_order, order)
+        return finish_rows(*given, block.values, held, steps, rate)
 
     # Slots -----------------------------------------------------------------------------------------------
 
@@ -235,10 +284,13 @@ class CohortRunner:
         limit = min(self.resident.config.runtime.max_block or len(clients), len(clients))
         if self.resident.device.type != "cuda":
             return limit
-        fits = self._measure(clients[0], order)
+        fits = self._fitting(clients[0], order)
         if fits < limit:
             log.info("The GPU's free memory holds %d of the %d clients at once.", fits, len(clients))
         return min(limit, fits)
+
+    def _fitting(self, client: str, order: Order) -> int:
+        return self._measure(client, order)
 
     def _measure(self, client: str, order: Order) -> int:
         """How many clients fit: the memory that one more client takes in a real step, and what is free."""
@@ -250,7 +302,7 @@ class CohortRunner:
             step = Step(self.resident, layouts, size, order, mode="eager")
             schedule = lay_out(self.resident, [client] * size, order, size)
             step.begin(order, {})
-            start = step.loaded()
+            start = loaded(self.resident, layouts.trained)
             step.admit(range(size), [start] * size)
             step.run(schedule.index[0], schedule.mask[0])
             torch.cuda.synchronize()
@@ -265,9 +317,7 @@ class CohortRunner:
         settings = json.dumps(dict(order.settings), sort_keys=True)
         key = (layouts.trained.names, size, width, order.algorithm, settings)
         if key not in self._steps:
-            on_gpu, compiled = self.resident.device.type == "cuda", self.resident.config.runtime.compile
-            mode = ("compiled" if compiled else "captured") if on_gpu else "eager"
-            self._steps[key] = Step(self.resident, layouts, size, order, mode=mode)
+            self._steps[key] = Step(self.resident, layouts, size, order, mode=step_mode(self.resident))
         return self._steps[key]
 
     # Judging -----------------------------------------------------------------------------------------------
