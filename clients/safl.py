@@ -39,6 +39,10 @@ class ByAttention(Choice):
         batch = Batch(resident.task.prepare(inputs), labels)
         return head_scores(resident.model, batch, self._token_set(resident), private=private)
 
+    def figures(self, scores: Tensor) -> dict[str, float]:
+        """The layers' means; by head they are this client's alone."""
+        return {f"layer_score_{layer}": score for layer, score in enumerate(scores.mean(dim=1).tolist())}
+
     def _token_set(self, resident: "Resident") -> Tokens:
         causal = is_causal(resident.model)
         default = "no_sink" if causal else "entity" if resident.corpus.task == "tokens" else "cls"

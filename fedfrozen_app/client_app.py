@@ -88,11 +88,9 @@ def train(message: Message, context: Context) -> Message:
     if kept:
         keep_private(context, kept, local=local)
     metrics = result.metrics
-    if scores is not None:
-        # By head for this client alone; the layers' means go with the reply.
-        context.state["scores"] = to_record({"heads": scores.cpu()}, local=local)
-        means = scores.mean(dim=1).tolist()
-        metrics = metrics | {f"layer_score_{layer}": score for layer, score in enumerate(means)}
+    if scores is not None and order.chooser is not None:
+        context.state["scores"] = to_record({"heads": scores.cpu()}, local=local)  # for this client alone
+        metrics = metrics | order.chooser.figures(scores)
     arrays = result.sent(order.plan.shared)
     if order.coder is not None:
         arrays = order.coder.encode(arrays, start.model, resident.roles)

@@ -27,7 +27,7 @@ from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.report.console import closing_table
 from fedfrozen_app.report.track import check_installed
 from fedfrozen_app.run.job import Job
-from fedfrozen_app.run.outline import keeps_private
+from fedfrozen_app.run.outline import shares_model
 from fedfrozen_app.run.prepare import check_fits
 from fedfrozen_app.server.sampling import cohort_size
 
@@ -91,10 +91,10 @@ def load_run(run: Path, extra: list[str]) -> Resident:
     config = read(resolved(compose_config(command[1:] + extra)) | {"from": None})
     corpus = load_corpus(config)
     resident = Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))
-    if keeps_private(config, resident.exchanged, resident.roles) and not resident.has_global:
+    if not (resident.has_global or shares_model(config, resident.exchanged, resident.roles)):
         raise UserError(
-            f"The clients of {run} shared nothing, so that it has no model of its own: how each of theirs "
-            "does is in its personal.json, which a run with personal=true writes."
+            f"The clients of {run} shared nothing, or parts of a model alone, so that it has no model of its "
+            "own: how each of theirs does is in its personal.json, which a run with personal=true writes."
         )
     check_fits(model, resident.exchanged)
     resident.load(model, {})

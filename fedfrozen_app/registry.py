@@ -4,24 +4,37 @@ What is built in is the table below. Other installed packages add theirs through
 `fedfrozen.strategies`, `fedfrozen.algorithms` and so on: name = "module:object".
 """
 
+import ast
 import difflib
 import importlib
+import importlib.util
 from functools import lru_cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from fedfrozen_app.errors import UserError
 
 BUILT_IN: dict[str, dict[str, str]] = {
     "strategies": {
+        "apfl": "strategies.apfl:APFL",
+        "ditto": "strategies.ditto:Ditto",
         "fedavg": "strategies.fedavg:FedAvg",
+        "fedbabu": "strategies.fedbabu:FedBABU",
         "fedfrozen": "strategies.fedfrozen:FedFrozen",
+        "fedpart": "strategies.fedpart:FedPart",
+        "fedper": "strategies.fedper:FedPer",
         "fedprox": "strategies.fedprox:FedProx",
+        "fedrep": "strategies.fedrep:FedRep",
         "local": "strategies.local:Local",
         "pfeddc": "strategies.pfeddc:PFedDC",
+        "private_attention": "strategies.private_attention:PrivateAttention",
         "safl": "strategies.safl:SAFL",
+        "schedule": "strategies.schedule:Schedule",
     },
     "algorithms": {
+        "apfl": "clients.apfl:APFL",
+        "ditto": "clients.ditto:Ditto",
         "fedavg": "clients.fedavg:FedAvg",
         "fedprox": "clients.fedprox:FedProx",
     },
@@ -89,6 +102,28 @@ def register(group: str, name: str, thing: Any) -> None:
 def names(group: str) -> list[str]:
     """In the table's order, then what packages bring, then what this process has added."""
     return list(dict.fromkeys([*places(group), *(name for other, name in REGISTERED if other == group)]))
+
+
+def described(group: str, name: str) -> tuple[str, str]:
+    """(what it does: the first line of its class's text, whose method it is: its `paper`).
+
+    Read off the source, where there is one: importing what is described brings torch with it.
+    """
+    module, _, attribute = places(group).get(name, "").partition(":")
+    spec = importlib.util.find_spec(module) if module and (group, name) not in REGISTERED else None
+    if spec is None or not (spec.origin or "").endswith(".py"):
+        thing = find(group, name)
+        return (thing.__doc__ or "").strip().partition("\n")[0], getattr(thing, "paper", "")
+    tree = ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8"))
+    found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == attribute]
+    says = (ast.get_docstring(found[0]) or "").partition("\n")[0] if found else ""
+    papers = [
+        node.value.value
+        for node in (found[0].body if found else ())
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        if [target.id for target in node.targets if isinstance(target, ast.Name)] == ["paper"]
+    ]
+    return says, str(papers[0]) if papers else ""
 
 
 def find(group: str, name: str) -> Any:

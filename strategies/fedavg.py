@@ -7,4 +7,6 @@ from fedfrozen_app.server.base import PlannedFedAvg
 
 
 class FedAvg(PlannedFedAvg):
-    """The plan of the base class: everything, every round."""
+    """Everything trains, travels and is averaged, in every round."""
+
+    paper = "McMahan et al. 2017, arXiv 1602.05629"

@@ -9,9 +9,9 @@ common movement of the kernel has faded beside their disagreement (fedfrozen_app
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
@@ -20,69 +20,37 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.models.roles import KERNEL
+from fedfrozen_app.models.select import selected
 from fedfrozen_app.seeds import numpy_generator
-from fedfrozen_app.server import base
-from fedfrozen_app.server.agreement import Agreement, Rule
+from fedfrozen_app.server import base, warmup
+from fedfrozen_app.server.agreement import Agreement
+from fedfrozen_app.server.warmup import AUTO, FROZEN, WARMUP
 
 log = logging.getLogger(__name__)
-AUTO = "auto"
-SCOPES = ("qk", "qk+ln1", "train_value_only", "v", "random")
+# What each freezes, in the words of models/select.py. `qk+ln1` takes the norms whose output the kernel reads:
+# in a post-norm model they close the block before.
+SCOPES: dict[str, list[str]] = {
+    "qk": ["kernel"],
+    "qk+ln1": ["kernel", "attention_norm"],
+    "train_value_only": ["embedding", "kernel", "output", "mlp", "norm"],
+    "v": ["value"],
+    "random": [],
+}
 ATTENTION = ("query", "key", "value", "output")
 
 
 @dataclass(frozen=True)
-class Settings(base.Settings):
-    warmup_rounds: int | str | None = setting(
-        None,
-        "Rounds of full training before the freeze, from 0 to `num_rounds`. `null`: a fifth of "
-        "`num_rounds`, at least 1 (a resumed run that has frozen stays so). `auto`: until the kernel's "
-        "common movement has faded; see [theory](theory.md)",
-    )
-    warmup_minimum: int | None = setting(
-        None,
-        "`auto`: freeze no earlier than after so many rounds. `null`: a tenth of `num_rounds`, at least 1",
-    )
-    warmup_cap: int | None = setting(
-        None, "`auto`: freeze at the latest after so many rounds. `null`: it may never freeze"
-    )
-    warmup_threshold: float = setting(
-        Rule.threshold, "`auto`: freeze when agreement between rounds falls below this share of the drift"
-    )
-    warmup_window: int = setting(
-        Rule.window, "`auto`: rounds that agreement and drift are averaged over", least=1
-    )
-    warmup_patience: int = setting(Rule.patience, "`auto`: rounds in a row that must say so", least=1)
-    freeze_scope: str = setting("qk", "What is frozen; see below", choices=SCOPES)
-
-    def checked(self, num_rounds: int) -> Self:
-        super().checked(num_rounds)
-        shares = {"warmup_rounds": 0.2, "warmup_minimum": 0.1}
-        filled = {name: getattr(self, name) for name in (*shares, "warmup_cap")}
-        for name, share in shares.items():
-            if filled[name] is None:
-                filled[name] = min(max(1, round(share * num_rounds)), num_rounds)
-        for name, value in filled.items():
-            if value is None or (name == "warmup_rounds" and value == AUTO):
-                continue
-            if not isinstance(value, int):
-                raise UserError(f"strategy.{name}={value} is unknown: give a number of rounds, or auto.")
-            if not 0 <= value <= num_rounds:
-                raise UserError(
-                    f"strategy.{name}={value} must lie between 0 and num_rounds={num_rounds}: "
-                    "lower it, or raise num_rounds."
-                )
-        return replace(self, **filled)
-
-    @property
-    def rule(self) -> Rule:
-        limits = (self.warmup_minimum or 1, self.warmup_cap)
-        return Rule(*limits, self.warmup_threshold, self.warmup_window, self.warmup_patience)
+class Settings(warmup.Settings):
+    freeze_scope: str = setting("qk", "What is frozen; see below", choices=tuple(SCOPES))
 
 
 class FedFrozen(base.PlannedFedAvg):
-    """Train everything during warm-up, then hold the attention kernel fixed."""
+    """Train everything during a warm-up, then hold the attention kernel fixed."""
 
+    paper = "Du et al. 2026, arXiv 2605.06446"
     Settings = Settings
+    tells = ("warmup",)
+    curves = (warmup.CURVE,)
 
     def __init__(self, federation: base.Federation, *args: Any, **kwargs: Any) -> None:
         super().__init__(federation, *args, **kwargs)
@@ -98,13 +66,13 @@ class FedFrozen(base.PlannedFedAvg):
 
     def plan(self, server_round: int) -> Plan:
         plan = super().plan(server_round)
-        return plan if self.stage(server_round) == "warmup" else plan.freeze(self.frozen)
+        return plan if self.stage(server_round) == WARMUP else plan.freeze(self.frozen)
 
     def stage(self, server_round: int) -> str:
         last = self.settings.warmup_rounds
         if last == AUTO:
             last = self.agreement.last_round
-        return "warmup" if last is None or server_round <= last else "frozen"
+        return WARMUP if last is None or server_round <= last else FROZEN
 
     def observe(self, row: Row, merged: Mapping[str, Tensor]) -> Row:
         kernel = [name for name in merged if self.federation.drift_group(self.model, name) == "kernel"]
@@ -113,7 +81,7 @@ class FedFrozen(base.PlannedFedAvg):
         figures = self.agreement.add(
             row, "kernel", {name: merged[name] - self.model[name] for name in kernel}
         )
-        if self.stage(row["round"] + 1) == "frozen":
+        if self.stage(row["round"] + 1) == FROZEN:
             log.info("The kernel's common movement has faded: it is frozen after round %d.", row["round"])
         return {"warmup": figures}
 
@@ -133,14 +101,7 @@ class FedFrozen(base.PlannedFedAvg):
         roles, scope = self.federation.roles, self.settings.freeze_scope
         if scope == "random":
             return self._random_matrices()
-        kept = {
-            "qk": lambda role: role.kind not in KERNEL,
-            # The norm whose output the kernel reads: in a post-norm model it closes the block before.
-            "qk+ln1": lambda role: role.kind not in KERNEL and not role.feeds_attention,
-            "train_value_only": lambda role: role.kind in ("value", "head"),
-            "v": lambda role: role.kind != "value",
-        }[scope]
-        return [name for name, role in roles.items() if not kept(role)]
+        return selected(SCOPES[scope], roles, "strategy.freeze_scope", strict=False)
 
     def _random_matrices(self) -> list[str]:
         """For every matrix of the kernel another attention matrix of its size, with its bias."""

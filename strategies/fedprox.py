@@ -21,8 +21,9 @@ class Settings(base.Settings):
 
 
 class FedProx(base.PlannedFedAvg):
-    """FedAvg's plan; the client adds the proximal term."""
+    """FedAvg with a pull of every client towards the round's global model."""
 
+    paper = "Li et al. 2020, arXiv 1812.06127"
     Settings = Settings
     algorithm = "fedprox"
 

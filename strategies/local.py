@@ -5,7 +5,7 @@ from fedfrozen_app.server.base import PlannedFedAvg
 
 
 class Local(PlannedFedAvg):
-    """Every parameter is private: each client goes on from its own last round."""
+    """The baseline without a federation: every client trains alone and shares nothing."""
 
     def plan(self, server_round: int) -> Plan:
         return super().plan(server_round).keep_private(self.model)

@@ -14,17 +14,21 @@ baselines are this strategy with fewer parts: PromptFL is prompts=global modalit
 PromptFL + FedProx; prompts=local trains alone; prompts=none is zero-shot.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from fedfrozen_app.config import setting
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.files.rows import Row
 from fedfrozen_app.models.design import PromptDesign
 from fedfrozen_app.server import base
 
 if TYPE_CHECKING:
     from fedfrozen_app.align.prompted import Prompted
+
+ACTIVE = 0.01  # a fused prompt that differs less from the global one shows that the fusion did nothing
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Settings(base.Settings, PromptDesign):
 class PFedDC(base.PlannedFedAvg):
     """Prompts train; global ones travel, local ones and their fusion stay. The encoders do neither."""
 
+    paper = "Zhang et al. 2025, arXiv 2506.21144"
     Settings = Settings
     personal = True  # its baselines too are judged client by client, or they could not be compared
 
@@ -70,6 +75,14 @@ class PFedDC(base.PlannedFedAvg):
     def plan(self, server_round: int) -> Plan:
         private = [name for name in self.model if not name.endswith(".global")]
         return super().plan(server_round).keep_private(private)
+
+    @classmethod
+    def sums_up(cls, rows: Sequence[Row]) -> dict[str, Any]:
+        """How far fused prompts ended from the global ones, as a share of these, by encoder."""
+        last = next((row for row in reversed(rows) if any(key.startswith("fusion_gap") for key in row)), {})
+        gaps = {key: value for key, value in last.items() if key.startswith("fusion_gap")}
+        state = "fusion active" if max(gaps.values(), default=0) >= ACTIVE else "fusion inactive"
+        return {"fusion": {**gaps, "state": state}} if gaps else {}
 
     def client_settings(self) -> dict[str, Any]:
         return {"mu": self.settings.mu} if self.settings.mu else {}

@@ -77,6 +77,7 @@ class Settings(base.Settings):
 class SAFL(base.PlannedFedAvg):
     """Every client trains and sends the layers that its own attention points at."""
 
+    paper = "Li and Zhang 2025, arXiv 2504.11793"
     Settings = Settings
 
     def __init__(self, federation: base.Federation, *args: Any, **kwargs: Any) -> None:

@@ -16,6 +16,7 @@ VERBS = {
     "compare": "fedfrozen_app.compare.command:compare",
     "search": "fedfrozen_app.sweep.search:search",
     "plan": "fedfrozen_app.commands.show_plan:plan",
+    "methods": "fedfrozen_app.commands.methods:methods",
     "list": "fedfrozen_app.commands.listing:list_runs",
     "show": "fedfrozen_app.commands.listing:show_run",
     "doctor": "fedfrozen_app.commands.doctor:doctor",

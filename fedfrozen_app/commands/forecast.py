@@ -16,6 +16,7 @@ from fedfrozen_app.config import Config
 from fedfrozen_app.data.federated import input_shape, load_corpus, share_out
 from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.exchange.count import bytes_by_role, count_parameters
+from fedfrozen_app.exchange.names import names_in_namespaces, with_namespace
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.models.build import parameters_of
 from fedfrozen_app.models.roles import Role, is_embedding, roles_of
@@ -60,14 +61,32 @@ class Forecast:
         return sum(sum(getattr(stage, way).values()) for stage in self.stages)
 
 
-def forecast(config: Config) -> Forecast:
+@dataclass(frozen=True)
+class Ground:
+    """What a forecast must know of the data: what a model reads, and how many clients there are."""
+
+    shape: InputShape
+    clients: int
+
+
+def ground_of(config: Config) -> Ground:
     corpus = load_corpus(config)
     shares = share_out(corpus, config, config.num_clients)
     assert shares.partition is not None
-    clients = [str(number) for number in range(len(shares.partition.indices))]
-    arrays, roles = outline(config, input_shape(corpus, config))
-    strategy = planning_strategy(config, arrays, roles)
-    return walk(strategy, config.num_rounds, clients, roles)
+    return Ground(input_shape(corpus, config), len(shares.partition.indices))
+
+
+def forecast(config: Config, ground: Ground | None = None) -> Forecast:
+    """`ground`, where it is known, spares reading the data."""
+    ground = ground or ground_of(config)
+    strategy = outlined(config, ground)
+    clients = [str(number) for number in range(ground.clients)]
+    return walk(strategy, config.num_rounds, clients, strategy.federation.roles)
+
+
+def outlined(config: Config, ground: Ground) -> PlannedFedAvg:
+    """The run's strategy, with the shapes of its model."""
+    return planning_strategy(config, *outline(config, ground.shape))
 
 
 def outline(config: Config, shape: InputShape) -> tuple[dict[str, Tensor], dict[str, Role]]:
@@ -87,25 +106,28 @@ def walk(strategy: PlannedFedAvg, num_rounds: int, clients: list[str], roles: Ma
         parameters[roles[name].kind] += tensor.numel()
     stages: list[Stage] = []
     up_by_round, down_by_round = [], []
-    changed = dict.fromkeys(arrays, 0)  # name: the latest round that gave it a new value
     seen: dict[str, tuple[int, frozenset[str]]] = {}  # client: its latest round, and the base it then had
+    spaces = strategy.order(1, {}).method.comes  # that go down beside the shared parameters
+    sent = {**arrays, **{with_namespace(space, n): a for space in spaces for n, a in arrays.items()}}
+    changed = dict.fromkeys(sent, 0)  # name: the latest round that gave it a new value
     for number in range(1, num_rounds + 1):
         plan, client_plan = strategy.plan(number), strategy.client_plan(number)
         if not stages or (stages[-1].name, stages[-1].plan) != (strategy.stage(number), client_plan):
             stages.append(_stage(strategy.stage(number), client_plan, arrays, roles))
         stage = stages[-1]
         cohort = draw_cohort(clients, strategy.federation.participation, seed, number)
-        base = frozenset(arrays) - frozenset(plan.private)
+        beside = names_in_namespaces(spaces, plan.shared)
+        base = (frozenset(arrays) - frozenset(plan.private)) | frozenset(beside)
         up = _times(Counter(strategy.upload_bytes(number)), len(cohort))
         down: Bytes = Counter()
         lacking: dict[tuple[int, frozenset[str]] | None, Bytes] = {}
         for client in cohort:
             before = seen.get(client)
             if before not in lacking:
-                lacking[before] = _pick(_missing(base, before, changed), arrays, roles)
+                lacking[before] = _pick(_missing(base, before, changed), sent, roles)
             down += lacking[before]
             seen[client] = (number, base)
-        changed |= dict.fromkeys(plan.shared, number)
+        changed |= dict.fromkeys([*plan.shared, *beside], number)
         stage.rounds += 1
         stage.client_rounds += len(cohort)
         stage.up += up

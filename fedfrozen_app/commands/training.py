@@ -8,6 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from safetensors import SafetensorError
 
+from fedfrozen_app import registry
 from fedfrozen_app.config import compose_config, read, with_absolute_paths, with_hydra
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.files import checkpoint, status
@@ -64,13 +65,14 @@ def resume(arguments: list[str]) -> None:
         )
     start = checkpoint.newest(run)
     overrides = start.overrides + extra
-    composed, had = compose_config(overrides), start.config["strategy"]
-    if start.row["stage"] == "frozen" and composed.num_rounds != start.config["num_rounds"]:
-        # What was left open is a share of the rounds, and of more rounds could thaw it again.
+    composed = compose_config(overrides)
+    if composed.num_rounds != start.config["num_rounds"]:
+        settings = registry.find("strategies", str(composed.strategy.name)).Settings
+        holds = settings.kept_by(start.config["strategy"], start.row)
         overrides += [
-            f"strategy.{key}={had[key]}"
+            f"strategy.{key}={holds[key]}"
             for key, value in composed.strategy.items()
-            if value is None and had.get(key)
+            if value is None and holds.get(key)
         ]
         composed = compose_config(overrides)
     resolved_config, overrides = with_absolute_paths(composed, overrides)

@@ -14,6 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedfrozen_app import registry
 from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.config.sentences import sentence
 from fedfrozen_app.config.sources import conf_dir, prepare_hydra
@@ -23,6 +24,17 @@ from fedfrozen_app.errors import UserError
 OmegaConf.register_new_resolver(
     "run_folder", lambda named, usual: str(Path(named).expanduser()) if named else usual, replace=True
 )
+
+
+def _strategies() -> str:
+    """A line for each, for --help."""
+    names = registry.names("strategies")
+    width = max(map(len, names))
+    described = ((name, *registry.described("strategies", name)) for name in names)
+    return "\n".join(f"{n:{width}}  {says}{f' ({paper})' if paper else ''}" for n, says, paper in described)
+
+
+OmegaConf.register_new_resolver("strategies", _strategies, replace=True)
 
 
 def compose_config(overrides: str | list[str]) -> DictConfig:

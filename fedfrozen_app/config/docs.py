@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedfrozen_app import registry
 from fedfrozen_app.config.compose import compose_config
-from fedfrozen_app.config.schema import GROUPS, Config, key_of, sections
+from fedfrozen_app.config.schema import GROUPS, Config, defaults, key_of, sections
 from fedfrozen_app.config.settings import About, about
 from fedfrozen_app.config.sources import base, conf_dir
 
@@ -167,17 +167,19 @@ def _rows(kind: type, composed: DictConfig, prefix: str) -> Iterator[tuple[str, 
 def _strategy_rows() -> Iterator[tuple[str, Any, About]]:
     """Each key once, though two strategies have it; the first gives the default."""
     yield "strategy.name", compose_config([]).strategy.name, About("Set by the file")
-    seen: dict[str, tuple[Any, About, list[str]]] = {}
+    seen: dict[str, tuple[Any, About, dict[tuple[str, str], list[str]]]] = {}
     for strategy in registry.BUILT_IN["strategies"]:
-        for found in fields(registry.find("strategies", strategy).Settings):
-            known = about(found)
-            if found.name not in seen:
-                seen[found.name] = (found.default, known, [f"`{strategy}`: {known.says}"])
-            else:
-                difference = f"`{strategy}` ({_default(found.default)}): {known.says}"
-                seen[found.name][2].append(difference)
-    for name, (default, known, says) in seen.items():
-        yield f"strategy.{name}", default, replace(known, says=". ".join(says))
+        settings = registry.find("strategies", strategy).Settings
+        for found in fields(settings):
+            known, default = about(found), defaults(settings)[found.name]
+            _, _, says = seen.setdefault(found.name, (default, known, {}))
+            says.setdefault((known.says, _default(default)), []).append(f"`{strategy}`")
+    for name, (first, known, says) in seen.items():
+        sentences = [
+            f"{', '.join(who)}{'' if default == _default(first) else f' ({default})'}: {text}"
+            for (text, default), who in says.items()
+        ]
+        yield f"strategy.{name}", first, replace(known, says=". ".join(sentences))
 
 
 def _default(value: Any) -> str:
@@ -203,7 +205,12 @@ def _files(group: str) -> str:
         chosen = [f"`{other}={name}`" for other, name in _chosen(path)]
         brings = f" Chooses {', '.join(chosen)}." if chosen else ""
         default = " The default." if path.stem == usual else ""
-        lines.append(f"| `{group}={path.stem}` | {_opening(path)}{default}{brings} |")
+        says = _opening(path)
+        if group == "strategy":  # it says once what it does, where it is written
+            what, paper = registry.described("strategies", path.stem)
+            cited = f" {paper[:1].upper()}{paper[1:]}." if paper else ""
+            says = f"{what}{cited} {says}".rstrip()
+        lines.append(f"| `{group}={path.stem}` | {says}{default}{brings} |")
     return "\n".join(lines)
 
 

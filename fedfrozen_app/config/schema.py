@@ -32,7 +32,7 @@ class ModelConfig:
     model_type: str | None = setting(
         None,
         "Architecture for `source=config`: `vit`, `deit`, `dinov2`, `bert`, `distilbert`, `roberta`, "
-        "`electra`, `gpt2`, `llama`; for `pfeddc` `clip` or `vision-text-dual-encoder`",
+        "`electra`, `gpt2`, `llama`; to be read through prompts `clip` or `vision-text-dual-encoder`",
     )
     dtype: str = setting("float32", "Of the parameters: `float32`, `float64` or `bfloat16`")
     config: dict[str, Any] = setting(
@@ -149,7 +149,7 @@ class ClientConfig:
     )
     fusion_lr: float | None = setting(
         None,
-        "`pfeddc`: the fusion's own learning rate, on the same schedule. `null`: `client.lr`",
+        "The same for parameters of the role `fusion`, where a model has them. `null`: `client.lr`",
         above=0,
     )
 
@@ -365,7 +365,7 @@ class Config:
     personal: bool | None = setting(
         None,
         "At the end, judge every client on test rows of its own (`personal.json`, `fairness.png`). `null`: "
-        "where clients keep models of their own (`pfeddc`, `local`)",
+        "where clients have models of their own",
     )
     seed: int = setting(0, "Fixes partitions, cohorts, initial weights, batch order and dropout", least=0)
     device: str = setting("auto", "`auto` takes a GPU where there is one", choices=("auto", "cpu", "cuda"))

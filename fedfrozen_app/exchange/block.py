@@ -38,7 +38,7 @@ class Layout:
         lead = rows.shape[:-1]
         parts = rows.split(self.spans, dim=-1)
         return {
-            name: part[..., : shape.numel()].reshape(*lead, *shape)
+            name: part[..., : shape.numel()].reshape((*lead, *shape))
             for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
         }
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from torch import Tensor
 
@@ -12,10 +12,11 @@ from fedfrozen_app.exchange.names import is_parameter, names_in_namespaces, para
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.models.roles import Role
 
-# What the server finds out itself: a client that sent such a figure would speak in its place.
+# What the server finds out itself, such as who chose what: a client that sent such a figure would speak in
+# its place. What a strategy adds of its own is in its `tells`.
 SERVER_FIGURES = re.compile(
     "round|stage|seconds|drift|private|failures|discarded|by_client|usual_norm|effective_clients|"
-    "trained_params|epsilon_max|selection|warmup|clients.*|bytes_.*|val_.*"
+    "trained_params|epsilon_max|selection|layers|layer_scores|clients.*|bytes_.*|val_.*"
 )
 MOST_EXAMPLES = 2**53  # a weight beyond is no whole number any more, and one beyond 1e38 no float32
 # Of a figure, and of an update's norm times its weight: far below what float32 holds, so that no sum over
@@ -75,6 +76,12 @@ def problem_of_figures(reply: Reply, order: Order) -> str | None:
     if ("epsilon" in reply.metrics) != ("delta" in reply.metrics):
         return "tells only one of epsilon and delta"
     return None
+
+
+def problem_of_names(reply: Reply, taken: Collection[str]) -> str | None:
+    """The same for figures that the strategy tells itself."""
+    found = next((name for name in reply.metrics if name in taken), None)
+    return None if found is None else f"sent the figure {found}, which is not a client's to tell"
 
 
 def _some(names: list[str]) -> str:

@@ -41,6 +41,10 @@ class Choice:
         """
         raise NotImplementedError
 
+    def figures(self, scores: "Tensor") -> dict[str, float]:
+        """What of the mean scores, (layers, parts), goes with the reply, as figures."""
+        return {}
+
     def pick(self, count: int, generator: torch.Generator) -> tuple[int, ...]:
         """K of `count` layers by chance, for a rule that looks at no data."""
         return tuple(sorted(torch.randperm(count, generator=generator)[: self.top_k].tolist()))

@@ -49,6 +49,8 @@ class Algorithm:
     stays: ClassVar[tuple[str, ...]] = ()  # that the client keeps between its rounds
     trains: ClassVar[tuple[str, ...]] = ()  # of these, the ones that are trained beside the parameters
     goes: ClassVar[tuple[str, ...]] = ()  # that go back with the reply
+    # Of those that stay and are not trained, the ones with a single number for each name, not an array.
+    numbers: ClassVar[tuple[str, ...]] = ()
 
     def start(self, model: Parameters, own: ByNamespace) -> ByNamespace:
         """The client's own arrays for this round's trained names, `model`; `own` is what it has kept of them.
@@ -57,10 +59,20 @@ class Algorithm:
         """
         return {
             space: {
-                name: own.get(space, {}).get(name, torch.zeros_like(value)) for name, value in model.items()
+                name: own.get(space, {}).get(
+                    name, value.new_zeros(()) if space in self.numbers else torch.zeros_like(value)
+                )
+                for name, value in model.items()
             }
             for space in self.stays
         }
+
+    def look(self, batch: Batch, task: Task, start: Start, rate: float) -> ByNamespace:
+        """What the client's own arrays become at the sight of the round's first batch, before any step.
+
+        Those that it does not name stay. The model is not in training mode: nothing is dropped.
+        """
+        return {}
 
     def loss(self, parameters: Parameters, batch: Batch, task: Task, start: Start) -> Tensor:
         """The scalar that a step descends. `start.own` of a namespace in `trains` is what trains."""
@@ -69,6 +81,20 @@ class Algorithm:
     def finish(self, start: Start, trained: Parameters, steps: Tensor, rate: float) -> Finished:
         """After `steps` steps at the learning rate `rate`."""
         return Finished()
+
+    def personal(self, model: Parameters, own: ByNamespace) -> Parameters:
+        """The client's personal model, where that is not what it trains and shares: values for the names of
+        `model`, which are the trained ones, out of what it keeps. Empty: it is the same model."""
+        return {}
+
+    @classmethod
+    def is_personal(cls) -> bool:
+        """Whether clients have models of their own beside what they share."""
+        return cls.personal is not Algorithm.personal
+
+    @classmethod
+    def looks(cls) -> bool:
+        return cls.look is not Algorithm.look
 
     @classmethod
     def is_plain(cls) -> bool:

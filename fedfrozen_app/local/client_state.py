@@ -16,7 +16,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
-from fedfrozen_app.exchange.names import by_namespace, is_parameter, parameter_of, parameters_in
+from fedfrozen_app.exchange.names import (
+    by_namespace,
+    is_parameter,
+    namespace_of,
+    parameter_of,
+    parameters_in,
+)
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.files.disk import replace_tensors
 from fedfrozen_app.local.algorithm import Start
@@ -46,7 +52,12 @@ def kept_arrays(context: Context, resident: Resident, order: Order) -> dict[str,
     if not names and not method.stays:
         return {}
     record = context.state.get("private")
-    found = to_tensors(record) if isinstance(record, ArrayRecord) else _from_disk(context, resident)
+    found = to_tensors(record) if isinstance(record, ArrayRecord) else _from_disk(context, resident, order)
+    if not found and "site" in context.node_config and order.round > 1:
+        log.warning(
+            "This site has kept nothing of its own from earlier rounds of the run: if it took part in any, "
+            "that is lost. It begins its own part again, as one that joins now."
+        )
     private = parameters_in(found)
     if not set(names) <= set(private):
         initial = resident.initial()
@@ -86,7 +97,7 @@ def disk_place(context: Context) -> Path | None:
     return folder / "private" / f"run-{context.run_id}.safetensors"
 
 
-def _from_disk(context: Context, resident: Resident) -> dict[str, Tensor]:
+def _from_disk(context: Context, resident: Resident, order: Order) -> dict[str, Tensor]:
     path = disk_place(context)
     if path is None or not path.is_file():
         return {}
@@ -96,7 +107,9 @@ def _from_disk(context: Context, resident: Resident) -> dict[str, Tensor]:
         log.warning("The private arrays in %s cannot be read (%s): starting from fresh ones.", path, error)
         return {}
     shapes = {name: value.shape for name, value in resident.parameters.items()}
-    if any(shapes.get(parameter_of(name)) != value.shape for name, value in found.items()):
+    numbers = order.method.numbers
+    expected = {n: torch.Size() if namespace_of(n) in numbers else shapes.get(parameter_of(n)) for n in found}
+    if any(expected[name] != value.shape for name, value in found.items()):
         log.warning("The private arrays on disk are not this model's: starting from fresh ones.")
         return {}
     return found

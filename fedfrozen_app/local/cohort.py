@@ -6,7 +6,7 @@ takes it (local/slots.py); the step that all slots share is local/step.py.
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,10 +18,10 @@ from fedfrozen_app.exchange.block import Block, Layout
 from fedfrozen_app.exchange.names import by_namespace, flattened, parameters_in, with_namespace
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan
-from fedfrozen_app.local.algorithm import Finished
+from fedfrozen_app.local.algorithm import ByNamespace, Finished
 from fedfrozen_app.local.sequential import learning_rate
 from fedfrozen_app.local.slots import Schedule, Turn, cheapest_size, lay_out, num_batches, take_turns
-from fedfrozen_app.local.step import START, Layouts, Step, finish_rows, loaded
+from fedfrozen_app.local.step import START, Layouts, Step, finish_rows, loaded, look_rows
 from fedfrozen_app.seeds import seed_for, seeded
 from fedfrozen_app.words import counted
 
@@ -60,21 +60,27 @@ class Rows:
         start: Tensor,
         kept: Sequence[Mapping[str, Tensor]],
     ) -> None:
-        self._layouts, self._method, self._common, self._start = layouts, order.method, common, start
+        self._layouts, self.method, self._common, self._start = layouts, order.method, common, start
         self._kept = kept
         self.held: dict[int, Tensor] = {}  # of those who have begun and are not through
 
     def begin(self, client: int) -> Tensor:
         """(width,) what it trains; what it only reads goes into `held`."""
         kept = self._kept[client]
-        if not kept and not self._method.stays:
+        if not kept and not self.method.stays:
             self.held[client] = self._start[:0]
             return self._start
         model = {**self._common, **parameters_in(kept)}
-        own = flattened(self._method.start(model, by_namespace(kept)))
+        own = flattened(self.method.start(model, by_namespace(kept)))
         began = {with_namespace(START, name): value for name, value in model.items()}
         self.held[client] = self._layouts.held.flatten({**own, **began})
         return self._layouts.trained.flatten({**model, **own})
+
+    def renew(self, client: int, row: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+        """The client's row, and what it holds, with these arrays in place of those it began with."""
+        held, trained = self._layouts.held, self._layouts.trained
+        self.held[client] = held.flatten({**held.views(self.held[client]), **own})
+        return trained.flatten({**trained.views(row), **own})
 
 
 def enter(step: Step, work: "Work", turns: Sequence[Turn], first_slot: int = 0) -> None:
@@ -82,11 +88,28 @@ def enter(step: Step, work: "Work", turns: Sequence[Turn], first_slot: int = 0) 
     rows, resident = work.rows, work.resident
     begin = [rows.begin(turn.client) for turn in turns]
     slots = [first_slot + turn.slot for turn in turns]
-    step.admit(slots, begin, [rows.held[turn.client] for turn in turns])
     if resident.config.client.class_weights:
         for slot, turn in zip(slots, turns, strict=True):
             train = resident.rows(work.clients[turn.client]).train
             step.class_weights[slot] = resident.class_weights(train)
+    if work.order.method.looks():
+        first, own_slots = turns[0].begin, [turn.slot for turn in turns]
+        batches = work.schedule.index[first, own_slots], work.schedule.mask[first, own_slots]
+        held = torch.stack([rows.held[turn.client] for turn in turns])
+        model = {**resident.parameters, **parameters_in(work.layouts.trained.views(work.start))}
+        given = (resident, work.layouts, model, work.from_order, work.order)
+        seen = look_rows(*given, torch.stack(begin), held, step.class_weights[slots], *batches)
+        begin = [rows.renew(t.client, row, own) for t, row, own in zip(turns, begin, seen, strict=True)]
+    step.admit(slots, begin, [rows.held[turn.client] for turn in turns])
+
+
+def own_arrays(
+    layouts: Layouts, block: Block, held: Tensor, done: Finished | None, number: int
+) -> ByNamespace:
+    """What one client of a block has of its own after training."""
+    own = by_namespace(layouts.held.views(held[number])) | by_namespace(block.slice(number))
+    renewed = {} if done is None else done.own
+    return own | {space: {n: value[number] for n, value in a.items()} for space, a in renewed.items()}
 
 
 def with_finished(block: Block, done: Finished) -> Block:
@@ -137,6 +160,12 @@ class Work:
         """The turns, those that end first before the others, as many at a time as there are slots."""
         for first in range(0, len(self.clients), self.slots):
             yield self.schedule.turns[first : first + self.slots]
+
+    @property
+    def from_order(self) -> Tensor:
+        """(width,) what came with the order beside parameters."""
+        names = self.layouts.from_order.names
+        return self.layouts.from_order.flatten(self.base) if names else self.start.new_zeros(0)
 
 
 class CohortRunner:
@@ -213,33 +242,31 @@ class CohortRunner:
         examples = [len(resident.rows(client).train) for client in members]
         metrics = {"train_loss": losses}
         block = Block(tuple(members), work.layouts.trained, work.start, values, examples, metrics)
+        held = torch.stack([work.rows.held.pop(turn.client) for turn in turns])
+        done = self._finished(block, work, held, turns)
+        own = partial(own_arrays, work.layouts, block, held, done)
         block.extra_metrics = [
-            self._judge_row(block, number, order, work.before) for number in range(len(members))
+            self._judge_row(block, number, order, work.before, own) for number in range(len(members))
         ]
-        if work.before or order.plan.private:  # the others go on from here
+        if work.before or order.plan.private or order.method.is_personal():  # the others go on from here
             resident.load(parameters_in(work.layouts.trained.views(work.start)), {})
-        return self._sent(block, work, turns)
+        if len(order.plan.shared) < len(block.layout.names):
+            block = block.shared(order.plan.shared)
+        return block if done is None else with_finished(block, done)
 
     def _layouts(self, order: Order) -> Layouts:
         """What travels comes first: the aggregation then sees one piece of every row."""
         return Layouts.of(self.resident, order, (*order.plan.shared, *order.plan.private))
 
-    def _sent(self, block: Block, work: Work, turns: Sequence[Turn]) -> Block:
-        """The block as it travels: what plan and algorithm send. The rest becomes each client's own."""
+    def _finished(self, block: Block, work: Work, held: Tensor, turns: Sequence[Turn]) -> Finished | None:
+        """What the algorithm makes of the block's rows; None where it makes nothing."""
         order = work.order
-        held = [work.rows.held.pop(turn.client) for turn in turns]
-        done = None
-        if not order.method.adds_nothing():
-            steps = torch.tensor([turn.end - turn.begin for turn in turns]).to(block.values)
-            rate = learning_rate(self.resident.config.client, order.round, self.resident)
-            came = block.values.new_zeros(0)
-            if work.layouts.from_order.names:
-                came = work.layouts.from_order.flatten(work.base)
-            given = (work.layouts, self.resident.parameters, came, order)
-            done = finish_rows(*given, block.values, torch.stack(held), steps, rate)
-        if len(order.plan.shared) < len(block.layout.names):
-            block = block.shared(order.plan.shared)
-        return block if done is None else with_finished(block, done)
+        if order.method.adds_nothing():
+            return None
+        steps = torch.tensor([turn.end - turn.begin for turn in turns]).to(block.values)
+        rate = learning_rate(self.resident.config.client, order.round, self.resident)
+        given = (work.layouts, self.resident.parameters, work.from_order, order)
+        return finish_rows(*given, block.values, held, steps, rate)
 
     # Slots -----------------------------------------------------------------------------------------------
 
@@ -307,18 +334,27 @@ class CohortRunner:
         return found
 
     def _judge_row(
-        self, block: Block, number: int, order: Order, before: Mapping[str, float]
+        self,
+        block: Block,
+        number: int,
+        order: Order,
+        before: Mapping[str, float],
+        own: Callable[[int], ByNamespace],
     ) -> dict[str, float]:
         """The same after training, and the other figures that the sequential runner reports."""
-        resident, client = self.resident, block.clients[number]
-        if client not in before and not order.plan.private:
+        resident, client, method = self.resident, block.clients[number], order.method
+        personal = bool(order.plan.private) or method.is_personal()
+        if client not in before and not personal:
             return {}
-        resident.load(parameters_in(block.slice(number)), {})
+        trained = parameters_in(block.slice(number))
+        resident.load(trained, {})
         figures = resident.figures()
         if client in before:
             rows = resident.rows(client).validation
             figures["client_val_before"] = before[client]
             figures["client_val_after"] = resident.evaluate_rows(rows)[resident.task.headline]
-        if order.plan.private and resident.evaluates_after(order.round):
-            figures |= resident.judge_personal(client)
+        if personal and resident.evaluates_after(order.round):
+            if method.is_personal():
+                resident.load(method.personal(trained, own(number)), {})
+            figures |= resident.judge_personal(client, shares_model=not order.plan.private)
         return figures

@@ -22,6 +22,7 @@ from fedfrozen_app.local.choose import choose, choose_noisily, choose_publicly
 from fedfrozen_app.local.sequential import LocalResult, learning_rate, optimizer_for
 from fedfrozen_app.privacy.accountant import epsilon_of, solve_noise
 from fedfrozen_app.privacy.budget import Budget, BudgetFile, Declined
+from fedfrozen_app.privacy.cover import cannot_cover
 from fedfrozen_app.privacy.dpsgd import Clipping, ExampleGradients, Recipe, draw_rows, train_steps
 from fedfrozen_app.privacy.ghost import GhostClipping
 from fedfrozen_app.privacy.noise import Noise, SecretNoise, SeededNoise
@@ -49,20 +50,8 @@ class PrivateClient:
         declared: int | None = None,
         limit: float | None = None,
     ) -> None:
-        if order.plan.private:
-            raise UserError(
-                "privacy=dp_sgd covers what all clients share, but this strategy keeps parts of the model on "
-                "the client: choose another strategy, or privacy=none."
-            )
-        if order.method.has_arrays():
-            raise UserError(
-                f"privacy=dp_sgd covers what is trained and sent, but the algorithm {order.algorithm} keeps "
-                "or sends arrays of its own, which nobody clips: choose another strategy, or privacy=none."
-            )
-        if len(order.plan.steps) > 1:
-            raise UserError(
-                "privacy=dp_sgd knows no rounds in phases: choose another strategy, or privacy=none."
-            )
+        if (reason := cannot_cover(order)) is not None:
+            raise UserError(reason)
         self.resident, self.client, self.order, self.folder = resident, client, order, folder
         self.file = BudgetFile(folder, client)
         self.units = units_of(resident, client)

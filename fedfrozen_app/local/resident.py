@@ -182,14 +182,14 @@ class Resident:
             return self._test
         return self._test.take(self.shares.test[int(client)])
 
-    def judge_personal(self, client: str) -> dict[str, float]:
+    def judge_personal(self, client: str, *, shares_model: bool = False) -> dict[str, float]:
         """A client's personal model as it is loaded: on its own test rows, and where the server has no model
         of its own to judge, on the whole test set."""
         test_rows = self.client_test_rows(client)
         found = (
             {f"personal_{k}": v for k, v in self.task.evaluate(test_rows).items()} if len(test_rows) else {}
         )
-        if not self.has_global and len(self._test):
+        if not (shares_model or self.has_global) and len(self._test):
             found |= {f"test_{key}": value for key, value in self.evaluate_test().items()}
         return found
 

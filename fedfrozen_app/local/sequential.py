@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from fedfrozen_app.config import ClientConfig
-from fedfrozen_app.exchange.names import flattened, parameter_of
+from fedfrozen_app.exchange.names import by_namespace, flattened, parameter_of, parameters_in
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.algorithm import ByNamespace, Finished, Start
 from fedfrozen_app.models.task import Batch
@@ -66,16 +66,14 @@ def train_client(
     if len(rows.validation):
         metrics["client_val_before"] = resident.evaluate_rows(rows.validation)[resident.task.headline]
 
+    if order.method.looks():
+        start = replace(start, own={**start.own, **look_at_first(resident, client, order, start)})
     resident.mark_changed(order.plan.trained)
     stepped = (steps or eager_steps)(resident, client, order, start)
     # Looked at here, once: no wait for the device between the steps.
     metrics["train_loss"] = float(stepped.loss)
     if len(rows.validation):
         metrics["client_val_after"] = resident.evaluate_rows(rows.validation)[resident.task.headline]
-    if order.plan.private and resident.evaluates_after(order.round):
-        # A personal model exists only here, so the client judges it where it can.
-        metrics |= resident.judge_personal(client)
-    metrics |= resident.figures()
     trained = {name: resident.parameters[name].detach().clone() for name in order.plan.trained}
     finished = Finished()
     if not order.method.adds_nothing():
@@ -83,12 +81,29 @@ def train_client(
         rate = learning_rate(resident.config.client, order.round, resident)
         with torch.no_grad():
             finished = order.method.finish(start, trained, count, rate)
+    own = {**start.own, **stepped.own, **finished.own}
+    if (order.plan.private or order.method.is_personal()) and resident.evaluates_after(order.round):
+        # A personal model exists only here, so the client judges it where it can.
+        resident.load(order.method.personal(trained, own), {})
+        metrics |= resident.judge_personal(client, shares_model=not order.plan.private)
+    metrics |= resident.figures()
     metrics |= {name: float(value) for name, value in finished.figures.items()}
     metrics["client_seconds"] = time.perf_counter() - began
     # Copies: what is sent becomes the server's, which turns it into an update in place.
-    own = {name: value.clone() for name, value in (flattened(stepped.own) | flattened(finished.own)).items()}
+    kept = {name: value.clone() for name, value in (flattened(stepped.own) | flattened(finished.own)).items()}
     reply = {**finished.model, **flattened(finished.reply)}
-    return LocalResult(trained, len(rows.train), metrics, own, reply)
+    return LocalResult(trained, len(rows.train), metrics, kept, reply)
+
+
+def look_at_first(resident: "Resident", client: str, order: Order, start: Start) -> ByNamespace:
+    """What the algorithm makes of the round's first batch."""
+    settings, rows = resident.config.client, resident.rows(client)
+    who = (resident.config.seed, client, order.round)
+    drawn, sizes = drawn_rows(rows.train, settings, *who, 0, order.plan.steps[0].epochs)
+    weights = resident.class_weights(rows.train) if settings.class_weights else None
+    batch = Batch(*resident.take(drawn[: sizes[0]].to(resident.device)), weights)
+    with torch.no_grad():
+        return order.method.look(batch, resident.task, start, learning_rate(settings, order.round, resident))
 
 
 def eager_steps(resident: "Resident", client: str, order: Order, start: Start) -> Stepped:
@@ -138,8 +153,9 @@ def _phase_steps(
         for value in trained.values():
             value.grad = None
         loss.backward()
-        if settings.clip is not None:
-            torch.nn.utils.clip_grad_norm_(trained.values(), settings.clip)
+        if settings.clip is not None:  # what trains beside the parameters does not shorten their step
+            for part in [parameters_in(trained), *by_namespace(trained).values()]:
+                torch.nn.utils.clip_grad_norm_(part.values(), settings.clip)
         optimizer.step()
         losses.append(loss.detach())
     for value in trained.values():
@@ -165,9 +181,12 @@ def judge_client(
     if not order.plan.private or resident.has_global:
         with resident.only_global():
             figures["global"] = resident.task.evaluate(test_rows)[resident.task.headline]
+    resident.load(order.method.personal(start.anchor, start.own), {})
     figures["personal"] = resident.task.evaluate(test_rows)[resident.task.headline]
     if order.plan.trained:
-        train_client(resident, client, order, start, steps)
+        result = train_client(resident, client, order, start, steps)
+        own = {**start.own, **by_namespace(result.own)}
+        resident.load({**result.trained, **order.method.personal(result.trained, own)}, {})
         figures["after"] = resident.task.evaluate(test_rows)[resident.task.headline]
     return figures
 

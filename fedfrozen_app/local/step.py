@@ -17,7 +17,14 @@ from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedfrozen_app.exchange.block import Layout
-from fedfrozen_app.exchange.names import by_namespace, names_in_namespaces, parameter_of, parameters_in
+from fedfrozen_app.exchange.names import (
+    by_namespace,
+    flattened,
+    names_in_namespaces,
+    namespace_of,
+    parameter_of,
+    parameters_in,
+)
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.algorithm import Finished, Start
 from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_scales
@@ -26,7 +33,7 @@ from fedfrozen_app.models.attention import folded
 from fedfrozen_app.models.convolution import as_products
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.profile import is_causal
-from fedfrozen_app.models.task import Batch, Inputs, Parameters
+from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
 
 if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
@@ -55,7 +62,11 @@ class Layouts:
         began = () if method.is_plain() else plan.private
         return cls(
             trained=_layout(resident, [*names, *names_in_namespaces(method.trains, names)]),
-            held=_layout(resident, [*names_in_namespaces(kept, names), *names_in_namespaces([START], began)]),
+            held=_layout(
+                resident,
+                [*names_in_namespaces(kept, names), *names_in_namespaces([START], began)],
+                method.numbers,
+            ),
             from_order=_layout(resident, names_in_namespaces(method.comes, plan.shared)),
             names=names,
         )
@@ -67,8 +78,11 @@ class Layouts:
         return Start({**model, **private}, self.names, by_namespace(self.from_order.views(from_order)), own)
 
 
-def _layout(resident: "Resident", names: Sequence[str]) -> Layout:
-    return Layout.of({name: resident.parameters[parameter_of(name)] for name in names})
+def _layout(resident: "Resident", names: Sequence[str], numbers: Collection[str] = ()) -> Layout:
+    """Of the shapes of the parameters; in the namespaces `numbers` of a single number each."""
+    arrays = {name: resident.parameters[parameter_of(name)] for name in names}
+    one = torch.zeros(())
+    return Layout.of({name: one if namespace_of(name) in numbers else a for name, a in arrays.items()})
 
 
 def loaded(resident: "Resident", layout: Layout) -> Tensor:
@@ -108,6 +122,9 @@ class Step:
         # (clients, classes); all ones where classes are not weighed: the mean over a batch stays the same.
         self.class_weights = torch.ones(size, len(resident.corpus.classes)).to(self.flat)
         self._shares = self._rate_shares()
+        # How many columns the parameters take, and each namespace that trains beside them.
+        spaces = groupby(zip(self.layout.names, self.layout.spans, strict=True), lambda c: namespace_of(c[0]))
+        self._parts = [sum(span for _, span in columns) for _, columns in spaces]
         self._gradient: Callable[..., tuple[Tensor, Tensor]] | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         # A graph replays what it recorded: the rate is a tensor that later rounds change in place.
@@ -258,8 +275,9 @@ class Step:
             gradient.mul_(self.columns)
         clip = self.resident.config.client.clip
         if clip is not None:  # as torch.nn.utils.clip_grad_norm_ does, for each client on its own
-            norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
-            gradient.mul_((clip / (norm + 1e-6)).clamp(max=1.0))
+            for part in gradient.split(self._parts, dim=1):
+                norm = torch.linalg.vector_norm(part, dim=1, keepdim=True)
+                part.mul_((clip / (norm + 1e-6)).clamp(max=1.0))
         shares = self._shares
         if self.columns is not None:
             shares = self.columns if shares is None else self.columns * shares
@@ -304,19 +322,14 @@ class Step:
     def _make_gradient(self, index: Tensor, mask: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
         names, keys = list(self.resident.parameters), list(self.resident.train_table.inputs)
         trained = set(self.layouts.names)
-        causal, plain = is_causal(self.resident.model), self._method.is_plain()
+        plain = self._method.is_plain()
 
         def cohort(
             model: Parameters, from_order: Tensor, columns: Inputs, labels: Tensor, *rows: Tensor
         ) -> Tensor:
             """(clients,) the losses of one run's clients."""
 
-            def call(parameters: Parameters, inputs: Inputs) -> Tensor:
-                whole = {**model, **parameters}
-                ready = with_ready_mask(inputs, causal)
-                return functional_call(self.resident.model, whole, args=(), kwargs=ready).logits
-
-            task = self.resident.task.with_call(call)
+            task = mapped_task(self.resident, model)
 
             def one(row: Tensor, weights: Tensor, held: Tensor, index: Tensor, mask: Tensor) -> Tensor:
                 inputs = {key: value[index] for key, value in columns.items()}
@@ -351,6 +364,48 @@ class Step:
             return gradient
         traced = make_fx(gradient)(self.flat, *self._fixed(), index, mask)
         return torch.compile(traced, dynamic=False)
+
+
+def mapped_task(resident: "Resident", model: Parameters) -> Task:
+    """The task for parameters that are mapped over; those that it is not given are of `model`."""
+    causal = is_causal(resident.model)
+
+    def call(parameters: Parameters, inputs: Inputs) -> Tensor:
+        whole = {**model, **parameters}
+        ready = with_ready_mask(inputs, causal)
+        return functional_call(resident.model, whole, args=(), kwargs=ready).logits
+
+    return resident.task.with_call(call)
+
+
+@torch.no_grad()
+def look_rows(
+    resident: "Resident",
+    layouts: Layouts,
+    model: Parameters,
+    from_order: Tensor,
+    order: Order,
+    values: Tensor,
+    held: Tensor,
+    weights: Tensor,
+    index: Tensor,
+    mask: Tensor,
+) -> list[dict[str, Tensor]]:
+    """What the algorithm makes of these clients' first batches: for each, arrays by `namespace/name`."""
+    table, module = resident.train_table, resident.model
+    task, rate = mapped_task(resident, model), learning_rate(resident.config.client, order.round, resident)
+
+    def one(row: Tensor, held: Tensor, weights: Tensor, index: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        inputs = {key: value[index] for key, value in table.inputs.items()}
+        start = layouts.start(model, row, held, from_order)
+        batch = Batch(inputs, table.labels[index], weights, mask)
+        return flattened(order.method.look(batch, task, start, rate))
+
+    was_training = module.training
+    module.eval()
+    found = vmap(one)(values, held, weights, index, mask)
+    module.train(was_training)
+    return [{name: value[number] for name, value in found.items()} for number in range(len(values))]
 
 
 @torch.no_grad()

@@ -44,7 +44,7 @@ class GhostClipping:
             if (kind := type(owner).__name__) not in SERVED:
                 raise UserError(
                     f"privacy.clipping=ghost cannot read the gradient norm of {name} off its layer "
-                    f"({kind}): freeze it, as strategy=safl does, or use privacy.clipping=per_example."
+                    f"({kind}): freeze it, as some strategies do, or use privacy.clipping=per_example."
                 )
 
     def load(self, table: Table, index: Tensor, parameters: Mapping[str, nn.Parameter]) -> Tensor:

@@ -46,8 +46,8 @@ MOST_CLIENTS = 200  # lines of a map: more would be thinner than a hair
 MOST_VIEWS = 60  # clients whose layers can be looked at one by one
 
 
-def make_charts(rows: Sequence[Row]) -> list[Chart]:
-    """What the script draws, in the order of the page."""
+def make_charts(rows: Sequence[Row], own: Iterable[tuple[str, str, str]] = ()) -> list[Chart]:
+    """What the script draws, in the order of the page; `own` are the strategy's: figure, title, label."""
     metric = metric_name(rows)
     x = round_axis(rows)
 
@@ -93,10 +93,9 @@ def make_charts(rows: Sequence[Row]) -> list[Chart]:
         ),
         _stacked(rows, x, "Time by phase", "s", "seconds", "seconds.total", 1.0),
     ]
-    if any("warmup" in row for row in rows):
-        ratio = of("over the rule's window", "warmup.ratio", "vermillion")
-        title = "Kernel: agreement between rounds / drift between clients"
-        charts.append(lines(title, "", ratio, zero=True))
+    for key, title, label in own:
+        if any(key.partition(".")[0] in row for row in rows):
+            charts.append(lines(title, "", of(label, key, "vermillion"), zero=True))
     if any("epsilon_max" in row for row in rows):
         epsilon = of("largest epsilon of a client", "epsilon_max", "purple")
         charts.append(lines(f"Privacy spent{per_unit(rows)}", "", epsilon, zero=True))

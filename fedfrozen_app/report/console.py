@@ -69,6 +69,9 @@ def _figures(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tuple[str
         yield f"Best test {metric}", score(key, "best_test_round")
     if summary.get(key := f"selected_test_{metric}") is not None:
         yield f"Test {metric} of the round chosen by validation", score(key, "selected_round")
+    if own := (summary.get("personal") or {}).get("personal"):
+        spread = ", ".join(f"{word} {number(own.get(word)):.4f}" for word in ("mean", "worst"))
+        yield f"Personal models, {metric} on own test rows", spread
     stability = summary.get("stability") or {}
     if stability.get(key := "std_last_10") is not None:  # one round alone has none
         yield "Standard deviation, last 10 rounds", f"{number(stability[key]):.4f}"

@@ -40,7 +40,7 @@ from fedfrozen_app.report.html import (
     table,
     text,
 )
-from fedfrozen_app.report.summary import read_summary
+from fedfrozen_app.report.summary import method_of, read_summary
 from fedfrozen_app.words import counted
 
 
@@ -64,7 +64,7 @@ def render(
 ) -> str:
     """The whole page as text; `name` stands in where the configuration names no strategy."""
     title = headline(summary) or name
-    charts = make_charts(rows)
+    charts = make_charts(rows, getattr(method_of(summary.get("config")), "curves", ()))
     header = f"""<h1>{escape(title)}</h1>
 <p class="soft">{escape(_setting(summary))}</p>
 {_status(rows, summary)}

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from fedfrozen_app import registry
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.report.selection import selection_changes
@@ -25,7 +26,6 @@ PACKAGES = (
     "ray",
     "hydra-core",
 )
-ACTIVE = 0.01  # a fused prompt that differs less from the global one shows that the fusion did nothing
 LAST = 10  # rounds that "stability" looks back over
 Row = dict[str, Any]
 
@@ -137,11 +137,8 @@ def _figures(
         summary |= {"privacy_unit": privacy["unit"], "private": not privacy["seeded_noise"]}
     if marks := [row["audited"] for row in rows if "audited" in row]:
         summary["audited"] = marks[-1]
-    if gaps := _last_gaps(rows):
-        summary["fusion"] = {
-            **gaps,
-            "state": "fusion active" if max(gaps.values()) >= ACTIVE else "fusion inactive",
-        }
+    if (method := method_of(config)) is not None:
+        summary |= method.sums_up(rows)
     return summary | {
         "total_bytes_up": sum(row.get("bytes_up", 0) for row in rows),
         "total_bytes_down": sum(row.get("bytes_down", 0) for row in rows),
@@ -149,10 +146,13 @@ def _figures(
     }
 
 
-def _last_gaps(rows: Sequence[Row]) -> dict[str, float]:
-    """How far fused prompts ended from the global ones, as a share of these, by encoder."""
-    last = next((row for row in reversed(rows) if any(key.startswith("fusion_gap") for key in row)), {})
-    return {key: value for key, value in last.items() if key.startswith("fusion_gap")}
+def method_of(config: dict[str, Any] | None) -> Any:
+    """The class of a run's strategy; None where that is not known, or not installed here."""
+    name = ((config or {}).get("strategy") or {}).get("name")
+    try:
+        return None if name is None else registry.find("strategies", str(name))
+    except UserError:  # somebody else's run, of a package that this machine lacks
+        return None
 
 
 def versions() -> dict[str, str]:

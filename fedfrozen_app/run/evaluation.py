@@ -27,7 +27,7 @@ def evaluator(
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         # Where nothing is shared the server's own model stays what it was built as: no round's result.
-        nothing = strategy.personal and not resident.has_global
+        nothing = not (strategy.shares_model or resident.has_global)
         if server_round and (nothing or not resident.evaluates_after(server_round)):
             return None
         resident.load(to_tensors(arrays), strategy.digests)

@@ -78,7 +78,8 @@ def federate(
                 timeout=job.config.runtime.round_timeout,
                 evaluate_fn=evaluation.evaluator(strategy, resident),
             )
-        if strategy.personal if job.config.personal is None else job.config.personal:
+        unasked = strategy.personal and job.config.privacy.name == "none"  # whose clients would decline
+        if unasked if job.config.personal is None else job.config.personal:
             personal = evaluation.judge_personal(strategy, resident, job.folder)
         status = "stopped early" if best.out_of_patience else "completed"
     except (KeyboardInterrupt, SystemExit):  # Flower exits from a run that was stopped

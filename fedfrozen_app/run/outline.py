@@ -1,15 +1,18 @@
 """What a strategy would plan for a model, asked without a federation around it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from torch import Tensor
 
 from fedfrozen_app import registry
 from fedfrozen_app.config import Config, strategy_settings
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
 from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server.optimizer import make_optimizer
 
 
 def planning_strategy(
@@ -17,7 +20,14 @@ def planning_strategy(
 ) -> PlannedFedAvg:
     """It plans as the run's own would; the model may be on the meta device."""
     conversation = Conversation(cast(Any, None), roles)
-    federation = Federation(conversation, config.participation, config.seed, config.aggregation)
+    federation = Federation(
+        conversation,
+        config.participation,
+        config.seed,
+        config.aggregation,
+        private=config.privacy.name != "none",
+        optimizer=make_optimizer(config),
+    )
     strategy: PlannedFedAvg = registry.find("strategies", config.strategy["name"])(
         federation, strategy_settings(config)
     )
@@ -25,6 +35,16 @@ def planning_strategy(
     return strategy
 
 
-def keeps_private(config: Config, model: Mapping[str, Tensor], roles: Mapping[str, Role]) -> bool:
-    """Whether clients of this run have models of their own."""
-    return planning_strategy(config, model, roles).personal
+def orders(strategy: PlannedFedAvg) -> Iterator[Order]:
+    """The orders of the run's rounds, as far as they are known before it: one for each different plan."""
+    known: set[Plan] = set()
+    for number in range(1, max(strategy.num_rounds, 1) + 1):
+        order = strategy.order(number, {})
+        if order.plan not in known:
+            known.add(order.plan)
+            yield order
+
+
+def shares_model(config: Config, model: Mapping[str, Tensor], roles: Mapping[str, Role]) -> bool:
+    """Whether what the clients of this run share is a whole model."""
+    return planning_strategy(config, model, roles).shares_model

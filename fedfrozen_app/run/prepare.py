@@ -12,9 +12,10 @@ from fedfrozen_app.files.checkpoint import Checkpoint
 from fedfrozen_app.files.rows import Row, read_rows
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.privacy.budget import carry_budgets
+from fedfrozen_app.privacy.cover import cannot_cover
 from fedfrozen_app.privacy.notes import check_start
 from fedfrozen_app.run.job import Job
-from fedfrozen_app.run.outline import keeps_private, planning_strategy
+from fedfrozen_app.run.outline import orders, planning_strategy, shares_model
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server.hooks import BestModel, MetricsFile
 from fedfrozen_app.server.robust import check_cohort
@@ -68,6 +69,10 @@ def check_possible(job: Job, resident: Resident) -> None:
         check_clients(config, len(parts.indices))
     if config.early_stop.patience is not None:
         check_patience(config, resident)
+    if config.privacy.name != "none":  # here, where no site has been asked for anything yet
+        for order in orders(planning_strategy(config, resident.exchanged, resident.roles)):
+            if (reason := cannot_cover(order)) is not None:
+                raise UserError(reason)
 
 
 def check_clients(config: Config, count: int) -> None:
@@ -79,8 +84,8 @@ def check_clients(config: Config, count: int) -> None:
 
 
 def check_patience(config: Config, resident: Resident) -> None:
-    shares_model = resident.has_global or not keeps_private(config, resident.exchanged, resident.roles)
-    if not (shares_model and len(resident.shares.validation)):
+    shared = resident.has_global or shares_model(config, resident.exchanged, resident.roles)
+    if not (shared and len(resident.shares.validation)):
         raise UserError(
             "early_stop.patience goes by how the shared model does on the server's validation rows, and this "
             "run has not both: set dataset.validation above 0, take a strategy that shares its model, or "

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedfrozen_app.digests import digests
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
+from fedfrozen_app.exchange.check import problem_of_names
 from fedfrozen_app.exchange.codec import plain_sizes
 from fedfrozen_app.exchange.count import count_parameters
 from fedfrozen_app.exchange.names import is_parameter
@@ -36,11 +37,17 @@ class PlannedFedAvg(OwnLoop):
     """
 
     Settings = Settings
+    paper: ClassVar[str] = (
+        ""  # whose method it is, for `fedfrozen methods`; the class's first line says what it does
+    )
     algorithm = "fedavg"  # the file in clients/ that says how a client trains
     undecided = ""  # a sentence for `fedfrozen plan`, where plans depend on what training finds out
     codec: tuple[str, Any] | None = None  # how uploads are encoded: the name of a codec and its setting
     zero_fill = False  # whether a client that did not send a name counts as one that did not change it
     equal: tuple[str, ...] = ()  # namespaces whose means count every reply alike, not by its examples
+    tells: tuple[str, ...] = ()  # what `observe` adds to a row: no client may send a figure of that name
+    # Of what it tells, a chart each on a run's page: figure (`name.part`), its title, and the line's label.
+    curves: ClassVar[tuple[tuple[str, str, str], ...]] = ()
 
     def __init__(
         self,
@@ -100,6 +107,11 @@ class PlannedFedAvg(OwnLoop):
         """Learn from a round before its merged values enter `self.model`; returns what to add to its row."""
         return {}
 
+    @classmethod
+    def sums_up(cls, rows: Sequence[Row]) -> dict[str, Any]:
+        """What to add to a run's summary, out of its rows."""
+        return {}
+
     def recall(self, row: Row) -> None:
         """Learn again from the row of an earlier round, when a run goes on from a checkpoint."""
 
@@ -117,6 +129,16 @@ class PlannedFedAvg(OwnLoop):
     def client_plan(self, server_round: int) -> Plan:
         """What one client trains and sends; where clients choose, a plan of the size that all have."""
         return self.plan(server_round)
+
+    def afterwards(self, server_round: int) -> Plan:
+        """What a client trains for itself when the federation is over, which judging tries; by default what
+        it would in one more round, `server_round`."""
+        return self.plan(server_round)
+
+    def judged(self, figures: Mapping[str, float]) -> Mapping[str, float]:
+        """A client's figures by the end: `global`, `personal` and `after`, the personal model after what
+        `afterwards` says. Here a method may say what its personal model is."""
+        return figures
 
     def on_reply(self, client: str, names: Sequence[str]) -> None:
         """A client's reply was taken, and these are the names it sent."""
@@ -139,7 +161,13 @@ class PlannedFedAvg(OwnLoop):
     @property
     def personal(self) -> bool:
         """Whether clients have models of their own, which must then be judged one by one."""
-        return bool(self.plan(max(self.num_rounds, 1)).private)
+        order = self.order(max(self.num_rounds, 1), {})
+        return bool(order.plan.private) or order.method.is_personal()
+
+    @property
+    def shares_model(self) -> bool:
+        """Whether what is shared is a whole model, which the server can judge by itself."""
+        return not self.plan(max(self.num_rounds, 1)).private
 
     # The round ---------------------------------------------------------------------------------------
 
@@ -201,6 +229,8 @@ class PlannedFedAvg(OwnLoop):
         quorum = self.federation.aggregation.quorum
         record = RoundRecord(server_round, aggregator, quorum, began=time.perf_counter())  # the plan is made
         for client, reply in conversation.round(order, members, arrays, record.traffic):
+            if not isinstance(reply, str) and (own := problem_of_names(reply, self.tells)):
+                reply = own
             self.federation.show_upload(server_round, client, reply, self.model)
             names = [] if isinstance(reply, str) else list(filter(is_parameter, reply.arrays))
             if record.take(client, reply):

@@ -37,6 +37,12 @@ class Settings:
         check_settings(self, "strategy.")
         return self
 
+    @classmethod
+    def kept_by(cls, had: Mapping[str, Any], last: Row) -> dict[str, Any]:
+        """Of the settings that a run had, those that hold on when it is resumed with more rounds after the
+        row `last`, although they were left open then and are left open now."""
+        return {}
+
 
 @dataclass
 class Federation:

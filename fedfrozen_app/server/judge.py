@@ -17,7 +17,8 @@ def evaluate_clients(
     """Every client's figures on its own test rows, with the newest shared arrays; why others have none."""
     order = strategy.order(after_round + 1, {})
     order, arrays = add_to(order, strategy.model, follow(strategy.carried, order, strategy.model))
-    order = replace(order, plan=replace(order.plan, shared=()), judge=True, codec=None, choice=None)
+    plan = replace(strategy.afterwards(after_round + 1), shared=())
+    order = replace(order, plan=plan, judge=True, codec=None, choice=None)
     conversation, traffic = strategy.federation.conversation, Traffic()
     nodes = conversation.greet()
     members = [(client, nodes[client]) for client in draw_cohort(nodes, 1.0, strategy.federation.seed, 0)]
@@ -27,5 +28,5 @@ def evaluate_clients(
             failed[client] = reply
             log.warning("Client %s could not be judged: it %s.", client, reply)
         else:
-            found[client] = reply.metrics
+            found[client] = dict(strategy.judged(reply.metrics))
     return found, failed, traffic

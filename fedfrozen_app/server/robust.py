@@ -96,6 +96,8 @@ def copied(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def closest(held: list[tuple[dict[str, Tensor], float]], malicious: int) -> list[int]:
     """The numbers of the n − f replies with the smallest Krum scores, over the parameters that all sent."""
     names = [name for name in filter(is_parameter, held[0][0]) if all(name in arrays for arrays, _ in held)]
+    if not names:  # where clients share nothing, nobody stands apart
+        return list(range(len(held)))
     rows = torch.stack([torch.cat([arrays[n].double().flatten() for n in names]) for arrays, _ in held])
     squares = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()  # (n, n)
     near = squares.sort(dim=1).values[:, 1 : len(held) - malicious - 1]  # without itself: n − f − 2 of them

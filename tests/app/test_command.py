@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageClassification
 
+from fedfrozen_app import registry
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.files import status
@@ -24,7 +25,7 @@ from tests.conftest import SMALL, Run, full_disk
     [
         (
             ["strategy=nope"],
-            "Unknown strategy 'nope': choose one of fedavg, fedfrozen, fedprox, local, pfeddc, safl.",
+            f"Unknown strategy 'nope': choose one of {', '.join(sorted(registry.BUILT_IN['strategies']))}.",
         ),
         (["model=nope"], "Unknown model 'nope'"),
         (["participation=0"], "participation=0.0 is out of range: it must be above 0 and at most 1."),

@@ -5,6 +5,7 @@ import pytest
 from fedfrozen_app import client_app
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.report import personal
+from fedfrozen_app.report.console import final_figures
 from fedfrozen_app.report.personal import summarise_clients, write_personal
 
 JUDGED = {
@@ -81,3 +82,9 @@ def test_who_could_not_be_judged_is_named_beside_the_mean(train, monkeypatch, ca
     assert run.summary["personal"]["not_judged"] == {"1": "failed: MemoryError: no memory left"}
     assert command(["personal", str(run.folder)]) == 0
     assert "2 of 3" in capsys.readouterr().out
+
+
+def test_the_closing_table_has_mean_and_worst_of_the_personal_models():
+    spread = {"mean": 0.75, "worst": 0.5, "std": 0.1}
+    shown = dict(final_figures([{"round": 1, "test_accuracy": 0.5}], {"personal": {"personal": spread}}))
+    assert shown["Personal models, accuracy on own test rows"] == "mean 0.7500, worst 0.5000"

@@ -135,3 +135,12 @@ def test_far_out_resumes_as_it_was(train):
     short = train(*words[:1], "num_rounds=4", "client.lr_schedule=constant", folder="straight")
     broken = train(*words, "client.lr_schedule=constant", folder="broken", resume=True)
     assert [row.get("usual_norm") for row in broken.rows] == [row.get("usual_norm") for row in short.rows]
+
+
+def test_krum_of_clients_that_share_nothing_changes_nothing():
+    mean = make_aggregator(
+        AggregationConfig("krum", malicious=1), {"w": torch.zeros(1)}, lambda n: None, None
+    )
+    assert [mean.add({}, float(count)) for count in (1, 2, 3, 4)] == [None] * 4
+    update = mean.finish()
+    assert update.model == {} and update.replies == 4

@@ -1,0 +1,99 @@
+"""`python -m fedfrozen_app.commands.combinations` writes docs/combinations.md: what goes with what.
+
+Each cell is found out by composing the run and asking the parts that would refuse it, as the run itself does.
+A slow test runs all of them. Another fails when the page is not what this makes.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedfrozen_app import registry
+from fedfrozen_app.commands.forecast import Ground, ground_of, outlined
+from fedfrozen_app.config import Config, compose_config, conf_dir, read, resolved
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.local.cohort import cannot_serve
+from fedfrozen_app.privacy.cover import cannot_cover
+from fedfrozen_app.run.outline import orders
+from fedfrozen_app.server.base import PlannedFedAvg
+
+PAGE = conf_dir().parent / "docs" / "combinations.md"
+WORKS = "works"
+HEAD = """\
+# What goes with what
+
+<!-- Written by `python -m fedfrozen_app.commands.combinations`: run it again where a test says so. -->
+
+Every strategy, as its own file sets it, with what else a run may ask for. What does not work is refused
+before the first round, in the words of the notes; where the cohort runner cannot serve a round, the
+sequential one does, and the log says why. Settings may change an answer, as `strategy.private=[]` does.
+
+"""
+
+
+@dataclass(frozen=True)
+class Column:
+    """`words` ask for it; `refusal` says what is in the way once the run is composed."""
+
+    title: str
+    words: tuple[str, ...]
+    refusal: Callable[[Config, PlannedFedAvg], str | None] = lambda config, strategy: None
+
+
+def _cohort(config: Config, strategy: PlannedFedAvg) -> str | None:
+    reasons = [reason for order in orders(strategy) if (reason := cannot_serve(order))]
+    return f"Clients train one by one, because {reasons[0]}." if reasons else None
+
+
+def _private(config: Config, strategy: PlannedFedAvg) -> str | None:
+    return next((reason for order in orders(strategy) if (reason := cannot_cover(order))), None)
+
+
+def columns() -> list[Column]:
+    optimizers = [name for name in registry.BUILT_IN["server_optimizers"] if name != "none"]
+    return [
+        Column("cohort runner", ("runtime.runner=cohort",), _cohort),
+        Column("DP-SGD", ("privacy=dp_sgd",), _private),
+        *(Column(f"`aggregation={rule}`", (f"aggregation={rule}",)) for rule in ("median", "krum")),
+        Column("`warmup_rounds`", ("strategy.warmup_rounds=1",)),
+        *(Column(f"`server_optimizer={name}`", (f"server_optimizer={name}",)) for name in optimizers),
+        Column("deployed", ("runtime=deployed",)),
+    ]
+
+
+def answer(name: str, column: Column, known: dict[str, Ground]) -> str:
+    """WORKS, or one sentence why not."""
+    try:
+        config = read(resolved(compose_config([f"strategy={name}", "num_rounds=20", *column.words])))
+        key = repr((config.dataset, config.seed))
+        if key not in known:
+            known[key] = ground_of(config)
+        return column.refusal(config, outlined(config, known[key])) or WORKS
+    except UserError as error:
+        return str(error)
+
+
+def page() -> str:
+    known: dict[str, Ground] = {}
+    shown, notes = columns(), dict[str, int]()
+    lines = [
+        "| strategy | " + " | ".join(column.title for column in shown) + " |",
+        "|---" * (len(shown) + 1) + "|",
+    ]
+    for name in registry.BUILT_IN["strategies"]:
+        cells = []
+        for column in shown:
+            said = answer(name, column, known)
+            cells.append("yes" if said == WORKS else f"no ({notes.setdefault(said, len(notes) + 1)})")
+        lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
+    sentences = [f"{number}. {_quoted(sentence)}" for sentence, number in notes.items()]
+    return HEAD + "\n".join(lines) + "\n\n" + "\n".join(sentences) + "\n"
+
+
+def _quoted(sentence: str) -> str:
+    """Settings in the page's type."""
+    return re.sub(r"(?<![\w`'])([a-z_]+(?:\.[a-z_]+)*=\w+)", r"`\1`", sentence)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,135 @@
+"""`fedfrozen methods [OVERRIDES]`: a line for every strategy: what trains, travels and is kept; its paper."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedfrozen_app import registry
+from fedfrozen_app.commands.forecast import Ground, Stage, forecast, ground_of, outlined
+from fedfrozen_app.config import Config, compose_config, read, resolved
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.models.roles import KINDS
+from fedfrozen_app.report.console import human_bytes
+from fedfrozen_app.server.base import PlannedFedAvg
+
+MOST_STAGES = 3  # that are told one by one
+
+
+@dataclass(frozen=True)
+class Method:
+    """Bytes are of the arrays that one client sends or is sent in a round, mean over the run."""
+
+    name: str
+    says: str
+    paper: str
+    model: str = ""
+    trains: str = ""
+    up: int = 0
+    down: int = 0
+    kept: str = ""
+    problem: str = ""  # why it cannot be had with these settings
+
+
+def methods(arguments: list[str]) -> None:
+    """With --json for scripts. Overrides say for which model, data and rounds."""
+    overrides = [word for word in arguments if word != "--json"]
+    if chosen := [word for word in overrides if word.startswith("strategy")]:
+        raise UserError(f"`fedfrozen methods` goes through all strategies: leave {chosen[0]} out.")
+    read(resolved(compose_config(overrides)))  # a bad setting is said once, not for every strategy
+    known: dict[str, Ground] = {}
+    found = [describe(name, overrides, known) for name in registry.names("strategies")]
+    if len(overrides) < len(arguments):
+        print(json.dumps([asdict(method) for method in found]))
+        return
+    table = methods_table(found)
+    wide = Console(width=1000).measure(table).maximum  # a line stays a line, whatever the terminal's width
+    Console(width=wide).print(table, soft_wrap=True)
+    print(
+        "Up and down: the arrays of one client in one round, mean over the run. --help says what each does."
+    )
+
+
+def describe(name: str, overrides: list[str], known: dict[str, Ground]) -> Method:
+    """`known` keeps what was read of the data, by the settings that decide it."""
+    says, paper = registry.described("strategies", name)
+    try:
+        config = read(resolved(compose_config([f"strategy={name}", *overrides])))
+        key = repr((config.dataset, config.partition, config.num_clients, config.seed))
+        if key not in known:
+            known[key] = ground_of(config)
+        return _method(name, says, paper, config, known[key])
+    except UserError as error:
+        return Method(name, says, paper, problem=str(error))
+
+
+def _method(name: str, says: str, paper: str, config: Config, ground: Ground) -> Method:
+    found, strategy = forecast(config, ground), outlined(config, ground)
+    visits = max(sum(stage.client_rounds for stage in found.stages), 1)
+    trains = told_stages(found.stages, found.model)
+    if strategy.choice(1) is not None:
+        trains += "; of it each client its own layers"
+    return Method(
+        name,
+        says,
+        paper,
+        config.model.name,
+        trains,
+        round(found.total("up") / visits),
+        round(found.total("down") / visits),
+        kept(strategy, found.stages, found.model),
+    )
+
+
+def told_stages(stages: list[Stage], model: Mapping[str, int]) -> str:
+    """What trains in each; of many stages, as in a cycle, the names."""
+    different = {stage.name: stage for stage in reversed(stages)}
+    first, *others = dict.fromkeys(stage.name for stage in stages) or [""]
+    if not others:
+        return in_words(stages[0].trained, model) if stages else "nothing"
+    if len(different) <= MOST_STAGES:
+        return "; ".join(f"{name}: {in_words(different[name].trained, model)}" for name in (first, *others))
+    return f"{first}: {in_words(different[first].trained, model)}; then {', '.join(others)} in turn"
+
+
+def in_words(part: Mapping[str, int], model: Mapping[str, int]) -> str:
+    """Roles by their bytes: "all", "all but head", "head, part of mlp"."""
+    whole = [role for role in KINDS if role in model and part.get(role, 0) == model[role]]
+    some = [role for role in KINDS if 0 < part.get(role, 0) < model.get(role, 0)]
+    none = [role for role in KINDS if role in model and not part.get(role, 0)]
+    if not none and not some:
+        return "all"
+    if whole and not some and len(none) < len(whole):
+        return f"all but {', '.join(none)}"
+    parts = [", ".join(whole), f"part of {', '.join(some)}" if some else ""]
+    return "; ".join(filter(None, parts)) or "nothing"
+
+
+def kept(strategy: PlannedFedAvg, stages: list[Stage], model: Mapping[str, int]) -> str:
+    """What stays where between rounds, beside the shared model that the server has."""
+    method = strategy.order(max(strategy.num_rounds, 1), {}).method
+    arrays = [space for space in method.stays if space not in method.numbers]
+    homes = (
+        [in_words(Counter(stages[-1].private), model)] if stages and any(stages[-1].private.values()) else []
+    )
+    homes += [f"{space} ({human_bytes(sum(model.values()))})" for space in arrays]
+    homes += [f"{space} (a number)" for space in method.numbers]
+    words = [f"client: {', '.join(homes)}"] if homes else []
+    words += [f"server: {', '.join(method.comes)}"] if method.comes else []
+    return "; ".join(words)
+
+
+def methods_table(found: list[Method]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("strategy", "trains", "up", "down", "kept", "paper"):
+        table.add_column(heading, justify="right" if heading in ("up", "down") else "left", no_wrap=True)
+    for method in found:
+        cells = [method.problem, "", "", ""]
+        if not method.problem:
+            cells = [method.trains, human_bytes(method.up), human_bytes(method.down), method.kept or "–"]
+        table.add_row(*map(Text, (method.name, *cells, method.paper or "–")))
+    return table

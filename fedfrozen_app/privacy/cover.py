@@ -1,0 +1,20 @@
+"""Which orders differential privacy covers: those that clip and noise all that a client learns."""
+
+from fedfrozen_app.exchange.order import Order
+
+
+def cannot_cover(order: Order) -> str | None:
+    """Why privacy=dp_sgd cannot cover this order, as a whole sentence; None when it can."""
+    if order.plan.private:
+        return (
+            "privacy=dp_sgd covers what all clients share, but this strategy keeps parts of the model on "
+            "the client: choose another strategy, or privacy=none."
+        )
+    if order.method.has_arrays():
+        return (
+            f"privacy=dp_sgd covers what is trained and sent, but the algorithm {order.algorithm} keeps "
+            "or sends arrays of its own, which nobody clips: choose another strategy, or privacy=none."
+        )
+    if len(order.plan.steps) > 1:
+        return "privacy=dp_sgd knows no rounds in phases: choose another strategy, or privacy=none."
+    return None

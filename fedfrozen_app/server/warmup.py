@@ -1,0 +1,73 @@
+"""How long everything trains before part of it is frozen: a number of rounds, or what a rule finds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from fedfrozen_app.config import setting
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.files.rows import Row
+from fedfrozen_app.server import federation
+from fedfrozen_app.server.agreement import Rule
+
+AUTO = "auto"
+WARMUP, FROZEN = "warmup", "frozen"  # the two stages
+# What the rule saw, of the figures that it adds to a row under `warmup`.
+CURVE = (
+    "warmup.ratio",
+    "Kernel: agreement between rounds / drift between clients",
+    "over the rule's window",
+)
+
+
+@dataclass(frozen=True)
+class Settings(federation.Settings):
+    warmup_rounds: int | str | None = setting(
+        None,
+        "Rounds of full training before the freeze, from 0 to `num_rounds`. `null`: a fifth of "
+        "`num_rounds`, at least 1 (a resumed run that has frozen stays so). `auto`: until the kernel's "
+        "common movement has faded; see [theory](theory.md)",
+    )
+    warmup_minimum: int | None = setting(
+        None,
+        "`auto`: freeze no earlier than after so many rounds. `null`: a tenth of `num_rounds`, at least 1",
+    )
+    warmup_cap: int | None = setting(
+        None, "`auto`: freeze at the latest after so many rounds. `null`: it may never freeze"
+    )
+    warmup_threshold: float = setting(
+        Rule.threshold, "`auto`: freeze when agreement between rounds falls below this share of the drift"
+    )
+    warmup_window: int = setting(
+        Rule.window, "`auto`: rounds that agreement and drift are averaged over", least=1
+    )
+    warmup_patience: int = setting(Rule.patience, "`auto`: rounds in a row that must say so", least=1)
+
+    def checked(self, num_rounds: int) -> Self:
+        super().checked(num_rounds)
+        shares = {"warmup_rounds": 0.2, "warmup_minimum": 0.1}
+        filled = {name: getattr(self, name) for name in (*shares, "warmup_cap")}
+        for name, share in shares.items():
+            if filled[name] is None:
+                filled[name] = min(max(1, round(share * num_rounds)), num_rounds)
+        for name, value in filled.items():
+            if value is None or (name == "warmup_rounds" and value == AUTO):
+                continue
+            if not isinstance(value, int):
+                raise UserError(f"strategy.{name}={value} is unknown: give a number of rounds, or auto.")
+            if not 0 <= value <= num_rounds:
+                raise UserError(
+                    f"strategy.{name}={value} must lie between 0 and num_rounds={num_rounds}: "
+                    "lower it, or raise num_rounds."
+                )
+        return replace(self, **filled)
+
+    @classmethod
+    def kept_by(cls, had: Mapping[str, Any], last: Row) -> dict[str, Any]:
+        """What was left open is a share of the rounds, and of more rounds could thaw what is frozen."""
+        return dict(had) if last["stage"] == FROZEN else {}
+
+    @property
+    def rule(self) -> Rule:
+        limits = (self.warmup_minimum or 1, self.warmup_cap)
+        return Rule(*limits, self.warmup_threshold, self.warmup_window, self.warmup_patience)

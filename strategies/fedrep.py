@@ -1,0 +1,34 @@
+"""FedRep: Collins et al., Exploiting Shared Representations for Personalized Federated Learning, 2021.
+
+    hᵢ ← SGD on fᵢ(φ, hᵢ), τ epochs, φ fixed        first the client's own head
+    φᵢ ← SGD on fᵢ(φᵢ, hᵢ), hᵢ fixed                then the representation
+    φ ← Σᵢ (nᵢ/n) φᵢ                                which alone travels and is averaged
+
+The paper averages φ over clients of equal size; here clients count by their examples, as everywhere. Each
+phase has a fresh optimiser. With nothing private there is one phase, and it is FedAvg.
+"""
+
+from dataclasses import dataclass
+
+from fedfrozen_app.config import setting
+from fedfrozen_app.exchange.plan import Phase, Plan
+from strategies import fedper
+
+
+@dataclass(frozen=True)
+class Settings(fedper.Settings):
+    head_epochs: int = setting(
+        2, "τ: epochs of the private part, before the rest trains for `client.local_epochs`", least=1
+    )
+
+
+class FedRep(fedper.FedPer):
+    """First the client's own head trains, then the body, which alone travels and is averaged."""
+
+    paper = "Collins et al. 2021, arXiv 2102.07078"
+    Settings = Settings
+
+    def plan(self, server_round: int) -> Plan:
+        plan, home = super().plan(server_round), set(self.home)
+        body = tuple(name for name in plan.trained if name not in home)
+        return plan.in_phases(Phase(tuple(self.home), self.settings.head_epochs), Phase(body))
