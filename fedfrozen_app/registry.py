@@ -57,6 +57,10 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
     "server_optimizers": {
         "none": "fedfrozen_app.server.optimizer:NoOptimizer",
+        "avgm": "fedfrozen_app.server.optimizers.avgm:AvgM",
+        "adam": "fedfrozen_app.server.optimizers.adam:Adam",
+        "yogi": "fedfrozen_app.server.optimizers.yogi:Yogi",
+        "adagrad": "fedfrozen_app.server.optimizers.adagrad:Adagrad",
     },
 }
 _ONE = {
