@@ -15,15 +15,23 @@ from fedfrozen_app.errors import UserError
 BUILT_IN: dict[str, dict[str, str]] = {
     "strategies": {
         "fedavg": "strategies.fedavg:FedAvg",
+        "feddyn": "strategies.feddyn:FedDyn",
         "fedfrozen": "strategies.fedfrozen:FedFrozen",
+        "fednova": "strategies.fednova:FedNova",
         "fedprox": "strategies.fedprox:FedProx",
         "local": "strategies.local:Local",
+        "moon": "strategies.moon:Moon",
         "pfeddc": "strategies.pfeddc:PFedDC",
         "safl": "strategies.safl:SAFL",
+        "scaffold": "strategies.scaffold:Scaffold",
     },
     "algorithms": {
         "fedavg": "clients.fedavg:FedAvg",
+        "feddyn": "clients.feddyn:FedDyn",
+        "fednova": "clients.fednova:FedNova",
         "fedprox": "clients.fedprox:FedProx",
+        "moon": "clients.moon:Moon",
+        "scaffold": "clients.scaffold:Scaffold",
     },
     "choices": {
         "attention": "clients.safl:ByAttention",

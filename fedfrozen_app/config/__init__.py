@@ -3,7 +3,13 @@
 Hydra composes `conf/`; `read` turns the result into the dataclasses of `schema` or raises a `UserError`.
 """
 
-from fedfrozen_app.config.checks import device_of, read, server_optimizer_settings, strategy_settings
+from fedfrozen_app.config.checks import (
+    device_of,
+    read,
+    require_client,
+    server_optimizer_settings,
+    strategy_settings,
+)
 from fedfrozen_app.config.compose import (
     absolute_paths,
     compose_config,
@@ -51,6 +57,7 @@ __all__ = [
     "device_of",
     "quoted",
     "read",
+    "require_client",
     "resolved",
     "sentence",
     "server_optimizer_settings",

@@ -58,6 +58,11 @@ class PrivateClient:
                 f"privacy=dp_sgd covers what is trained and sent, but the algorithm {order.algorithm} keeps "
                 "or sends arrays of its own, which nobody clips: choose another strategy, or privacy=none."
             )
+        if not order.method.adds_nothing():
+            raise UserError(
+                f"privacy=dp_sgd covers what is trained, but the algorithm {order.algorithm} sends something "
+                "else in its place: choose another strategy, or privacy=none."
+            )
         if len(order.plan.steps) > 1:
             raise UserError(
                 "privacy=dp_sgd knows no rounds in phases: choose another strategy, or privacy=none."

@@ -17,7 +17,9 @@ def planning_strategy(
 ) -> PlannedFedAvg:
     """It plans as the run's own would; the model may be on the meta device."""
     conversation = Conversation(cast(Any, None), roles)
-    federation = Federation(conversation, config.participation, config.seed, config.aggregation)
+    federation = Federation(
+        conversation, config.participation, config.seed, config.aggregation, client=config.client
+    )
     strategy: PlannedFedAvg = registry.find("strategies", config.strategy["name"])(
         federation, strategy_settings(config)
     )
