@@ -102,6 +102,7 @@ def _check(config: Config) -> None:
     for key, local in (
         ("dataset.path", config.dataset.kind != "hub"),
         ("model.path", config.model.source == "checkpoint"),
+        ("partition.path", True),
         ("start_from", True),
         ("runtime.server_kit", True),
     ):

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedfrozen_app.config import Config, compose_config, device_of, read, resolved
 from fedfrozen_app.data.federated import ClientRows, Shares, client_rows, load_corpus, share_out
+from fedfrozen_app.data.partition_noise import with_noise
 from fedfrozen_app.data.sources import needs_path
 from fedfrozen_app.data.table import Corpus, Table
 from fedfrozen_app.errors import UserError
@@ -75,7 +76,8 @@ class Resident:
             head=head_of(self.model, self.roles),
         )
         self.wrapper.settle(self.model)
-        self.train_table = self._on_device(corpus.train)
+        noise = config.partition.noise
+        self.train_table = self._on_device(with_noise(corpus.train, shares.partition, noise, config.seed))
         self._test = self._on_device(corpus.test)
         self._rows: dict[str, ClientRows] = {}
         self._loaded: dict[str, str | None] = {}
@@ -85,6 +87,8 @@ class Resident:
     def can_switch_to(self, config: Config) -> bool:
         """Whether that run has this model, these data and this local training."""
         if not self.wrapper.reusable or wrapper_of(config) != self.wrapper:
+            return False
+        if self.config.partition.noise or config.partition.noise:  # then the rows themselves differ
             return False
         parts = ("model", "dataset", "client", "runtime", "device")
         return all(getattr(config, part) == getattr(self.config, part) for part in parts)
