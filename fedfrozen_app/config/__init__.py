@@ -6,6 +6,7 @@ Hydra composes `conf/`; `read` turns the result into the dataclasses of `schema`
 from fedfrozen_app.config.checks import (
     device_of,
     read,
+    require_client,
     server_optimizer_settings,
     stack_runs,
     strategy_settings,
@@ -57,6 +58,7 @@ __all__ = [
     "device_of",
     "quoted",
     "read",
+    "require_client",
     "resolved",
     "sentence",
     "server_optimizer_settings",

@@ -51,6 +51,17 @@ def _own_settings(key: str, config: Config) -> Any:
     return typed.checked(config.num_rounds)  # type: ignore[union-attr]
 
 
+def require_client(config: Config, because: str, **wanted: Any) -> None:
+    """For a strategy's `check`: refuse other values of these keys of `client`."""
+    for key, value in wanted.items():
+        if (found := getattr(config.client, key)) != value:
+            needed = "null" if value is None else value
+            raise UserError(
+                f"strategy={config.strategy['name']} {because}, so client.{key}={found} would make it wrong: "
+                f"set client.{key}={needed}, or choose another strategy."
+            )
+
+
 def device_of(name: str) -> "torch.device":
     import torch
 
@@ -101,13 +112,14 @@ def _check(config: Config) -> None:
         raise UserError(
             f"privacy.audited={config.privacy.audited} needs a claim to audit: add privacy=dp_sgd."
         )
-    strategy_settings(config)
+    registry.find("strategies", str(config.strategy["name"])).check(strategy_settings(config), config)
     server_optimizer_settings(config)
     device_of(config.device)
     # A missing folder is better said now than after the model has been built.
     for key, local in (
         ("dataset.path", config.dataset.kind != "hub"),
         ("model.path", config.model.source == "checkpoint"),
+        ("partition.path", True),
         ("start_from", True),
         ("runtime.server_kit", True),
     ):

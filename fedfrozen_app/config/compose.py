@@ -99,6 +99,7 @@ def absolute_paths(resolved_config: dict[str, Any]) -> dict[str, str]:
     for key, value in (
         ("from", resolved_config["from"]),
         ("output_dir", resolved_config["output_dir"]),
+        ("partition.path", resolved_config["partition"].get("path")),
         ("runtime.cache_dir", resolved_config["runtime"]["cache_dir"]),
         ("runtime.server_kit", resolved_config["runtime"]["server_kit"]),
     ):

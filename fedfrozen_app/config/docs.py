@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedfrozen_app import registry
 from fedfrozen_app.config.compose import compose_config
-from fedfrozen_app.config.schema import GROUPS, Config, defaults, key_of, sections
+from fedfrozen_app.config.schema import GROUPS, NAMED, Config, defaults, key_of, sections
 from fedfrozen_app.config.settings import About, about
 from fedfrozen_app.config.sources import base, conf_dir
 
@@ -62,6 +62,8 @@ The keys depend on the file.
 How the mean update becomes the next model; for every strategy.
 
 {server_optimizer_files}
+
+{server_optimizer}
 
 ## Model
 
@@ -132,7 +134,8 @@ def page() -> str:
     usual = compose_config([])
     parts = {group: table(_rows(sections()[group], usual[group], f"{group}.")) for group in GROUPS}
     parts["root"] = table(_root_rows(usual))
-    parts["strategy"] = table(_strategy_rows())
+    for group in NAMED:
+        parts[group] = table(_named_rows(group))
     for group in (*GROUPS, "strategy", "server_optimizer", "experiment"):
         parts[f"{group}_files"] = _files(group)
     parts["differences"] = _differences()
@@ -164,22 +167,24 @@ def _rows(kind: type, composed: DictConfig, prefix: str) -> Iterator[tuple[str, 
         yield prefix + found.name, composed[found.name], about(found)
 
 
-def _strategy_rows() -> Iterator[tuple[str, Any, About]]:
-    """Each key once, though two strategies have it; the first gives the default."""
-    yield "strategy.name", compose_config([]).strategy.name, About("Set by the file")
-    seen: dict[str, tuple[Any, About, dict[tuple[str, str], list[str]]]] = {}
-    for strategy in registry.BUILT_IN["strategies"]:
-        settings = registry.find("strategies", strategy).Settings
+def _named_rows(group: str) -> Iterator[tuple[str, Any, About]]:
+    """Each key once, though several of the group's have it; the first gives the default."""
+    yield f"{group}.name", compose_config([])[group].name, About("Set by the file")
+    seen: dict[str, tuple[Any, About]] = {}
+    owners: dict[str, dict[tuple[str, str], list[str]]] = {}  # by key, then by default and meaning
+    for owner in registry.BUILT_IN[NAMED[group]]:
+        settings = registry.find(NAMED[group], owner).Settings
         for found in fields(settings):
-            known, default = about(found), defaults(settings)[found.name]
-            _, _, says = seen.setdefault(found.name, (default, known, {}))
-            says.setdefault((known.says, _default(default)), []).append(f"`{strategy}`")
-    for name, (first, known, says) in seen.items():
-        sentences = [
-            f"{', '.join(who)}{'' if default == _default(first) else f' ({default})'}: {text}"
-            for (text, default), who in says.items()
+            own_default = defaults(settings)[found.name]
+            seen.setdefault(found.name, (own_default, about(found)))
+            alike = (_default(own_default), about(found).says)
+            owners.setdefault(found.name, {}).setdefault(alike, []).append(f"`{owner}`")
+    for name, (default, known) in seen.items():
+        says = [
+            f"{', '.join(who)}{f' ({own})' if own != _default(default) else ''}: {meaning}"
+            for (own, meaning), who in owners[name].items()
         ]
-        yield f"strategy.{name}", first, replace(known, says=". ".join(sentences))
+        yield f"{group}.{name}", default, replace(known, says=". ".join(says))
 
 
 def _default(value: Any) -> str:

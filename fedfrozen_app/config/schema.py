@@ -97,7 +97,14 @@ class DatasetConfig:
 
 @dataclass
 class PartitionConfig:
-    name: str = setting("dirichlet", "Set by the file", choices=("dirichlet", "iid", "natural", "domain"))
+    name: str = setting(
+        "dirichlet",
+        "Set by the file",
+        choices=(
+            *("dirichlet", "iid", "labels", "shards", "quantity", "noise"),
+            *("natural", "domain", "file"),
+        ),
+    )
     alpha: float = setting(
         0.3,
         "Dirichlet concentration: small means few classes for each client, large means all alike",
@@ -108,12 +115,30 @@ class PartitionConfig:
     )
     min_size: int = setting(
         10,
-        "No drawn client gets fewer rows. Where the draw leaves one short, rows move from the largest "
-        "clients, and the log says so",
+        "No drawn client gets fewer rows. Where a Dirichlet draw leaves one short, rows of one class move to "
+        "it from one other client, and the log says so",
         least=1,
     )
     clients_per_domain: int = setting(
         1, "`domain`: several clients share a domain by `partition.alpha`", least=1
+    )
+    labels: int = setting(2, "`labels`: classes of each client", least=1)
+    shards: int = setting(2, "`shards`: shards of each client", least=1)
+    balanced: bool = setting(
+        False, "`dirichlet`: clients of equal size, each with a mix of classes of its own"
+    )
+    noise: float = setting(
+        0.0,
+        "Feature shift: client i of N sees its train pictures with Gaussian noise of standard deviation "
+        "`noise`·i/N, in units of the pixels' range. With `dirichlet` or `labels`: label and feature shift "
+        "together",
+        least=0,
+        most=10,
+    )
+    path: str | None = setting(
+        None,
+        "`file`: names the client of every train row. CSV with a column `client`, in the rows' order or with "
+        "a column `row` (from 0); or JSON, a list of clients, or of each client a list of its rows",
     )
 
 

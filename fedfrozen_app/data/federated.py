@@ -11,6 +11,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from fedfrozen_app.config import DEFAULT_CLIENTS, Config, DatasetConfig
 from fedfrozen_app.data.partition import (
+    DRAWN,
+    FILE_COLUMN,
     Partition,
     PartitionSpec,
     deal_test,
@@ -18,6 +20,7 @@ from fedfrozen_app.data.partition import (
     partition,
     split_validation,
 )
+from fedfrozen_app.data.partition_file import read_clients
 from fedfrozen_app.data.sources import DatasetSpec, load
 from fedfrozen_app.data.sources.synthetic import word_tokenizer
 from fedfrozen_app.data.table import Corpus, InputShape
@@ -78,11 +81,13 @@ def share_out(corpus: Corpus, config: Config, num_clients: int | None) -> Shares
     """Set the server's validation rows apart and split the rest over the clients."""
     rest, validation = _set_apart(corpus, config)
     spec = PartitionSpec(**vars(config.partition))
-    if num_clients is None and spec.name in ("iid", "dirichlet"):
+    if num_clients is None and spec.name in DRAWN:
         num_clients = DEFAULT_CLIENTS
     # Dealt are units: a row each, or all rows of a patient or a document.
     units, first = np.unique(corpus.units[rest], return_index=True)
     columns = {name: values[rest[first]] for name, values in corpus.columns.items()}
+    if spec.name == "file":
+        columns[FILE_COLUMN] = _file_clients(corpus, config)[rest[first]]
     parts = partition(corpus.strata[rest[first]], columns, spec, num_clients, config.seed)
     indices = tuple(rest[np.isin(corpus.units[rest], units[index])] for index in parts.indices)
     column = grouping_column(columns, spec)
@@ -93,6 +98,19 @@ def share_out(corpus: Corpus, config: Config, num_clients: int | None) -> Shares
     test = (corpus.test_strata, groups[1])
     dealt = deal_test((corpus.strata, groups[0]), test, indices, config.seed)
     return Shares(validation, Partition(indices, parts.note, parts.names), dealt)
+
+
+def _file_clients(corpus: Corpus, config: Config) -> np.ndarray:
+    """The client of every train row by the file; a unit's rows have one."""
+    clients = read_clients(config.partition.path, len(corpus.train))
+    first: dict[int, int] = {}
+    for row, unit in enumerate(corpus.units.tolist()):
+        if clients[first.setdefault(unit, row)] != clients[row]:
+            raise UserError(
+                f"partition.path={config.partition.path} gives rows {first[unit]} and {row} to different "
+                "clients, and they are of one patient or document: give them to one."
+            )
+    return clients
 
 
 def server_only(corpus: Corpus, config: Config) -> Shares:

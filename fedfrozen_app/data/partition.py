@@ -1,15 +1,14 @@
 """Who holds which rows: train rows dealt to clients, in a way that always ends.
 
-The draws are those of flwr-datasets. Its Dirichlet partitioner gives up when a client stays below
-the minimum size; here the shortfall is then moved from the largest clients, and the note says so.
-flwr-datasets is imported where it is used: its plotting libraries cost two seconds, which a deployed
+Where flwr-datasets has a draw that deals every row, it is used. Its Dirichlet partitioner gives up when a
+client stays below the minimum size; here the shortfall is then moved from other clients, and the note says
+so. flwr-datasets is imported where it is used: its plotting libraries cost two seconds, which a deployed
 site with data of its own would pay for every message.
 """
 
 from __future__ import annotations
 
 import contextlib
-import heapq
 import io
 import math
 import warnings
@@ -21,16 +20,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from datasets import Dataset
 
+from fedfrozen_app.data import partition_rules as rules
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.words import counted
 
 if TYPE_CHECKING:
     from flwr_datasets.partitioner import Partitioner
 
-NAMES = ("dirichlet", "iid", "natural", "domain")
+DRAWN = ("dirichlet", "iid", "labels", "shards", "quantity", "noise")  # for any number of clients
+NAMES = (*DRAWN, "natural", "domain", "file")
+
+FILE_COLUMN = "client of the file"  # among the columns, where a file names each row's client
 
 # Each purpose draws from its own stream, so that one more draw here never shifts another.
-_IID, _DIRICHLET, _VALIDATION, _TEST = 1, 2, 3, 4
+_IID, _DIRICHLET, _VALIDATION, _TEST, _RULES = 1, 2, 3, 4, 5
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,11 @@ class PartitionSpec:
     column: str | None = None  # for natural and domain; None: the obvious one
     min_size: int = 10  # rows that a drawn client holds at least
     clients_per_domain: int = 1
+    labels: int = 2  # classes of a client, for labels
+    shards: int = 2  # of a client, for shards
+    balanced: bool = False  # dirichlet: equal sizes
+    noise: float = 0.0  # standard deviation of the noisiest client's pictures (partition_noise.py)
+    path: str | None = None  # for file (partition_file.py)
 
 
 @dataclass(frozen=True)
@@ -65,21 +73,46 @@ def partition(
         raise UserError(f"partition.min_size={spec.min_size} must be at least 1.")
     if not (spec.alpha > 0 and math.isfinite(spec.alpha)):
         raise UserError(f"partition.alpha={spec.alpha} must be a number above 0.")
-    if spec.name in ("natural", "domain"):
+    if spec.name not in DRAWN:
         return _by_column(labels, columns, spec, num_clients, seed)
 
     count = _checked_count(num_clients, spec.min_size, len(labels))
     names = tuple(str(client) for client in range(count))
-    if spec.name == "iid":
-        indices = _iid(len(labels), count, seed)
-        return Partition(indices, f"IID: {_sizes(indices)}.", names)
-    indices, remark = _dirichlet(labels, count, spec, (seed, _DIRICHLET))
+    indices, remark = _drawn(labels, count, spec, seed)
+    if spec.noise:
+        remark += f", with noise up to {spec.noise:g} of the pixels' range"
     return Partition(indices, f"{remark}: {_sizes(indices)}.", names)
+
+
+def _drawn(
+    labels: np.ndarray, count: int, spec: PartitionSpec, seed: int
+) -> tuple[tuple[np.ndarray, ...], str]:
+    """Rows per client, and what was done in words."""
+    if spec.name in ("iid", "noise"):
+        return _iid(len(labels), count, seed), "IID"
+    if spec.name == "dirichlet" and not spec.balanced:
+        return _dirichlet(labels, count, spec, (seed, _DIRICHLET))
+    rng = np.random.default_rng([seed, _RULES])
+    if spec.name == "dirichlet":
+        clients, remark = rules.balanced_dirichlet(labels, count, spec.alpha, rng)
+    elif spec.name == "labels":
+        clients, remark = rules.by_labels(labels, count, spec.labels, rng)
+    elif spec.name == "shards":
+        clients, remark = rules.by_shards(labels, count, spec.shards, rng)
+    else:
+        clients, remark = rules.by_quantity(len(labels), count, spec.alpha, spec.min_size, rng)
+    smallest = min(len(rows) for rows in clients)
+    if smallest < spec.min_size:
+        raise UserError(
+            f"partition={spec.name} leaves a client with {counted(smallest, 'row')}, fewer than "
+            f"partition.min_size={spec.min_size}: set that to {smallest} or less, or use fewer clients."
+        )
+    return tuple(np.sort(rows) for rows in clients), remark
 
 
 def grouping_column(columns: Mapping[str, np.ndarray], spec: PartitionSpec) -> str | None:
     """The column whose values this partition keeps apart, if it divides by one."""
-    return _column_name(columns, spec) if spec.name in ("natural", "domain") else None
+    return None if spec.name in DRAWN else _column_name(columns, spec)
 
 
 def deal_test(
@@ -194,31 +227,17 @@ def _dirichlet(
             clients, out_of_patience = draw(0), True
     if out_of_patience:
         short = sum(len(client) < spec.min_size for client in clients)
-        clients, moved = _fill_up(clients, spec.min_size)
+        drawn = rules.label_entropy(clients, labels)
+        clients, moved = rules.fill_up(clients, labels, spec.min_size)
         title += (
             f" left {short} of {count} clients under {spec.min_size} examples; "
-            f"moved {counted(moved, 'example')} from the largest clients"
+            f"moved {counted(moved, 'example')} ({moved / len(labels):.0%}) to them, each time of one class "
+            f"and one client where there were enough; mean label entropy {drawn:.2f} as drawn, "
+            f"{rules.label_entropy(clients, labels):.2f} now"
         )
     elif complaints:
         title += f", drawn {len(complaints) + 1} times for the minimum size"
     return tuple(np.sort(client) for client in clients), title
-
-
-def _fill_up(clients: list[np.ndarray], min_size: int) -> tuple[list[np.ndarray], int]:
-    """Give each client its minimum, row by row from whichever client is largest at that moment."""
-    rows = [client.tolist() for client in clients]
-    largest = [(-len(client), number) for number, client in enumerate(rows)]
-    heapq.heapify(largest)
-    moved = 0
-    # While one client is short another is above the minimum, because the rows suffice for all; and
-    # donors never fall below it, so the clients that are filled up need no place in the heap.
-    for client in rows:
-        while len(client) < min_size:
-            size, donor = largest[0]
-            client.append(rows[donor].pop())
-            heapq.heapreplace(largest, (size + 1, donor))
-            moved += 1
-    return [np.asarray(client, dtype=np.int64) for client in rows], moved
 
 
 def _by_column(
@@ -237,12 +256,13 @@ def _by_column(
     total = len(groups) * per_group
     if num_clients is not None and num_clients != total:
         several = f" with {per_group} clients each" if per_group > 1 else ""
+        what = "the file" if spec.name == "file" else f"column {column!r}"
         raise UserError(
-            f"num_clients={num_clients} does not fit partition={spec.name}: column {column!r} has "
+            f"num_clients={num_clients} does not fit partition={spec.name}: {what} has "
             f"{len(groups)} values{several}, so set num_clients={total} or leave it null."
         )
 
-    note = f"One client per value of {column!r}"
+    note = f"One client per value of {column!r}" if spec.name != "file" else "As the file says"
     indices: list[np.ndarray] = []
     names: list[str] = []
     if per_group == 1:
@@ -273,6 +293,8 @@ def _checked_domain(value: str, rows: int, spec: PartitionSpec) -> None:
 
 
 def _column_name(columns: Mapping[str, np.ndarray], spec: PartitionSpec) -> str:
+    if spec.name == "file":
+        return FILE_COLUMN
     have = ", ".join(sorted(columns)) or "none"
     if spec.column is not None:
         if spec.column not in columns:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
+PARAMETERS = ""  # what stands for the parameters where namespaces are named
 
 
 def with_namespace(namespace: str, name: str) -> str:

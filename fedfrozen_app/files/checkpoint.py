@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
+from fedfrozen_app.config.schema import DatasetConfig, PartitionConfig, defaults
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.disk import flush, fresh_folder, save_tensors
 from fedfrozen_app.files.seal import DAMAGED, sealed, unsealed
@@ -165,5 +166,15 @@ def check_private(start: Checkpoint, *, in_process: bool) -> None:
 
 def partition_differences(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
     """What differs in how two runs' configurations deal rows to clients; the same data may lie elsewhere."""
-    here, there = (config | {"dataset": config["dataset"] | {"path": None}} for config in (now, before))
-    return [key for key in ("seed", "num_clients", "partition", "dataset") if here[key] != there.get(key)]
+    here, there = (_dealing(config) for config in (now, before))
+    return [key for key in here if here[key] != there[key]]
+
+
+def _dealing(config: dict[str, Any]) -> dict[str, Any]:
+    """What deals rows. A key that an older version did not have yet means its default."""
+    return {
+        "seed": config["seed"],
+        "num_clients": config.get("num_clients"),
+        "partition": defaults(PartitionConfig) | config["partition"],
+        "dataset": defaults(DatasetConfig) | config["dataset"] | {"path": None},
+    }

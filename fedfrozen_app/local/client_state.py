@@ -68,6 +68,12 @@ def kept_arrays(context: Context, resident: Resident, order: Order) -> dict[str,
         for name, value in found.items()
         if not is_parameter(name) and parameter_of(name) in trained and name.rpartition("/")[0] in spaces
     }
+    if method.stays and not own and order.round > 1 and "site" in context.node_config:
+        log.warning(
+            "This site holds none of the arrays that a client of %s keeps: it takes part for the first "
+            "time, or has lost them. They begin anew.",
+            order.algorithm,
+        )
     return _on(resident, {name: private[name] for name in names} | own)
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedfrozen_app.config import ClientConfig, Config, compose_config, device_of, read, resolved
 from fedfrozen_app.data.federated import ClientRows, Shares, client_rows, load_corpus, share_out
+from fedfrozen_app.data.partition_noise import with_noise
 from fedfrozen_app.data.sources import needs_path
 from fedfrozen_app.data.table import Corpus, Table
 from fedfrozen_app.errors import UserError
@@ -77,7 +78,12 @@ class Resident:
             head=head_of(self.model, self.roles),
         )
         self.wrapper.settle(self.model)
-        self.train_table: Table = self._on_device(corpus.train) if beside is None else beside.train_table
+        noise = config.partition.noise
+        self.train_table: Table = (
+            self._on_device(with_noise(corpus.train, shares.partition, noise, config.seed))
+            if beside is None
+            else beside.train_table
+        )
         self._test: Table = self._on_device(corpus.test) if beside is None else beside._test
         self._rows: dict[str, ClientRows] = {}
         self._loaded: dict[str, str | None] = {}
@@ -210,6 +216,8 @@ def same_shape(one: Config, other: Config) -> bool:
     """Whether two runs have the same model, data and local training: seed, partition and rate may differ."""
     wrapper = wrapper_of(one)
     if not wrapper.reusable or wrapper_of(other) != wrapper:
+        return False
+    if one.partition.noise or other.partition.noise:  # then the rows themselves differ
         return False
     parts = ("model", "dataset", "runtime", "device")
     same = all(getattr(one, part) == getattr(other, part) for part in parts)

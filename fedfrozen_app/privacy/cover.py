@@ -15,6 +15,11 @@ def cannot_cover(order: Order) -> str | None:
             f"privacy=dp_sgd covers what is trained and sent, but the algorithm {order.algorithm} keeps "
             "or sends arrays of its own, which nobody clips: choose another strategy, or privacy=none."
         )
+    if not order.method.adds_nothing():
+        return (
+            f"privacy=dp_sgd covers what is trained, but the algorithm {order.algorithm} sends something "
+            "else in its place: choose another strategy, or privacy=none."
+        )
     if len(order.plan.steps) > 1:
         return "privacy=dp_sgd knows no rounds in phases: choose another strategy, or privacy=none."
     return None

@@ -136,6 +136,7 @@ def make_strategy(
         upload_saver(config, job.folder),
         private=config.privacy.name != "none",
         optimizer=make_optimizer(config),
+        client=config.client,
     )
     strategy: PlannedFedAvg = registry.find("strategies", config.strategy["name"])(
         federation,

@@ -27,6 +27,7 @@ def planning_strategy(
         config.aggregation,
         private=config.privacy.name != "none",
         optimizer=make_optimizer(config),
+        client=config.client,
     )
     strategy: PlannedFedAvg = registry.find("strategies", config.strategy["name"])(
         federation, strategy_settings(config)

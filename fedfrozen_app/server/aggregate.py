@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.block import Block, Slice
 from fedfrozen_app.exchange.check import TOO_LARGE
-from fedfrozen_app.exchange.names import namespace_of
+from fedfrozen_app.exchange.names import PARAMETERS, namespace_of
 from fedfrozen_app.server.norms import CHUNK, divide, norm_of, subtract
 
 Drift = dict[str, dict[str, float]]  # by group: the figures of a round's row
@@ -26,6 +26,7 @@ class Update:
 
     model: dict[str, Tensor] = field(default_factory=dict)  # the mean update of each parameter that was sent
     extra: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # by namespace: means of other arrays
+    figures: dict[str, float] = field(default_factory=dict)  # means by examples of the replies' numbers
     replies: int = 0  # sound ones; 0 where the round is to change nothing
     population: int = 0  # clients there are, drawn or not
     drift: Drift = field(default_factory=dict)
@@ -59,6 +60,7 @@ class OpenBlock:
         self._gate = gate
         names = block.layout.names
         self._parameters = [number for number, name in enumerate(names) if not namespace_of(name)]
+        self._spaces = equal
         self._equal = [name for name in names if namespace_of(name) in equal]
         self.weights = [0.0] * len(block.clients)
         self._updates = block.values.sub_(block.base)
@@ -89,7 +91,10 @@ class OpenBlock:
         if self._equal:
             alike = self._sum(weights > 0)
             sums |= {name: alike[name] for name in self._equal}
-        squares = weights @ self._norms.square()
+        alike_too = PARAMETERS in self._spaces  # then drift counts them so as well
+        squares = (
+            (weights > 0).to(weights) @ self._norms.square() if alike_too else weights @ self._norms.square()
+        )
         return sums, dict(zip(names, squares.unbind(), strict=True))
 
     def _sum(self, weights: Tensor) -> dict[str, Tensor]:
@@ -110,7 +115,7 @@ class RunningMean:
     model and the reply at hand that is three models in memory. Names that only some clients send are averaged
     over those that sent them; a name that nobody sent has no update. With `zero_fill` the mean is over all
     clients of the round: one that did not send a name counts as an update of zero. In the namespaces `equal`
-    every reply counts alike, whatever its number of examples.
+    (`PARAMETERS`: in the model too) every reply counts alike, whatever its number of examples.
 
     `group` names the part of the model that a parameter's drift counts for, or None to leave it out.
     """
@@ -160,7 +165,8 @@ class RunningMean:
         self._examples += weight
         self._replies += 1
         for name, update in arrays.items():
-            square, counts = norms[name].square() * weight, self._counts(name, weight, 1)
+            counts = self.counts(name, weight, 1)
+            square = norms[name].square() * counts
             if name in self._sum:
                 self._sum[name].add_(update, alpha=counts)
                 self._weight[name] += counts
@@ -172,7 +178,7 @@ class RunningMean:
                 self._square[name] = square
         return None
 
-    def _counts(self, name: str, examples: float, replies: int) -> float:
+    def counts(self, name: str, examples: float, replies: int) -> float:
         """What so many examples from so many replies weigh in the mean of this name."""
         return float(replies) if namespace_of(name) in self._equal else examples
 
@@ -192,7 +198,7 @@ class RunningMean:
         self._examples += weight
         self._replies += taken
         for name, total in sums.items():
-            counts = self._counts(name, weight, taken)
+            counts = self.counts(name, weight, taken)
             if name in self._sum:
                 self._sum[name].add_(total)
                 self._weight[name] += counts
@@ -209,7 +215,7 @@ class RunningMean:
         """The means of what was sent, in the sums' own memory. Ends this object's use."""
         self._close_block()
         if self._zero_fill:
-            self._weight = {name: self._counts(name, self._examples, self._replies) for name in self._sum}
+            self._weight = {name: self.counts(name, self._examples, self._replies) for name in self._sum}
         update = Update(replies=self._replies)
         for name, total in self._sum.items():
             if space := namespace_of(name):

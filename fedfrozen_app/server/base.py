@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
+from fedfrozen_app.config import Config
 from fedfrozen_app.digests import digests
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.check import problem_of_names
@@ -44,7 +45,8 @@ class PlannedFedAvg(OwnLoop):
     undecided = ""  # a sentence for `fedfrozen plan`, where plans depend on what training finds out
     codec: tuple[str, Any] | None = None  # how uploads are encoded: the name of a codec and its setting
     zero_fill = False  # whether a client that did not send a name counts as one that did not change it
-    equal: tuple[str, ...] = ()  # namespaces whose means count every reply alike, not by its examples
+    # Namespaces whose means count every reply alike, not by its examples; PARAMETERS: those of the model too.
+    equal: tuple[str, ...] = ()
     tells: tuple[str, ...] = ()  # what `observe` adds to a row: no client may send a figure of that name
     # Of what it tells, a chart each on a run's page: figure (`name.part`), its title, and the line's label.
     curves: ClassVar[tuple[tuple[str, str, str], ...]] = ()
@@ -78,6 +80,10 @@ class PlannedFedAvg(OwnLoop):
 
     def stage(self, server_round: int) -> str:
         return "train"
+
+    @classmethod
+    def check(cls, settings: Any, config: Config) -> None:
+        """Refuse, by a `UserError`, a configuration under which this strategy would be silently wrong."""
 
     @classmethod
     def algorithm_for(cls, settings: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 from flwr.app import ArrayRecord, MetricRecord
 from torch import Tensor
 
-from fedfrozen_app.config import AggregationConfig, check_settings
+from fedfrozen_app.config import AggregationConfig, ClientConfig, check_settings
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.models.roles import KERNEL, Role
@@ -56,6 +56,7 @@ class Federation:
     on_upload: Callable[[int, str, Reply, Mapping[str, Tensor]], None] | None = None
     private: bool = False  # clients add noise, and must know how often they will be drawn
     optimizer: ServerOptimizer = field(default_factory=NoOptimizer)
+    client: ClientConfig = field(default_factory=ClientConfig)  # how clients are told to train
 
     @property
     def roles(self) -> Mapping[str, Role]:

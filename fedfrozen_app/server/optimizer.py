@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedfrozen_app import registry
 from fedfrozen_app.config import Config, server_optimizer_settings
+from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.names import by_namespace, flattened
 
 
@@ -23,6 +24,13 @@ class Settings:
     def checked(self, num_rounds: int) -> Self:
         """Themselves with defaults filled in, or a `UserError`."""
         return self
+
+
+def below_one(**shares: float) -> None:
+    """Refuse a share of 1: what is remembered would never fade."""
+    for name, share in shares.items():
+        if share >= 1:
+            raise UserError(f"server_optimizer.{name}={share:g} must be at least 0 and below 1.")
 
 
 class ServerOptimizer:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from fedfrozen_app.exchange.count import Traffic
 from fedfrozen_app.exchange.messages import Reply
+from fedfrozen_app.exchange.names import PARAMETERS
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server.aggregate import RunningMean, Update
 
@@ -26,7 +27,7 @@ class RoundRecord:
     traffic: Traffic = field(default_factory=Traffic)
     failures: list[str] = field(default_factory=list)
     metrics: dict[str, dict[str, tuple[float, int]]] = field(default_factory=dict)  # by name, then by client
-    weights: list[int] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)  # of the replies taken, in the model's mean
     spent: dict[str, tuple[float, float]] = field(default_factory=dict)  # client: (ε, δ), with privacy on
     began: float = field(default_factory=time.perf_counter)
     aggregating: float = 0.0  # seconds
@@ -44,7 +45,7 @@ class RoundRecord:
             self.failures.append(f"Client {client} was set aside: it {refused}.")
             log.warning("Round %d: %s", self.number, self.failures[-1])
         elif isinstance(reply, Reply):
-            self.weights.append(reply.examples)
+            self.weights.append(self.aggregator.counts(PARAMETERS, reply.examples, 1))
             for key, value in reply.metrics.items():
                 self.metrics.setdefault(key, {})[client] = (value, reply.examples)
         if isinstance(reply, Reply):
@@ -63,6 +64,7 @@ class RoundRecord:
             self.discarded = problem
         else:
             update = self.aggregator.finish()
+            update.figures = {key: _mean(clients.values()) for key, clients in self.metrics.items()}
         if self.discarded:
             log.warning("Round %d: %s; the model stays as it was.", self.number, self.discarded)
         update.population = population

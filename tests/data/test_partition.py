@@ -1,17 +1,24 @@
+import json
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfrozen_app.data.partition import (
     Partition,
     PartitionSpec,
-    _fill_up,
     deal_test,
     label_counts,
     partition,
     split_validation,
 )
+from fedfrozen_app.data.partition_file import read_clients
+from fedfrozen_app.data.partition_noise import with_noise
+from fedfrozen_app.data.partition_rules import fill_up, fitted, label_entropy, whole
+from fedfrozen_app.data.picture import label_picture
+from fedfrozen_app.data.table import Table
 from fedfrozen_app.errors import UserError
 
 LABELS = np.arange(200) % 4
@@ -72,12 +79,34 @@ def test_small_alpha_is_more_skewed_than_large():
     assert largest_share(1000.0) < 0.4
 
 
-def test_shortfall_moves_from_whoever_is_largest():
-    clients = [np.array([0, 1, 2, 3, 4]), np.array([5]), np.array([6, 7, 8, 9])]
-    filled, moved = _fill_up(clients, 3)
-    # 4 goes first, from five rows; then 3, because the lower number wins at four rows each.
-    assert [client.tolist() for client in filled] == [[0, 1, 2], [5, 4, 3], [6, 7, 8, 9]]
+def test_shortfall_is_one_class_from_one_client():
+    labels = np.array([0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2])
+    clients = [np.array([0, 1, 2, 3, 4, 5]), np.array([6]), np.array([7, 8, 9, 10, 11])]
+    filled, moved = fill_up(clients, labels, 3)
+    # Client 1 lacks two. Of its own class 2, client 2 has two to spare.
+    assert [sorted(client.tolist()) for client in filled] == [[0, 1, 2, 3, 4, 5], [6, 10, 11], [7, 8, 9]]
     assert moved == 2
+
+
+def test_shortfall_that_nobody_can_fill_alone_comes_from_several():
+    labels = np.array([0, 0, 0, 1, 1, 1, 1, 1, 1])
+    clients = [np.array([0, 1, 2, 3]), np.array([4, 5, 6, 7, 8]), np.array([], dtype=np.int64)]
+    filled, moved = fill_up(clients, labels, 3)
+    assert [len(client) for client in filled] == [3, 3, 3] and moved == 3
+    assert sorted(np.concatenate(filled).tolist()) == list(range(9))
+
+
+def test_a_smaller_alpha_stays_the_more_skewed_when_clients_are_filled_up():
+    """100 clients of 5,000 rows: filled up row by row, 0.01 came out milder than 0.1."""
+    labels = np.random.default_rng(0).integers(0, 10, 5000)
+
+    def entropy(alpha):
+        parts = partition(labels, {}, PartitionSpec("dirichlet", alpha=alpha), 100, 0)
+        return label_entropy(parts.indices, labels), parts.note
+
+    (strong, note), (weak, _) = entropy(0.01), entropy(0.1)
+    assert strong < 0.5 * weak
+    assert f"{strong:.2f} now" in note and "%) to them" in note
 
 
 def test_the_note_tells_what_was_moved():
@@ -137,7 +166,12 @@ TWO = {"domain": np.repeat(["art", "photo"], 100), "file": np.arange(200)}
             "set num_clients to 20 or fewer or partition.min_size to 9 or less",
         ),
         (PartitionSpec("iid"), {}, 201, "set num_clients to 20 or fewer\\.$"),
-        (PartitionSpec("sharded"), {}, 5, "choose one of dirichlet, iid, natural, domain"),
+        (
+            PartitionSpec("sharded"),
+            {},
+            5,
+            "choose one of dirichlet, iid, labels, shards, quantity, noise, natural",
+        ),
         (PartitionSpec("natural"), {}, None, "this data set has none"),
         (PartitionSpec("natural"), TWO, None, "needs partition.column: .* domain, file"),
         (PartitionSpec("natural", column="ward"), TWO, None, "columns are domain, file"),
@@ -154,6 +188,238 @@ TWO = {"domain": np.repeat(["art", "photo"], 100), "file": np.arange(200)}
 def test_impossible_requests_say_what_to_change(spec, columns, num_clients, sentence):
     with pytest.raises(UserError, match=sentence):
         partition(LABELS, columns, spec, num_clients, 0)
+
+
+# The other ways of dealing --------------------------------------------------------------------------------
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.integers(1, 300),
+    num_classes=st.integers(1, 7),
+    alpha=st.sampled_from([1e-4, 1e-2]) | st.floats(1e-3, 100),
+    num_clients=st.integers(1, 15),
+    min_size=st.integers(1, 6),
+    each=st.integers(1, 5),
+    name=st.sampled_from(["labels", "shards", "quantity", "noise", "balanced"]),
+    seed=st.integers(0, 2**31),
+)
+def test_every_way_ends_with_all_rows_dealt_or_a_sentence(
+    rows, num_classes, alpha, num_clients, min_size, each, name, seed
+):
+    labels = np.random.default_rng(seed).integers(0, num_classes, rows)
+    settings = {"alpha": alpha, "min_size": min_size, "labels": each, "shards": each}
+    spec = (
+        PartitionSpec("dirichlet", balanced=True, **settings)
+        if name == "balanced"
+        else PartitionSpec(name, **settings)
+    )
+    classes, counts = np.unique(labels, return_counts=True)
+    try:
+        result = partition(labels, {}, spec, num_clients, seed)
+    except UserError:
+        sharing = -(-num_clients * each // len(classes))  # clients of the class that most have
+        impossible = {
+            "labels": each > len(classes)
+            or num_clients * each < len(classes)
+            or counts.min() < sharing
+            or num_clients * min_size > rows
+            or counts.min() // sharing * each < min_size,
+            "shards": num_clients * each > rows or rows // (num_clients * each) * each < min_size,
+        }.get(name, num_clients * min_size > rows)
+        assert impossible
+        return
+    assert_disjoint_cover(result, rows)
+    sizes = [len(client) for client in result.indices]
+    assert len(sizes) == num_clients and min(sizes) >= min_size
+    if name == "labels":
+        assert all(len(np.unique(labels[client])) == each for client in result.indices)
+    if name in ("noise", "balanced"):
+        assert max(sizes) - min(sizes) <= 1
+    if name == "shards":
+        assert max(sizes) - min(sizes) <= each
+    again = partition(labels, {}, spec, num_clients, seed)
+    assert all(np.array_equal(*pair) for pair in zip(result.indices, again.indices, strict=True))
+
+
+def test_labels_by_hand():
+    """Four classes of 50 and six clients with two each: three clients a class, of 17, 17 and 16 rows."""
+    result = partition(LABELS, {}, PartitionSpec("labels", labels=2, min_size=1), 6, 0)
+    counts = label_counts(LABELS, result, 4)
+    assert ((counts > 0).sum(axis=1) == 2).all() and ((counts > 0).sum(axis=0) == 3).all()
+    assert sorted(counts[counts > 0].tolist()) == [16] * 4 + [17] * 8
+    assert result.note.startswith("2 labels a client: 6 clients with")
+
+
+def test_shards_by_hand():
+    """200 rows of four classes in ten shards of 20: a shard has at most two classes, a client four."""
+    result = partition(LABELS, {}, PartitionSpec("shards", shards=2, min_size=1), 5, 0)
+    assert [len(client) for client in result.indices] == [40] * 5
+    assert ((label_counts(LABELS, result, 4) > 0).sum(axis=1) <= 4).all()
+
+
+def test_quantity_is_skewed_in_size_alone():
+    labels = np.arange(20000) % 4
+    result = partition(labels, {}, PartitionSpec("quantity", alpha=0.3, min_size=200), 10, 0)
+    sizes = np.array([len(client) for client in result.indices])
+    assert sizes.min() >= 200 and sizes.max() > 5 * sizes.min()
+    shares = label_counts(labels, result, 4) / sizes[:, None]
+    assert np.abs(shares - 0.25).max() < 0.12
+
+
+def test_balanced_dirichlet_is_as_skewed_as_asked():
+    labels = np.arange(10000) % 10
+
+    def entropy(alpha):
+        spec = PartitionSpec("dirichlet", alpha=alpha, balanced=True)
+        result = partition(labels, {}, spec, 100, 0)
+        assert {len(client) for client in result.indices} == {100}
+        return label_entropy(result.indices, labels), result.note
+
+    rng = np.random.default_rng(0)
+    for alpha in (0.05, 0.6, 10.0):
+        drawn = rng.dirichlet(np.full(10, alpha), 4000).clip(1e-300)
+        expected = -(drawn * np.log(drawn)).sum(axis=1).mean()
+        found, note = entropy(alpha)
+        assert found == pytest.approx(expected, rel=0.15)
+    assert "equal sizes" in note and "in other classes than drawn" in note
+
+
+@given(
+    shares=st.lists(st.floats(0, 1), min_size=1, max_size=9).filter(lambda found: sum(found) > 1e-3),
+    total=st.integers(0, 500),
+)
+def test_whole_numbers_keep_their_sum(shares, total):
+    exact = np.array(shares) / sum(shares)
+    counts = whole(exact, total)
+    assert counts.sum() == total and np.abs(counts - exact * total).max() < 1 + 1e-6
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 999), rows=st.integers(1, 8), columns=st.integers(1, 8), total=st.integers(0, 200))
+def test_fitted_tables_have_their_sums(seed, rows, columns, total):
+    rng = np.random.default_rng(seed)
+    row_sums = rng.multinomial(total, np.full(rows, 1 / rows))
+    column_sums = rng.multinomial(total, np.full(columns, 1 / columns))
+    wanted = np.outer(row_sums, column_sums) / max(total, 1) * rng.uniform(0.5, 1.5, (rows, columns))
+    counts = fitted(wanted, row_sums, column_sums)
+    assert (counts >= 0).all()
+    assert counts.sum(axis=1).tolist() == row_sums.tolist()
+    assert counts.sum(axis=0).tolist() == column_sums.tolist()
+
+
+def test_noise_grows_from_client_to_client_and_touches_nobody_else():
+    pixels = torch.full((40, 1, 16, 16), 128, dtype=torch.uint8)
+    table = Table({"pixel_values": pixels}, torch.zeros(40, dtype=torch.int64))
+    parts = Partition((np.arange(0, 10), np.arange(10, 30)), "", ("0", "1"))
+    noised = with_noise(table, parts, 0.1, seed=3).inputs["pixel_values"]
+    assert (pixels == 128).all()  # the table itself is as it was
+    assert noised[:10].double().std() == pytest.approx(255 * 0.1 / 2, rel=0.05)
+    assert noised[10:30].double().std() == pytest.approx(255 * 0.1, rel=0.05)
+    assert (noised[30:] == 128).all()  # the server's rows
+    again = with_noise(table, parts, 0.1, seed=3).inputs["pixel_values"]
+    assert torch.equal(noised, again)
+    assert not torch.equal(noised, with_noise(table, parts, 0.1, seed=4).inputs["pixel_values"])
+    assert with_noise(table, parts, 0.0, seed=3) is table and with_noise(table, None, 0.1, seed=3) is table
+    with pytest.raises(UserError, match="adds noise to pictures, and these data are none"):
+        with_noise(Table({"input_ids": pixels}, table.labels), parts, 0.1, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("rows.csv", "client\nb\na\nb\n"),
+        ("rows.csv", "row,client\n1,a\n0,b\n2,b\n"),
+        ("rows.json", '["b", "a", "b"]'),
+        ("rows.json", '{"a": [1], "b": [0, 2]}'),
+    ],
+)
+def test_a_file_names_each_row_s_client(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    assert read_clients(str(tmp_path / name), 3).tolist() == ["b", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("rows.csv", "", "has no column client"),
+        ("rows.csv", "who\na\n", "has no column client"),
+        ("rows.csv", "client\na\nb\n", "names no client for row 2 of 3"),
+        ("rows.csv", "client\na\nb\na\nb\n", "names row 3, and the data set has 3 train rows"),
+        ("rows.csv", "row,client\n0,a\n0,b\n1,a\n", "names row 0 twice"),
+        ("rows.csv", "row,client\nx,a\n", "names the row 'x'"),
+        ("rows.csv", "client\na\n \nb\n", "names the client"),
+        ("rows.json", "{", "is no JSON"),
+        ("rows.json", '"a"', "must be a list of clients"),
+        ("rows.json", '{"a": 1}', "must be a list of clients"),
+        ("rows.json", '{"a": [0.5]}', "names the row 0.5"),
+        ("rows.json", "[null]", "names the client None"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_a_sentence(tmp_path, name, text, says):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError) as refused:
+        read_clients(str(tmp_path / name), 3)
+    assert says in str(refused.value)
+
+
+WORDS = ["num_rounds=1", "strategy=fedavg", "model.config.num_hidden_layers=1"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["partition=labels", "num_clients=5"],
+        ["partition=shards"],
+        ["partition=quantity"],
+        ["partition=noise"],
+        ["partition=dirichlet", "partition.balanced=true", "partition.noise=0.2"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_run_with_every_way(train, words):
+    row = train(*WORDS, *words).rows[-1]
+    assert row["clients_failed"] == 0 and row["test_accuracy"] >= 0
+
+
+@pytest.mark.parametrize("name", ["labels", "shards", "quantity", "noise", "balanced"])
+def test_every_way_is_drawn(tmp_path, name):
+    spec = (
+        PartitionSpec("dirichlet", balanced=True) if name == "balanced" else PartitionSpec(name, min_size=1)
+    )
+    result = partition(LABELS, {}, spec, 5, 0)
+    label_picture(label_counts(LABELS, result, 4), "abcd", result.names, tmp_path / "labels.png")
+    assert (tmp_path / "labels.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_by_a_file(train, tmp_path):
+    """Row numbers are the train table's, before the server takes its validation rows."""
+    (tmp_path / "split.json").write_text(json.dumps([f"site{row % 2}" for row in range(160)]))
+    path = f"partition.path={tmp_path / 'split.json'}"
+    words = [*WORDS, "partition=file", "partition.min_size=1", path]
+    assert train(*words, "num_clients=null").rows[-1]["clients"] == ["0", "1"]
+    with pytest.raises(UserError, match="the file has 2 values, so set num_clients=2"):
+        train(*words, "num_clients=3")
+    with pytest.raises(UserError, match="names row 100, and the data set has 100"):
+        train(*words, "num_clients=null", "dataset.limit=100")
+    with pytest.raises(UserError, match="partition=file needs the file"):
+        train(*WORDS, "partition=file")
+
+
+@pytest.mark.parametrize(
+    ("spec", "num_clients", "says"),
+    [
+        (PartitionSpec("labels", labels=5), 5, "more than the 4 classes"),
+        (PartitionSpec("labels", labels=1), 3, "set partition.labels to 2 or more"),
+        (PartitionSpec("labels", labels=4, min_size=1), 60, "would go to 60 clients"),
+        (PartitionSpec("shards", shards=50, min_size=1), 5, "need 250 shards"),
+        (PartitionSpec("labels", labels=1, min_size=26), 7, "leaves a client with 25 rows"),
+    ],
+)
+def test_what_cannot_be_dealt_says_what_to_change(spec, num_clients, says):
+    with pytest.raises(UserError) as refused:
+        partition(LABELS, {}, spec, num_clients, 0)
+    assert says in str(refused.value)
 
 
 def test_label_counts():

@@ -7,6 +7,7 @@ import torch
 
 from fedfrozen_app.config import AggregationConfig
 from fedfrozen_app.exchange.block import Block, Layout
+from fedfrozen_app.exchange.names import PARAMETERS
 from fedfrozen_app.server.aggregate import NormGate, RunningMean
 from fedfrozen_app.server.robust import make_aggregator
 
@@ -51,6 +52,16 @@ def test_by_examples_and_equally_by_hand(how):
     # Σ wᵢ‖uᵢ‖² = 1/4·1 + 3/4·25 = 19 and ‖ū‖² = 2.5² + 3²: of w alone.
     assert update.drift["rest"]["mean_update"] == pytest.approx(math.sqrt(15.25))
     assert update.drift["rest"]["rms"] == pytest.approx(math.sqrt(19 - 15.25))
+
+
+@pytest.mark.parametrize("how", ["single", "block"])
+def test_parameters_may_count_alike_too(how):
+    update = fold(how, equal=(PARAMETERS,))[0].finish()
+    assert update.model["w"].tolist() == [(1 + 3) / 2, (0 + 4) / 2]
+    assert told(update.extra)["h"] == {"w": [(1 + 3 * 5) / 4, (0 + 3 * 8) / 4]}  # by examples as before
+    # Σ ‖uᵢ‖²/2 = (1 + 25)/2 = 13 and ‖ū‖² = 2² + 2²
+    assert update.drift["rest"]["mean_update"] == pytest.approx(math.sqrt(8))
+    assert update.drift["rest"]["rms"] == pytest.approx(math.sqrt(13 - 8))
 
 
 def test_several_blocks_and_a_reply_alone_are_one_mean():

@@ -1,0 +1,35 @@
+"""SCAFFOLD's client: Karimireddy et al., Stochastic Controlled Averaging, arXiv 1910.06378, option II.
+
+    w ← w − η (∇fᵢ(w) + c − cᵢ)        cᵢ⁺ = cᵢ − c + (w_t − wᵢ)/(a η)
+
+c comes with the order, cᵢ stays here and begins at zero, cᵢ⁺ − cᵢ goes back. The paper's steps have no
+momentum, and a = K. With momentum ρ the model moves by the accumulated weight a of its gradients
+(clients/fednova.py), so that cᵢ⁺ is still a mean of gradients, the early ones counting more.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clients.fednova import accumulated
+from fedfrozen_app.local.algorithm import Algorithm, Finished, Start
+from fedfrozen_app.models.task import Batch, Parameters, Task
+
+
+@dataclass(frozen=True)
+class Scaffold(Algorithm):
+    momentum: float
+
+    comes, stays, goes = ("c",), ("c",), ("dc",)
+
+    def loss(self, parameters: Parameters, batch: Batch, task: Task, start: Start) -> Tensor:
+        """fᵢ(w) + ⟨c − cᵢ, w − w_t⟩, whose slope is the corrected one."""
+        c, own, model = start.order["c"], start.own["c"], start.model
+        pulls = [((c[name] - own[name]) * (parameters[name] - model[name])).sum() for name in c]
+        return task.loss(parameters, batch) + torch.stack(pulls).sum()
+
+    def finish(self, start: Start, trained: Parameters, steps: Tensor, rate: float) -> Finished:
+        c, own, moved = start.order["c"], start.own["c"], accumulated(steps, self.momentum) * rate
+        new = {name: own[name] - c[name] + (start.model[name] - trained[name]) / moved for name in c}
+        return Finished(own={"c": new}, reply={"dc": {name: new[name] - own[name] for name in c}})

@@ -1,0 +1,50 @@
+"""FedNova: Wang et al., Tackling the Objective Inconsistency Problem, arXiv 2007.07481.
+
+A client that takes more steps pulls FedAvg's mean towards its own optimum. Here each update is a mean step:
+
+    w ← w + (Σᵢ pᵢ aᵢ) Σᵢ pᵢ Δᵢ/aᵢ
+
+over those who replied; pᵢ are their shares of examples, aᵢ is in clients/fednova.py. With equal aᵢ it is
+FedAvg, up to rounding. `drift` is that of mean steps.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from clients.fednova import STEPS
+from fedfrozen_app.config import Config, require_client
+from fedfrozen_app.errors import RunFailed, UserError
+from fedfrozen_app.server.aggregate import Update
+from fedfrozen_app.server.base import PlannedFedAvg
+
+
+class FedNova(PlannedFedAvg):
+    """Updates are divided by the number of local steps before they are averaged."""
+
+    paper = "Wang et al. 2020, arXiv 2007.07481"
+    algorithm = "fednova"
+
+    @classmethod
+    def check(cls, settings: Any, config: Config) -> None:
+        require_client(config, "counts the steps of SGD", optimizer="sgd")
+        if config.aggregation.name != "mean":
+            raise UserError(
+                "strategy=fednova scales all updates by the mean number of steps, which one client could "
+                f"make up unnoticed by aggregation={config.aggregation.name}: choose aggregation=mean."
+            )
+        if config.model.dtype == "bfloat16":
+            raise UserError(
+                "strategy=fednova sends mean steps, which model.dtype=bfloat16 would round away: use "
+                "model.dtype=float32."
+            )
+
+    def client_settings(self) -> dict[str, Any]:
+        return {"momentum": self.federation.client.momentum}
+
+    def step(self, update: Update) -> dict[str, Tensor]:
+        if STEPS not in update.figures:  # every client of ours tells it
+            raise RunFailed("No client said how many steps it took: the sites need this version.")
+        steps = update.figures[STEPS]
+        update.model = {name: steps * mean for name, mean in update.model.items()}
+        return super().step(update)

@@ -1,0 +1,116 @@
+"""SCAFFOLD and FedDyn where every client is a site: what they keep is on its disk, and lost with it."""
+
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.data.federated import load_corpus, server_only
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.files import checkpoint
+from fedfrozen_app.flower.app_folder import app_folder
+from fedfrozen_app.local.client_state import keep_private, kept_arrays
+from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.run.federate import federate
+from fedfrozen_app.run.job import Job
+from fedfrozen_app.run.prepare import gather
+from fedfrozen_app.server.conversation import Conversation
+from tests.conftest import SMALL, Run
+from tests.flower.test_runtimes import is_key_bias
+from tests.server.federation import deployed
+from tests.server.test_wire import forget_process, wired, write_sites
+
+METHODS = {"scaffold": ("c", "carried/c/"), "feddyn": ("h", "strategy/")}
+
+
+def words_for(name, folder):
+    words = [word for word in SMALL if not word.startswith(("num_clients", "dataset", "partition"))]
+    words += ["dataset=images", f"dataset.path={folder}/data", "dataset.client_validation=0"]
+    return [*words, f"strategy={name}", "client.lr=0.05", "model.dtype=float64", "num_rounds=3"]
+
+
+def nodes_in(folder, sites):
+    return [
+        {"site": site, "data-path": f"{folder}/data/{site}", "cache-dir": f"{folder}/{sites}-{site}"}
+        for site in ("north", "south")
+    ]
+
+
+def in_one_process(words, nodes, folder):
+    """The same sites, their messages as bytes, without Flower's processes."""
+    resolved_config = resolved(compose_config(words))
+    config = read(resolved_config)
+    corpus = load_corpus(config)
+    resident = Resident(config, corpus, shares=server_only(corpus, config))
+    forget_process()
+    conversation = Conversation(wired(words, nodes, num_clients=2), resident.roles, card=resident.card)
+    assert gather(conversation, config) is None
+    federate(Job(config, resolved_config, words, folder), conversation, resident)
+    return Run(folder)
+
+
+def on_disk(nodes):
+    found = {}
+    for node in nodes:
+        (path,) = Path(node["cache-dir"]).glob("private/*.safetensors")
+        found[node["site"]] = load_file(path)
+    return found
+
+
+def assert_server_has_the_mean(run, kept, space, prefix):
+    """Of N = 2 sites that took part in every round, c and h are the means of what they keep."""
+    server = checkpoint.newest(run.folder).strategy
+    assert all(set(own) == {f"{space}/{name}" for name in run.model} for own in kept.values())
+    for name in run.model:
+        mean = sum(own[f"{space}/{name}"] for own in kept.values()) / 2
+        torch.testing.assert_close(server[f"{prefix}{name}"], mean, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_sites_keep_is_on_their_disks(tmp_path, name):
+    write_sites(tmp_path / "data")
+    nodes = nodes_in(tmp_path, "wired")
+    run = in_one_process(words_for(name, tmp_path), nodes, tmp_path / "run")
+    assert [row["clients_failed"] for row in run.rows[1:]] == [0, 0, 0]
+    assert_server_has_the_mean(run, on_disk(nodes), *METHODS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
+def test_over_real_supernodes(tmp_path, name):
+    write_sites(tmp_path / "data")
+    words, nodes, folder = words_for(name, tmp_path), nodes_in(tmp_path, "real"), tmp_path / "deployed"
+    with deployed(tmp_path / "federation", nodes) as federation:
+        run_config = {"overrides": shlex.join(words), "output-dir": str(folder)}
+        federation.run(app_folder(tmp_path / "app"), run_config, timeout=280)
+    run = Run(folder)
+    assert [row["clients_failed"] for row in run.rows[1:]] == [0, 0, 0]
+    assert_server_has_the_mean(run, on_disk(nodes), *METHODS[name])
+    twin = in_one_process(words, nodes_in(tmp_path, "wired"), tmp_path / "twin")
+    for key, value in twin.model.items():
+        if not is_key_bias(key):
+            torch.testing.assert_close(run.model[key], value, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "settings"), [("scaffold", {"momentum": 0.0}), ("feddyn", {"alpha": 0.1})])
+def test_a_site_that_lost_its_arrays_is_told_and_begins_at_zero(tmp_path, caplog, name, settings):
+    space = METHODS[name][0]
+    node = {"site": "north", "cache-dir": str(tmp_path / "cache")}
+    context = wired(SMALL, [node], num_clients=1).contexts[1]
+    weights = {"w": torch.ones(2)}
+    resident = SimpleNamespace(device=torch.device("cpu"), parameters=weights)
+    order = Order(3, Plan.full(weights), {}, name, settings)
+    keep_private(context, {f"{space}/w": torch.full((2,), 5.0)}, local=False)
+    del context.state["private"]  # its process ended; its disk did not
+    assert kept_arrays(context, resident, order)[f"{space}/w"].tolist() == [5.0, 5.0]
+    assert "begin anew" not in caplog.text
+    for path in (tmp_path / "cache").glob("private/*"):
+        path.unlink()
+    kept = kept_arrays(context, resident, order)
+    assert kept == {} and "They begin anew" in caplog.text
+    assert order.method.start(weights, {})[space]["w"].tolist() == [0.0, 0.0]
