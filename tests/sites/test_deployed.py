@@ -14,11 +14,13 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.flower.processes import flower_environment, free_port
 from fedfrozen_app.sites.audit_log import read_audit
 from fedfrozen_app.sites.kit import Kit
+from fedfrozen_app.sites.server import control
 from tests.conftest import Run
 from tests.sites.federation import ROOT, SITES, Deployment, federation
 from tests.sites.twin import (
@@ -49,7 +51,7 @@ def test_two_sites_across_the_switch_equal_one_process(tmp_path):
             log = read_audit(Kit.read(deployment.kits / site).audit)
             assert [entry["event"] for entry in log] == ["hello", "sent", "sent"]
             assert deployment.log(f"{site}-executor").count("keeps its model and data loaded") == 1
-        assert deployment.server("revoke", "nobody").returncode == 1
+        assert deployment.server("revoke", "nobody").returncode == 2
         assert deployment.server("revoke", sites[0]).returncode == 0
         assert statuses(deployment) == ["online", "unregistered"]
     (tmp_path / "twin").mkdir()
@@ -144,34 +146,19 @@ def test_three_sites_through_the_proxy_and_who_is_turned_away(tmp_path):
     same_result(Run(tmp_path / "run"), twin)
 
 
-def runs(deployment: Deployment) -> list:
-    return asked(deployment, "list")["runs"]
+def runs(deployment: Deployment) -> int:
+    with control(deployment.kits / "server") as client:
+        return len(client.ListRuns(ListRunsRequest()).run_dict)
 
 
 def statuses(deployment: Deployment) -> list[str]:
-    return sorted(node["status"] for node in asked(deployment, "supernode", "list")["nodes"])
-
-
-def asked(deployment: Deployment, *words: str) -> dict:
-    """What the SuperLink answers on its own machine."""
-    done = subprocess.run(
-        ["flwr", *words, "federation", "--format", "json"],
-        env=flower_environment(deployment.kits / "server" / "flwr"),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return json.loads(done.stdout)
+    with control(deployment.kits / "server") as client:
+        return sorted(node.status for node in client.ListNodes(ListNodesRequest()).nodes_info)
 
 
 def supernode(kit) -> str:
     """What a SuperNode of this kit says before it ends by itself."""
-    port = str(Kit.read(kit).port + 1)
-    script = re.sub(r"--port \d+", f"--port {port}", (kit / "supernode.sh").read_text())
-    (kit / "supernode.sh").write_text(
-        script.replace("exec flower-supernode", "exec flower-supernode --max-retries 0")
-    )
-    return attempt(["sh", str(kit / "supernode.sh")], kit / "flwr")
+    return attempt(["fedfrozen", "site", "node", str(kit), "--max-retries", "0"], kit / "flwr")
 
 
 def attempt(command_line, home) -> str:
