@@ -30,6 +30,11 @@ class Kit:
         if not path.exists():
             raise UserError(f"{folder} is no site's kit (it has no site.yaml): give the folder of one.")
         found = read_yaml(path)
+        if "port" in found:
+            raise UserError(
+                f"{path} is of an older kit: delete its line `port`, run `fedfrozen site renew` and send the "
+                "request to the authority. Data, policy, budget and audit log stay."
+            )
         if unknown := sorted(str(key) for key in set(found) - set(KEYS)):
             raise UserError(f"{path} holds the unknown key {unknown[0]}: use {', '.join(KEYS)}.")
         for key in ("name", "superlink", "folder"):

@@ -94,7 +94,7 @@ def running(lock: Path) -> bool:
     try:
         with lock.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except BlockingIOError:
         return True

@@ -8,7 +8,7 @@
     fedfrozen provision FEDERATION.yaml -o KITS         to try it on one machine: all kits at once, with keys
 
 The last one holds every party's key, so it is no way to begin with real sites. Run again it keeps what is
-there and adds what is missing; `--renew PARTY` (or `all`) makes new certificates.
+there and adds what is missing; `--renew PARTY` (or `all`) makes new keys and certificates.
 """
 
 import hashlib
@@ -97,7 +97,9 @@ def _parser(verb: str, *, federation: bool = True) -> Arguments:
 def everything(arguments: list[str]) -> None:
     """All kits at once, to try a federation on one machine."""
     parser = _parser("")
-    parser.add_argument("--renew", metavar="PARTY", help="a party or 'all': make its certificate anew")
+    parser.add_argument(
+        "--renew", metavar="PARTY", help="a party or 'all': make its key and certificate anew"
+    )
     options = parser.parse_args(arguments)
     plan = read_federation(options.federation)
     if options.renew not in (None, "all", *plan.parties()):
@@ -300,6 +302,8 @@ def write_kits(
         kit, role = folder / name, plan.role(name)
         assert role is not None
         if renew in (name, "all") or not (kit / certificate_file(role)).exists():
+            if renew in (name, "all"):
+                (kit / KEYS[role]).unlink(missing_ok=True)
             public = make_key(kit / KEYS[role]).public_key()
             write_kit(plan, authority, name, public, kit, trying=True)
             made.append(name)

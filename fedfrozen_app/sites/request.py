@@ -172,9 +172,9 @@ def install_kit(received: Path, folder: Path, authority: str | None = None) -> m
         raise UserError(f"{received / wrong[0]} is not as the authority signed it: have it sent again.")
     if strange := [name for name in found.files | found.yours if Path(name).name != name]:
         raise UserError(f"{received} lists {strange[0]!r}, which is no file's name: do not use it.")
-    if found.role != role_of(folder):
+    if found.role != (own := role_of(folder)):
         raise UserError(
-            f"{received} is the kit of a {found.role}, and {folder} has the key of a {role_of(folder)}."
+            f"{received} is for the {found.role} {found.name}, and {folder} has the key of a {own}."
         )
     certificate = read_certificate(received / certificate_file(found.role))
     if problem := problem_of(certificate, read_trusted(received / "ca.crt")):

@@ -134,8 +134,8 @@ def check_tls(kit: Kit) -> str:
     except ssl.SSLCertVerificationError as error:
         if error.verify_code == EXPIRED:
             raise UserError(
-                "the server's certificate has expired, or this machine's clock is wrong: ask the server for "
-                "a new one (fedfrozen provision --renew server)."
+                "the server's certificate has expired, or this machine's clock is wrong: ask the server to "
+                "renew it (fedfrozen site renew, there)."
             ) from error
         raise UserError(
             f"the server's certificate is not this federation's ({error.verify_message}): do not go on."
@@ -167,7 +167,8 @@ def check_key(kit: Kit) -> str:
             client.DeactivateNode(DeactivateNodeRequest(node_id=node))
     except httpx.HTTPStatusError as error:
         raise UserError(
-            "the server does not know this site's key, or somebody uses it now: ask it to run register.sh."
+            "the server has not admitted this site, or somebody uses its key now: ask it to run `fedfrozen "
+            "server admit` with this kit's node.crt."
         ) from error
     except httpx.HTTPError as error:
         raise UserError(f"the server could not be asked ({error}).") from error
