@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import uvicorn
+from flwr.common.constant import FLWR_INTERNAL_GRPC_CONTROL_API, FLWR_INTERNAL_GRPC_FLEET_API  # internal
 from flwr.proto.control_pb2 import (  # internal
     ListNodesRequest,
     RegisterNodeRequest,
@@ -63,6 +64,8 @@ def link(arguments: list[str]) -> None:
     manifest.check(folder)
     os.umask(0o077)
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+    for name in (FLWR_INTERNAL_GRPC_CONTROL_API, FLWR_INTERNAL_GRPC_FLEET_API):
+        os.environ.pop(name, None)  # Flower's older servers would open ports of their own, without a guard
     with listening(folder / "run", NAME) as bound:
         # Flower reads its settings from the command line. It wants certificates before it lets nodes show
         # keys; TLS itself ends at the proxy, and its words come over the socket.

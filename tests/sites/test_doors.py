@@ -56,7 +56,7 @@ def tls(deployment, party=None, certificate=None):
 
 def post(deployment, path, party=None, *, content=b"", port=None, certificate=None):
     url = f"https://127.0.0.1:{port or deployment.port}{path}"
-    headers = {"content-type": "application/x-protobuf"}
+    headers = {"content-type": "application/protobuf", "accept": "application/protobuf"}
     with httpx.Client(verify=tls(deployment, party, certificate), timeout=30) as client:
         return client.post(url, content=content, headers=headers).status_code
 
