@@ -1,5 +1,6 @@
 """A real federation from provisioned kits on loopback: TLS, node keys, executors, each site its own data."""
 
+import functools
 import os
 import shutil
 import signal
@@ -37,17 +38,18 @@ class Deployment:
     def kits(self) -> Path:
         return self.folder / "kits"
 
-    def start(self, party: str, script: str) -> int:
-        """Start a kit's own script; its pid. The log is PARTY-SCRIPT.log."""
+    def start(self, party: str, script: str, *within: str) -> int:
+        """Start a kit's own script, by another command if one is given; its pid. The log: PARTY-SCRIPT.log."""
         kit = self.kits / party
         name = f"{party}-{script}"
-        self.children.start(name, ["sh", str(kit / f"{script}.sh")], kit / "flwr")
+        self.children.start(name, [*within, "sh", str(kit / f"{script}.sh")], kit / "flwr")
         self.started[name] = self.children.pid(name)
         return self.started[name]
 
-    def start_site(self, site: str) -> None:
+    def start_site(self, site: str, *, network: bool = True) -> None:
+        """Without a network the executor is what `PrivateNetwork=yes` makes it, where the system lets us."""
         self.start(site, "supernode")
-        self.start(site, "executor")
+        self.start(site, "executor", *(() if network or not may_unshare() else NO_NETWORK))
 
     def restart_site(self, site: str, patience: float = 120) -> None:
         """Bring a killed site back. Its SuperNode is refused until the old activation has lapsed."""
@@ -89,6 +91,16 @@ class Deployment:
     def change(self, site: str, file: str, **values: object) -> None:
         path = self.kits / site / file
         path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | values))
+
+
+NO_NETWORK = ("unshare", "--net")
+
+
+@functools.cache
+def may_unshare() -> bool:
+    if shutil.which(NO_NETWORK[0]) is None:
+        return False
+    return subprocess.run([*NO_NETWORK, "true"], capture_output=True, check=False).returncode == 0
 
 
 @contextmanager

@@ -37,10 +37,10 @@ def same_result(one: Run, other: Run) -> None:
 
 
 def test_two_sites_across_the_switch_equal_one_process(tmp_path):
-    """The thin slice: TLS, node keys, executors, policy, each site its own folder, one process for a run."""
+    """The thin slice: TLS, keys, policy, each site its own folder; executors that stay, and have no network."""
     sites, rounds = SITES[:2], ("num_rounds=2", "strategy.warmup_rounds=1", "runtime.min_nodes=2")
     with federation(tmp_path / "fed", sites) as deployment:
-        join(deployment, sites)
+        join(deployment, sites, network=False)
         assert command(words(deployment, tmp_path / "run", *rounds)) == 0
         for site in sites:
             log = read_audit(Kit.read(deployment.kits / site).audit)
@@ -161,18 +161,18 @@ def app_with_kills(app):
     for part in ("fedfrozen_app", "strategies", "clients", "conf", "pyproject.toml"):
         copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
         copy(ROOT / part, app / part)
-    base = app / "strategies" / "base.py"
+    base = app / "fedfrozen_app" / "server" / "base.py"
     text = base.read_text() + KILLS
     places = {
-        "        nodes = talk.greet()\n": '        _die("configure", server_round)\n',
+        "        nodes = conversation.greet()\n": '        _die("configure", server_round)\n',
         "            if record.take(client, reply):\n": '            _die("wait", server_round)\n',
-        "        merged, drift = record.finish(len(cohort))\n": '        _die("aggregate", server_round)\n',
+        "        update = record.finish(len(cohort), len(nodes))\n": '        _die("aggregate", server_round)\n',
     }
     for line, kill in places.items():
         assert text.count(line) == 1
         text = text.replace(line, kill + line)
     base.write_text(text)
-    saver = app / "fedfrozen_app" / "runtime" / "checkpoint.py"
+    saver = app / "fedfrozen_app" / "files" / "checkpoint.py"
     text = saver.read_text() + KILLS
     line = "    part.rename(target)\n"
     assert text.count(line) == 1

@@ -7,7 +7,7 @@ import socket
 import ssl
 import subprocess
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -146,6 +146,20 @@ def test_limits(server):
         slow.sendall(b"POST /v1/fleet/x HTTP/1.1\r\nHost: x\r\n")  # and never the rest
         with suppress(ConnectionResetError):
             assert slow.recv(1) == b""  # shown the door after ten seconds
+
+
+def test_one_address_gets_so_many_connections(server):
+    """Requests that begin and never end: the sixty-fifth is told so, and the others are still served."""
+    context, head = tls(server, "north"), b"POST /v1/fleet/x HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
+    with ExitStack() as stack:
+        connections = []
+        for _ in range(66):
+            raw = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            connections.append(stack.enter_context(context.wrap_socket(raw, server_hostname="127.0.0.1")))
+            connections[-1].sendall(head)
+        connections[-1].settimeout(10)
+        assert b" 429 " in connections[-1].recv(200)
+    wait_for(lambda: post(server, LIST, "operator") == 200)
 
 
 # Certificates that should not do ---------------------------------------------------------------------------

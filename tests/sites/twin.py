@@ -35,11 +35,11 @@ def words(deployment: Deployment, folder: Path, *more: str) -> list[str]:
     ]
 
 
-def join(deployment: Deployment, sites: Sequence[str]) -> None:
+def join(deployment: Deployment, sites: Sequence[str], *, network: bool = True) -> None:
     write_data(deployment.folder / "data", deployment.kits, sites, rows=240)
     for site in sites:
         deployment.change(site, "policy.yaml", min_examples=10)
-        deployment.start_site(site)
+        deployment.start_site(site, network=network)
     for site in sites:
         deployment.wait_for_line(f"{site}-supernode", "SuperNode ID", timeout=120)
 
