@@ -39,7 +39,7 @@ class Deployment:
         return self.folder / "kits"
 
     def start(self, party: str, script: str, *within: str) -> int:
-        """Start a kit's own script, by another command if one is given; its pid. The log: PARTY-SCRIPT.log."""
+        """Start a kit's own script, by another command if one is given; its pid. Log: PARTY-SCRIPT.log."""
         kit = self.kits / party
         name = f"{party}-{script}"
         self.children.start(name, [*within, "sh", str(kit / f"{script}.sh")], kit / "flwr")
