@@ -4,7 +4,6 @@ The proxy lets in who shows a certificate of the federation's authority *and* is
 number, so that a name which is renewed or revoked is out at once.
 """
 
-import re
 from pathlib import Path
 
 from cryptography import x509
@@ -12,6 +11,7 @@ from cryptography import x509
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.sites.authority import problem_of, read_certificate, read_trusted, serial, who
 from fedfrozen_app.sites.files import PUBLIC, write
+from fedfrozen_app.sites.request import NAME
 
 LIST = "admitted.conf"
 
@@ -25,7 +25,7 @@ def admit(server: Path, pem: bytes) -> tuple[str, str]:
     if problem := problem_of(certificate, read_trusted(server / "ca.crt")):
         raise UserError(f"{certificate.subject.rfc4514_string()} is not admitted: {problem}.")
     name, role = who(certificate.subject)
-    if role == "server" or not re.fullmatch(r"[a-z][a-z0-9_-]{0,40}", name):
+    if role == "server" or not NAME.fullmatch(name):  # it becomes a file's name, and a word for nginx
         raise UserError(f"{name!r} is no site and no operator: it is not admitted.")
     write(server / "admitted" / f"{name}.crt", pem, PUBLIC)
     write_list(server)

@@ -57,9 +57,7 @@ class Passphrase:
             found = os.environ.get(VARIABLE, "").encode()
             if not found:
                 return None
-        if len(found) < 8:
-            raise UserError("The authority's passphrase has fewer than 8 characters: take a longer one.")
-        return found
+        return _long_enough(found)
 
     def ask(self, *, new: bool) -> bytes:
         found = self.given()
@@ -72,9 +70,13 @@ class Passphrase:
         said = getpass.getpass("Passphrase of the authority: ")
         if new and getpass.getpass("Once more: ") != said:
             raise UserError("The two passphrases differ: try again.")
-        if len(said) < 8:
-            raise UserError("The authority's passphrase has fewer than 8 characters: take a longer one.")
-        return said.encode()
+        return _long_enough(said.encode())
+
+
+def _long_enough(passphrase: bytes) -> bytes:
+    if len(passphrase) < 8:
+        raise UserError("The authority's passphrase has fewer than 8 characters: take a longer one.")
+    return passphrase
 
 
 # The authority --------------------------------------------------------------------------------------------

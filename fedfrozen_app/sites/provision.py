@@ -83,12 +83,16 @@ def provision(arguments: list[str]) -> None:
         everything(arguments)
 
 
-def _parser(verb: str, *, federation: bool = True) -> Arguments:
+POSITIONAL = {
+    "request": "the .csr that `fedfrozen site request` made",
+    "federation": "YAML file: server: {address, port}, sites: [names]",
+}
+
+
+def _parser(verb: str, *positional: str) -> Arguments:
     parser = Arguments(f"fedfrozen provision{verb}", description=__doc__)
-    if federation:
-        parser.add_argument(
-            "federation", type=Path, help="YAML file: server: {address, port}, sites: [names]"
-        )
+    for name in positional:
+        parser.add_argument(name, type=Path, help=POSITIONAL[name])
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the kits")
     parser.add_argument("--passphrase-file", type=Path, help="holds the authority's passphrase")
     return parser
@@ -96,7 +100,7 @@ def _parser(verb: str, *, federation: bool = True) -> Arguments:
 
 def everything(arguments: list[str]) -> None:
     """All kits at once, to try a federation on one machine."""
-    parser = _parser("")
+    parser = _parser("", "federation")
     parser.add_argument(
         "--renew", metavar="PARTY", help="a party or 'all': make its key and certificate anew"
     )
@@ -117,7 +121,7 @@ def everything(arguments: list[str]) -> None:
 
 def init(arguments: list[str]) -> None:
     """The authority alone."""
-    options = _parser(" init").parse_args(arguments)
+    options = _parser(" init", "federation").parse_args(arguments)
     read_federation(options.federation)
     folder = options.output / "authority"
     if (folder / "ca.key").exists():
@@ -129,11 +133,7 @@ def init(arguments: list[str]) -> None:
 
 def sign(arguments: list[str]) -> None:
     """A party's request becomes its certificate and its kit."""
-    parser = Arguments("fedfrozen provision sign", description=__doc__)
-    parser.add_argument("request", type=Path, help="the .csr that `fedfrozen site request` made")
-    parser.add_argument("federation", type=Path, help="YAML file: server: {address, port}, sites: [names]")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the kits")
-    parser.add_argument("--passphrase-file", type=Path, help="holds the authority's passphrase")
+    parser = _parser(" sign", "request", "federation")
     parser.add_argument("--fingerprint", help="the key's, told by the party in another way")
     options = parser.parse_args(arguments)
     plan = read_federation(options.federation)
@@ -153,7 +153,7 @@ def sign(arguments: list[str]) -> None:
 
 def rotate(arguments: list[str]) -> None:
     """Another authority: begin, and finish once every party is renewed."""
-    parser = _parser(" rotate", federation=False)
+    parser = _parser(" rotate")
     parser.add_argument("--finish", action="store_true", help="the old authority counts no more")
     parser.add_argument("--anyway", action="store_true", help="finish although some parties are not renewed")
     options = parser.parse_args(arguments)

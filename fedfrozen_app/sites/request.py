@@ -30,6 +30,7 @@ from fedfrozen_app.sites.authority import (
     subject_of,
 )
 from fedfrozen_app.sites.files import PUBLIC, SCRIPT, SECRET, write
+from fedfrozen_app.sites.kit import read_yaml
 
 KEYS = {"site": "node.key", "server": "server.key", "operator": "operator.key"}
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,40}")  # also a file name, and a word in scripts and in nginx's list
@@ -149,8 +150,6 @@ def role_of(folder: Path) -> str:
 
 def name_of(folder: Path, role: str) -> str:
     """As the kit's own list says, or the site.yaml of a kit before there were lists."""
-    from fedfrozen_app.sites.kit import read_yaml
-
     if (folder / manifest.LIST).exists():
         return manifest.read(folder, folder / "ca.crt").name
     if role == "site" and (folder / "site.yaml").exists():

@@ -25,25 +25,29 @@ umask 077
 
 START = """\
 #!/bin/sh
-# Both processes in one terminal; they end together. For good, use the systemd units.
+# All processes in one terminal; they end together. For good, use the systemd units.
 set -u
 cd "$(dirname "$0")"
-sh {first}.sh & first=$!
-sh {second}.sh & second=$!
+children=
+for part in {parts}; do
+  sh $part.sh & children="$children $!"
+done
 end() {{
   trap - INT TERM
-  kill "$first" "$second" 2> /dev/null   # these two, which it started, and nobody else
+  kill $children 2> /dev/null   # those that it started, and nobody else
   wait
+}}
+all_run() {{
+  for child in $children; do kill -0 "$child" 2> /dev/null || return 1; done
 }}
 trap 'end; exit 143' TERM
 trap 'end; exit 130' INT
-while kill -0 "$first" 2> /dev/null && kill -0 "$second" 2> /dev/null; do
+while all_run; do
   sleep 1 & wait $!   # `wait` lets a signal in at once, `sleep` alone would not
 done
 end
 exit 1
 """
-
 
 # Of every unit: it can write its own kit and nothing else, and gains no rights.
 UNIT = """\
@@ -167,6 +171,7 @@ http {
   uwsgi_temp_path nginx-uwsgi;
   scgi_temp_path nginx-scgi;
 
+  map_hash_bucket_size 128;  # serial numbers are long
   upstream superlink {
     server unix:run/superlink.sock;
     keepalive 32;  # a round is hundreds of small requests
@@ -262,9 +267,8 @@ SERVER_README = """\
 
 Sites and operators reach the server at @address:@port, which only the proxy opens.
 
-1. Start the SuperLink and what runs its side of the training: `sh start.sh`; in another terminal the proxy:
-   `sh proxy.sh`. All as one account that nobody else uses. For good: copy the `.service` files to
-   /etc/systemd/system (they expect this folder as /opt/fedfrozen/server, the package in /opt/fedfrozen/venv
+1. Start the SuperLink, what runs its side of the training, and the proxy (nginx): `sh start.sh`, as an
+   account that nobody else uses. For good: copy the `.service` files to /etc/systemd/system (they expect this folder as /opt/fedfrozen/server, the package in /opt/fedfrozen/venv
    or system-wide, and a user `fedfrozen`), or `docker compose up --build`.
 2. Let the parties in, with the certificates that the authority sends you (`node.crt` of a site,
    `operator.crt` of a person): `fedfrozen server admit . FILE.crt`; after a renewal, the new one.
@@ -282,7 +286,7 @@ SERVER = {
     "superlink.sh": SUPERLINK,
     "superexec.sh": SUPEREXEC,
     "proxy.sh": PROXY,
-    "start.sh": START.format(first="superlink", second="superexec"),
+    "start.sh": START.format(parts="superlink proxy superexec"),
     "nginx.conf": NGINX,
     "server.yaml": SERVER_YAML,
     "fedfrozen-superlink.service": unit("SuperLink", "server", "/bin/sh superlink.sh"),
@@ -421,7 +425,7 @@ it.
 SITE = {
     "supernode.sh": SUPERNODE,
     "executor.sh": EXECUTOR,
-    "start.sh": START.format(first="supernode", second="executor"),
+    "start.sh": START.format(parts="supernode executor"),
     "site.yaml": SITE_YAML,
     "policy.yaml": POLICY_YAML,
     "fedfrozen-supernode.service": unit("SuperNode", "@name", "/bin/sh supernode.sh"),

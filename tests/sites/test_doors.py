@@ -95,20 +95,19 @@ def test_no_port_leads_to_the_control_api_and_no_other_account_to_the_socket(ser
         assert post(server, path, port=server.internal) == 404, path
     listening = ports_of(server.started["server-superlink"]) | ports_of(server.started["server-superexec"])
     assert listening == set()
+    assert ports_of(server.started["server-proxy"]) == {server.port, server.internal}
     where = server.kits / "server" / "run"
     assert where.stat().st_mode & 0o777 == 0o700 and where.stat().st_uid == os.geteuid()
 
 
 def ports_of(pid: int) -> set[int]:
     """TCP ports on which this process, or one that it started, listens."""
-    children = subprocess.run(
-        ["ps", "-o", "pid=", "-g", str(pid)], capture_output=True, text=True, check=False
-    )
-    pids = {pid, *(int(word) for word in children.stdout.split())}
     nodes = set()
-    for process in pids:
-        for link in Path(f"/proc/{process}/fd").glob("*"):
-            nodes |= set(re.findall(r"socket:\[(\d+)\]", str(link.readlink())))
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it may be gone meanwhile
+            if int(path.read_text().rpartition(")")[2].split()[2]) == pid:  # its process group
+                for link in (path.parent / "fd").iterdir():
+                    nodes |= set(re.findall(r"socket:\[(\d+)\]", str(link.readlink())))
     found = set()
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
