@@ -268,8 +268,9 @@ SERVER_README = """\
 Sites and operators reach the server at @address:@port, which only the proxy opens.
 
 1. Start the SuperLink, what runs its side of the training, and the proxy (nginx): `sh start.sh`, as an
-   account that nobody else uses. For good: copy the `.service` files to /etc/systemd/system (they expect this folder as /opt/fedfrozen/server, the package in /opt/fedfrozen/venv
-   or system-wide, and a user `fedfrozen`), or `docker compose up --build`.
+   account that nobody else uses. For good: copy the `.service` files to /etc/systemd/system (they expect this
+   folder as /opt/fedfrozen/server, the package in /opt/fedfrozen/venv or system-wide, and a user
+   `fedfrozen`), or `docker compose up --build`.
 2. Let the parties in, with the certificates that the authority sends you (`node.crt` of a site,
    `operator.crt` of a person): `fedfrozen server admit . FILE.crt`; after a renewal, the new one.
 3. Runs are started by operators, with their own kit: see its README. `fedfrozen server revoke . NAME` turns a
