@@ -37,6 +37,7 @@ from fedfrozen_app.words import counted
 MIN_FREE_GB = 2.0
 RENEW_DAYS = 14
 PATIENCE = 10.0  # seconds, for an answer on this machine
+LOOK = 2.0  # seconds, to see whether a process computes
 EXPIRED = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
 SECRETS = ("node.key", "link.pem")
 HIDDEN_FIELDS = ("time", "event", "previous", "digest", "bundle")  # of an entry, where it is shown in a line
@@ -200,12 +201,32 @@ def check_executor(kit: Kit) -> str:
         return "starting"
     silent, long = time.time() - sign.seen, time.time() - sign.since
     if sign.state == "working":  # on one message, in which it writes nothing
+        if long > PATIENCE and not computes(sign.pid, LOOK):
+            raise UserError(
+                f"it is at one message for {long:.0f} s and did not compute in the last {LOOK:g} s: it waits for "
+                "a disk, or hangs. Look again, and if it stays so start it again."
+            )
         return f"at work on a message, for {long:.0f} s"
     if silent > PATIENCE:
         raise UserError(f"it has looked for no message for {silent:.0f} s: it hangs. Start it again.")
     if sign.state == "alone":
         raise UserError(f"no SuperNode answers it, for {long:.0f} s: start supernode.sh, see its log.")
     return f"waits for messages, and looked {silent:.1f} s ago"
+
+
+def computes(pid: int, seconds: float) -> bool:
+    """Whether a process uses the processor, watched for so long."""
+
+    def used() -> int:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(words[11]) + int(words[12])  # in user and in kernel mode, of all its threads
+
+    try:
+        before = used()
+        time.sleep(seconds)
+        return used() > before
+    except OSError:  # it has ended meanwhile, and its lock will say so
+        return False
 
 
 def check_data(kit: Kit) -> str:

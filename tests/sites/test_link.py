@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import ssl
+import subprocess
 import threading
 import time
 from contextlib import contextmanager
@@ -234,7 +235,7 @@ def test_a_check_asks_the_supernode_and_times_it(tmp_path, monkeypatch):
         assert time.monotonic() - began < 5
 
 
-def test_a_check_tells_a_hung_executor_from_a_busy_one(tmp_path):
+def test_a_check_tells_a_hung_executor_from_a_busy_one(tmp_path, monkeypatch):
     kit = kit_in(tmp_path)
     assert site_check.check_executor(kit) == "not started"
     with serve.alone(kit):
@@ -243,15 +244,27 @@ def test_a_check_tells_a_hung_executor_from_a_busy_one(tmp_path):
         serve.Note(kit).write("waiting")
         assert "waits for messages" in site_check.check_executor(kit)
 
-        def said(state, ago):
-            sign = serve.Sign(1, state, time.time() - ago, time.time() - ago)
+        def said(state, ago, pid=1):
+            sign = serve.Sign(pid, state, time.time() - ago, time.time() - ago)
             (kit.meeting / "executor.json").write_text(json.dumps(asdict(sign)))
 
         said("waiting", 60)
         with pytest.raises(UserError, match="for no message for 60 s: it hangs"):
             site_check.check_executor(kit)
-        said("working", 60)
-        assert "at work on a message, for 60 s" in site_check.check_executor(kit)
+        monkeypatch.setattr(site_check, "LOOK", 0.3)
+        said("working", 5, pid=0)  # not for long: nobody looks closer
+        assert "at work on a message, for 5 s" in site_check.check_executor(kit)
+        for command, hangs in ((["sleep", "60"], True), (["sh", "-c", "while :; do :; done"], False)):
+            with subprocess.Popen(command) as process:
+                said("working", 60, process.pid)
+                try:
+                    if hangs:
+                        with pytest.raises(UserError, match="60 s and did not compute in the last"):
+                            site_check.check_executor(kit)
+                    else:
+                        assert "at work on a message, for 60 s" in site_check.check_executor(kit)
+                finally:
+                    process.kill()
         said("alone", 5)
         with pytest.raises(UserError, match="no SuperNode answers it, for 5 s"):
             site_check.check_executor(kit)
