@@ -203,8 +203,8 @@ def check_executor(kit: Kit) -> str:
     if sign.state == "working":  # on one message, in which it writes nothing
         if long > PATIENCE and not computes(sign.pid, LOOK):
             raise UserError(
-                f"it is at one message for {long:.0f} s and did not compute in the last {LOOK:g} s: it waits for "
-                "a disk, or hangs. Look again, and if it stays so start it again."
+                f"it is at one message for {long:.0f} s and did not compute in the last {LOOK:g} s: it waits "
+                "for a disk, or hangs. Look again, and if it stays so start it again."
             )
         return f"at work on a message, for {long:.0f} s"
     if silent > PATIENCE:
