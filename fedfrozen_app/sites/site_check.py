@@ -26,7 +26,7 @@ from fedfrozen_app.sites import manifest
 from fedfrozen_app.sites.audit_log import read_audit
 from fedfrozen_app.sites.authority import problem_of, read_certificate, read_trusted
 from fedfrozen_app.sites.kit import Kit
-from fedfrozen_app.sites.link import Desk, is_stranger, running
+from fedfrozen_app.sites.link import Contact, Desk, is_stranger, running
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.request import key_of
 from fedfrozen_app.sites.serve import last_sign
@@ -37,6 +37,7 @@ from fedfrozen_app.words import counted
 MIN_FREE_GB = 2.0
 RENEW_DAYS = 14
 PATIENCE = 10.0  # seconds, for an answer on this machine
+SILENCE = 60.0  # seconds without an answer of the server, which is asked every three
 LOOK = 2.0  # seconds, to see whether a process computes
 EXPIRED = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
 SECRETS = ("node.key", "link.pem")
@@ -153,7 +154,7 @@ def check_tls(kit: Kit) -> str:
 def check_key(kit: Kit) -> str:
     key = key_of(kit.folder / "node.key")
     if running(kit.meeting / "supernode.lock"):
-        return "this site's SuperNode is up, and only a registered one stays up"
+        return _standing(kit)
     guards = (
         RuntimeVersionHttpInterceptor(component_name="SuperNode"),
         NodeAuthHttpInterceptor(key, key.public_key()),
@@ -176,19 +177,32 @@ def check_key(kit: Kit) -> str:
     return f"registered, as node {node}"
 
 
+def _standing(kit: Kit) -> str:
+    """What the running SuperNode says of the server; a second one could not ask with the same key."""
+    found = _contact(kit)
+    if found.node is None or found.heard is None:
+        raise UserError("the server has not let this site's SuperNode in yet: see its log, supernode.sh.")
+    silent = time.time() - found.heard
+    if silent > SILENCE:
+        raise UserError(f"the server has not answered this site's SuperNode for {silent:.0f} s.")
+    return f"registered, as node {found.node}; the server answered {silent:.0f} s ago"
+
+
+def _contact(kit: Kit) -> Contact:
+    try:
+        with Desk(kit) as desk:
+            return desk.contact(PATIENCE)
+    except httpx.HTTPError as error:
+        what = "is not of this kit" if is_stranger(error) else f"did not answer well within {PATIENCE:g} s"
+        raise UserError(f"what listens in {kit.meeting} {what} ({error}): start it again.") from error
+
+
 def check_supernode(kit: Kit) -> str:
     """Asked over its socket, as the executor does: a process that is there may still answer nothing."""
     if not running(kit.meeting / "supernode.lock"):
         return "not started"
     began = time.perf_counter()
-    try:
-        with Desk(kit) as desk:
-            well = desk.healthy(PATIENCE)
-    except httpx.HTTPError as error:
-        what = "is not of this kit" if is_stranger(error) else f"did not answer within {PATIENCE:g} s"
-        raise UserError(f"what listens in {kit.meeting} {what} ({error}): start it again.") from error
-    if not well:
-        raise UserError("it answers with an error: see its log, and start it again.")
+    _contact(kit)
     return f"answers, after {1000 * (time.perf_counter() - began):.0f} ms"
 
 
