@@ -40,7 +40,7 @@ class Contact:
     heard: float | None = None  # when the server last answered its question for messages
 
 
-class Desk(RuntimeHttpClient):
+class SuperNodeClient(RuntimeHttpClient):
     """Flower's client of the SuperNode, over the kit's socket."""
 
     def __init__(self, kit: Kit, interceptors: Sequence[ProtobufClientInterceptor] = ()) -> None:

@@ -25,11 +25,11 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.sites import manifest
 from fedfrozen_app.sites.audit_log import read_audit
 from fedfrozen_app.sites.authority import problem_of, read_certificate, read_trusted
+from fedfrozen_app.sites.executor import last_sign
 from fedfrozen_app.sites.kit import Kit
-from fedfrozen_app.sites.link import Contact, Desk, is_stranger, running
+from fedfrozen_app.sites.link import Contact, SuperNodeClient, is_stranger, running
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.request import key_of
-from fedfrozen_app.sites.serve import last_sign
 from fedfrozen_app.sites.store import Budget
 from fedfrozen_app.sites.supernode import server_context
 from fedfrozen_app.words import counted
@@ -190,7 +190,7 @@ def _standing(kit: Kit) -> str:
 
 def _contact(kit: Kit) -> Contact:
     try:
-        with Desk(kit) as desk:
+        with SuperNodeClient(kit) as desk:
             return desk.contact(PATIENCE)
     except httpx.HTTPError as error:
         what = "is not of this kit" if is_stranger(error) else f"did not answer well within {PATIENCE:g} s"

@@ -6,7 +6,7 @@ from fedfrozen_app.errors import UserError
 
 WORDS = {
     "node": "fedfrozen_app.sites.supernode:main",
-    "exec": "fedfrozen_app.sites.serve:main",
+    "exec": "fedfrozen_app.sites.executor:main",
     "check": "fedfrozen_app.sites.site_check:main",
     "request": "fedfrozen_app.sites.request:request",
     "install": "fedfrozen_app.sites.request:install",

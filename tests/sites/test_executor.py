@@ -16,9 +16,9 @@ from fedfrozen_app.privacy.budget import Declined
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.sites.audit_log import AuditLog, read_audit
 from fedfrozen_app.sites.authority import Authority
+from fedfrozen_app.sites.executor import alone
+from fedfrozen_app.sites.executor import main as executor_of
 from fedfrozen_app.sites.policy import Policy, read_run
-from fedfrozen_app.sites.serve import alone
-from fedfrozen_app.sites.serve import main as executor_of
 from fedfrozen_app.sites.store import Budget
 from tests.conftest import full_disk, same_bits
 from tests.sites.inprocess import BUNDLE, SiteGrid, Sites
