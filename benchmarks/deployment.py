@@ -1,7 +1,7 @@
 """Real SuperNodes on loopback, with TLS and node keys from provisioned kits: seconds and bytes a round.
 
 `same`: FedFrozen across the switch and SAFL with differential privacy over three sites, each with a folder of
-its own, through the proxy (where nginx is installed), against the same runs in one process.
+its own, through the proxy, against the same runs in one process.
 `executor`: the resident executor against Flower's process for each message, on the same federation, in turns.
 `link`: over a link of so many Mbit/s, shared by the sites: full broadcast (FedAvg, everything both ways)
 against plan and ledger (FedFrozen, after its switch).
@@ -9,7 +9,6 @@ against plan and ledger (FedFrozen, after its switch).
 
 import asyncio
 import json
-import shutil
 import statistics
 import sys
 import tempfile
@@ -36,7 +35,10 @@ WORK = ["client.local_steps=2", "runtime.threads=1", "runtime.node_timeout=180",
 def train(deployment: Deployment, name: str, *words: str) -> list[dict]:
     """One run; the rows of its rounds."""
     folder = deployment.folder / name
-    where = [f"runtime.server_kit={deployment.kits}/server", f"dataset.path={deployment.folder}/data/server"]
+    where = [
+        f"runtime.server_kit={deployment.kits}/operator",
+        f"dataset.path={deployment.folder}/data/server",
+    ]
     out = [f"output_dir={folder}", f"hydra.run.dir={folder}"]
     if command(["runtime=deployed", "dataset=images", *MODEL, *WORK, *where, *out, *words]):
         raise SystemExit(f"The run {name} failed: see {deployment.folder}.")
@@ -54,13 +56,9 @@ def sites_up(deployment: Deployment, *, resident: bool) -> Iterator[None]:
     """The sites with their executors, or as Flower itself would run them."""
     for site in SITES:
         script = deployment.kits / site / "supernode.sh"
-        text = script.read_text()
-        if not resident:
-            flags = "--isolation process --host", "--superexec-auth-secret-file executor.secret"
-            data = f"{deployment.kits}/{site}/data"
-            own = f'--node-config \'site="{site}" data-path="{data}"\''
-            changed = text.replace(flags[0], "--host").replace(flags[1], own)
-            (script.parent / "plain.sh").write_text(changed)
+        (script.parent / "plain.sh").write_text(
+            script.read_text().replace("site node .", "site node . --run-code-of-server")
+        )
         deployment.start(site, "supernode" if resident else "plain")
         if resident:
             deployment.start(site, "executor")
@@ -145,10 +143,9 @@ def measure_link(mbit: float, rounds: int) -> dict:
         prepare(deployment)
         port = free_port()
         for site in SITES:
-            for file in ("supernode.sh", "site.yaml"):
-                path = deployment.kits / site / file
-                path.write_text(path.read_text().replace(f":{deployment.internal}", f":{port}"))
-        with Throttle(port, deployment.internal, mbit) as link:
+            path = deployment.kits / site / "site.yaml"
+            path.write_text(path.read_text().replace(f":{deployment.port}", f":{port}"))
+        with Throttle(port, deployment.port, mbit) as link:
             for site in SITES:
                 deployment.start_site(site)
             for name, words in {
@@ -178,7 +175,7 @@ def main() -> None:
     line = list(sys.argv)
     if options.what == "same":
         with tempfile.TemporaryDirectory() as place:
-            figures = compare_with_one_process(Path(place), shutil.which("nginx"))
+            figures = compare_with_one_process(Path(place))
         runs = figures["runs"]
         checks = {
             "weights as in one process": all(run.get("difference", 0) <= 1e-6 for run in runs.values()),

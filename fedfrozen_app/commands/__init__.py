@@ -25,6 +25,7 @@ VERBS = {
     "watch": "fedfrozen_app.commands.watch:watch",
     "theory": "fedfrozen_app.theory.command:theory",
     "site": "fedfrozen_app.sites.verbs:site",
+    "server": "fedfrozen_app.sites.verbs:server",
     "provision": "fedfrozen_app.sites.provision:provision",
     "audit": "fedfrozen_app.audit.command:audit",
     "personal": "fedfrozen_app.report.personal:compare",

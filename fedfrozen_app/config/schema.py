@@ -321,7 +321,9 @@ class RuntimeConfig:
     min_nodes: int | None = setting(
         None, "Real sites: start once so many are there. `null`: `num_clients`, else 2", least=1
     )
-    server_kit: str | None = setting(None, "`deployed`: the server's folder of `fedfrozen provision`")
+    server_kit: str | None = setting(
+        None, "`deployed`: the folder of an operator's kit, of `fedfrozen provision`"
+    )
     cache_dir: str | None = setting(
         None, "`flower`: where clients keep the arrays they hold. `null`: under `$FLWR_HOME/fedfrozen/cache`"
     )

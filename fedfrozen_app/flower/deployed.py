@@ -1,6 +1,6 @@
-"""`runtime=deployed`: hand the run in to the SuperLink of a provisioned server kit, and wait for its end.
+"""`runtime=deployed`: hand the run in to a federation with an operator's kit, and wait for its end.
 
-It runs on the server's own machine, because only there can Flower's Control API be reached. Flower never
+It runs on the server's own machine, because the results are written there. Flower never
 starts a run again: `fedfrozen resume RUN` hands in a new one, which loads the checkpoint and has the same
 `run_id`, by which the sites know it.
 """
@@ -10,6 +10,7 @@ import logging
 import secrets
 import shlex
 import socket
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 def run_deployed(job: Job) -> dict[str, Any]:
     """Train to the end and return the summary."""
     config, folder = job.config, job.folder
-    address, authority = server_of(config)
+    address, tls = server_of(config)
     shared, server_only = split_overrides(job.resolved_config, job.overrides)
     if (start := job.start_folder()) is not None:
         server_only = [word for word in server_only if not word.startswith("from=")]
@@ -35,7 +36,7 @@ def run_deployed(job: Job) -> dict[str, Any]:
     if config.run_id is None:
         shared.append(f"run_id={secrets.token_hex(8)}")
     work = folder.resolve() / "flower"
-    connection = Connection(address, work / "home", authority)
+    connection = Connection(address, work / "home", tls)
     settings: dict[str, Scalar] = {
         "overrides": shlex.join(shared),
         "server-overrides": shlex.join(server_only),
@@ -65,22 +66,28 @@ def split_overrides(resolved_config: dict[str, Any], overrides: list[str]) -> tu
     return shared, [quoted(key, value) for key, value in paths.items()]
 
 
-def server_of(config: Config) -> tuple[str, Path]:
-    """Where the SuperLink listens, and the authority that vouches for it."""
+def server_of(config: Config) -> tuple[str, ssl.SSLContext]:
+    """Where the server's proxy listens, and TLS with the certificate by which it knows the operator."""
     if config.runtime.server_kit is None:
-        raise UserError("Say which federation: runtime.server_kit=DIR, the server's folder of its kits.")
+        raise UserError("Say which federation: runtime.server_kit=DIR, the folder of an operator's kit.")
     kit = Path(config.runtime.server_kit).expanduser().resolve()
+    if (kit / "server.yaml").exists():
+        raise UserError(
+            f"{kit} is the server's own kit, and starting runs needs an operator's: give that one's folder."
+        )
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        address = str(yaml.safe_load((kit / "server.yaml").read_text("utf-8"))["superlink"])
+        address = str(yaml.safe_load((kit / "operator.yaml").read_text("utf-8"))["server"])
         host, _, port = address.rpartition(":")
         number = int(port)
+        tls.load_verify_locations(kit / "ca.crt")
+        tls.load_cert_chain(kit / "operator.crt", kit / "operator.key")
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{kit} is no server's kit ({error}): give the folder of one.") from error
+        raise UserError(f"{kit} is no operator's kit ({error}): give the folder of one.") from error
     try:
-        socket.create_connection((host, number), timeout=5).close()
+        socket.create_connection((host.strip("[]"), number), timeout=5).close()
     except OSError as error:
         raise UserError(
-            f"No SuperLink answers at {address} ({error.strerror or error}): start it, sh {kit}/start.sh, "
-            "and run this command on the same machine."
+            f"No server answers at {address} ({error.strerror or error}): are its SuperLink and its proxy up?"
         ) from error
-    return address, kit / "ca.crt"
+    return address, tls

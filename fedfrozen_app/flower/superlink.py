@@ -4,6 +4,7 @@
 in this file alone: a call through the command line takes a second of CPU, here milliseconds.
 """
 
+import hashlib
 import json
 import logging
 import math
@@ -11,6 +12,7 @@ import os
 import queue
 import re
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -20,8 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-from flwr.proto.control_pb2 import ListRunsRequest, StopRunRequest, StreamLogsRequest
+from flwr.cli.build import build_fab_from_disk
+from flwr.common.config import parse_config_args
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest, StopRunRequest, StreamLogsRequest
 from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
 
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.flower.processes import (
@@ -93,13 +99,13 @@ def failure(end: RunEnd, more: str = "") -> Exception:
     return SimulationFailed("\n".join(part for part in (ending, tail(end.log), more) if part))
 
 
-def control_client(address: str, authority: Path | None = None) -> closing[ControlHttpClient]:
-    """With TLS where a certificate authority is given."""
+def control_client(address: str, tls: ssl.SSLContext | None = None) -> closing[ControlHttpClient]:
+    """With TLS where its settings are given."""
     os.environ.update(no_proxy_for_loopback())  # read when the client is made; it takes no option
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it reports every request at INFO
-    if authority is None:
+    if tls is None:
         return closing(ControlHttpClient(f"http://{address}"))
-    return closing(ControlHttpClient.from_server_address(address, False, authority.read_bytes(), []))
+    return closing(ControlHttpClient(f"https://{address}", verify=tls))
 
 
 def stop(client: ControlHttpClient, run_id: int) -> None:
@@ -112,15 +118,15 @@ def stop(client: ControlHttpClient, run_id: int) -> None:
 class Connection:
     """A SuperLink that runs somewhere: runs are handed in to it and followed to their end."""
 
-    def __init__(self, address: str, home: Path, authority: Path | None = None) -> None:
+    def __init__(self, address: str, home: Path, tls: ssl.SSLContext | None = None) -> None:
+        """With `tls` the SuperLink is somebody else's, behind a proxy that asks for a certificate."""
         self.address = address
         self.home = home
-        self._authority = authority
+        self._tls = tls
         self.children = Children(home)  # none, unless we started the SuperLink ourselves
         home.mkdir(parents=True, exist_ok=True)
-        how = "insecure = true" if authority is None else f"root-certificates = {json.dumps(str(authority))}"
         (home / "config.toml").write_text(
-            f'[superlink.{CONNECTION}]\naddress = "{address}"\n{how}\n', "utf-8"
+            f'[superlink.{CONNECTION}]\naddress = "{address}"\ninsecure = true\n', "utf-8"
         )
 
     def submit(
@@ -132,6 +138,8 @@ class Connection:
             config_file.write_text(toml_scalars(run_config), "utf-8")
         except UnicodeEncodeError as error:
             raise UserError(f"The run configuration is not valid Unicode: {error}.") from error
+        if self._tls is not None:
+            return self._start(app_dir, config_file)
         command = [executable("flwr"), "run", str(app_dir), CONNECTION, "--format", "json"]
         command += ["--run-config", str(config_file)]
         if federation:
@@ -154,6 +162,26 @@ class Connection:
             raise SimulationFailed(f"`flwr run` refused the app:\n{ANSI_COLOUR.sub('', reason).strip()}")
         return int(answer["run-id"])
 
+    def _start(self, app_dir: Path, run_config: Path) -> int:
+        """What `flwr run` does; it cannot show a certificate."""
+        content = build_fab_from_disk(app_dir)
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        settings = user_config_to_proto(parse_config_args([str(run_config)]))
+        try:
+            with control_client(self.address, self._tls) as client:
+                answer = client.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=settings))
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code == httpx.codes.FORBIDDEN:
+                raise UserError(
+                    "The server has not admitted this operator's certificate: `fedfrozen server admit` there."
+                ) from error
+            raise SimulationFailed(f"The server refused the app: {error.response.text or error}") from error
+        except httpx.HTTPError as error:
+            raise UserError(f"The server at {self.address} could not be asked ({error}).") from error
+        if not answer.HasField("run_id"):
+            raise SimulationFailed("The server refused the app, and does not say why: see its log.")
+        return int(answer.run_id)
+
     def follow(
         self,
         run_id: int,
@@ -174,7 +202,7 @@ class Connection:
             while tries:
                 tries -= 1
                 try:
-                    with control_client(self.address, self._authority) as client:
+                    with control_client(self.address, self._tls) as client:
                         request = StreamLogsRequest(run_id=run_id, after_timestamp=seen)
                         for piece in client.StreamLogs(request):
                             chunks.put(piece.log_output)
@@ -189,7 +217,7 @@ class Connection:
         threading.Thread(target=read, daemon=True).start()
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         lines: list[str] = []
-        with control_client(self.address, self._authority) as client:
+        with control_client(self.address, self._tls) as client:
             try:
                 for line in self._lines(chunks, deadline):
                     lines.append(line)

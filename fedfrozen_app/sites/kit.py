@@ -9,7 +9,7 @@ import yaml
 from fedfrozen_app import registry
 from fedfrozen_app.errors import UserError
 
-KEYS = ("name", "superlink", "port", "data", "model_path", "folder", "cache_gb")
+KEYS = ("name", "superlink", "data", "model_path", "folder", "cache_gb")
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,6 @@ class Kit:
     folder: Path
     name: str
     superlink: str
-    port: int
     data_kind: str
     data_path: str | None
     model_path: str | None
@@ -31,6 +30,11 @@ class Kit:
         if not path.exists():
             raise UserError(f"{folder} is no site's kit (it has no site.yaml): give the folder of one.")
         found = read_yaml(path)
+        if "port" in found:
+            raise UserError(
+                f"{path} is of an older kit: delete its line `port`, run `fedfrozen site renew` and send the "
+                "request to the authority. Data, policy, budget and audit log stay."
+            )
         if unknown := sorted(str(key) for key in set(found) - set(KEYS)):
             raise UserError(f"{path} holds the unknown key {unknown[0]}: use {', '.join(KEYS)}.")
         for key in ("name", "superlink", "folder"):
@@ -49,7 +53,6 @@ class Kit:
             folder=folder,
             name=found["name"],
             superlink=found["superlink"],
-            port=port_number(found.get("port"), f"{path}: port"),
             data_kind=data["kind"],
             data_path=_below(folder, data.get("path")),
             model_path=_below(folder, found.get("model_path")),
@@ -58,9 +61,9 @@ class Kit:
         )
 
     @property
-    def address(self) -> str:
-        """Where this site's SuperNode and executor meet."""
-        return f"127.0.0.1:{self.port}"
+    def meeting(self) -> Path:
+        """The folder of the socket at which this site's SuperNode and executor meet."""
+        return self.folder / "run"
 
     @property
     def policy(self) -> Path:

@@ -1,53 +1,51 @@
-"""`fedfrozen provision FEDERATION.yaml -o KITS`: certificates, keys and a start-up kit for every party.
+"""Certificates and a start-up kit for every party of a federation.
 
-    KITS/authority/   the federation's own certificate authority; keep it off-line
-    KITS/server/      for the server: its certificate, the sites' public keys, scripts, units, proxy
-    KITS/NAME/        for the site NAME: its key pair, policy, data description, scripts, units
+    fedfrozen provision init FEDERATION.yaml -o KITS    the authority, under a passphrase; keep it off-line
+    fedfrozen provision sign REQUEST.csr FEDERATION.yaml -o KITS
+                                                        the kit for whoever made the request; it holds no key
+    fedfrozen provision rotate -o KITS [--finish]       another authority, with a time in which both count
 
-Run again with the same folder it keeps what is there and adds what is missing, so a new site is one more line
-in the file; `--renew PARTY` makes a new certificate or new keys for that party.
+    fedfrozen provision FEDERATION.yaml -o KITS         to try it on one machine: all kits at once, with keys
+
+The last one holds every party's key, so it is no way to begin with real sites. Run again it keeps what is
+there and adds what is missing; `--renew PARTY` (or `all`) makes new keys and certificates.
 """
 
-import datetime
 import hashlib
-import ipaddress
-import os
 import re
-import secrets
 import shutil
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from flwr.cli.build import build_fab_from_disk
 
 from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.flower.app_folder import app_folder
-from fedfrozen_app.sites import templates
+from fedfrozen_app.sites import manifest, templates
+from fedfrozen_app.sites.admitted import admit
+from fedfrozen_app.sites.authority import DAYS, PEM, Authority, Passphrase, fingerprint, general_name, who
+from fedfrozen_app.sites.files import PUBLIC, SCRIPT, write
 from fedfrozen_app.sites.kit import port_number, read_yaml
+from fedfrozen_app.sites.request import KEYS, NAME, certificate_file, make_key, make_secret
 
-RESERVED = ("server", "authority")
-AUTHORITY_DAYS = 3650
-FIRST_PORT = 9094  # Flower's own for a SuperNode; sites on one machine need one each
-SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o755
+RESERVED = ("server", "authority", "all")
 
 
 @dataclass(frozen=True)
 class Site:
     name: str
-    port: int
     data: dict[str, Any] = field(default_factory=lambda: {"kind": "images", "path": "data"})
 
 
 @dataclass(frozen=True)
 class Party:
-    """The server, as the sites reach it, and where its SuperLink listens behind the proxy."""
+    """The server, as the sites reach it, and the port on which its own processes meet behind the proxy."""
 
     address: str
     port: int
@@ -59,26 +57,157 @@ class Party:
 class Plan:
     server: Party
     sites: tuple[Site, ...]
+    operators: tuple[str, ...] = ("operator",)
     valid_days: int = 397
+
+    def role(self, name: str) -> str | None:
+        if name == "server":
+            return "server"
+        if name in self.operators:
+            return "operator"
+        return "site" if any(site.name == name for site in self.sites) else None
+
+    def parties(self) -> list[str]:
+        return ["server", *(site.name for site in self.sites), *self.operators]
+
+
+# Verbs -------------------------------------------------------------------------------------------------
 
 
 def provision(arguments: list[str]) -> None:
     """The verb."""
-    parser = Arguments("fedfrozen provision", description=__doc__)
-    parser.add_argument("federation", type=Path, help="YAML file: server: {address, port}, sites: [names]")
+    words = {"init": init, "sign": sign, "rotate": rotate}
+    if arguments and arguments[0] in words:
+        words[arguments[0]](arguments[1:])
+    else:
+        everything(arguments)
+
+
+POSITIONAL = {
+    "request": "the .csr that `fedfrozen site request` made",
+    "federation": "YAML file: server: {address, port}, sites: [names]",
+}
+
+
+def _parser(verb: str, *positional: str) -> Arguments:
+    parser = Arguments(f"fedfrozen provision{verb}", description=__doc__)
+    for name in positional:
+        parser.add_argument(name, type=Path, help=POSITIONAL[name])
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the kits")
+    parser.add_argument("--passphrase-file", type=Path, help="holds the authority's passphrase")
+    return parser
+
+
+def everything(arguments: list[str]) -> None:
+    """All kits at once, to try a federation on one machine."""
+    parser = _parser("", "federation")
     parser.add_argument(
-        "--renew", metavar="PARTY", help="'server' or a site: make its certificate or keys anew"
+        "--renew", metavar="PARTY", help="a party or 'all': make its key and certificate anew"
     )
     options = parser.parse_args(arguments)
     plan = read_federation(options.federation)
-    if options.renew is not None and options.renew not in ("server", *(site.name for site in plan.sites)):
+    if options.renew not in (None, "all", *plan.parties()):
         raise UserError(
             f"There is no party '{options.renew}' in {options.federation}: renew one that is there."
         )
-    made = write_kits(plan, options.output, renew=options.renew)
+    passphrase = Passphrase(options.passphrase_file)
+    made = write_kits(plan, options.output, renew=options.renew, passphrase=passphrase)
     print(f"{options.output} holds the kits; new or renewed: {', '.join(made) or 'nothing'}.")
-    print(f"Keep {options.output / 'authority'} off-line, and hand each other folder to its party alone.")
+    print(
+        "This is for trying things on one machine: whoever ran it has the key of every site. With real sites "
+        "each makes its own: fedfrozen provision init, then site request and provision sign."
+    )
+
+
+def init(arguments: list[str]) -> None:
+    """The authority alone."""
+    options = _parser(" init", "federation").parse_args(arguments)
+    read_federation(options.federation)
+    folder = options.output / "authority"
+    if (folder / "ca.key").exists():
+        raise UserError(f"{folder} holds an authority: `provision rotate` makes another with an overlap.")
+    made = Authority.make(folder, Passphrase(options.passphrase_file).ask(new=True))
+    print(f"{folder} holds the federation's authority: keep it off-line. Its fingerprint, for every party:")
+    print(f"  {fingerprint(made.current.key.public_key())}")
+
+
+def sign(arguments: list[str]) -> None:
+    """A party's request becomes its certificate and its kit."""
+    parser = _parser(" sign", "request", "federation")
+    parser.add_argument("--fingerprint", help="the key's, told by the party in another way")
+    options = parser.parse_args(arguments)
+    plan = read_federation(options.federation)
+    name, role, public = read_request(options.request, plan)
+    _compare(name, fingerprint(public), options.fingerprint)
+    authority = Authority.read(options.output / "authority", Passphrase(options.passphrase_file))
+    folder = options.output / name
+    write_kit(plan, authority, name, public, folder, trying=False)
+    print(f"{folder} is the kit of the {role} {name}. It holds no secret: send it back by any way.")
+    if role != "server":
+        print(
+            f"Send {folder / certificate_file(role)} to the server, which admits it: fedfrozen server admit."
+        )
+    print("The party checks it with the authority's fingerprint, which it needs the first time:")
+    print(f"  {fingerprint(authority.current.key.public_key())}")
+
+
+def rotate(arguments: list[str]) -> None:
+    """Another authority: begin, and finish once every party is renewed."""
+    parser = _parser(" rotate")
+    parser.add_argument("--finish", action="store_true", help="the old authority counts no more")
+    parser.add_argument("--anyway", action="store_true", help="finish although some parties are not renewed")
+    options = parser.parse_args(arguments)
+    passphrase = Passphrase(options.passphrase_file)
+    authority = Authority.read(options.output / "authority", passphrase)
+    if not options.finish:
+        protected = b"ENCRYPTED" in (authority.folder / "ca.key").read_bytes()
+        made = authority.rotate(passphrase.ask(new=True) if protected else passphrase.given())
+        assert made.following is not None
+        print("From now on kits trust both authorities. The next one's fingerprint:")
+        print(f"  {fingerprint(made.following.key.public_key())}")
+        print(
+            "Renew the server first, then every site and operator (fedfrozen site renew, provision sign), "
+            "then: provision rotate --finish, and the server once more."
+        )
+        return
+    if authority.following is None:
+        raise UserError("No rotation is under way: `fedfrozen provision rotate` begins one.")
+    if (late := authority.unrenewed()) and not options.anyway:
+        raise UserError(f"{', '.join(late)} would be shut out: renew them first, or finish with --anyway.")
+    authority.finish()
+    print(
+        "The old authority counts no more. Renew the server now (site renew, provision sign, site install)."
+    )
+
+
+def _compare(name: str, found: str, told: str | None) -> None:
+    """Whether a request is really from the party it names, asked of a person."""
+    if told is not None:
+        if re.sub(r"[^0-9a-f]", "", told.lower()) != found.replace("-", ""):
+            raise UserError(f"The request's key is {found}, and not what {name} told: do not sign it.")
+        return
+    if not sys.stdin.isatty():
+        raise UserError(f"Ask {name} for its key's fingerprint, and if it is {found}: --fingerprint {found}.")
+    print(f"The request says it is from {name}. Its key is\n  {found}")
+    if input(f"Is that what {name} told you, by another way? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise UserError("Nothing was signed.")
+
+
+def read_request(path: Path, plan: Plan) -> tuple[str, str, ec.EllipticCurvePublicKey]:
+    """(name, role, key) of a signing request that fits the federation."""
+    try:
+        found = x509.load_pem_x509_csr(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is no signing request ({error}): have it sent again.") from error
+    public = found.public_key()
+    if not isinstance(public, ec.EllipticCurvePublicKey) or public.curve.name != "secp384r1":
+        raise UserError(f"{path} is for another kind of key than Flower takes (EC, P-384).")
+    if not found.is_signature_valid:
+        raise UserError(f"{path} is not signed with its own key: whoever sent it does not hold that key.")
+    name, role = who(found.subject)
+    if plan.role(name) != role:
+        raise UserError(f"The federation has no {role} {name}: add it to the file, or refuse the request.")
+    return name, role, public
 
 
 # The file ----------------------------------------------------------------------------------------------
@@ -92,7 +221,7 @@ def read_federation(path: Path) -> Plan:
         raise UserError(f"{path} must say where the server is: server: {{address: HOST, port: NUMBER}}.")
     if not isinstance(names, list) or not names:
         raise UserError(f"{path} must name the sites: sites: [north, south].")
-    unknown = sorted({str(key) for key in found} - {"server", "sites", "valid_days"})
+    unknown = sorted({str(key) for key in found} - {"server", "sites", "operators", "valid_days"})
     unknown += sorted({str(key) for key in server} - {"address", "port", "internal_port", "names"})
     if unknown:
         raise UserError(f"{path} holds the unknown key {unknown[0]}: remove it.")
@@ -112,35 +241,42 @@ def read_federation(path: Path) -> Plan:
             f"server.port and server.internal_port are both {party.port}: the proxy and the SuperLink "
             "behind it need one each."
         )
-    sites = tuple(_site(entry, number) for number, entry in enumerate(names))
+    sites = tuple(_site(entry) for entry in names)
     double = {site.name for site in sites if [other.name for other in sites].count(site.name) > 1}
     if double:
         raise UserError(f"The site {sorted(double)[0]} is named twice in {path}: give each its own name.")
+    operators = found.get("operators", ["operator"])
+    if not isinstance(operators, list) or not all(
+        isinstance(n, str) and NAME.fullmatch(n) for n in operators
+    ):
+        raise UserError(f"{path}: operators must be a list of names: [ana, ben].")
+    if taken := {site.name for site in sites} & set(operators) | set(RESERVED) & set(operators):
+        raise UserError(f"The operator {sorted(taken)[0]} has the name of another party: take another.")
     days = found.get("valid_days", 397)
-    if not isinstance(days, int) or not 1 <= days <= AUTHORITY_DAYS:
-        raise UserError(f"valid_days={days} must be a number of days from 1 to {AUTHORITY_DAYS}.")
-    return Plan(party, sites, days)
+    if not isinstance(days, int) or not 1 <= days <= DAYS:
+        raise UserError(f"valid_days={days} must be a number of days from 1 to {DAYS}.")
+    return Plan(party, sites, tuple(operators), days)
 
 
 def _is_host(name: Any) -> bool:
     """A host name, or an address: only the latter may hold colons."""
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9.:-]{1,253}", name):
         return False
-    return ":" not in name or isinstance(_general_name(name), x509.IPAddress)
+    return ":" not in name or isinstance(general_name(name), x509.IPAddress)
 
 
-def _site(entry: Any, number: int) -> Site:
+def _site(entry: Any) -> Site:
     settings = entry if isinstance(entry, dict) else {"name": entry}
     name = settings.get("name")
     # Also a file name, a node's name in Flower and a word in scripts: nothing that one of them misreads.
-    if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]{0,40}", name) or name in RESERVED:
+    if not isinstance(name, str) or not NAME.fullmatch(name) or name in RESERVED:
         raise UserError(
             f"The site name {name!r} cannot be used: take small letters, digits, - and _, "
             f"and none of {', '.join(RESERVED)}."
         )
-    if unknown := sorted(set(settings) - {"name", "port", "data"}):
-        raise UserError(f"The site {name} has the unknown key {unknown[0]}: use name, port, data.")
-    site = Site(name, port_number(settings.get("port", FIRST_PORT + number), f"the port of site {name}"))
+    if unknown := sorted(set(settings) - {"name", "data"}):
+        raise UserError(f"The site {name} has the unknown key {unknown[0]}: use name, data.")
+    site = Site(name)
     data = settings.get("data", site.data)
     if not isinstance(data, dict):
         raise UserError(f"The site {name} must say the kind and the path of the data: {{kind, path}}.")
@@ -150,152 +286,79 @@ def _site(entry: Any, number: int) -> Site:
 # The kits ----------------------------------------------------------------------------------------------
 
 
-def write_kits(plan: Plan, folder: Path, *, renew: str | None = None) -> list[str]:
-    """Write what is missing; the names of the parties that got something new."""
-    authority = _authority(folder / "authority")
+def write_kits(
+    plan: Plan, folder: Path, *, renew: str | None = None, passphrase: Passphrase | None = None
+) -> list[str]:
+    """Every party's kit with its key, where one is missing; the names of those that got something new."""
+    passphrase = passphrase or Passphrase()
+    place = folder / "authority"
+    if (place / "ca.key").exists() or (folder / "server" / "ca.crt").exists():
+        # Not a new one where there was one: it would vouch for what no site believes.
+        authority = Authority.read(place, passphrase)
+    else:
+        authority = Authority.make(place, passphrase.given())
     made = []
-    server = folder / "server"
-    if renew == "server" or not (server / "server.crt").exists():
-        _issue_server(plan, authority, server)
-        made.append("server")
-    for site in plan.sites:
-        kit = folder / site.name
-        if renew == site.name:
-            for name in ("node.key", "node.key.pub", "executor.secret"):
-                (kit / name).unlink(missing_ok=True)
-        if not (kit / "node.key").exists():
-            _write_site(plan, site, authority.certificate, kit)
-            made.append(site.name)
-        _write(server / "sites" / f"{site.name}.pub", (kit / "node.key.pub").read_bytes(), PUBLIC)
-    _write_server(plan, server)
+    for name in plan.parties():
+        kit, role = folder / name, plan.role(name)
+        assert role is not None
+        if renew in (name, "all") or not (kit / certificate_file(role)).exists():
+            if renew in (name, "all"):
+                (kit / KEYS[role]).unlink(missing_ok=True)
+            public = make_key(kit / KEYS[role]).public_key()
+            write_kit(plan, authority, name, public, kit, trying=True)
+            made.append(name)
+        if role == "server":
+            make_secret(kit)
+        else:
+            admit(folder / "server", (kit / certificate_file(role)).read_bytes())
     return made
 
 
-@dataclass(frozen=True)
-class Authority:
-    key: ec.EllipticCurvePrivateKey
-    certificate: x509.Certificate
-
-
-def _authority(folder: Path) -> Authority:
-    """The federation's own certificate authority: made once, then read."""
-    key_file, certificate_file = folder / "ca.key", folder / "ca.crt"
-    if key_file.exists():
-        try:
-            key = serialization.load_pem_private_key(key_file.read_bytes(), password=None)
-            certificate = x509.load_pem_x509_certificate(certificate_file.read_bytes())
-        except (OSError, ValueError) as error:
-            raise UserError(f"The authority in {folder} cannot be read ({error}): bring it back.") from error
-        assert isinstance(key, ec.EllipticCurvePrivateKey)
-        return Authority(key, certificate)
-    if (folder.parent / "server" / "ca.crt").exists():  # a new one would vouch for what no site believes
-        raise UserError(f"The federation's authority is not here: bring {folder} back from where it is kept.")
-    key = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedfrozen federation")])
-    usage = x509.KeyUsage(
-        digital_signature=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=True,
-        crl_sign=True,
-        encipher_only=False,
-        decipher_only=False,
-    )
-    certificate = (
-        _builder(name, name, key, AUTHORITY_DAYS)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .sign(key, hashes.SHA384())
-    )
-    _write(key_file, _pem(key), SECRET)
-    _write(certificate_file, certificate.public_bytes(serialization.Encoding.PEM), PUBLIC)
-    return Authority(key, certificate)
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
-) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
-    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))  # clocks differ
-        .not_valid_after(now + datetime.timedelta(days=days))
-        .add_extension(identifier, critical=False)
-    )
-
-
-def _issue_server(plan: Plan, authority: Authority, folder: Path) -> None:
-    key = ec.generate_private_key(ec.SECP384R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedfrozen server")])
-    names = dict.fromkeys([plan.server.address, *plan.server.names, "localhost", "127.0.0.1"])
-    certificate = (
-        _builder(subject, authority.certificate.subject, key, plan.valid_days)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()), critical=False
-        )
-        .sign(authority.key, hashes.SHA384())
-    )
-    _write(folder / "server.key", _pem(key), SECRET)
-    _write(folder / "server.crt", certificate.public_bytes(serialization.Encoding.PEM), PUBLIC)
-    _write(folder / "ca.crt", authority.certificate.public_bytes(serialization.Encoding.PEM), PUBLIC)
-
-
-def _general_name(name: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)
-
-
-def _write_server(plan: Plan, folder: Path) -> None:
-    values = {
-        "address": plan.server.address,
-        "port": str(plan.server.port),
-        "internal_port": str(plan.server.internal_port),
-        "sites": ", ".join(site.name for site in plan.sites),
-        "count": str(len(plan.sites)),
-    }
-    if not (folder / "superexec.secret").exists():
-        _write(folder / "superexec.secret", secrets.token_bytes(32), SECRET)
-    _fill(folder, templates.SERVER, values)
-
-
-def _write_site(plan: Plan, site: Site, authority: x509.Certificate, folder: Path) -> None:
-    key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+def write_kit(
+    plan: Plan,
+    authority: Authority,
+    name: str,
+    public: ec.EllipticCurvePublicKey,
+    folder: Path,
+    *,
+    trying: bool,
+) -> None:
+    """All of a kit but its key, and the signed list of its files."""
+    role = plan.role(name)
+    assert role is not None
+    server = plan.server
+    hosts = (server.address, *server.names, "localhost", "127.0.0.1") if role == "server" else ()
+    certificate = authority.issue(public, name, role, plan.valid_days, tuple(dict.fromkeys(hosts)))
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    _write(folder / "node.key", private, SECRET)
-    _write(folder / "node.key.pub", public + f" {site.name}\n".encode(), PUBLIC)
-    _write(folder / "executor.secret", secrets.token_bytes(32), SECRET)
-    _write(folder / "ca.crt", authority.public_bytes(serialization.Encoding.PEM), PUBLIC)
-    values = {
-        "name": site.name,
-        "superlink": f"{plan.server.address}:{plan.server.port}",
-        "port": str(site.port),
-        "data": yaml.safe_dump(site.data, default_flow_style=True).strip(),
-        "bundle": bundle_digest(folder),
+    contents = {
+        "ca.crt": authority.trusted(),
+        certificate_file(role): certificate.public_bytes(PEM),
+        **_filled(plan, name, role, folder, trying),
     }
-    # What the site has made its own is never written over.
-    missing = {name: text for name, text in templates.SITE.items() if not _is_own(folder / name)}
-    _fill(folder, missing, values)
+    for file, content in contents.items():
+        if file in manifest.YOURS and (folder / file).exists():
+            continue  # what the site has made its own is never written over
+        write(folder / file, content, SCRIPT if file.endswith(".sh") else PUBLIC)
+    manifest.sign(folder, list(contents), authority.current, name, role)
 
 
-def _is_own(path: Path) -> bool:
-    return path.name in ("site.yaml", "policy.yaml") and path.exists()
+def _filled(plan: Plan, name: str, role: str, folder: Path, trying: bool) -> dict[str, bytes]:
+    """The templates of a party's kit, with its values."""
+    values = {
+        "name": name,
+        "address": plan.server.address,
+        "port": str(plan.server.port),
+        "superlink": f"{plan.server.address}:{plan.server.port}",
+        "internal_port": str(plan.server.internal_port),
+    }
+    if role == "site":
+        data = next(site.data for site in plan.sites if site.name == name)
+        values["data"] = yaml.safe_dump(data, default_flow_style=True).strip()
+        values["bundle"] = bundle_digest(folder)
+        values |= templates.POLICY_TO_TRY if trying else templates.POLICY_STRICT
+    files = {"server": templates.SERVER, "site": templates.SITE, "operator": templates.OPERATOR}[role]
+    return {file: templates.Filled(text).substitute(values).encode() for file, text in files.items()}
 
 
 def bundle_digest(work: Path) -> str:
@@ -304,26 +367,3 @@ def bundle_digest(work: Path) -> str:
         return hashlib.sha256(build_fab_from_disk(app_folder(work / ".bundle"))).hexdigest()
     finally:
         shutil.rmtree(work / ".bundle", ignore_errors=True)
-
-
-def _fill(folder: Path, files: dict[str, str], values: dict[str, str]) -> None:
-    for name, text in files.items():
-        filled = templates.Filled(text).substitute(values)
-        _write(folder / name, filled.encode(), SCRIPT if name.endswith(".sh") else PUBLIC)
-
-
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """With its mode from the first byte on: a key is never readable by others, not even for a moment."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
-    part.chmod(mode)
-    part.replace(path)
-
-
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )

@@ -6,13 +6,11 @@ import shutil
 import socket
 import ssl
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL  # internal
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest  # internal
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor  # internal
@@ -24,15 +22,25 @@ from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.sites import manifest
 from fedfrozen_app.sites.audit_log import read_audit
+from fedfrozen_app.sites.authority import problem_of, read_certificate, read_trusted
+from fedfrozen_app.sites.executor import last_sign
 from fedfrozen_app.sites.kit import Kit
+from fedfrozen_app.sites.link import Contact, SuperNodeClient, is_stranger, running
 from fedfrozen_app.sites.policy import Policy
+from fedfrozen_app.sites.request import key_of
 from fedfrozen_app.sites.store import Budget
+from fedfrozen_app.sites.supernode import server_context
 from fedfrozen_app.words import counted
 
 MIN_FREE_GB = 2.0
+RENEW_DAYS = 14
+PATIENCE = 10.0  # seconds, for an answer on this machine
+SILENCE = 60.0  # seconds without an answer of the server, which is asked every three
+LOOK = 2.0  # seconds, to see whether a process computes
 EXPIRED = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
-SECRETS = ("node.key", "executor.secret")
+SECRETS = ("node.key", "link.pem")
 HIDDEN_FIELDS = ("time", "event", "previous", "digest", "bundle")  # of an entry, where it is shown in a line
 
 
@@ -74,11 +82,32 @@ def audit(arguments: list[str]) -> None:
 def check_files(kit: Kit) -> str:
     for name in SECRETS:
         path = kit.folder / name
-        if not path.exists():
+        if not path.exists() and name != "link.pem":  # which the site makes at its first start
             raise UserError(f"{path} is missing: ask for the kit again.")
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise UserError(f"others can read {path}: chmod 600 {path}.")
     return f"the secrets of {kit.folder} are its owner's alone"
+
+
+def check_kit(kit: Kit) -> str:
+    """What the authority handed out is still that; site.yaml and policy.yaml are the site's own."""
+    found = manifest.check(kit.folder)
+    if found.role != "site" or found.name != kit.name:
+        raise UserError(
+            f"the kit was signed for the {found.role} {found.name}, and site.yaml says {kit.name}."
+        )
+    return f"{counted(len(found.files), 'file')} as signed; site.yaml and policy.yaml are yours to change"
+
+
+def check_certificate(kit: Kit) -> str:
+    """This site's own, which the server's proxy asks for."""
+    certificate = read_certificate(kit.folder / "node.crt")
+    if problem := problem_of(certificate, read_trusted(kit.folder / "ca.crt")):
+        raise UserError(f"{problem}: `fedfrozen site renew`, and send the request to the authority.")
+    days = (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+    if days < RENEW_DAYS:
+        raise UserError(f"it ends in {counted(days, 'day')}: `fedfrozen site renew` now, before it does.")
+    return f"good for {days} more days"
 
 
 def check_policy(kit: Kit) -> str:
@@ -97,7 +126,7 @@ def check_name(kit: Kit) -> str:
 
 def check_tls(kit: Kit) -> str:
     host, port = _server(kit)
-    context = ssl.create_default_context(cadata=_authority(kit))
+    context = server_context(kit)
     try:
         with (
             socket.create_connection((host, port), timeout=10) as raw,
@@ -107,8 +136,8 @@ def check_tls(kit: Kit) -> str:
     except ssl.SSLCertVerificationError as error:
         if error.verify_code == EXPIRED:
             raise UserError(
-                "the server's certificate has expired, or this machine's clock is wrong: ask the server for "
-                "a new one (fedfrozen provision --renew server)."
+                "the server's certificate has expired, or this machine's clock is wrong: ask the server to "
+                "renew it (fedfrozen site renew, there)."
             ) from error
         raise UserError(
             f"the server's certificate is not this federation's ({error.verify_message}): do not go on."
@@ -123,33 +152,95 @@ def check_tls(kit: Kit) -> str:
 
 
 def check_key(kit: Kit) -> str:
-    try:
-        key = load_ssh_private_key((kit.folder / "node.key").read_bytes(), password=None)
-    except (OSError, ValueError) as error:
-        raise UserError(f"node.key cannot be read ({error}): ask for the kit again.") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError("node.key is no elliptic-curve key: ask for the kit again.")
-    if _listens(kit.port):
-        return "this site's SuperNode is up, and only a registered one stays up"
+    key = key_of(kit.folder / "node.key")
+    if running(kit.meeting / "supernode.lock"):
+        return _standing(kit)
     guards = (
         RuntimeVersionHttpInterceptor(component_name="SuperNode"),
         NodeAuthHttpInterceptor(key, key.public_key()),
     )
-    authority = _authority(kit).encode()
+    context = server_context(kit)
     request = ActivateNodeRequest(
         public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
     )
     try:
-        with FleetHttpClient.from_server_address(kit.superlink, False, authority, guards) as client:
+        with FleetHttpClient(f"https://{kit.superlink}", interceptors=guards, verify=context) as client:
             node = client.ActivateNode(request).node_id
             client.DeactivateNode(DeactivateNodeRequest(node_id=node))
     except httpx.HTTPStatusError as error:
         raise UserError(
-            "the server does not know this site's key, or somebody uses it now: ask it to run register.sh."
+            "the server has not admitted this site, or somebody uses its key now: ask it to run `fedfrozen "
+            "server admit` with this kit's node.crt."
         ) from error
     except httpx.HTTPError as error:
         raise UserError(f"the server could not be asked ({error}).") from error
     return f"registered, as node {node}"
+
+
+def _standing(kit: Kit) -> str:
+    """What the running SuperNode says of the server; a second one could not ask with the same key."""
+    found = _contact(kit)
+    if found.node is None or found.heard is None:
+        raise UserError("the server has not let this site's SuperNode in yet: see its log, supernode.sh.")
+    silent = time.time() - found.heard
+    if silent > SILENCE:
+        raise UserError(f"the server has not answered this site's SuperNode for {silent:.0f} s.")
+    return f"registered, as node {found.node}; the server answered {silent:.0f} s ago"
+
+
+def _contact(kit: Kit) -> Contact:
+    try:
+        with SuperNodeClient(kit) as desk:
+            return desk.contact(PATIENCE)
+    except httpx.HTTPError as error:
+        what = "is not of this kit" if is_stranger(error) else f"did not answer well within {PATIENCE:g} s"
+        raise UserError(f"what listens in {kit.meeting} {what} ({error}): start it again.") from error
+
+
+def check_supernode(kit: Kit) -> str:
+    """Asked over its socket, as the executor does: a process that is there may still answer nothing."""
+    if not running(kit.meeting / "supernode.lock"):
+        return "not started"
+    began = time.perf_counter()
+    _contact(kit)
+    return f"answers, after {1000 * (time.perf_counter() - began):.0f} ms"
+
+
+def check_executor(kit: Kit) -> str:
+    """By what its loop wrote last: one that hangs writes nothing."""
+    if not running(kit.var / "executor.lock"):
+        return "not started"
+    sign = last_sign(kit)
+    if sign is None:
+        return "starting"
+    silent, long = time.time() - sign.seen, time.time() - sign.since
+    if sign.state == "working":  # on one message, in which it writes nothing
+        if long > PATIENCE and not computes(sign.pid, LOOK):
+            raise UserError(
+                f"it is at one message for {long:.0f} s and did not compute in the last {LOOK:g} s: it waits "
+                "for a disk, or hangs. Look again, and if it stays so start it again."
+            )
+        return f"at work on a message, for {long:.0f} s"
+    if silent > PATIENCE:
+        raise UserError(f"it has looked for no message for {silent:.0f} s: it hangs. Start it again.")
+    if sign.state == "alone":
+        raise UserError(f"no SuperNode answers it, for {long:.0f} s: start supernode.sh, see its log.")
+    return f"waits for messages, and looked {silent:.1f} s ago"
+
+
+def computes(pid: int, seconds: float) -> bool:
+    """Whether a process uses the processor, watched for so long."""
+
+    def used() -> int:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(words[11]) + int(words[12])  # in user and in kernel mode, of all its threads
+
+    try:
+        before = used()
+        time.sleep(seconds)
+        return used() > before
+    except OSError:  # it has ended meanwhile, and its lock will say so
+        return False
 
 
 def check_data(kit: Kit) -> str:
@@ -181,17 +272,6 @@ def check_record(kit: Kit) -> str:
     return f"{len(entries)} entries, unbroken; epsilon {spent:g} spent"
 
 
-def _authority(kit: Kit) -> str:
-    """The certificate that vouches for the server, as text."""
-    path = kit.folder / "ca.crt"
-    try:
-        text = path.read_text("ascii")
-        x509.load_pem_x509_certificate(text.encode())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}): ask for the kit again.") from error
-    return text
-
-
 def _server(kit: Kit) -> tuple[str, int]:
     host, _, port = kit.superlink.rpartition(":")
     if not host or not port.isdigit():
@@ -199,20 +279,16 @@ def _server(kit: Kit) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
 CHECKS: dict[str, Callable[[Kit], str]] = {
     "files": check_files,
+    "kit": check_kit,
+    "certificate": check_certificate,
     "policy": check_policy,
     "name": check_name,
     "TLS": check_tls,
     "key": check_key,
+    "SuperNode": check_supernode,
+    "executor": check_executor,
     "data": check_data,
     "disk": check_disk,
     "audit log": check_record,

@@ -8,150 +8,48 @@ import string
 
 class Filled(string.Template):
     delimiter = "@"  # `$` is the shell's
-    idpattern = r"\b(?:name|superlink|port|data|bundle|address|internal_port|sites|count)\b"
+    idpattern = (
+        r"\b(?:name|superlink|port|data|bundle|address|internal_port|"
+        r"strategies|roles|private|epsilon|rounds)\b"
+    )
 
 
 QUIET = """\
 export FLWR_TELEMETRY_ENABLED=0   # Flower would report its use otherwise
 export FLWR_DISABLE_UPDATE_CHECK=1
+export FLWR_HOME="$PWD/flwr"
+umask 077
 """
 
-# The server ----------------------------------------------------------------------------------------------
-
-ENVIRONMENT = f"""\
-# Read by the other scripts: how Flower's commands find this SuperLink.
-{QUIET}export FLWR_HOME="$PWD/flwr"
-mkdir -p "$FLWR_HOME"
-cat > "$FLWR_HOME/config.toml" <<END
-[superlink.federation]
-address = "127.0.0.1:@internal_port"
-root-certificates = "$PWD/ca.crt"
-END
-"""
-
-SUPERLINK = """\
-#!/bin/sh
-# The meeting point. It listens on this machine alone: the proxy lets the sites in, to the Fleet API only.
-set -eu
-cd "$(dirname "$0")"
-. ./environment.sh
-exec flower-superlink --host 127.0.0.1 --port @internal_port --isolation process \\
-  --ssl-ca-certfile ca.crt --ssl-certfile server.crt --ssl-keyfile server.key \\
-  --enable-supernode-auth --database state.db \\
-  --superexec-auth-secret-file superexec.secret --disable-runtime-dependency-installation
-"""
-
-SUPEREXEC = """\
-#!/bin/sh
-# Starts the server's side of each run.
-set -eu
-cd "$(dirname "$0")"
-. ./environment.sh
-exec flower-superexec --runtime-api-address 127.0.0.1:@internal_port --root-certificates ca.crt \\
-  --superexec-auth-secret-file superexec.secret
-"""
+# Everybody ------------------------------------------------------------------------------------------------
 
 START = """\
 #!/bin/sh
-# Both processes in one terminal; they end together. For good, use the systemd units.
-set -eu
-cd "$(dirname "$0")"
-for part in {first} {second}; do
-  (sh $part.sh || true; kill 0) &
-done
-trap 'trap - INT TERM; kill 0' INT TERM   # only now: a child that began with it would outlive a signal
-wait
-"""
-
-REGISTER = """\
-#!/bin/sh
-# Tell the running SuperLink the sites' public keys. A key that it knows already is reported and passed over.
+# All processes in one terminal; they end together. For good, use the systemd units.
 set -u
 cd "$(dirname "$0")"
-. ./environment.sh
-failed=0
-for key in sites/*.pub; do
-  site=$(basename "$key" .pub)
-  answer=$(flwr supernode register "$key" federation --name "$site" --format json 2>&1) || true
-  case "$answer" in
-    *'"success": true'*)
-      echo "$answer" | grep -o '"node-id": "*[0-9]*' | grep -o '[0-9]*$' >> "sites/$site.id"
-      echo "$site: registered" ;;
-    *already*) echo "$site: registered before" ;;
-    *) echo "$site: NOT registered: $answer"; failed=1 ;;
-  esac
+children=
+for part in {parts}; do
+  sh $part.sh & children="$children $!"
 done
-exit $failed
+end() {{
+  trap - INT TERM
+  kill $children 2> /dev/null   # those that it started, and nobody else
+  wait
+}}
+all_run() {{
+  for child in $children; do kill -0 "$child" 2> /dev/null || return 1; done
+}}
+trap 'end; exit 143' TERM
+trap 'end; exit 130' INT
+while all_run; do
+  sleep 1 & wait $!   # `wait` lets a signal in at once, `sleep` alone would not
+done
+end
+exit 1
 """
 
-REVOKE = """\
-#!/bin/sh
-# sh revoke.sh NAME: the site's key is forgotten at once; its SuperNode is turned away from then on.
-set -eu
-cd "$(dirname "$0")"
-. ./environment.sh
-site=${1:?say which site: sh revoke.sh NAME}
-# Flower's list tells no names: register.sh wrote the ids down, one for each key the site has had.
-[ -s "sites/$site.id" ] || { echo "No site $site is registered."; exit 1; }
-while read -r id; do
-  flwr supernode unregister "$id" federation < /dev/null
-done < "sites/$site.id"
-rm -f "sites/$site.id" "sites/$site.pub"
-echo "$site: revoked. Take it out of federation.yaml too, or provisioning brings its key back."
-"""
-
-NGINX = """\
-# The only door: nginx forwards the Fleet API, which asks for a registered key, and nothing else. Flower's
-# Control API shares the SuperLink's port and asks for nothing: whoever reached it could start a run anywhere.
-# Start it from this folder: nginx -p "$PWD" -c nginx.conf
-daemon off;
-pid nginx.pid;
-error_log stderr warn;
-events {}
-http {
-  access_log off;
-  client_body_temp_path nginx-body;
-  proxy_temp_path nginx-proxy;
-  fastcgi_temp_path nginx-fastcgi;
-  uwsgi_temp_path nginx-uwsgi;
-  scgi_temp_path nginx-scgi;
-  upstream superlink {
-    server 127.0.0.1:@internal_port;
-    keepalive 32;  # a round is hundreds of small requests: a handshake for each would cost more than they do
-  }
-  server {
-    listen @port ssl;
-    ssl_certificate server.crt;
-    ssl_certificate_key server.key;
-    ssl_protocols TLSv1.2 TLSv1.3;
-    client_max_body_size 0;
-    location / { return 404; }
-    location /v1/fleet/ {
-      # With its path, so that what goes on always begins like this, whatever dots the request held.
-      proxy_pass https://superlink/v1/fleet/;
-      proxy_ssl_trusted_certificate ca.crt;
-      proxy_ssl_verify on;
-      proxy_ssl_name localhost;
-      proxy_ssl_session_reuse on;
-      proxy_http_version 1.1;
-      proxy_set_header Connection "";
-      proxy_set_header Host $host;
-      proxy_request_buffering off;
-      proxy_buffering off;
-      proxy_read_timeout 120s;
-      proxy_send_timeout 120s;
-    }
-  }
-}
-"""
-
-SERVER_YAML = """\
-# Read by `fedfrozen runtime=deployed runtime.server_kit=THIS_FOLDER`.
-superlink: 127.0.0.1:@internal_port
-address: @address
-port: @port
-"""
-
+# Of every unit: it can write its own kit and nothing else, and gains no rights.
 UNIT = """\
 [Unit]
 Description=fedfrozen: {what}
@@ -168,115 +66,291 @@ Restart=always
 RestartSec=15
 User=fedfrozen
 UMask=0077
-NoNewPrivileges=true
-ProtectSystem=full
-PrivateTmp=true
+NoNewPrivileges=yes
+CapabilityBoundingSet={capabilities}
+AmbientCapabilities={capabilities}
+ProtectSystem=strict
+ReadWritePaths=/opt/fedfrozen/{folder}
+ProtectHome=read-only
+PrivateTmp=yes
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectClock=yes
+ProtectHostname=yes
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+SystemCallArchitectures=native
+{more}
 
 [Install]
 WantedBy=multi-user.target
 """
+TALKS = "RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6\nPrivateDevices=yes"
+# The executor reads what the server sends and has the data: it gets no network at all. Devices stay: a GPU.
+# (With `downloads: true` in the policy it needs a network: `systemctl edit` takes these three lines back.)
+NO_NETWORK = "PrivateNetwork=yes\nIPAddressDeny=any\nRestrictAddressFamilies=AF_UNIX"
+
+
+def unit(what: str, folder: str, command: str, *, more: str = TALKS, capabilities: str = "") -> str:
+    return UNIT.format(what=what, folder=folder, command=command, more=more, capabilities=capabilities)
+
 
 DOCKERFILE = """\
-# Put the fedfrozen wheel into wheels/ beside this file, then: docker compose up --build
+# Put the fedfrozen wheel into wheels/ beside this file, then:
+#   UID=$(id -u) GID=$(id -g) docker compose up --build
 FROM python:3.11-slim
 COPY wheels /wheels
 RUN pip install --no-cache-dir /wheels/*.whl
 WORKDIR /kit
+USER 1000:1000
 """
 
-SERVER_COMPOSE = """\
+# Of every service: without root, without further rights, its own file system read-only but for the kit.
+SAFE = """\
+    user: "${UID:-1000}:${GID:-1000}"   # the owner of this folder
+    volumes: ["./:/kit"]
+    cap_drop: [ALL]
+    security_opt: ["no-new-privileges:true"]
+    read_only: true
+    tmpfs: ["/tmp"]
+    restart: always
+"""
+
+# The server ----------------------------------------------------------------------------------------------
+
+SUPERLINK = f"""\
+#!/bin/sh
+# The meeting point. It listens at a socket in run/ and on no port: the proxy lets the others in.
+set -eu
+cd "$(dirname "$0")"
+{QUIET}exec fedfrozen server link .
+"""
+
+SUPEREXEC = f"""\
+#!/bin/sh
+# Starts the server's side of each run. It reaches the SuperLink through the proxy, on this machine.
+set -eu
+cd "$(dirname "$0")"
+{QUIET}exec flower-superexec --runtime-api-address 127.0.0.1:@internal_port --root-certificates ca.crt \\
+  --superexec-auth-secret-file superexec.secret
+"""
+
+PROXY = """\
+#!/bin/sh
+# The only door. Run it as the owner of this folder: it must enter run/.
+set -eu
+cd "$(dirname "$0")"
+touch admitted.conf   # at first nobody is
+if [ "$(id -u)" = 0 ]; then
+  exec nginx -p "$PWD" -c nginx.conf -g 'user root;'   # else its workers would be somebody else
+fi
+exec nginx -p "$PWD" -c nginx.conf
+"""
+
+NGINX = """\
+# The only door to the SuperLink, which listens at a socket. Each of Flower's three parts has its own guests:
+#   Fleet    the sites, by their certificates (Flower asks for their keys as well)
+#   Control  the operators, by theirs: Flower itself asks for nothing there, and who reaches it can start runs
+#   Runtime  the server's own processes, on 127.0.0.1 alone (Flower asks for superexec.secret, then tokens)
+# admitted.conf says who is let in, by the serial number of the certificate: `fedfrozen server admit|revoke`.
+# Start it with proxy.sh, from this folder.
+daemon off;
+pid nginx.pid;
+error_log stderr warn;
+worker_processes 1;
+events { worker_connections 1024; }
+http {
+  access_log off;
+  server_tokens off;
+  client_body_temp_path nginx-body;
+  proxy_temp_path nginx-proxy;
+  fastcgi_temp_path nginx-fastcgi;
+  uwsgi_temp_path nginx-uwsgi;
+  scgi_temp_path nginx-scgi;
+
+  map_hash_bucket_size 128;  # serial numbers are long
+  upstream superlink {
+    server unix:run/superlink.sock;
+    keepalive 32;  # a round is hundreds of small requests
+  }
+  map $ssl_client_serial $party {
+    default "";
+    include admitted.conf;
+  }
+  map $party $fleet_guest { default 0; "~^site " 1; }
+  map $party $control_guest { default 0; "~^operator " 1; }
+
+  # Nobody, however valid the certificate, keeps the server from answering the others.
+  limit_conn_zone $binary_remote_addr zone=connections:1m;
+  limit_req_zone $ssl_client_serial zone=requests:1m rate=300r/s;
+  limit_conn_status 429;
+  limit_req_status 429;
+  client_header_timeout 10s;
+  client_body_timeout 60s;
+  send_timeout 60s;
+  keepalive_timeout 75s;
+  reset_timedout_connection on;
+  large_client_header_buffers 4 8k;
+
+  ssl_certificate server.crt;
+  ssl_certificate_key server.key;
+  ssl_protocols TLSv1.2 TLSv1.3;
+  ssl_session_cache shared:tls:1m;
+  proxy_http_version 1.1;
+  proxy_set_header Connection "";
+  proxy_set_header Host $host;
+  proxy_request_buffering off;
+  proxy_buffering off;
+  proxy_read_timeout 120s;
+  proxy_send_timeout 120s;
+
+  server {
+    listen @port ssl;
+    ssl_client_certificate ca.crt;
+    ssl_verify_client on;
+    ssl_verify_depth 1;
+    limit_conn connections 64;
+    limit_req zone=requests burst=600 nodelay;
+    location / { return 404; }
+    location /v1/fleet/ {
+      if ($fleet_guest = 0) { return 403; }
+      client_max_body_size 2g;  # a message's arrays travel as one; Flower's own limit is the same
+      # With its path, so that what goes on always begins like this, whatever dots the request held.
+      proxy_pass http://superlink/v1/fleet/;
+    }
+    location /v1/control/ {
+      if ($control_guest = 0) { return 403; }
+      client_max_body_size 16m;  # an app's bundle has 10 MB at most
+      proxy_read_timeout 1h;     # a run's log comes over one request
+      proxy_pass http://superlink/v1/control/;
+    }
+  }
+
+  server {
+    listen 127.0.0.1:@internal_port ssl;
+    location / { return 404; }
+    location /v1/runtime/ {
+      client_max_body_size 2g;
+      proxy_pass http://superlink/v1/runtime/;
+    }
+  }
+}
+"""
+
+SERVER_YAML = """\
+# What the server is to the others.
+address: @address
+port: @port
+"""
+
+SERVER_COMPOSE = f"""\
 services:
   superlink:
     build: .
     command: sh superlink.sh
-    volumes: ["./:/kit"]
     ports: ["@port:@port"]
-    restart: always
-  superexec:
+{SAFE}  superexec:
     build: .
     command: sh superexec.sh
-    volumes: ["./:/kit"]
     network_mode: "service:superlink"
-    restart: always
-  proxy:
+{SAFE}  proxy:
     image: nginx:stable
-    command: nginx -p /kit -c nginx.conf
-    volumes: ["./:/kit"]
+    command: sh /kit/proxy.sh
     network_mode: "service:superlink"
-    restart: always
-"""
+{SAFE}"""
 
 SERVER_README = """\
 # The server's kit
 
-Sites: @sites. They reach the server at @address:@port, which only the proxy opens.
+Sites and operators reach the server at @address:@port, which only the proxy opens.
 
-1. Start the SuperLink and what runs its side of the training, and the proxy: `sh start.sh` and, in another
-   terminal, `nginx -p "$PWD" -c nginx.conf`. For good: copy the `.service` files to /etc/systemd/system (they
-   expect this folder as /opt/fedfrozen/server, the package in /opt/fedfrozen/venv or system-wide, and a user
-   `fedfrozen`), or `docker compose up --build`, and then each command below as
-   `docker compose exec superlink COMMAND`.
-2. Let the sites in, once it runs: `sh register.sh`. Again after a new site or a renewed key.
-3. Train: `fedfrozen runtime=deployed runtime.server_kit="$PWD" runtime.min_nodes=@count dataset=images
-   dataset.path=DIR` with a folder of test pictures. After a crash: `fedfrozen resume RUN`.
+1. Start the SuperLink, what runs its side of the training, and the proxy (nginx): `sh start.sh`, as an
+   account that nobody else uses. For good: copy the `.service` files to /etc/systemd/system (they expect this
+   folder as /opt/fedfrozen/server, the package in /opt/fedfrozen/venv or system-wide, and a user
+   `fedfrozen`), or `docker compose up --build`.
+2. Let the parties in, with the certificates that the authority sends you (`node.crt` of a site,
+   `operator.crt` of a person): `fedfrozen server admit . FILE.crt`; after a renewal, the new one.
+3. Runs are started by operators, with their own kit: see its README. `fedfrozen server revoke . NAME` turns a
+   site or an operator away at once.
 
-Revoke a site: `sh revoke.sh NAME`. Renew the certificate, where the authority's folder is:
-`fedfrozen provision federation.yaml -o kits --renew server`, then restart superlink and proxy.
+Renew this kit's certificate before it ends: `fedfrozen site renew .`, send `server.csr` to the authority, and
+`fedfrozen site install RECEIVED .`; then restart SuperLink and proxy.
 
-`server.key` and `superexec.secret` stay here, readable by their owner alone. Whoever has an account on this
-machine can reach the SuperLink's port on 127.0.0.1 and start runs: give nobody one who may not.
+`server.key` and `superexec.secret` stay here, readable by their owner alone. Whoever is root here, or has
+this account, can start runs: Flower's Control API asks nobody who comes by the socket.
 """
 
 SERVER = {
-    "environment.sh": ENVIRONMENT,
     "superlink.sh": SUPERLINK,
     "superexec.sh": SUPEREXEC,
-    "start.sh": START.format(first="superlink", second="superexec"),
-    "register.sh": REGISTER,
-    "revoke.sh": REVOKE,
+    "proxy.sh": PROXY,
+    "start.sh": START.format(parts="superlink proxy superexec"),
     "nginx.conf": NGINX,
     "server.yaml": SERVER_YAML,
-    "fedfrozen-superlink.service": UNIT.format(
-        what="SuperLink", folder="server", command="/bin/sh superlink.sh"
+    "fedfrozen-superlink.service": unit("SuperLink", "server", "/bin/sh superlink.sh"),
+    "fedfrozen-superexec.service": unit("SuperExec", "server", "/bin/sh superexec.sh").replace(
+        "PrivateDevices=yes", "# devices stay: the server evaluates on a GPU where there is one"
     ),
-    "fedfrozen-superexec.service": UNIT.format(
-        what="SuperExec", folder="server", command="/bin/sh superexec.sh"
+    "fedfrozen-proxy.service": unit(
+        "proxy",
+        "server",
+        "/bin/sh proxy.sh",
+        capabilities="CAP_NET_BIND_SERVICE",  # for a port like 443
     ),
-    "fedfrozen-proxy.service": UNIT.format(
-        what="proxy", folder="server", command="/usr/sbin/nginx -p /opt/fedfrozen/server -c nginx.conf"
-    ).replace("User=", "AmbientCapabilities=CAP_NET_BIND_SERVICE\nUser="),  # for a port like 443
     "Dockerfile": DOCKERFILE,
     "docker-compose.yaml": SERVER_COMPOSE,
     "README.md": SERVER_README,
 }
 
+# An operator ---------------------------------------------------------------------------------------------
+
+OPERATOR_YAML = """\
+# Read by `fedfrozen runtime=deployed runtime.server_kit=THIS_FOLDER`.
+server: @superlink
+"""
+
+OPERATOR_README = """\
+# The kit of the operator @name
+
+With it runs are started and stopped: `operator.key` is worth as much as that. Once the server has admitted
+`operator.crt`, on the server's machine (results are written there), with a folder of test data:
+
+    fedfrozen runtime=deployed runtime.server_kit="$PWD" runtime.min_nodes=2 dataset=images dataset.path=DIR
+
+The account that runs the server must be able to write `output_dir`. After a crash: `fedfrozen resume RUN`.
+
+Renew the certificate before it ends: `fedfrozen site renew .`, send `@name.csr` to the authority, and
+`fedfrozen site install RECEIVED .`; the server admits the new `operator.crt`.
+"""
+
+OPERATOR = {"operator.yaml": OPERATOR_YAML, "README.md": OPERATOR_README}
+
 # A site --------------------------------------------------------------------------------------------------
 
 SUPERNODE = f"""\
 #!/bin/sh
-# Talks to the server. It opens no port to the outside; the executor meets it on 127.0.0.1:@port.
+# Talks to the server. It opens no port: the executor meets it at a socket in run/.
 set -eu
 cd "$(dirname "$0")"
-{QUIET}export FLWR_HOME="$PWD/flwr"
-exec flower-supernode --superlink @superlink --root-certificates ca.crt \\
-  --auth-supernode-private-key node.key --isolation process --host 127.0.0.1 --port @port \\
-  --superexec-auth-secret-file executor.secret
+{QUIET}exec fedfrozen site node .
 """
 
 EXECUTOR = f"""\
 #!/bin/sh
-# Trains, with the package that is installed here, as far as policy.yaml allows.
+# Trains, with the package that is installed here, as far as policy.yaml allows. It needs no network.
 set -eu
 cd "$(dirname "$0")"
-{QUIET}export FLWR_HOME="$PWD/flwr"
-exec fedfrozen site exec .
+{QUIET}exec fedfrozen site exec .
 """
 
 SITE_YAML = """\
 # Who this site is and where its data lie. Only this file can name a path; the server never can.
 name: @name
 superlink: @superlink
-port: @port            # on 127.0.0.1: where SuperNode and executor meet
 # kind: digits | images | parquet | text | conll | brat | i2b2 | mimic; path: relative to this folder
 data: @data
 model_path: null       # folder of a pretrained model, where runs start from one (model=checkpoint)
@@ -286,61 +360,78 @@ cache_gb: 4            # of arrays kept between rounds
 
 POLICY_YAML = """\
 # What this site allows, whatever the server asks. Changes count from the next message on.
-strategies: [fedavg, fedprox, fedfrozen, safl]   # names that a run may use
+strategies: @strategies   # names that a run may use
 # SHA-256 of the app bundles that a run may have; any: each one. The bundle's own code is never run here.
 bundles: [@bundle]
-upload_roles: [embedding, query, key, value, output, mlp, norm, head]   # what may leave, by role
+upload_roles: @roles   # what may leave, by role
 min_examples: 50                           # an update from fewer rows would tell too much
-privacy_required: false                    # refuse runs without differential privacy
-max_epsilon: 8.0                           # of all private runs together
-rounds_per_day: 500
+privacy_required: @private                 # refuse runs without differential privacy
+max_epsilon: @epsilon                      # of all private runs together
+rounds_per_day: @rounds
 downloads: false                           # models or data from the Hugging Face hub
 """
 
-SITE_COMPOSE = """\
+# A site that joins for real begins with little, and its steward allows more; a try shall simply run.
+POLICY_STRICT = {
+    "strategies": "[fedfrozen]",
+    "roles": "[value, output, mlp, norm, head]",
+    "private": "true",
+    "epsilon": "3.0",
+    "rounds": "100",
+}
+POLICY_TO_TRY = {
+    "strategies": "[fedavg, fedprox, fedfrozen, safl]",
+    "roles": "[embedding, query, key, value, output, mlp, norm, head]",
+    "private": "false",
+    "epsilon": "8.0",
+    "rounds": "500",
+}
+
+SITE_COMPOSE = f"""\
 services:
   supernode:
     build: .
     command: sh supernode.sh
-    volumes: ["./:/kit"]
-    restart: always
-  executor:
+{SAFE}  executor:
     build: .
     command: sh executor.sh
-    volumes: ["./:/kit"]
-    network_mode: "service:supernode"
-    restart: always
-"""
+    network_mode: none
+{SAFE}"""
 
 SITE_README = """\
 # The kit of the site @name
 
-Put your data where `site.yaml` says, read `policy.yaml` and change it to what you allow. Then three commands:
+Put your data where `site.yaml` says, read `policy.yaml` and change it to what you allow. These two files are
+yours; the others are signed by the federation's authority and stay as they are (own settings for the
+processes belong into a systemd drop-in). Then three commands:
 
-1. `fedfrozen site check .` tells whether all is in order: name, TLS, key, data, disk, policy.
+1. `fedfrozen site check .` tells whether all is in order: files, certificate, TLS, key, data, disk, policy,
+   and whether SuperNode and executor answer.
 2. `sh start.sh` joins the federation. For good: copy the `.service` files to /etc/systemd/system (they expect
    this folder as /opt/fedfrozen/@name, the package in /opt/fedfrozen/venv or system-wide, and a user
    `fedfrozen`), or `docker compose up --build`.
 3. `fedfrozen site audit .` shows what was asked, what was sent and what was refused.
 
-`node.key` is this site's identity, `executor.secret` ties the two processes together: neither leaves this
-folder.
+`node.key` is this site's identity and was made here; `link.pem`, made at the first start, is how the two
+processes know each other. Neither leaves this folder.
 
-The fallback is Flower's own way: leave out `--isolation process` and the secret in `supernode.sh`, add
-`--node-config 'site="@name" data-path="/FOLDER"'`, and start no executor. Every message then starts a
-process, **and it runs the code that the server sends, without this policy**: only where you trust it.
+Renew the certificate before it ends (`site check` says when): `fedfrozen site renew .`, send `@name.csr` to
+the authority, and `fedfrozen site install RECEIVED .`; the server admits the new `node.crt`. Data, policy,
+budget and audit log stay as they are.
+
+The fallback is Flower's own way, `fedfrozen site node . --run-code-of-server` and no executor: every message
+starts a process, **and it runs the code that the server sends, without this policy**: only where you trust
+it.
 """
 
 SITE = {
     "supernode.sh": SUPERNODE,
     "executor.sh": EXECUTOR,
-    "start.sh": START.format(first="supernode", second="executor"),
+    "start.sh": START.format(parts="supernode executor"),
     "site.yaml": SITE_YAML,
     "policy.yaml": POLICY_YAML,
-    "fedfrozen-supernode.service": UNIT.format(
-        what="SuperNode", folder="@name", command="/bin/sh supernode.sh"
-    ),
-    "fedfrozen-executor.service": UNIT.format(what="executor", folder="@name", command="/bin/sh executor.sh"),
+    "fedfrozen-supernode.service": unit("SuperNode", "@name", "/bin/sh supernode.sh"),
+    "fedfrozen-executor.service": unit("executor", "@name", "/bin/sh executor.sh", more=NO_NETWORK),
     "Dockerfile": DOCKERFILE,
     "docker-compose.yaml": SITE_COMPOSE,
     "README.md": SITE_README,

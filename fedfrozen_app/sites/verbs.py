@@ -1,18 +1,38 @@
-"""`fedfrozen site exec|check|audit [KIT]`: what a site runs in its kit."""
+"""`fedfrozen site request|install|renew|check|node|exec|audit [KIT]`: what a site runs in its kit."""
 
 import importlib
 
 from fedfrozen_app.errors import UserError
 
 WORDS = {
+    "node": "fedfrozen_app.sites.supernode:main",
     "exec": "fedfrozen_app.sites.executor:main",
     "check": "fedfrozen_app.sites.site_check:main",
+    "request": "fedfrozen_app.sites.request:request",
+    "install": "fedfrozen_app.sites.request:install",
+    "renew": "fedfrozen_app.sites.request:renew",
     "audit": "fedfrozen_app.sites.site_check:audit",
 }
 
 
 def site(arguments: list[str]) -> None:
-    if not arguments or arguments[0] not in WORDS:
-        raise UserError(f"Say what the site shall do: fedfrozen site {'|'.join(WORDS)} [KIT].")
-    module, _, function = WORDS[arguments[0]].partition(":")
+    _dispatch("site", "the site", WORDS, arguments)
+
+
+SERVER_WORDS = {
+    "link": "fedfrozen_app.sites.server:link",
+    "admit": "fedfrozen_app.sites.server:admit",
+    "revoke": "fedfrozen_app.sites.server:revoke",
+}
+
+
+def server(arguments: list[str]) -> None:
+    """`fedfrozen server link|admit|revoke`: what runs in the server's kit."""
+    _dispatch("server", "the server", SERVER_WORDS, arguments)
+
+
+def _dispatch(verb: str, who: str, words: dict[str, str], arguments: list[str]) -> None:
+    if not arguments or arguments[0] not in words:
+        raise UserError(f"Say what {who} shall do: fedfrozen {verb} {'|'.join(words)} [KIT].")
+    module, _, function = words[arguments[0]].partition(":")
     getattr(importlib.import_module(module), function)(arguments[1:])

@@ -1,5 +1,6 @@
 """A real federation from provisioned kits on loopback: TLS, node keys, executors, each site its own data."""
 
+import functools
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pytest
 import yaml
 from PIL import Image
 from sklearn.datasets import load_digits
@@ -36,17 +38,18 @@ class Deployment:
     def kits(self) -> Path:
         return self.folder / "kits"
 
-    def start(self, party: str, script: str) -> int:
-        """Start a kit's own script; its pid. The log is PARTY-SCRIPT.log."""
+    def start(self, party: str, script: str, *within: str) -> int:
+        """Start a kit's own script, by another command if one is given; its pid. Log: PARTY-SCRIPT.log."""
         kit = self.kits / party
         name = f"{party}-{script}"
-        self.children.start(name, ["sh", str(kit / f"{script}.sh")], kit / "flwr")
+        self.children.start(name, [*within, "sh", str(kit / f"{script}.sh")], kit / "flwr")
         self.started[name] = self.children.pid(name)
         return self.started[name]
 
-    def start_site(self, site: str) -> None:
+    def start_site(self, site: str, *, network: bool = True) -> None:
+        """Without a network the executor is what `PrivateNetwork=yes` makes it, where the system lets us."""
         self.start(site, "supernode")
-        self.start(site, "executor")
+        self.start(site, "executor", *(() if network or not may_unshare() else NO_NETWORK))
 
     def restart_site(self, site: str, patience: float = 120) -> None:
         """Bring a killed site back. Its SuperNode is refused until the old activation has lapsed."""
@@ -74,11 +77,11 @@ class Deployment:
                 raise AssertionError(f"no '{text}' in {name}:\n{self.log(name)[-3000:]}")
             time.sleep(0.1)
 
-    def server(self, script: str, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run one of the server kit's scripts to its end."""
+    def server(self, verb: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """`fedfrozen server VERB KIT ...` to its end."""
         kit = self.kits / "server"
         return subprocess.run(
-            ["sh", str(kit / f"{script}.sh"), *words],
+            ["fedfrozen", "server", verb, str(kit), *words],
             env=flower_environment(kit / "flwr"),
             capture_output=True,
             text=True,
@@ -88,6 +91,16 @@ class Deployment:
     def change(self, site: str, file: str, **values: object) -> None:
         path = self.kits / site / file
         path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | values))
+
+
+NO_NETWORK = ("unshare", "--net")
+
+
+@functools.cache
+def may_unshare() -> bool:
+    if shutil.which(NO_NETWORK[0]) is None:
+        return False
+    return subprocess.run([*NO_NETWORK, "true"], capture_output=True, check=False).returncode == 0
 
 
 @contextmanager
@@ -106,7 +119,14 @@ def our_command(folder: Path) -> Iterator[None]:
         os.environ["PATH"] = before
 
 
-def wait_for_port(port: int, children: Children | None = None, timeout: float = 60) -> None:
+def wait_for_socket(path: Path, timeout: float = 60) -> None:
+    deadline = time.monotonic() + timeout
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} was never made"
+        time.sleep(0.05)
+
+
+def wait_for_port(port: int, timeout: float = 60) -> None:
     deadline = time.monotonic() + timeout
     while True:
         try:
@@ -119,35 +139,23 @@ def wait_for_port(port: int, children: Children | None = None, timeout: float = 
 
 
 @contextmanager
-def federation(
-    folder: Path, sites: Sequence[str] = SITES, *, proxy: str | None = None
-) -> Iterator[Deployment]:
-    """Provision, bring the server up and register the sites; start those with `start_site`.
-
-    With `proxy`, the path of an nginx, the sites go through it; without, straight to the SuperLink.
-    """
+def federation(folder: Path, sites: Sequence[str] = SITES) -> Iterator[Deployment]:
+    """Provision, bring the server and its proxy up and admit the sites; start those with `start_site`."""
+    if shutil.which("nginx") is None:
+        pytest.skip("nginx is not installed, and it is the only door to a server")
     folder.mkdir(parents=True, exist_ok=True)
     public, internal = free_port(), free_port()
-    entries = [{"name": name, "port": free_port()} for name in sites]
-    plan = {"server": {"address": "127.0.0.1", "port": public, "internal_port": internal}, "sites": entries}
-    (folder / "federation.yaml").write_text(yaml.safe_dump(plan))
+    server = {"address": "127.0.0.1", "port": public, "internal_port": internal}
+    (folder / "federation.yaml").write_text(yaml.safe_dump({"server": server, "sites": list(sites)}))
     write_kits(read_federation(folder / "federation.yaml"), folder / "kits")
     with our_command(folder / "bin"), Children(folder) as children:
-        deployment = Deployment(folder, children, public if proxy else internal, internal)
-        if not proxy:
-            for name in sites:
-                for file in ("supernode.sh", "site.yaml"):
-                    path = folder / "kits" / name / file
-                    path.write_text(path.read_text().replace(f"127.0.0.1:{public}", f"127.0.0.1:{internal}"))
+        deployment = Deployment(folder, children, public, internal)
         deployment.start("server", "superlink")
-        wait_for_port(internal)
+        wait_for_socket(folder / "kits" / "server" / "run" / "superlink.sock")
+        deployment.start("server", "proxy")
+        wait_for_port(public)
         deployment.start("server", "superexec")
-        if proxy:
-            (folder / "kits" / "server" / "logs").mkdir(exist_ok=True)
-            kit = str(folder / "kits" / "server")
-            children.start("proxy", [proxy, "-p", kit, "-c", "nginx.conf"], folder / "proxy_home")
-            wait_for_port(public)
-        done = deployment.server("register")
+        done = deployment.server("admit")
         assert done.returncode == 0, done.stdout + done.stderr
         yield deployment
 

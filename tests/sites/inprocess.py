@@ -22,7 +22,7 @@ from fedfrozen_app.run.job import Job
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server_app import gather
 from fedfrozen_app.sites import provision
-from fedfrozen_app.sites.executor import Executor
+from fedfrozen_app.sites.desk import Executor
 from fedfrozen_app.sites.kit import Kit
 from tests.conftest import SMALL, Run
 from tests.sites.federation import write_data

@@ -2,9 +2,7 @@
 
 import json
 import shutil
-import threading
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
@@ -16,8 +14,8 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.privacy.budget import Declined
 from fedfrozen_app.server.conversation import Conversation
-from fedfrozen_app.sites import executor
 from fedfrozen_app.sites.audit_log import AuditLog, read_audit
+from fedfrozen_app.sites.authority import Authority
 from fedfrozen_app.sites.executor import alone
 from fedfrozen_app.sites.executor import main as executor_of
 from fedfrozen_app.sites.policy import Policy, read_run
@@ -232,35 +230,33 @@ def test_a_kit_has_one_executor_at_a_time(sites):
     kit = sites.kit("north")
     with alone(kit), pytest.raises(UserError, match="is running already"):
         executor_of([str(kit.folder)])
-    (kit.folder / "executor.secret").unlink()
-    with pytest.raises(UserError, match=r"executor\.secret is missing"):  # the first is gone: this one starts
-        executor_of([str(kit.folder)])
 
 
-@pytest.mark.parametrize("there", [True, False], ids=["another secret", "first nobody, then another secret"])
-def test_a_supernode_with_another_secret_is_a_sentence(sites, monkeypatch, caplog, there):
-    class Refuses(BaseHTTPRequestHandler):
-        def do_POST(self):
-            self.send_error(401, "SuperExec authentication failed")
-
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Refuses, bind_and_activate=False)
-    server.server_bind()
-    sites.change("north", "site.yaml", port=server.server_port)
-
-    def answer():
-        server.server_activate()
-        server.serve_forever()
-
-    threading.Timer(0.0 if there else 1.0, answer).start()
-    monkeypatch.setattr(executor, "PATIENCE", 0.1)
-    with pytest.raises(UserError, match=r"has another executor\.secret"):
-        executor_of([str(sites.kit("north").folder)])
-    assert there or "No SuperNode answers" in caplog.text
-    server.shutdown()
-    server.server_close()
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (
+            lambda kit: (kit / "executor.sh").write_text("exit"),
+            r"executor\.sh is not as the authority signed",
+        ),
+        (
+            lambda kit: (kit / "ca.crt").write_bytes((kit.parent / "other.crt").read_bytes()),
+            "is not signed by",
+        ),
+        (
+            lambda kit: (kit / "manifest.json").unlink(),
+            r"older version\. Renew it with `fedfrozen site renew`",
+        ),
+    ],
+    ids=["a changed script", "another authority", "a kit from before there were lists"],
+)
+def test_an_executor_starts_from_a_whole_kit_only(sites, harm, sentence):
+    folder = sites.kit("north").folder
+    Authority.make(folder.parent / "strange", None)
+    shutil.copy(folder.parent / "strange" / "ca.crt", folder.parent / "other.crt")
+    harm(folder)
+    with pytest.raises(UserError, match=sentence):
+        executor_of([str(folder)])
 
 
 # What a site remembers --------------------------------------------------------------------------------------

@@ -18,18 +18,20 @@ from threading import Thread
 import pytest
 import yaml
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
-from flwr.common.args import try_obtain_server_certificates  # noqa: F401  the module must import
+from cryptography.hazmat.primitives.serialization import Encoding
 from flwr.supercore.cli.flower_superexec import _parse_args as superexec_parser
+from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink as superlink_parser
-from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as supernode_parser
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.sites.admitted import admitted
+from fedfrozen_app.sites.authority import Authority, Passphrase
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.provision import Party, Plan, Site, read_federation, write_kits
+from fedfrozen_app.sites.request import key_of
+from fedfrozen_app.sites.server import FLAGS
 from fedfrozen_app.sites.site_check import check_tls
 
 PLAN = {
@@ -47,31 +49,36 @@ def kits(tmp_path_factory):
 
 
 def test_a_folder_for_each_party(kits):
-    assert sorted(path.name for path in kits.iterdir()) == ["authority", "north", "server", "south"]
+    assert sorted(path.name for path in kits.iterdir()) == [
+        "authority",
+        "north",
+        "operator",
+        "server",
+        "south",
+    ]
     for name in ("README.md", "start.sh", "docker-compose.yaml"):
         assert all((kits / party / name).exists() for party in ("server", "north", "south"))
-    assert "register.sh" in (kits / "server" / "README.md").read_text()
+    assert "server admit" in (kits / "server" / "README.md").read_text()
     assert (kits / "north" / "README.md").read_text().count("\n1. ") == 1
 
 
 def test_secrets_are_their_owner_s_alone_and_in_one_place(kits):
-    secret = {"ca.key", "server.key", "node.key", "executor.secret", "superexec.secret"}
+    secret = {"ca.key", "server.key", "node.key", "operator.key", "superexec.secret"}
     found = [path for path in kits.rglob("*") if path.is_file()]
     for path in found:
         assert (stat.S_IMODE(path.stat().st_mode) == 0o600) == (path.name in secret), path
     private = {path: path.read_bytes() for path in found if path.name in secret}
     for path, content in private.items():
         assert [other for other in found if other.read_bytes() == content] == [path]
-    assert len([path for path in found if b"PRIVATE KEY" in path.read_bytes()]) == 4
+    assert len([path for path in found if b"PRIVATE KEY" in path.read_bytes()]) == 5
 
 
 def test_keys_are_what_flower_takes(kits):
-    key = load_ssh_private_key((kits / "north" / "node.key").read_bytes(), None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey) and key.curve.name == "secp384r1"
-    public = load_ssh_public_key((kits / "server" / "sites" / "north.pub").read_bytes())
-    assert public.public_numbers() == key.public_key().public_numbers()
-    other = load_ssh_public_key((kits / "server" / "sites" / "south.pub").read_bytes())
-    assert other.public_numbers() != public.public_numbers()
+    key = key_of(kits / "north" / "node.key")
+    assert uses_nist_ec_curve(key.public_key()) and key.curve.name == "secp384r1"
+    known = {name: found.public_key() for name, found in admitted(kits / "server").items()}
+    assert sorted(known) == ["north", "operator", "south"]
+    assert known["north"] == key.public_key() != known["south"]
 
 
 def test_the_certificate_names_the_server_and_hangs_on_the_authority(kits):
@@ -88,19 +95,21 @@ def test_the_certificate_names_the_server_and_hangs_on_the_authority(kits):
 
 PARSERS = {
     "flower-superlink": superlink_parser,
-    "flower-supernode": supernode_parser,
     "flower-superexec": superexec_parser,
 }
 
 
 @pytest.mark.parametrize(
-    ("party", "script"),
-    [("server", "superlink"), ("server", "superexec"), ("north", "supernode")],
+    "name",
+    ["flower-superlink", "flower-superexec"],
 )
-def test_flower_takes_every_flag(kits, party, script):
-    text = (kits / party / f"{script}.sh").read_text().replace("\\\n", " ")
-    (line,) = re.findall(r"^exec (flower-.*)$", text, re.MULTILINE)
-    name, *words = line.split()
+def test_flower_takes_every_flag(kits, name):
+    if name == "flower-superexec":
+        text = (kits / "server" / "superexec.sh").read_text().replace("\\\n", " ")
+        (line,) = re.findall(r"^exec (flower-.*)$", text, re.MULTILINE)
+        _, *words = line.split()
+    else:
+        words = FLAGS.split()
     parser = PARSERS[name]()
     assert isinstance(parser, argparse.ArgumentParser)
     parsed = parser.parse_args(words)
@@ -114,7 +123,8 @@ def test_flower_takes_every_flag(kits, party, script):
 
 def test_scripts_are_shell_and_units_come_back(kits):
     for path in kits.rglob("*.sh"):
-        assert subprocess.run(["sh", "-n", path], check=False).returncode == 0, path
+        for shell in ("sh", "bash"):
+            assert subprocess.run([shell, "-n", path], check=False).returncode == 0, path
     for path in kits.rglob("*.service"):
         text = path.read_text()
         assert "Restart=always" in text and "RestartSec=15" in text and "StartLimitIntervalSec=0" in text
@@ -124,7 +134,41 @@ def test_scripts_are_shell_and_units_come_back(kits):
             for service in yaml.safe_load(path.read_text())["services"].values()
         )
     nginx = (kits / "server" / "nginx.conf").read_text()
-    assert re.findall(r"location (\S+)", nginx) == ["/", "/v1/fleet/"]
+    inside = re.findall(r"location (\S+)", nginx)
+    assert inside == ["/", "/v1/fleet/", "/v1/control/", "/", "/v1/runtime/"]
+    for path in kits.rglob("docker-compose.yaml"):
+        for service in yaml.safe_load(path.read_text())["services"].values():
+            assert service["cap_drop"] == ["ALL"] and service["user"] == "${UID:-1000}:${GID:-1000}"
+    site = yaml.safe_load((kits / "north" / "docker-compose.yaml").read_text())
+    assert site["services"]["executor"]["network_mode"] == "none"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_takes_every_unit(kits, tmp_path):
+    """And finds little to say against the executor's: no network, nothing to write but its own folder."""
+    for path in kits.rglob("*.service"):
+        # As it would stand, but for the folder and the account, which are not here.
+        text = re.sub(r"/opt/fedfrozen/\w+", str(tmp_path), path.read_text()).replace("User=fedfrozen\n", "")
+        unit = tmp_path / f"{path.parent.name}-{path.name}"
+        unit.write_text(text)
+        verify = ["systemd-analyze", "verify", "--recursive-errors=no", "--man=no", str(unit)]
+        done = subprocess.run(verify, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and path.name not in done.stderr, done.stderr
+    executor = (kits / "north" / "fedfrozen-executor.service").read_text()
+    for line in ("PrivateNetwork=yes", "IPAddressDeny=any", "RestrictAddressFamilies=AF_UNIX\n"):
+        assert line in executor
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+@pytest.mark.parametrize("parties", [0, 500])
+def test_nginx_takes_its_settings_and_a_long_list(kits, tmp_path, parties):
+    folder = tmp_path / "server"
+    shutil.copytree(kits / "server", folder)
+    numbers = (f'"{x509.random_serial_number():040X}" "site s{number}";\n' for number in range(parties))
+    (folder / "admitted.conf").write_text("".join(numbers))
+    line = ["nginx", "-t", "-p", str(folder), "-c", "nginx.conf"]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "[warn]" not in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("end", ["the executor fails", "a signal"])
@@ -138,11 +182,26 @@ def test_both_processes_of_a_kit_end_together(kits, tmp_path, end):
         if end == "a signal":
             wait_until((tmp_path / "up").exists)
             started.terminate()
-        assert started.wait(10) == -signal.SIGTERM
+        assert started.wait(30) == (143 if end == "a signal" else 1)
         wait_until(lambda: not running_in(started.pid))
     finally:
         with suppress(ProcessLookupError):
             os.killpg(started.pid, signal.SIGKILL)
+
+
+def test_ending_a_kit_ends_nobody_else(kits, tmp_path):
+    """A script that starts it shares its process group, and is not its to end."""
+    shutil.copy(kits / "north" / "start.sh", tmp_path)
+    (tmp_path / "supernode.sh").write_text("exec sleep 60")
+    (tmp_path / "executor.sh").write_text("exit 2")
+    (tmp_path / "caller.sh").write_text("sh start.sh; echo $? > ended; sleep 60 & wait")
+    caller = subprocess.Popen(["sh", "caller.sh"], cwd=tmp_path, start_new_session=True)
+    try:
+        wait_until(lambda: (tmp_path / "ended").exists() and (tmp_path / "ended").read_text() == "1\n")
+        assert caller.poll() is None
+    finally:
+        os.killpg(caller.pid, signal.SIGKILL)
+        caller.wait()
 
 
 def running_in(group: int) -> bool:
@@ -156,7 +215,7 @@ def running_in(group: int) -> bool:
 
 
 def wait_until(condition) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -174,12 +233,14 @@ def test_again_adds_a_site_and_keeps_the_rest(kits, tmp_path):
     plan.write_text(yaml.safe_dump(PLAN | {"sites": ["north", "south", "west"]}))
     (kits / "north" / "policy.yaml").write_text((kits / "north" / "policy.yaml").read_text() + "# mine\n")
     before = {
-        path: path.read_bytes() for path in kits.rglob("*") if path.is_file() and path.parent.name != "server"
+        path: path.read_bytes()
+        for path in kits.rglob("*")
+        if path.is_file() and path.parent.name not in ("server", "authority")
     }
     certificate = (kits / "server" / "server.crt").read_bytes()
     assert command(["provision", str(plan), "-o", str(kits)]) == 0
     assert all(path.read_bytes() == content for path, content in before.items())
-    assert (kits / "west" / "node.key").exists() and (kits / "server" / "sites" / "west.pub").exists()
+    assert (kits / "west" / "node.key").exists() and "west" in admitted(kits / "server")
     assert (kits / "server" / "server.crt").read_bytes() == certificate
 
     assert command(["provision", str(plan), "-o", str(kits), "--renew", "server"]) == 0
@@ -208,6 +269,10 @@ def test_again_adds_a_site_and_keeps_the_rest(kits, tmp_path):
         ({"sites": ["../north"]}, "cannot be used"),
         ({"sites": ["north", "north"]}, "named twice"),
         ({"sites": [{"name": "north", "key": 1}]}, "unknown key key"),
+        ({"sites": [{"name": "north", "port": 9094}]}, "unknown key port"),
+        ({"operators": ["north"]}, "the name of another party"),
+        ({"operators": ["server"]}, "the name of another party"),
+        ({"operators": ["A B"]}, "operators must be a list of names"),
         ({"sites": [{"name": "north", "data": "images"}]}, "the kind and the path of the data"),
         ({"valid_days": 0}, "valid_days=0"),
         ({"more": 1}, "unknown key more"),
@@ -248,14 +313,18 @@ def test_a_check_goes_on_where_a_file_of_the_kit_is_bad(kits, tmp_path, capsys, 
     (folder / "var").write_text("a file where a folder should be")
     assert command(["site", "check", str(folder)]) == 2
     told = dict(re.findall(r"^FAILED  ([\w ]+): (.*)$", capsys.readouterr().out, re.MULTILINE))
-    assert sorted(told) == ["TLS", "data", "disk", "key"]
-    assert all("ca.crt cannot be read" in told[name] for name in ("TLS", "key"))
+    assert sorted(told) == ["TLS", "certificate", "data", "disk", "key", "kit"]
+    assert all("ca.crt" in told[name] and "cannot be read" in told[name] for name in ("TLS", "key", "kit"))
     assert "cannot be written" in told["disk"]
 
 
 def test_a_check_tells_an_expired_certificate_from_a_false_one(tmp_path):
-    plan = Plan(Party("127.0.0.1", 1), (Site("north", 9094),), valid_days=0)  # expired when it is read
+    plan = Plan(Party("127.0.0.1", 1), (Site("north"),))
     write_kits(plan, tmp_path)
+    authority = Authority.read(tmp_path / "authority", Passphrase())
+    public = key_of(tmp_path / "server" / "server.key").public_key()
+    past = authority.issue(public, "server", "server", 0, ("127.0.0.1",))  # expired when it is read
+    (tmp_path / "server" / "server.crt").write_bytes(past.public_bytes(Encoding.PEM))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "server" / "server.crt", tmp_path / "server" / "server.key")
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -267,7 +336,7 @@ def test_a_check_tells_an_expired_certificate_from_a_false_one(tmp_path):
 
         thread = Thread(target=greet)
         thread.start()
-        with pytest.raises(UserError, match=r"has expired.*--renew server"):
+        with pytest.raises(UserError, match=r"has expired.*site renew"):
             check_tls(kit)
         thread.join()
 

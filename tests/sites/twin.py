@@ -24,7 +24,7 @@ def words(deployment: Deployment, folder: Path, *more: str) -> list[str]:
     return [
         *TINY,
         "runtime=deployed",
-        f"runtime.server_kit={deployment.kits}/server",
+        f"runtime.server_kit={deployment.kits}/operator",
         "runtime.round_timeout=120",
         "dataset=images",
         f"dataset.path={deployment.folder}/data/server",
@@ -35,11 +35,11 @@ def words(deployment: Deployment, folder: Path, *more: str) -> list[str]:
     ]
 
 
-def join(deployment: Deployment, sites: Sequence[str]) -> None:
+def join(deployment: Deployment, sites: Sequence[str], *, network: bool = True) -> None:
     write_data(deployment.folder / "data", deployment.kits, sites, rows=240)
     for site in sites:
         deployment.change(site, "policy.yaml", min_examples=10)
-        deployment.start_site(site)
+        deployment.start_site(site, network=network)
     for site in sites:
         deployment.wait_for_line(f"{site}-supernode", "SuperNode ID", timeout=120)
 
@@ -48,7 +48,7 @@ def the_same_in_process(deployment: Deployment, sites: Sequence[str], folder: Pa
     """The run's twin over copies of the same kits, in this process."""
     copy = Sites(folder, names=sites)
     for part in ("kits", "data"):
-        ignore = shutil.ignore_patterns("var", "flwr")
+        ignore = shutil.ignore_patterns("var", "flwr", "run")
         shutil.copytree(deployment.folder / part, folder / part, ignore=ignore)
     digest = bundle_digest(folder)
     least = [word for word in copy.words() if not word.startswith("runtime.min_nodes")]
@@ -75,7 +75,7 @@ def same_course(one: Run, other: Run, keys: Sequence[str] = COURSE) -> None:
             assert row.get(key) == twin.get(key), (key, row["round"])
 
 
-def compare_with_one_process(place: Path, proxy: str | None) -> dict:
+def compare_with_one_process(place: Path) -> dict:
     """By run: its seconds, the largest difference of a weight from its twin's, and the epsilon it cost.
 
     Private noise cannot be drawn twice, so the private run has no twin. At last a run asks for more epsilon
@@ -83,7 +83,7 @@ def compare_with_one_process(place: Path, proxy: str | None) -> dict:
     """
     runs = {"fedfrozen": FEDFROZEN} | {n: (*SAFL, w, "privacy.epsilon=3") for n, w in PRIVATE.items()}
     found: dict[str, dict] = {}
-    with federation(place / "fed", SITES, proxy=proxy) as deployment:
+    with federation(place / "fed", SITES) as deployment:
         join(deployment, SITES)
         for number, (name, overrides) in enumerate(runs.items()):
             more = (*overrides, "runtime.min_nodes=3")
@@ -111,4 +111,4 @@ def compare_with_one_process(place: Path, proxy: str | None) -> dict:
             raise SystemExit("A run that asked for more epsilon than is left was not refused.")
         logs = {site: read_audit(Kit.read(deployment.kits / site).audit) for site in SITES}
         refused = {site: log[-1].get("reason") for site, log in logs.items()}
-    return {"proxy": proxy is not None, "runs": found, "refused": refused}
+    return {"runs": found, "refused": refused}

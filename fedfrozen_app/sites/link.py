@@ -1,0 +1,177 @@
+"""Where the SuperNode and the executor of a site meet: a Unix socket that only the kit's owner reaches.
+
+No port is opened. Whoever grabbed the socket first would still be refused: both sides show the certificate of
+the kit's own `link.pem`, made here at the first start and known to nobody else, before either says a word.
+"""
+
+import datetime
+import fcntl
+import os
+import socket
+import ssl
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor  # internal
+from flwr.supercore.runtime import RuntimeHttpClient  # internal
+
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.sites.kit import Kit
+
+NAME = "supernode"  # of the socket, and in the certificate that a client checks
+CONTACT = "/contact"  # a question that Flower's SuperNode does not know; ours answers it
+NEVER = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)  # as RFC 5280 says it; the file can be deleted
+
+
+@dataclass
+class Contact:
+    """A SuperNode's standing with the server; it changes as the server answers."""
+
+    node: int | None = None  # the number by which the server knows it; None: not let in yet
+    heard: float | None = None  # when the server last answered its question for messages
+
+
+class SuperNodeClient(RuntimeHttpClient):
+    """Flower's client of the SuperNode, over the kit's socket."""
+
+    def __init__(self, kit: Kit, interceptors: Sequence[ProtobufClientInterceptor] = ()) -> None:
+        # Flower's own client knows ports alone: it is made without certificates, and never used.
+        super().__init__(f"https://{NAME}", interceptors=interceptors, verify=False)
+        self._client.close()
+        self._folder = open_folder(kit.meeting)
+        self._client = httpx.Client(
+            transport=httpx.HTTPTransport(verify=context(kit, server=False), uds=short(self._folder, NAME)),
+            timeout=30,
+            trust_env=False,  # a proxy in the environment must not get these requests
+        )
+
+    def contact(self, timeout: float) -> Contact:
+        """What the SuperNode knows of its server."""
+        answer = self._client.get(f"https://{NAME}{CONTACT}", timeout=timeout)
+        answer.raise_for_status()
+        return Contact(**answer.json())
+
+    def close(self) -> None:
+        super().close()
+        if self._folder >= 0:
+            os.close(self._folder)
+            self._folder = -1
+
+
+def is_stranger(error: BaseException | None) -> bool:
+    """Whether a connection failed because the other side could not prove that it is of this kit."""
+    while error is not None:
+        if isinstance(error, ssl.SSLError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+@contextmanager
+def listening(meeting: Path, who: str) -> Iterator[socket.socket]:
+    """The bound socket of the one process of this name that may listen in the folder."""
+    folder = open_folder(meeting)
+    try:
+        with only_one(meeting / f"{who}.lock", f"A {who} of {meeting.parent} is running already"):
+            path = short(folder, who)
+            Path(path).unlink(missing_ok=True)  # of one that was killed: nobody else holds the lock
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
+                bound.bind(path)
+                yield bound
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def only_one(path: Path, already: str) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"{already}: end it first.") from error
+        yield
+
+
+def running(lock: Path) -> bool:
+    """Whether a process holds this lock."""
+    try:
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def open_folder(folder: Path) -> int:
+    """A descriptor of the meeting folder, which is refused where others than its owner could enter."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be entered ({error.strerror}): it must be a folder.") from error
+    found = os.fstat(number)
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        os.close(number)
+        raise UserError(f"Others can enter {folder}: remove it, and start as the owner of the kit.")
+    return number
+
+
+def short(folder: int, who: str) -> str:
+    """The socket by its folder's descriptor: a socket's path may have 107 bytes only, and kits lie deep."""
+    return f"/proc/self/fd/{folder}/{who}.sock"
+
+
+def context(kit: Kit, *, server: bool) -> ssl.SSLContext:
+    """TLS in which both sides show, and accept, the kit's own certificate alone."""
+    own = credentials(kit)
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    made.minimum_version = ssl.TLSVersion.TLSv1_3
+    made.verify_mode = ssl.CERT_REQUIRED
+    made.load_cert_chain(own)
+    made.load_verify_locations(own)
+    return made
+
+
+def credentials(kit: Kit) -> Path:
+    """`link.pem`, key and certificate; made by whichever process of the site comes first."""
+    path = kit.folder / "link.pem"
+    if path.exists():
+        return path
+    with tempfile.NamedTemporaryFile(dir=kit.folder, prefix=".link.") as file:  # its owner's alone
+        file.write(_make_credentials())
+        file.flush()
+        with suppress(FileExistsError):  # unlike a rename, it never replaces what the other made meanwhile
+            os.link(file.name, path)
+    return path
+
+
+def _make_credentials() -> bytes:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedfrozen site link")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1))
+        .not_valid_after(NEVER)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return private + certificate.public_bytes(serialization.Encoding.PEM)

@@ -1,0 +1,80 @@
+"""The signed list of a kit's files: what the authority handed out, and whether it is still that.
+
+`files` are the federation's and stay as they are; `yours` (site.yaml, policy.yaml) are checked on the way to
+the party, and are then its own to change. Keys are in no list: they never travel.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.sites.authority import Signer, read_trusted, signed_by_one_of
+from fedfrozen_app.sites.files import PUBLIC, write
+
+LIST, SIGNATURE = "manifest.json", "manifest.sig"
+YOURS = ("site.yaml", "policy.yaml")
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    name: str
+    role: str
+    files: dict[str, str]
+    yours: dict[str, str]
+
+
+def sign(folder: Path, names: list[str], signer: Signer, name: str, role: str) -> None:
+    """Write the list of these files of the folder, and the authority's signature on it."""
+    digests = {file: _digest(folder / file) for file in sorted(names)}
+    told = {
+        "format": FORMAT,
+        "name": name,
+        "role": role,
+        "files": {file: digest for file, digest in digests.items() if file not in YOURS},
+        "yours": {file: digest for file, digest in digests.items() if file in YOURS},
+    }
+    text = json.dumps(told, indent=1).encode()
+    write(folder / LIST, text, PUBLIC)
+    write(folder / SIGNATURE, signer.sign(text), PUBLIC)
+
+
+def read(folder: Path, trust: Path) -> Manifest:
+    """The list of a kit, signed by an authority of the `trust` file."""
+    try:
+        text, signature = (folder / LIST).read_bytes(), (folder / SIGNATURE).read_bytes()
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder} has no {LIST}: it is of an older version. Renew it with `fedfrozen site renew`, which "
+            "keeps its data, policy, budget and audit log."
+        ) from error
+    if not signed_by_one_of(text, signature, read_trusted(trust)):
+        raise UserError(f"{folder / LIST} is not signed by the authority of {trust}: do not use this kit.")
+    told = json.loads(text)  # signed: whoever wrote it is believed
+    if told.get("format") != FORMAT:
+        raise UserError(f"{folder / LIST} is of another version of this package: install the same one.")
+    return Manifest(told["name"], told["role"], told["files"], told["yours"])
+
+
+def changed(folder: Path, files: dict[str, str]) -> list[str]:
+    """Files that are missing or not as they were signed."""
+    return [name for name, digest in files.items() if _digest(folder / name) != digest]
+
+
+def check(folder: Path) -> Manifest:
+    """The list of an installed kit, all of whose files are as the authority signed them."""
+    found = read(folder, folder / "ca.crt")
+    if wrong := changed(folder, found.files):
+        raise UserError(
+            f"{folder / wrong[0]} is not as the authority signed it: bring it back, `fedfrozen site install`."
+        )
+    return found
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return "missing"

@@ -1,0 +1,157 @@
+"""`fedfrozen site node [KIT]`: Flower's SuperNode, which calls the server and opens no port.
+
+Flower's own command can only meet its executor on a TCP port. This one puts the same parts together, with the
+kit's socket in the port's place. Names marked internal are no public API of Flower's.
+"""
+
+import os
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import uvicorn
+from flwr.common.constant import ISOLATION_MODE_PROCESS, ISOLATION_MODE_SUBPROCESS  # internal
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse  # internal
+from flwr.supercore.exit import add_exit_handler  # internal
+from flwr.supercore.object_store import ObjectStoreFactory  # internal
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor  # internal
+from flwr.supercore.retry import RetryInvoker  # internal
+from flwr.supernode import fleet_http_connection  # internal
+from flwr.supernode.fleet_http_client import FleetHttpClient  # internal
+from flwr.supernode.main import create_app  # internal
+from flwr.supernode.nodestate import NodeStateFactory  # internal
+from flwr.supernode.start_client_internal import start_client_internal  # internal
+
+from fedfrozen_app.arguments import Arguments
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.sites import manifest
+from fedfrozen_app.sites.kit import Kit
+from fedfrozen_app.sites.link import CONTACT, NAME, Contact, context, listening
+from fedfrozen_app.sites.request import key_of
+
+GRACE = 5.0  # seconds for requests under way, when it ends
+
+
+def main(arguments: list[str]) -> None:
+    """The verb."""
+    parser = Arguments("fedfrozen site node", description=__doc__)
+    parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
+    parser.add_argument("--max-retries", type=int, help="give up after so many failed calls (default: never)")
+    parser.add_argument(
+        "--run-code-of-server",
+        action="store_true",
+        help="Flower's own way, without executor and policy: each message starts the code that came with it",
+    )
+    options = parser.parse_args(arguments)
+    kit = Kit.read(options.kit)
+    manifest.check(kit.folder)
+    os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+    states = NodeStateFactory(objectstore_factory=ObjectStoreFactory())
+    contact = Contact()
+    connect = partial(_connect, kit, states, contact, options.max_retries)
+    if options.run_code_of_server:
+        print("The server's code runs here now, and policy.yaml is not asked.", flush=True)
+        with socket.create_server(("127.0.0.1", 0)) as bound:  # Flower's processes know ports alone
+            _serve(states, contact, bound, None)
+            address = f"127.0.0.1:{bound.getsockname()[1]}"
+            own = {"site": kit.name} | ({"data-path": kit.data_path} if kit.data_path else {})
+            connect(isolation=ISOLATION_MODE_SUBPROCESS, runtime_api_address=address, node_config=own)
+        return
+    with listening(kit.meeting, NAME) as bound:
+        _serve(states, contact, bound, context(kit, server=True))
+        connect(isolation=ISOLATION_MODE_PROCESS, node_config={})
+
+
+def _serve(
+    states: NodeStateFactory, contact: Contact, bound: socket.socket, tls: ssl.SSLContext | None
+) -> None:
+    """Let the executor in, beside the loop that asks the server for messages."""
+    app = create_app(states)
+    app.add_api_route(CONTACT, lambda: asdict(contact))
+    config = uvicorn.Config(app, loop="asyncio", access_log=False, log_level="warning", workers=1)
+    config.load()
+    config.ssl = tls
+    server = uvicorn.Server(config)
+    # A daemon: where the server cannot be asked at all, the process ends with a sentence.
+    thread = threading.Thread(target=server.run, args=([bound],), name="executor's desk", daemon=True)
+    thread.start()
+    while thread.is_alive() and not server.started:
+        time.sleep(0.05)
+    if not server.started:
+        raise UserError("The SuperNode could not listen for its executor: see above.")
+
+    def stop() -> None:
+        server.should_exit = True
+        thread.join(GRACE)
+        server.force_exit = True
+
+    add_exit_handler(stop)
+
+
+def _connect(
+    kit: Kit, states: NodeStateFactory, contact: Contact, max_retries: int | None, **how: Any
+) -> None:
+    """Flower's own loop: ask the server for messages, hand the answers in, until the process ends."""
+    key = key_of(kit.folder / "node.key")
+    use_client_of(kit, contact)
+    start_client_internal(
+        state_factory=states,
+        server_address=kit.superlink,
+        root_certificates=(kit.folder / "ca.crt").read_bytes(),
+        insecure=False,
+        authentication_keys=(key, key.public_key()),
+        max_retries=max_retries,
+        **how,
+    )
+
+
+def server_context(kit: Kit) -> ssl.SSLContext:
+    """TLS with the server: it must be of the federation's authority, and gets this site's certificate."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        made.load_verify_locations(kit.folder / "ca.crt")
+        made.load_cert_chain(kit.folder / "node.crt", kit.folder / "node.key")
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(
+            f"ca.crt, node.crt or node.key of {kit.folder} cannot be read ({error}): install the kit again."
+        ) from error
+    return made
+
+
+def use_client_of(kit: Kit, contact: Contact) -> None:
+    """Let Flower use a client that shows this site's certificate and notes when the server answered.
+
+    Flower's SuperNode knows no client certificates, and makes its client in one place: it is put there.
+    """
+
+    class OfThisKit(FleetHttpClient):
+        @classmethod
+        def from_server_address(
+            cls,
+            server_address: str,
+            insecure: bool,
+            root_certificates: bytes | str | None,
+            interceptors: Sequence[ProtobufClientInterceptor],
+            *,
+            retry_invoker: RetryInvoker | None = None,
+        ) -> Self:
+            return cls(
+                f"https://{server_address}",
+                interceptors=interceptors,
+                verify=server_context(kit),
+                retry_invoker=retry_invoker,
+            )
+
+        def PullMessages(self, request: PullMessagesRequest) -> PullMessagesResponse:
+            answer = super().PullMessages(request)
+            contact.node, contact.heard = request.node.node_id, time.time()
+            return answer
+
+    fleet_http_connection.FleetHttpClient = OfThisKit  # type: ignore[misc]

@@ -1,0 +1,305 @@
+"""Who gets where at a running server: real SuperLink, SuperExec and nginx from kits, and many attempts."""
+
+import os
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from cryptography.hazmat.primitives.serialization import Encoding
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+from flwr.proto import control_pb2, log_pb2, message_pb2, runtime_pb2
+from flwr.proto.control_pb2 import ListNodesRequest, ListRunsRequest, StartRunRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.routers.runtime.router import router as runtime_router
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.flower.processes import flower_environment, free_port
+from fedfrozen_app.sites.authority import Authority, Passphrase
+from fedfrozen_app.sites.request import key_of
+from fedfrozen_app.sites.server import control
+from tests.sites.federation import federation
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Up for all tests of this file; they add parties and take them away."""
+    with federation(tmp_path_factory.mktemp("doors") / "fed", ("north", "south")) as deployment:
+        yield deployment
+
+
+def tls(deployment, party=None, certificate=None):
+    """What a party's software would use; None: somebody who has the public certificate alone."""
+    made = ssl.create_default_context(cafile=deployment.kits / "north" / "ca.crt")
+    if party is not None:
+        stem = "operator" if party.startswith("operator") else "node"
+        kit = deployment.kits / party
+        made.load_cert_chain(certificate or kit / f"{stem}.crt", kit / f"{stem}.key")
+    return made
+
+
+def post(deployment, path, party=None, *, content=b"", port=None, certificate=None):
+    url = f"https://127.0.0.1:{port or deployment.port}{path}"
+    headers = {"content-type": "application/protobuf", "accept": "application/protobuf"}
+    with httpx.Client(verify=tls(deployment, party, certificate), timeout=30) as client:
+        return client.post(url, content=content, headers=headers).status_code
+
+
+START, LIST, PULL = "/v1/control/start-run", "/v1/control/list-runs", "/v1/fleet/pull-messages"
+
+
+def test_each_door_has_its_guests(server):
+    """400: no certificate at all. 403: a certificate of this federation, and not for this door."""
+    assert [post(server, path) for path in (START, LIST, PULL)] == [400, 400, 400]
+    assert [post(server, path, "north") for path in (START, LIST)] == [403, 403]
+    assert post(server, PULL, "operator") == 403
+    assert post(server, PULL, "north") == 401  # let through; Flower asks for the key's signature
+    for path in ("/", "/health", "/docs", "/openapi.json", "/v1/runtime/acquire-task", "/v1/other"):
+        for party in ("north", "operator"):
+            assert post(server, path, party) == 404, path
+    for path in (
+        "/v1/fleet/../control/start-run",
+        "/v1/fleet/..%2fcontrol/start-run",
+        "/v1//control/start-run",
+    ):
+        assert post(server, path, "north") in (400, 403, 404), path
+    with control(server.kits / "server") as client:
+        assert not client.ListRuns(ListRunsRequest()).run_dict
+
+
+def test_an_operator_is_served(server):
+    with ControlHttpClient(f"https://127.0.0.1:{server.port}", verify=tls(server, "operator")) as client:
+        assert not client.ListRuns(ListRunsRequest()).run_dict
+        assert len(client.ListNodes(ListNodesRequest()).nodes_info) >= 2
+
+
+def test_no_port_leads_to_the_control_api_and_no_other_account_to_the_socket(server):
+    """Only nginx listens; on 127.0.0.1 it leads to the Runtime API, which wants a secret."""
+    for path in (START, LIST, PULL, "/", "/health"):
+        assert post(server, path, port=server.internal) == 404, path
+    listening = ports_of(server.started["server-superlink"]) | ports_of(server.started["server-superexec"])
+    assert listening == set()
+    assert ports_of(server.started["server-proxy"]) == {server.port, server.internal}
+    where = server.kits / "server" / "run"
+    assert where.stat().st_mode & 0o777 == 0o700 and where.stat().st_uid == os.geteuid()
+
+
+def ports_of(pid: int) -> set[int]:
+    """TCP ports on which this process, or one that it started, listens."""
+    nodes = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it may be gone meanwhile
+            if int(path.read_text().rpartition(")")[2].split()[2]) == pid:  # its process group
+                for link in (path.parent / "fd").iterdir():
+                    nodes |= set(re.findall(r"socket:\[(\d+)\]", str(link.readlink())))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and words[9] in nodes:
+                found.add(int(words[1].rpartition(":")[2], 16))
+    return found
+
+
+def test_the_runtime_api_asks_for_a_secret_or_a_token_everywhere(server):
+    """Flower has it on 127.0.0.1, where every account of the machine can call it."""
+    version = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
+    url = f"https://127.0.0.1:{server.internal}"
+    with RuntimeHttpClient(url, interceptors=version, verify=tls(server)) as client:
+        with pytest.raises(httpx.HTTPStatusError, match="401"):
+            client.AcquireTask(AcquireTaskRequest(supported_task_types=["SERVER_APP"]))
+        methods = [name for name in vars(RuntimeHttpClient) if name[0].isupper()]
+        assert len(methods) >= len(runtime_router.routes) - 1 > 15
+        for name in methods:
+            words = {"PushMessages": "PushAppMessages", "PullMessages": "PullAppMessages"}
+            kind = f"{words.get(name, name)}Request"
+            places = (runtime_pb2, message_pb2, log_pb2, control_pb2)
+            request = next(getattr(place, kind) for place in places if hasattr(place, kind))()
+            with pytest.raises(httpx.HTTPStatusError) as told:
+                getattr(client, name)(request)
+            assert told.value.response.status_code == 401, name
+
+
+def test_limits(server):
+    with suppress(httpx.WriteError):  # it may close before all has been sent
+        assert post(server, START, "operator", content=b"x" * (17 * 2**20)) == 413
+    raw = socket.create_connection(("127.0.0.1", server.port))
+    with raw, tls(server, "north").wrap_socket(raw, server_hostname="127.0.0.1") as slow:
+        slow.settimeout(20)
+        slow.sendall(b"POST /v1/fleet/x HTTP/1.1\r\nHost: x\r\n")  # and never the rest
+        with suppress(ConnectionResetError):
+            assert slow.recv(1) == b""  # shown the door after ten seconds
+
+
+def test_one_address_gets_so_many_connections(server):
+    """Requests that begin and never end: the sixty-fifth is told so, and the others are still served."""
+    context, head = tls(server, "north"), b"POST /v1/fleet/x HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
+    with ExitStack() as stack:
+        connections = []
+        for _ in range(66):
+            raw = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            connections.append(stack.enter_context(context.wrap_socket(raw, server_hostname="127.0.0.1")))
+            connections[-1].sendall(head)
+        connections[-1].settimeout(10)
+        assert b" 429 " in connections[-1].recv(200)
+    wait_for(lambda: post(server, LIST, "operator") == 200)
+
+
+# Certificates that should not do ---------------------------------------------------------------------------
+
+
+def test_an_expired_and_a_strange_certificate_are_turned_away(server, tmp_path):
+    public = key_of(server.kits / "north" / "node.key").public_key()
+    ours = Authority.read(server.kits / "authority", Passphrase())
+    strange = Authority.make(tmp_path / "strange", None)
+    for number, authority, days in ((1, ours, 0), (2, strange, 9)):
+        made = authority.current.issue(public, "north", "site", days)
+        path = tmp_path / f"{number}.crt"
+        path.write_bytes(made.public_bytes(Encoding.PEM))
+        assert post(server, PULL, "north", certificate=path) == 400
+    # In order, but nobody admitted it: another of the same name and authority.
+    path.write_bytes(ours.current.issue(public, "north", "operator", 9).public_bytes(Encoding.PEM))
+    assert post(server, PULL, "north", certificate=path) == 403
+    assert post(server, START, "north", certificate=path) == 403
+
+
+def test_who_is_admitted_late_revoked_and_renewed(server, tmp_path):
+    kits = server.kits
+    plan = yaml.safe_load((server.folder / "federation.yaml").read_text())
+    plan |= {"sites": ["north", "south", "west"], "operators": ["operator", "operator_two"]}
+    path = tmp_path / "federation.yaml"
+    path.write_text(yaml.safe_dump(plan))
+    assert command(["provision", str(path), "-o", str(kits)]) == 0
+    done = server.server("admit")
+    assert done.returncode == 0 and "west: registered" in done.stdout, done.stdout + done.stderr
+    wait_for(lambda: post(server, LIST, "operator_two") == 200)
+    assert activated(server, "west")
+
+    # An operator goes: from now on nothing.
+    assert server.server("revoke", "operator_two").returncode == 0
+    wait_for(lambda: post(server, LIST, "operator_two") == 403)
+    assert post(server, LIST, "operator") == 200
+
+    # A site's key is renewed: the old certificate is out at the door, and the old key at Flower.
+    shutil.copytree(kits / "west", kits / "node_before")
+    assert command(["provision", str(path), "-o", str(kits), "--renew", "west"]) == 0
+    assert server.server("admit").returncode == 0
+    wait_for(lambda: post(server, PULL, "node_before") == 403)
+    assert activated(server, "west")
+    assert server.server("revoke", "west").returncode == 0
+    wait_for(lambda: post(server, PULL, "west") == 403)
+    assert not activated(server, "west")
+    assert server.server("revoke", "west").returncode == 2
+
+
+def activated(deployment, site: str) -> bool:
+    """Whether Flower takes this site's key, asked through the door."""
+    key = key_of(deployment.kits / site / "node.key")
+    guards = (
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(key, key.public_key()),
+    )
+    request = ActivateNodeRequest(
+        public_key=public_key_to_bytes(key.public_key()), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
+    )
+    url = f"https://127.0.0.1:{deployment.port}"
+    with FleetHttpClient(url, interceptors=guards, verify=tls(deployment, site)) as client:
+        try:
+            return bool(client.ActivateNode(request).node_id)
+        except httpx.HTTPStatusError:
+            return False
+
+
+def wait_for(condition) -> None:
+    """nginx reads its list again a moment later."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+# Processes that should not do ------------------------------------------------------------------------------
+
+
+def supernode(kit) -> str:
+    """What a SuperNode of this kit says before it ends by itself."""
+    return attempt(["fedfrozen", "site", "node", str(kit), "--max-retries", "0"], kit / "flwr")
+
+
+def attempt(command_line, home) -> str:
+    home.mkdir(parents=True, exist_ok=True)
+    try:
+        done = subprocess.run(
+            command_line,
+            env=flower_environment(home),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=90,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise AssertionError(f"it stayed connected: {error.output}") from error
+    assert done.returncode != 0
+    return done.stdout + done.stderr
+
+
+def test_supernodes_that_are_turned_away(server, tmp_path):
+    north = server.kits / "north"
+    server.start("north", "supernode")
+    server.wait_for_line("north-supernode", "SuperNode ID")
+    # A site's key and certificate, used by somebody else while their owner is online.
+    thief = tmp_path / "thief"
+    shutil.copytree(north, thief, ignore=shutil.ignore_patterns("var", "flwr", "run"))
+    assert "Failed to" in supernode(thief)
+    # A site of another federation, which was given this one's `ca.crt`: neither its kit nor its key will do.
+    plan = {"server": {"address": "127.0.0.1", "port": server.port}, "sites": ["unknown"]}
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    assert command(["provision", str(tmp_path / "plan.yaml"), "-o", str(tmp_path / "others")]) == 0
+    unknown = tmp_path / "others" / "unknown"
+    # As it is: it must not talk to this server, which its authority does not know.
+    assert "certificate" in supernode(unknown).lower()
+    shutil.copy(north / "ca.crt", unknown / "ca.crt")
+    assert "is not signed by the authority" in supernode(unknown)
+    assert command(["site", "check", str(unknown)]) == 2
+    # A plain-text client.
+    plain = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{server.port}"]
+    plain += ["--isolation", "process", "--port", str(free_port()), "--max-retries", "0"]
+    assert "Failed to" in attempt(plain, tmp_path / "flwr")
+    assert httpx.get(f"http://127.0.0.1:{server.port}/v1/fleet/").status_code == 400
+    server.kill("north-supernode")
+
+
+def test_runs_are_started_with_an_operator_s_kit_only(server, tmp_path, capsys):
+    line = ["runtime=deployed", "dataset=images", f"dataset.path={tmp_path}", f"output_dir={tmp_path}/run"]
+    assert command([*line, f"runtime.server_kit={server.kits}/server"]) == 2
+    assert "starting runs needs an operator's" in capsys.readouterr().err
+    assert command([*line, f"runtime.server_kit={server.kits}/north"]) == 2
+    assert "is no operator's kit" in capsys.readouterr().err
+    # A site that dresses up as one.
+    false = tmp_path / "false"
+    shutil.copytree(server.kits / "operator", false)
+    shutil.copy(server.kits / "north" / "node.key", false / "operator.key")
+    shutil.copy(server.kits / "north" / "node.crt", false / "operator.crt")
+    with (
+        ControlHttpClient(f"https://127.0.0.1:{server.port}", verify=tls(server, "north")) as client,
+        pytest.raises(httpx.HTTPStatusError, match="403"),
+    ):
+        client.StartRun(StartRunRequest())
+    with control(server.kits / "server") as client:
+        assert not client.ListRuns(ListRunsRequest()).run_dict

@@ -1,0 +1,284 @@
+"""Where SuperNode and executor meet: who is let to the socket, and who is told nothing."""
+
+import json
+import os
+import re
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supernode.main import create_app
+from flwr.supernode.nodestate import NodeStateFactory
+
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.sites import executor, link, site_check
+from fedfrozen_app.sites.kit import Kit
+from tests.sites.test_provision import wait_until
+
+VERSION = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
+ACQUIRE = AcquireTaskRequest(supported_task_types=["CLIENT_APP"])
+
+
+def kit_in(folder) -> Kit:
+    """What of a kit this is about; deep down, where a socket's path would be too long."""
+    deep = folder / ("d" * 100)
+    deep.mkdir(mode=0o700, parents=True)
+    (deep / "site.yaml").write_text(
+        "{name: north, superlink: 'x:1', data: {kind: digits}, folder: var, model_path: null}"
+    )
+    return Kit.read(deep)
+
+
+@contextmanager
+def supernode(kit, contact=None):
+    """Flower's own API of a SuperNode, as `fedfrozen site node` serves it."""
+    with link.listening(kit.meeting, link.NAME) as bound:
+        app = create_app(NodeStateFactory(objectstore_factory=ObjectStoreFactory()))
+        app.add_api_route(link.CONTACT, lambda: asdict(contact or link.Contact()))
+        config = uvicorn.Config(app, loop="asyncio", log_level="warning")
+        config.load()
+        config.ssl = link.context(kit, server=True)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([bound],))
+        thread.start()
+        wait_until(lambda: server.started)
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@contextmanager
+def rogue(kit, tls):
+    """Somebody who was first at the socket; all that it is told after the handshake."""
+    told: list[bytes] = []
+    kit.meeting.mkdir(mode=0o700, exist_ok=True)
+    folder = link.open_folder(kit.meeting)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(link.short(folder, link.NAME))
+        listener.listen()
+
+        def greet():
+            while True:
+                try:
+                    raw = listener.accept()[0]
+                except OSError:
+                    return
+                try:
+                    with raw, tls.wrap_socket(raw, server_side=True) if tls else raw as wrapped:
+                        told.append(wrapped.recv(4096) or b"")
+                except OSError as error:  # a refused handshake
+                    told.append(f"refused: {error}".encode())
+
+        threading.Thread(target=greet, daemon=True).start()
+        try:
+            yield told
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            Path(link.short(folder, link.NAME)).unlink()
+            os.close(folder)
+
+
+def test_the_two_of_a_kit_meet_and_a_proxy_gets_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    kit = kit_in(tmp_path)
+    with supernode(kit), link.SuperNodeClient(kit, VERSION) as desk:
+        assert desk.contact(5) == link.Contact()
+        assert not desk.AcquireTask(ACQUIRE).HasField("task")
+    secret = kit.folder / "link.pem"
+    assert secret.stat().st_mode & 0o777 == 0o600 and kit.meeting.stat().st_mode & 0o777 == 0o700
+
+
+def test_who_shows_no_certificate_or_another_kit_s_is_not_served(tmp_path):
+    kit, other = kit_in(tmp_path / "a"), kit_in(tmp_path / "b")
+    link.credentials(other)
+    with supernode(kit):
+        anybody = ssl.create_default_context()
+        anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+        stranger = link.context(other, server=False)
+        stranger.check_hostname, stranger.verify_mode = False, ssl.CERT_NONE
+        for tls in (anybody, stranger):
+            folder = link.open_folder(kit.meeting)
+            transport = httpx.HTTPTransport(verify=tls, uds=link.short(folder, link.NAME))
+            with httpx.Client(transport=transport) as client, pytest.raises(httpx.TransportError):
+                client.get("https://supernode/health")
+            os.close(folder)
+
+
+@pytest.mark.parametrize("how", ["another kit's certificate", "no TLS"])
+def test_a_rogue_listener_is_told_nothing_and_not_obeyed(tmp_path, caplog, monkeypatch, how):
+    """It grabbed the socket first. The executor stays, and works once its own SuperNode is there."""
+    monkeypatch.setattr(executor, "PATIENCE", 0.05)
+    kit, other = kit_in(tmp_path / "a"), kit_in(tmp_path / "b")
+    tls = link.context(other, server=True) if how != "no TLS" else None
+    if tls:
+        tls.verify_mode = ssl.CERT_NONE  # it would take anybody
+    ended = threading.Event()
+    forever = {"forever": lambda: not ended.is_set()}
+    thread = threading.Thread(target=executor.serve, args=(kit, None), kwargs=forever, daemon=True)
+    with rogue(kit, tls) as told:
+        thread.start()
+        wait_until(lambda: len(told) >= 2)
+        wait_until(lambda: executor.last_sign(kit).state == "alone")
+    if tls:
+        assert all(piece.startswith(b"refused") for piece in told)
+        assert "is not the SuperNode of this kit" in caplog.text
+    else:  # a ClientHello, which names nothing but the word `supernode`
+        assert all(piece[:1] == b"\x16" and b"POST" not in piece for piece in told)
+    with supernode(kit):
+        wait_until(lambda: executor.last_sign(kit).state == "waiting")
+        ended.set()
+        thread.join()
+
+
+def test_a_folder_that_others_can_enter_is_refused(tmp_path):
+    kit = kit_in(tmp_path)
+    kit.meeting.mkdir(mode=0o700)
+    kit.meeting.chmod(0o755)
+    with pytest.raises(UserError, match="Others can enter"):
+        link.SuperNodeClient(kit)
+    with pytest.raises(UserError, match="Others can enter"), link.listening(kit.meeting, link.NAME):
+        pass
+    kit.meeting.rmdir()
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    kit.meeting.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="cannot be entered"):
+        link.SuperNodeClient(kit)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
+def test_another_account_reaches_nothing(tmp_path):
+    kit = kit_in(tmp_path)
+    for folder in (kit.folder.parent, *kit.folder.parents):
+        if folder.is_relative_to(tmp_path.parents[1]):
+            folder.chmod(0o755)
+    kit.folder.chmod(0o755)  # even where the kit itself stands open
+
+    def as_nobody(attempt) -> int:
+        """0 where the attempt was forbidden."""
+        if (child := os.fork()) == 0:
+            try:
+                os.chdir(kit.folder)
+                os.setgroups([])
+                os.setuid(65534)
+                with socket.socket(socket.AF_UNIX) as there:
+                    attempt(there, "run/supernode.sock")
+            except PermissionError:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        return os.waitpid(child, 0)[1]
+
+    with supernode(kit):
+        assert as_nobody(socket.socket.connect) == 0
+        assert as_nobody(socket.socket.bind) == 0
+
+
+def test_one_supernode_a_kit_and_two_kits_side_by_side(tmp_path):
+    one, other = kit_in(tmp_path / "a"), kit_in(tmp_path / "b")
+    with supernode(one), supernode(other):
+        with pytest.raises(UserError, match="running already"), link.listening(one.meeting, link.NAME):
+            pass
+        for kit in (one, other):
+            with link.SuperNodeClient(kit) as desk:
+                assert desk.contact(5) == link.Contact()
+    with supernode(one):  # and a socket that a killed one left is no hindrance
+        pass
+
+
+def test_both_processes_make_the_same_credentials(tmp_path):
+    kit = kit_in(tmp_path)
+    barrier, found = threading.Barrier(8), []
+
+    def make():
+        barrier.wait()
+        found.append(link.credentials(kit).read_bytes())
+
+    threads = [threading.Thread(target=make) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (
+        len(found) == 8
+        and len(set(found)) == 1
+        and [path.name for path in kit.folder.glob("*link*")] == ["link.pem"]
+    )
+
+
+# Questions -------------------------------------------------------------------------------------------------
+
+
+def test_a_check_asks_the_supernode_and_times_it(tmp_path, monkeypatch):
+    kit = kit_in(tmp_path)
+    assert site_check.check_supernode(kit) == "not started"
+    with supernode(kit):
+        assert "answers, after" in site_check.check_supernode(kit)
+        with pytest.raises(UserError, match="has not let this site's SuperNode in yet"):
+            site_check._standing(kit)
+    with supernode(kit, link.Contact(7, time.time() - 5)):
+        assert re.fullmatch(
+            r"registered, as node 7; the server answered \d+ s ago", site_check._standing(kit)
+        )
+    silent = pytest.raises(UserError, match=r"has not answered this site's SuperNode for 5\d\d s")
+    with supernode(kit, link.Contact(7, time.time() - 500)), silent:
+        site_check._standing(kit)
+    # One that is there and answers nothing.
+    monkeypatch.setattr(site_check, "PATIENCE", 0.5)
+    with link.listening(kit.meeting, link.NAME) as bound:
+        bound.listen()
+        began = time.monotonic()
+        with pytest.raises(UserError, match=r"did not answer well within 0\.5 s"):
+            site_check.check_supernode(kit)
+        assert time.monotonic() - began < 30
+
+
+def test_a_check_tells_a_hung_executor_from_a_busy_one(tmp_path, monkeypatch):
+    kit = kit_in(tmp_path)
+    assert site_check.check_executor(kit) == "not started"
+    with executor.alone(kit):
+        assert site_check.check_executor(kit) == "starting"
+        kit.meeting.mkdir(mode=0o700)
+        executor.Note(kit).write("waiting")
+        assert "waits for messages" in site_check.check_executor(kit)
+
+        def said(state, ago, pid=1):
+            sign = executor.Sign(pid, state, time.time() - ago, time.time() - ago)
+            (kit.meeting / "executor.json").write_text(json.dumps(asdict(sign)))
+
+        said("waiting", 60)
+        with pytest.raises(UserError, match="for no message for 60 s: it hangs"):
+            site_check.check_executor(kit)
+        monkeypatch.setattr(site_check, "LOOK", 0.3)
+        said("working", 5, pid=0)  # not for long: nobody looks closer
+        assert "at work on a message, for 5 s" in site_check.check_executor(kit)
+        for command, hangs in ((["sleep", "60"], True), (["sh", "-c", "while :; do :; done"], False)):
+            with subprocess.Popen(command) as process:
+                said("working", 60, process.pid)
+                try:
+                    if hangs:
+                        with pytest.raises(UserError, match="60 s and did not compute in the last"):
+                            site_check.check_executor(kit)
+                    else:
+                        assert "at work on a message, for 60 s" in site_check.check_executor(kit)
+                finally:
+                    process.kill()
+        said("alone", 5)
+        with pytest.raises(UserError, match="no SuperNode answers it, for 5 s"):
+            site_check.check_executor(kit)
+    (kit.meeting / "executor.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        executor.last_sign(kit)
