@@ -277,8 +277,13 @@ SITE_YAML = """\
 name: @name
 superlink: @superlink
 port: @port            # on 127.0.0.1: where SuperNode and executor meet
-# kind: digits | images | parquet | text | conll | brat | i2b2 | mimic; path: relative to this folder
-data: @data
+# What of this site's data a run may train on, by name. A run names a view; rows, columns, classes and whom
+# epsilon protects are said here alone. kind: digits | images | parquet | text | conll | brat | i2b2 | mimic;
+# path: relative to this folder; classes: those that all sites have agreed on, and no run begins without them
+# (`fedfrozen site check .` tells those found here); unit: example | document | patient, with its unit_column;
+# examples: the number of rows that the server is told (without it, the true one rounded to tens).
+views:
+  main: @data
 model_path: null       # folder of a pretrained model, where runs start from one (model=checkpoint)
 folder: var            # cache, state and audit.jsonl; needs room for some copies of the model
 cache_gb: 4            # of arrays kept between rounds
@@ -291,9 +296,16 @@ strategies: [fedavg, fedprox, fedfrozen, safl]   # names that a run may use
 bundles: [@bundle]
 upload_roles: [embedding, query, key, value, output, mlp, norm, head]   # what may leave, by role
 min_examples: 50                           # an update from fewer rows would tell too much
+min_people: 20                             # counted where the view's unit is patient; else rows
 privacy_required: false                    # refuse runs without differential privacy
 max_epsilon: 8.0                           # of all private runs together
+max_delta: 1.0e-5                          # of all private runs together
+approval: ask                              # a person approves each run (fedfrozen site pending), or: policy
+metrics: false                             # whether losses and accuracies leave too; without privacy_required
 rounds_per_day: 500
+hellos_per_day: 50
+judgements_per_day: 10
+refusals_per_day: 100                      # refusals and failures; then nothing is answered for a day
 downloads: false                           # models or data from the Hugging Face hub
 """
 

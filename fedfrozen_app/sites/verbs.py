@@ -1,4 +1,4 @@
-"""`fedfrozen site exec|check|audit [KIT]`: what a site runs in its kit."""
+"""`fedfrozen site WORD`: what a site runs in its kit."""
 
 import importlib
 
@@ -8,6 +8,10 @@ WORDS = {
     "exec": "fedfrozen_app.sites.executor:main",
     "check": "fedfrozen_app.sites.site_check:main",
     "audit": "fedfrozen_app.sites.site_check:audit",
+    "pending": "fedfrozen_app.sites.approval:pending",
+    "show": "fedfrozen_app.sites.approval:show",
+    "approve": "fedfrozen_app.sites.approval:approve",
+    "refuse": "fedfrozen_app.sites.approval:refuse",
 }
 
 
