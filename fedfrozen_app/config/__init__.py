@@ -3,7 +3,13 @@
 Hydra composes `conf/`; `read` turns the result into the dataclasses of `schema` or raises a `UserError`.
 """
 
-from fedfrozen_app.config.checks import device_of, read, server_optimizer_settings, strategy_settings
+from fedfrozen_app.config.checks import (
+    check_config,
+    device_of,
+    read,
+    server_optimizer_settings,
+    strategy_settings,
+)
 from fedfrozen_app.config.compose import (
     absolute_paths,
     compose_config,
@@ -44,6 +50,7 @@ __all__ = [
     "RuntimeConfig",
     "TrackConfig",
     "absolute_paths",
+    "check_config",
     "check_settings",
     "choices",
     "compose_config",

@@ -25,6 +25,18 @@ def planning_strategy(
     return strategy
 
 
+def shared_roles(config: Config, model: Mapping[str, Tensor], roles: Mapping[str, Role]) -> set[str]:
+    """The roles of the parameters that some round of this run asks clients for."""
+    everything = {role.kind for name, role in roles.items() if name in model}
+    strategy = planning_strategy(config, model, roles)
+    found: set[str] = set()
+    for server_round in range(1, config.num_rounds + 1):
+        found |= {roles[name].kind for name in strategy.plan(server_round).shared}
+        if found == everything:
+            break
+    return found
+
+
 def keeps_private(config: Config, model: Mapping[str, Tensor], roles: Mapping[str, Role]) -> bool:
     """Whether clients of this run have models of their own."""
     return planning_strategy(config, model, roles).personal

@@ -30,7 +30,7 @@ NAME = "supernode"  # of the socket, and in the certificate that a client checks
 NEVER = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)  # as RFC 5280 says it; the file can be deleted
 
 
-class Desk(RuntimeHttpClient):
+class SuperNodeClient(RuntimeHttpClient):
     """Flower's client of the SuperNode, over the kit's socket."""
 
     def __init__(self, kit: Kit, interceptors: Sequence[ProtobufClientInterceptor] = ()) -> None:

@@ -1,4 +1,4 @@
-"""`fedfrozen site request|install|renew|check|node|exec|audit [KIT]`: what a site runs in its kit."""
+"""`fedfrozen site WORD`: what a site runs in its kit."""
 
 import importlib
 
@@ -6,12 +6,16 @@ from fedfrozen_app.errors import UserError
 
 WORDS = {
     "node": "fedfrozen_app.sites.supernode:main",
-    "exec": "fedfrozen_app.sites.serve:main",
+    "exec": "fedfrozen_app.sites.executor:main",
     "check": "fedfrozen_app.sites.site_check:main",
     "request": "fedfrozen_app.sites.request:request",
     "install": "fedfrozen_app.sites.request:install",
     "renew": "fedfrozen_app.sites.request:renew",
     "audit": "fedfrozen_app.sites.site_check:audit",
+    "pending": "fedfrozen_app.sites.approval:pending",
+    "show": "fedfrozen_app.sites.approval:show",
+    "approve": "fedfrozen_app.sites.approval:approve",
+    "refuse": "fedfrozen_app.sites.approval:refuse",
 }
 
 

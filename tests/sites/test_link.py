@@ -20,7 +20,7 @@ from flwr.supernode.main import create_app
 from flwr.supernode.nodestate import NodeStateFactory
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.sites import link, serve, site_check
+from fedfrozen_app.sites import executor, link, site_check
 from fedfrozen_app.sites.kit import Kit
 from tests.sites.test_provision import wait_until
 
@@ -33,7 +33,7 @@ def kit_in(folder) -> Kit:
     deep = folder / ("d" * 100)
     deep.mkdir(mode=0o700, parents=True)
     (deep / "site.yaml").write_text(
-        "{name: north, superlink: 'x:1', data: {kind: digits}, folder: var, model_path: null}"
+        "{name: north, superlink: 'x:1', views: {main: {kind: digits}}, folder: var, model_path: null}"
     )
     return Kit.read(deep)
 
@@ -92,7 +92,7 @@ def test_the_two_of_a_kit_meet_and_a_proxy_gets_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     kit = kit_in(tmp_path)
-    with supernode(kit), link.Desk(kit, VERSION) as desk:
+    with supernode(kit), link.SuperNodeClient(kit, VERSION) as desk:
         assert desk.healthy(5)
         assert not desk.AcquireTask(ACQUIRE).HasField("task")
     secret = kit.folder / "link.pem"
@@ -118,25 +118,25 @@ def test_who_shows_no_certificate_or_another_kit_s_is_not_served(tmp_path):
 @pytest.mark.parametrize("how", ["another kit's certificate", "no TLS"])
 def test_a_rogue_listener_is_told_nothing_and_not_obeyed(tmp_path, caplog, monkeypatch, how):
     """It grabbed the socket first. The executor stays, and works once its own SuperNode is there."""
-    monkeypatch.setattr(serve, "PATIENCE", 0.05)
+    monkeypatch.setattr(executor, "PATIENCE", 0.05)
     kit, other = kit_in(tmp_path / "a"), kit_in(tmp_path / "b")
     tls = link.context(other, server=True) if how != "no TLS" else None
     if tls:
         tls.verify_mode = ssl.CERT_NONE  # it would take anybody
     ended = threading.Event()
     forever = {"forever": lambda: not ended.is_set()}
-    thread = threading.Thread(target=serve.serve, args=(kit, None), kwargs=forever, daemon=True)
+    thread = threading.Thread(target=executor.serve, args=(kit, None), kwargs=forever, daemon=True)
     with rogue(kit, tls) as told:
         thread.start()
         wait_until(lambda: len(told) >= 2)
-        wait_until(lambda: serve.last_sign(kit).state == "alone")
+        wait_until(lambda: executor.last_sign(kit).state == "alone")
     if tls:
         assert all(piece.startswith(b"refused") for piece in told)
         assert "is not the SuperNode of this kit" in caplog.text
     else:  # a ClientHello, which names nothing but the word `supernode`
         assert all(piece[:1] == b"\x16" and b"POST" not in piece for piece in told)
     with supernode(kit):
-        wait_until(lambda: serve.last_sign(kit).state == "waiting")
+        wait_until(lambda: executor.last_sign(kit).state == "waiting")
         ended.set()
         thread.join()
 
@@ -146,14 +146,14 @@ def test_a_folder_that_others_can_enter_is_refused(tmp_path):
     kit.meeting.mkdir(mode=0o700)
     kit.meeting.chmod(0o755)
     with pytest.raises(UserError, match="Others can enter"):
-        link.Desk(kit)
+        link.SuperNodeClient(kit)
     with pytest.raises(UserError, match="Others can enter"), link.listening(kit.meeting, link.NAME):
         pass
     kit.meeting.rmdir()
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     kit.meeting.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="cannot be entered"):
-        link.Desk(kit)
+        link.SuperNodeClient(kit)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
@@ -190,7 +190,7 @@ def test_one_supernode_a_kit_and_two_kits_side_by_side(tmp_path):
         with pytest.raises(UserError, match="running already"), link.listening(one.meeting, link.NAME):
             pass
         for kit in (one, other):
-            with link.Desk(kit) as desk:
+            with link.SuperNodeClient(kit) as desk:
                 assert desk.healthy(5)
     with supernode(one):  # and a socket that a killed one left is no hindrance
         pass
@@ -237,14 +237,14 @@ def test_a_check_asks_the_supernode_and_times_it(tmp_path, monkeypatch):
 def test_a_check_tells_a_hung_executor_from_a_busy_one(tmp_path):
     kit = kit_in(tmp_path)
     assert site_check.check_executor(kit) == "not started"
-    with serve.alone(kit):
+    with executor.alone(kit):
         assert site_check.check_executor(kit) == "starting"
         kit.meeting.mkdir(mode=0o700)
-        serve.Note(kit).write("waiting")
+        executor.Note(kit).write("waiting")
         assert "waits for messages" in site_check.check_executor(kit)
 
         def said(state, ago):
-            sign = serve.Sign(1, state, time.time() - ago, time.time() - ago)
+            sign = executor.Sign(1, state, time.time() - ago, time.time() - ago)
             (kit.meeting / "executor.json").write_text(json.dumps(asdict(sign)))
 
         said("waiting", 60)
@@ -257,4 +257,4 @@ def test_a_check_tells_a_hung_executor_from_a_busy_one(tmp_path):
             site_check.check_executor(kit)
     (kit.meeting / "executor.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
-        serve.last_sign(kit)
+        executor.last_sign(kit)

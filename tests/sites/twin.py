@@ -11,7 +11,7 @@ from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.provision import bundle_digest
 from tests.conftest import Run
 from tests.flower.test_runtimes import is_key_bias
-from tests.sites.federation import SITES, Deployment, federation, write_data
+from tests.sites.federation import OPEN, SITES, VIEWS, Deployment, federation, write_data
 from tests.sites.inprocess import TINY, Sites
 
 FEDFROZEN = ("num_rounds=4", "strategy.warmup_rounds=2")
@@ -38,7 +38,8 @@ def words(deployment: Deployment, folder: Path, *more: str) -> list[str]:
 def join(deployment: Deployment, sites: Sequence[str], *, network: bool = True) -> None:
     write_data(deployment.folder / "data", deployment.kits, sites, rows=240)
     for site in sites:
-        deployment.change(site, "policy.yaml", min_examples=10)
+        deployment.change(site, "site.yaml", views=VIEWS)
+        deployment.change(site, "policy.yaml", **OPEN)
         deployment.start_site(site, network=network)
     for site in sites:
         deployment.wait_for_line(f"{site}-supernode", "SuperNode ID", timeout=120)
