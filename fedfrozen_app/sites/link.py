@@ -13,6 +13,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -27,7 +28,16 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.sites.kit import Kit
 
 NAME = "supernode"  # of the socket, and in the certificate that a client checks
+CONTACT = "/contact"  # a question that Flower's SuperNode does not know; ours answers it
 NEVER = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)  # as RFC 5280 says it; the file can be deleted
+
+
+@dataclass
+class Contact:
+    """A SuperNode's standing with the server; it changes as the server answers."""
+
+    node: int | None = None  # the number by which the server knows it; None: not let in yet
+    heard: float | None = None  # when the server last answered its question for messages
 
 
 class SuperNodeClient(RuntimeHttpClient):
@@ -44,9 +54,11 @@ class SuperNodeClient(RuntimeHttpClient):
             trust_env=False,  # a proxy in the environment must not get these requests
         )
 
-    def healthy(self, timeout: float) -> bool:
-        """Whether the SuperNode answers, and answers well."""
-        return self._client.get(f"https://{NAME}/health", timeout=timeout).is_success
+    def contact(self, timeout: float) -> Contact:
+        """What the SuperNode knows of its server."""
+        answer = self._client.get(f"https://{NAME}{CONTACT}", timeout=timeout)
+        answer.raise_for_status()
+        return Contact(**answer.json())
 
     def close(self) -> None:
         super().close()

@@ -29,7 +29,7 @@ from fedfrozen_app.sites.audit_log import AuditLog, check_anchors, read_audit
 from fedfrozen_app.sites.authority import problem_of, read_certificate, read_trusted
 from fedfrozen_app.sites.executor import last_sign
 from fedfrozen_app.sites.kit import Kit
-from fedfrozen_app.sites.link import SuperNodeClient, is_stranger, running
+from fedfrozen_app.sites.link import Contact, SuperNodeClient, is_stranger, running
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.request import key_of
 from fedfrozen_app.sites.store import Budget
@@ -40,6 +40,8 @@ from fedfrozen_app.words import counted
 MIN_FREE_GB = 2.0
 RENEW_DAYS = 14
 PATIENCE = 10.0  # seconds, for an answer on this machine
+SILENCE = 60.0  # seconds without an answer of the server, which is asked every three
+LOOK = 2.0  # seconds, to see whether a process computes
 EXPIRED = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
 SECRETS = ("node.key", "link.pem")
 HIDDEN_FIELDS = ("time", "event", "previous", "digest", "bundle")  # of an entry, where it is shown in a line
@@ -162,7 +164,7 @@ def check_tls(kit: Kit) -> str:
 def check_key(kit: Kit) -> str:
     key = key_of(kit.folder / "node.key")
     if running(kit.meeting / "supernode.lock"):
-        return "this site's SuperNode is up, and only a registered one stays up"
+        return _standing(kit)
     guards = (
         RuntimeVersionHttpInterceptor(component_name="SuperNode"),
         NodeAuthHttpInterceptor(key, key.public_key()),
@@ -185,19 +187,32 @@ def check_key(kit: Kit) -> str:
     return f"registered, as node {node}"
 
 
+def _standing(kit: Kit) -> str:
+    """What the running SuperNode says of the server; a second one could not ask with the same key."""
+    found = _contact(kit)
+    if found.node is None or found.heard is None:
+        raise UserError("the server has not let this site's SuperNode in yet: see its log, supernode.sh.")
+    silent = time.time() - found.heard
+    if silent > SILENCE:
+        raise UserError(f"the server has not answered this site's SuperNode for {silent:.0f} s.")
+    return f"registered, as node {found.node}; the server answered {silent:.0f} s ago"
+
+
+def _contact(kit: Kit) -> Contact:
+    try:
+        with SuperNodeClient(kit) as desk:
+            return desk.contact(PATIENCE)
+    except httpx.HTTPError as error:
+        what = "is not of this kit" if is_stranger(error) else f"did not answer well within {PATIENCE:g} s"
+        raise UserError(f"what listens in {kit.meeting} {what} ({error}): start it again.") from error
+
+
 def check_supernode(kit: Kit) -> str:
     """Asked over its socket, as the executor does: a process that is there may still answer nothing."""
     if not running(kit.meeting / "supernode.lock"):
         return "not started"
     began = time.perf_counter()
-    try:
-        with SuperNodeClient(kit) as desk:
-            well = desk.healthy(PATIENCE)
-    except httpx.HTTPError as error:
-        what = "is not of this kit" if is_stranger(error) else f"did not answer within {PATIENCE:g} s"
-        raise UserError(f"what listens in {kit.meeting} {what} ({error}): start it again.") from error
-    if not well:
-        raise UserError("it answers with an error: see its log, and start it again.")
+    _contact(kit)
     return f"answers, after {1000 * (time.perf_counter() - began):.0f} ms"
 
 
@@ -210,12 +225,32 @@ def check_executor(kit: Kit) -> str:
         return "starting"
     silent, long = time.time() - sign.seen, time.time() - sign.since
     if sign.state == "working":  # on one message, in which it writes nothing
+        if long > PATIENCE and not computes(sign.pid, LOOK):
+            raise UserError(
+                f"it is at one message for {long:.0f} s and did not compute in the last {LOOK:g} s: it waits "
+                "for a disk, or hangs. Look again, and if it stays so start it again."
+            )
         return f"at work on a message, for {long:.0f} s"
     if silent > PATIENCE:
         raise UserError(f"it has looked for no message for {silent:.0f} s: it hangs. Start it again.")
     if sign.state == "alone":
         raise UserError(f"no SuperNode answers it, for {long:.0f} s: start supernode.sh, see its log.")
     return f"waits for messages, and looked {silent:.1f} s ago"
+
+
+def computes(pid: int, seconds: float) -> bool:
+    """Whether a process uses the processor, watched for so long."""
+
+    def used() -> int:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(words[11]) + int(words[12])  # in user and in kernel mode, of all its threads
+
+    try:
+        before = used()
+        time.sleep(seconds)
+        return used() > before
+    except OSError:  # it has ended meanwhile, and its lock will say so
+        return False
 
 
 def check_data(kit: Kit) -> str:

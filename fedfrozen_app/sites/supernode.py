@@ -10,12 +10,14 @@ import ssl
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import uvicorn
 from flwr.common.constant import ISOLATION_MODE_PROCESS, ISOLATION_MODE_SUBPROCESS  # internal
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse  # internal
 from flwr.supercore.exit import add_exit_handler  # internal
 from flwr.supercore.object_store import ObjectStoreFactory  # internal
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor  # internal
@@ -30,7 +32,7 @@ from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.sites import manifest
 from fedfrozen_app.sites.kit import Kit
-from fedfrozen_app.sites.link import NAME, context, listening
+from fedfrozen_app.sites.link import CONTACT, NAME, Contact, context, listening
 from fedfrozen_app.sites.request import key_of
 
 GRACE = 5.0  # seconds for requests under way, when it ends
@@ -51,7 +53,8 @@ def main(arguments: list[str]) -> None:
     manifest.check(kit.folder)
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     states = NodeStateFactory(objectstore_factory=ObjectStoreFactory())
-    connect = partial(_connect, kit, states, options.max_retries)
+    contact = Contact()
+    connect = partial(_connect, kit, states, contact, options.max_retries)
     if options.run_code_of_server:
         view = kit.view(None)
         if view is None:
@@ -60,19 +63,22 @@ def main(arguments: list[str]) -> None:
             )
         print("The server's code runs here now, and policy.yaml is not asked.", flush=True)
         with socket.create_server(("127.0.0.1", 0)) as bound:  # Flower's processes know ports alone
-            _serve(states, bound, None)
+            _serve(states, contact, bound, None)
             address = f"127.0.0.1:{bound.getsockname()[1]}"
             own = {"site": kit.name} | ({"data-path": view.path} if view.path else {})
             connect(isolation=ISOLATION_MODE_SUBPROCESS, runtime_api_address=address, node_config=own)
         return
     with listening(kit.meeting, NAME) as bound:
-        _serve(states, bound, context(kit, server=True))
+        _serve(states, contact, bound, context(kit, server=True))
         connect(isolation=ISOLATION_MODE_PROCESS, node_config={})
 
 
-def _serve(states: NodeStateFactory, bound: socket.socket, tls: ssl.SSLContext | None) -> None:
+def _serve(
+    states: NodeStateFactory, contact: Contact, bound: socket.socket, tls: ssl.SSLContext | None
+) -> None:
     """Let the executor in, beside the loop that asks the server for messages."""
     app = create_app(states)
+    app.add_api_route(CONTACT, lambda: asdict(contact))
     config = uvicorn.Config(app, loop="asyncio", access_log=False, log_level="warning", workers=1)
     config.load()
     config.ssl = tls
@@ -92,10 +98,12 @@ def _serve(states: NodeStateFactory, bound: socket.socket, tls: ssl.SSLContext |
     add_exit_handler(stop)
 
 
-def _connect(kit: Kit, states: NodeStateFactory, max_retries: int | None, **how: Any) -> None:
+def _connect(
+    kit: Kit, states: NodeStateFactory, contact: Contact, max_retries: int | None, **how: Any
+) -> None:
     """Flower's own loop: ask the server for messages, hand the answers in, until the process ends."""
     key = key_of(kit.folder / "node.key")
-    show_certificate(kit)
+    use_client_of(kit, contact)
     start_client_internal(
         state_factory=states,
         server_address=kit.superlink,
@@ -121,8 +129,11 @@ def server_context(kit: Kit) -> ssl.SSLContext:
     return made
 
 
-def show_certificate(kit: Kit) -> None:
-    """Flower's SuperNode knows no client certificates, and makes its client in one place: it is put there."""
+def use_client_of(kit: Kit, contact: Contact) -> None:
+    """Let Flower use a client that shows this site's certificate and notes when the server answered.
+
+    Flower's SuperNode knows no client certificates, and makes its client in one place: it is put there.
+    """
 
     class OfThisKit(FleetHttpClient):
         @classmethod
@@ -141,5 +152,10 @@ def show_certificate(kit: Kit) -> None:
                 verify=server_context(kit),
                 retry_invoker=retry_invoker,
             )
+
+        def PullMessages(self, request: PullMessagesRequest) -> PullMessagesResponse:
+            answer = super().PullMessages(request)
+            contact.node, contact.heard = request.node.node_id, time.time()
+            return answer
 
     fleet_http_connection.FleetHttpClient = OfThisKit  # type: ignore[misc]

@@ -144,6 +144,7 @@ PROXY = """\
 # The only door. Run it as the owner of this folder: it must enter run/.
 set -eu
 cd "$(dirname "$0")"
+touch admitted.conf   # at first nobody is
 if [ "$(id -u)" = 0 ]; then
   exec nginx -p "$PWD" -c nginx.conf -g 'user root;'   # else its workers would be somebody else
 fi

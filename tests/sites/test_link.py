@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import ssl
+import subprocess
 import threading
 import time
 from contextlib import contextmanager
@@ -39,10 +40,11 @@ def kit_in(folder) -> Kit:
 
 
 @contextmanager
-def supernode(kit, meeting=None):
+def supernode(kit, contact=None):
     """Flower's own API of a SuperNode, as `fedfrozen site node` serves it."""
-    with link.listening(meeting or kit.meeting, link.NAME) as bound:
+    with link.listening(kit.meeting, link.NAME) as bound:
         app = create_app(NodeStateFactory(objectstore_factory=ObjectStoreFactory()))
+        app.add_api_route(link.CONTACT, lambda: asdict(contact or link.Contact()))
         config = uvicorn.Config(app, loop="asyncio", log_level="warning")
         config.load()
         config.ssl = link.context(kit, server=True)
@@ -93,7 +95,7 @@ def test_the_two_of_a_kit_meet_and_a_proxy_gets_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     kit = kit_in(tmp_path)
     with supernode(kit), link.SuperNodeClient(kit, VERSION) as desk:
-        assert desk.healthy(5)
+        assert desk.contact(5) == link.Contact()
         assert not desk.AcquireTask(ACQUIRE).HasField("task")
     secret = kit.folder / "link.pem"
     assert secret.stat().st_mode & 0o777 == 0o600 and kit.meeting.stat().st_mode & 0o777 == 0o700
@@ -191,7 +193,7 @@ def test_one_supernode_a_kit_and_two_kits_side_by_side(tmp_path):
             pass
         for kit in (one, other):
             with link.SuperNodeClient(kit) as desk:
-                assert desk.healthy(5)
+                assert desk.contact(5) == link.Contact()
     with supernode(one):  # and a socket that a killed one left is no hindrance
         pass
 
@@ -225,16 +227,23 @@ def test_a_check_asks_the_supernode_and_times_it(tmp_path, monkeypatch):
     assert site_check.check_supernode(kit) == "not started"
     with supernode(kit):
         assert "answers, after" in site_check.check_supernode(kit)
+        with pytest.raises(UserError, match="has not let this site's SuperNode in yet"):
+            site_check._standing(kit)
+    with supernode(kit, link.Contact(7, time.time() - 5)):
+        assert site_check._standing(kit) == "registered, as node 7; the server answered 5 s ago"
+    silent = pytest.raises(UserError, match="has not answered this site's SuperNode for 500 s")
+    with supernode(kit, link.Contact(7, time.time() - 500)), silent:
+        site_check._standing(kit)
     # One that is there and answers nothing.
     with link.listening(kit.meeting, link.NAME) as bound:
         bound.listen()
         began = time.monotonic()
-        with pytest.raises(UserError, match=r"did not answer within 0\.5 s"):
+        with pytest.raises(UserError, match=r"did not answer well within 0\.5 s"):
             site_check.check_supernode(kit)
         assert time.monotonic() - began < 5
 
 
-def test_a_check_tells_a_hung_executor_from_a_busy_one(tmp_path):
+def test_a_check_tells_a_hung_executor_from_a_busy_one(tmp_path, monkeypatch):
     kit = kit_in(tmp_path)
     assert site_check.check_executor(kit) == "not started"
     with executor.alone(kit):
@@ -243,15 +252,27 @@ def test_a_check_tells_a_hung_executor_from_a_busy_one(tmp_path):
         executor.Note(kit).write("waiting")
         assert "waits for messages" in site_check.check_executor(kit)
 
-        def said(state, ago):
-            sign = executor.Sign(1, state, time.time() - ago, time.time() - ago)
+        def said(state, ago, pid=1):
+            sign = executor.Sign(pid, state, time.time() - ago, time.time() - ago)
             (kit.meeting / "executor.json").write_text(json.dumps(asdict(sign)))
 
         said("waiting", 60)
         with pytest.raises(UserError, match="for no message for 60 s: it hangs"):
             site_check.check_executor(kit)
-        said("working", 60)
-        assert "at work on a message, for 60 s" in site_check.check_executor(kit)
+        monkeypatch.setattr(site_check, "LOOK", 0.3)
+        said("working", 5, pid=0)  # not for long: nobody looks closer
+        assert "at work on a message, for 5 s" in site_check.check_executor(kit)
+        for command, hangs in ((["sleep", "60"], True), (["sh", "-c", "while :; do :; done"], False)):
+            with subprocess.Popen(command) as process:
+                said("working", 60, process.pid)
+                try:
+                    if hangs:
+                        with pytest.raises(UserError, match="60 s and did not compute in the last"):
+                            site_check.check_executor(kit)
+                    else:
+                        assert "at work on a message, for 60 s" in site_check.check_executor(kit)
+                finally:
+                    process.kill()
         said("alone", 5)
         with pytest.raises(UserError, match="no SuperNode answers it, for 5 s"):
             site_check.check_executor(kit)
