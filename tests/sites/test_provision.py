@@ -170,7 +170,7 @@ def test_both_processes_of_a_kit_end_together(kits, tmp_path, end):
         if end == "a signal":
             wait_until((tmp_path / "up").exists)
             started.terminate()
-        assert started.wait(10) == (143 if end == "a signal" else 1)
+        assert started.wait(30) == (143 if end == "a signal" else 1)
         wait_until(lambda: not running_in(started.pid))
     finally:
         with suppress(ProcessLookupError):
@@ -203,7 +203,7 @@ def running_in(group: int) -> bool:
 
 
 def wait_until(condition) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
