@@ -72,9 +72,9 @@ def test_a_run_waits_for_people_and_then_runs(sites, caplog):
     hello = read_audit(sites.kit("north").audit)[1]
     assert hello["approved_by"] not in ("", "the policy")
     assert hello["proposal"] in caplog.text  # by which both sides can compare
-    # The same run goes on, after a restart, without being asked again.
-    sites.train("num_rounds=1", "strategy.warmup_rounds=1", folder="run", resume=True)
-    assert events(sites, "north")[-1] == "hello"
+    # The same once more, after a restart: nobody is asked again, and the very same update is sent.
+    sites.train(*ROUND, folder="again")
+    assert events(sites, "north") == ["pending", "hello", "sent", "hello", "sent"]
 
 
 def test_a_person_s_no_is_the_same_refusal(sites):
@@ -146,7 +146,8 @@ def test_a_proposal_in_plain_words(sites, capsys):
     shown = capsys.readouterr().out
     for words_ in (
         "run       test, 1 round\n",
-        "strategy  fedfrozen (warmup_rounds 1",
+        "strategy  fedfrozen (",
+        "warmup_rounds 1",
         "view      main (images)",
         "updates of the parameters: head, mlp\n",
         "refused by the policy: embedding, key, norm, output, query, value",

@@ -66,6 +66,8 @@ def one(prepared, tmp_path_factory):
     SiteGrid(found.executors)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SECRET", SECRET)
+        assert ask(found, canonical(proposed()))["state"] == ""  # what is imported once is imported now
+        shutil.rmtree(found.kit("north").var / "state")
         yield found
 
 
