@@ -333,8 +333,8 @@ Put your data where `site.yaml` says, read `policy.yaml` and change it to what y
 2. `sh start.sh` joins the federation. For good: copy the `.service` files to /etc/systemd/system (they expect
    this folder as /opt/fedfrozen/@name, the package in /opt/fedfrozen/venv or system-wide, and a user
    `fedfrozen`), or `docker compose up --build`.
-3. `fedfrozen site audit .` shows what was asked, what was sent and what was refused; `fedfrozen site pending .`
-   which runs wait for you, `site show HASH .` what one asks for, `site approve HASH .` lets it begin.
+3. `fedfrozen site audit .` shows what was asked, what was sent and what was refused; `fedfrozen site
+   pending .` which runs wait for you, `site show HASH .` what one asks for; `site approve HASH .` lets it in.
 
 `node.key` is this site's identity, `executor.secret` ties the two processes together: neither leaves this
 folder.
