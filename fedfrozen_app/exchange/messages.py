@@ -74,7 +74,7 @@ def read_hello(message: Message) -> Hello:
     try:
         data = json.loads(str(_record(message, "hello", ConfigRecord)["json"]))
         name, parts, held = data["name"], data["num_partitions"], data["held"]
-        state, anchor = data["state"], data["anchor"]
+        state, anchor = data.get("state", ""), data.get("anchor", "")
     except UNREADABLE as error:
         raise ValueError(f"sent no readable hello ({type(error).__name__}: {error})") from error
     if not isinstance(name, str) or not (parts is None or type(parts) is int):

@@ -20,6 +20,7 @@ from fedfrozen_app.exchange.strict import canonical, hash_of, read_json
 
 FORMAT = 1
 MOST, DEPTH, LONGEST = 1_000_000, 6, 300
+MOST_ROUNDS_KEPT = 100  # replies on a site's disk
 RUN_ID = re.compile(r"[0-9a-z][0-9a-z-]{0,63}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # of a view, a strategy, a role
 # Any other text: a word or a short sentence. Nothing that a shell, Hydra or a file system reads as more.
@@ -64,8 +65,8 @@ class RunPart:
     num_rounds: int = setting(1, "", least=0)
     eval_every: int = setting(1, "", least=1)
     seed: int = setting(0, "", least=0)
-    threads: int | None = setting(None, "", least=1, most=1024)
-    keep_rounds: int = setting(2, "", least=1, most=1000)  # that a resumed run may go back
+    threads: int | None = setting(None, "", least=1, most=256)
+    keep_rounds: int = setting(2, "", least=1, most=MOST_ROUNDS_KEPT)  # that a resumed run may go back
     roles: tuple[str, ...] = ()  # of the parameters that will be asked for
 
 
@@ -169,7 +170,7 @@ def propose(config: Config, card: Mapping[str, Any], run_id: str, roles: Iterabl
             "eval_every": config.eval_every,
             "seed": config.seed,
             "threads": config.runtime.threads,
-            "keep_rounds": max(config.checkpoint.every, 1) + 1,
+            "keep_rounds": min(max(config.checkpoint.every, 1) + 1, MOST_ROUNDS_KEPT),
             "roles": sorted(set(roles)),
         },
         "data": {

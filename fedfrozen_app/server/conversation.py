@@ -118,12 +118,12 @@ class Conversation:
         if answer.has_error():
             raise ValueError(answer.error.reason or "no reason given")
         hello = read_hello(answer)
-        self._anchor(hello.name, hello.anchor)
-        if hello.state == REFUSED:
-            raise ValueError(f"the site {hello.name} refused; its own log says why")
         # Whoever came first keeps the name: a site must not pose as another that is online.
         if hello.name in taken:
             raise ValueError(f"it calls itself {hello.name}, and so does another node")
+        self._anchor(hello.name, hello.anchor)
+        if hello.state == REFUSED:
+            raise ValueError(f"the site {hello.name} refused; its own log says why")
         return hello
 
     def wait_for(self, count: int, timeout: float, approval_timeout: float = 0.0) -> dict[str, int]:

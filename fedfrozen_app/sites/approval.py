@@ -49,14 +49,14 @@ class Approvals:
         except DAMAGED:
             return Decision(False, "nobody: the decision cannot be read", "")
 
-    def ask(self, proposal: Proposal) -> bool:
-        """Put it before the people of the site; whether that is new."""
-        path = self.folder / f"{proposal.hash}.json"
-        if path.exists():
-            return False
+    def has(self, proposal_hash: str) -> bool:
+        """Whether it was put before the people of the site."""
+        return (self.folder / f"{proposal_hash}.json").exists()
+
+    def ask(self, proposal: Proposal) -> None:
+        """Put it before the people of the site."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(path, proposal.text)
-        return True
+        replace_file(self.folder / f"{proposal.hash}.json", proposal.text)
 
     def proposals(self) -> list[Proposal]:
         """All that were ever put before them, oldest first."""

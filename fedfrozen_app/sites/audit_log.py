@@ -12,7 +12,7 @@ import json
 import logging
 import logging.handlers
 import os
-from collections import defaultdict
+from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class AuditLog:
         self._copy = None if syslog is None else syslog_handler(syslog)
         self.head = FIRST
         self._digests = {FIRST}
-        self._times: dict[str, list[str]] = defaultdict(list)  # of the events that are counted
+        self._times: dict[str, deque[str]] = defaultdict(deque)  # of the events that are counted
         self.spending: dict[str, set[str]] = defaultdict(set)  # private run: its rounds that were sent
         for entry in read_audit(path):
             self._learn(entry)
@@ -74,7 +74,9 @@ class AuditLog:
         once."""
         since = (_now() - datetime.timedelta(days=1)).isoformat()
         for event in events:
-            self._times[event] = [time for time in self._times[event] if time >= since]
+            times = self._times[event]
+            while times and times[0] < since:
+                times.popleft()
         return sum(len(self._times[event]) for event in events)
 
     def has_sent(self, run: str, order: str) -> bool:

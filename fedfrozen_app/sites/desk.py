@@ -113,11 +113,12 @@ class Executor:
         details |= {"run": proposal.run.id, "proposal": proposal.hash}
         view = self._judge(proposal, policy, details["bundle"])
         self._run_of(proposal, view)  # what cannot be done here needs nobody's approval
-        if (waits := self._waits(proposal, policy)) and not self.approvals.ask(proposal):
+        if (waits := self._waits(proposal, policy)) and self.approvals.has(proposal.hash):
             return self._answer_hello(message, WAITING, [])  # asked before: nothing new is told or written
         self._check_limit("hellos", policy.hellos_per_day, "hello", "pending")
         known = {"strategy": proposal.strategy["name"], "view": view.name, "epsilon_asked": proposal.epsilon}
         if waits:
+            self.approvals.ask(proposal)
             self.audit.write("pending", **details, **known)
             return self._answer_hello(message, WAITING, [])
         decision = self.approvals.decision(proposal.hash)

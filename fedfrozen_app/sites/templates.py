@@ -426,7 +426,8 @@ processes belong into a systemd drop-in). Then three commands:
 2. `sh start.sh` joins the federation. For good: copy the `.service` files to /etc/systemd/system (they expect
    this folder as /opt/fedfrozen/@name, the package in /opt/fedfrozen/venv or system-wide, and a user
    `fedfrozen`), or `docker compose up --build`.
-3. `fedfrozen site audit .` shows what was asked, what was sent and what was refused.
+3. `fedfrozen site audit .` shows what was asked, what was sent and what was refused; `fedfrozen site
+   pending .` which runs wait for you, `site show HASH .` what one asks for; `site approve HASH .` lets it in.
 
 `node.key` is this site's identity and was made here; `link.pem`, made at the first start, is how the two
 processes know each other. Neither leaves this folder.

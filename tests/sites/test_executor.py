@@ -452,6 +452,27 @@ def test_delta_is_spent_over_all_runs_too(sites):
     assert reason == "the run asks for delta 1e-06, and 5e-07 is left"
 
 
+def test_what_is_charged_over_many_runs_bounds_what_they_cost_together(sites):
+    """The steps that three runs really took, composed by dp-accounting, against the site's own sums."""
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    costs = (0.5, 1.0, 2.0)
+    for number, epsilon in enumerate(costs):
+        words = private(epsilon, f"run_id=run{number}", "privacy.delta=1e-6")
+        sites.train(*words, folder=f"run{number}")
+    kit = sites.kit("north")
+    epsilon, delta = Budget(kit.var / "state" / "budget.json").spent()
+    assert (epsilon, delta) == (3.5, pytest.approx(3e-6))
+    together = PLDAccountant()
+    for number in range(len(costs)):
+        record = json.loads((kit.var / "state" / f"run{number}" / "privacy" / "north.json").read_text())
+        for noise, rate, times in record["steps"]:
+            step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+            together.compose(step, times)
+    assert 0 < together.get_epsilon(delta) <= epsilon
+
+
 def test_a_site_that_declines_sends_and_pays_nothing(sites, monkeypatch):
     reason = "declines: its privacy budget is spent"
     monkeypatch.setattr(client_app, "train_privately", lambda *args: Declined(reason))

@@ -222,23 +222,22 @@ def test_a_kit_reads_back(kits):
 
 def test_a_kit_of_before_is_told_how_to_renew_itself(kits, tmp_path):
     """Its views were one `data:`; everything else it holds goes on as it is."""
-    folder = tmp_path / "north"
-    shutil.copytree(kits / "north", folder)
-    path = folder / "site.yaml"
+    shutil.copytree(kits / "north", tmp_path / "north")
+    path = tmp_path / "north" / "site.yaml"
     found = yaml.safe_load(path.read_text())
     del found["views"]
     path.write_text(yaml.safe_dump(found | {"data": {"kind": "text", "path": "notes"}}))
     with pytest.raises(UserError, match="as kits did before views") as error:
-        Kit.read(folder)
+        Kit.read(path.parent)
     shown = str(error.value)
     assert "main: {kind: text, path: notes, classes: [" in shown and "stay as they are" in shown
     assert "\n" not in shown  # one sentence, on one line
 
 
-def test_what_a_policy_leaves_out_is_answered_strictly(kits):
-    path = kits / "north" / "policy.yaml"
+def test_what_a_policy_leaves_out_is_answered_strictly(kits, tmp_path):
+    path = tmp_path / "policy.yaml"
     needed = ("strategies", "upload_roles", "min_examples", "rounds_per_day", "max_epsilon", "bundles")
-    found = yaml.safe_load(path.read_text())
+    found = yaml.safe_load((kits / "north" / "policy.yaml").read_text())
     path.write_text(yaml.safe_dump({key: found[key] for key in needed}))
     policy = Policy.read(path)
     assert policy.privacy_required and policy.approval == "ask" and policy.min_people == 20
