@@ -34,6 +34,7 @@ from fedfrozen_app.sites.kit import read_yaml
 
 KEYS = {"site": "node.key", "server": "server.key", "operator": "operator.key"}
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,40}")  # also a file name, and a word in scripts and in nginx's list
+LOST = "bring it back from a backup, or move it away and make another with `fedfrozen site request`."
 OUTDATED = ("executor.secret", "node.key.pub", "register.sh", "revoke.sh")  # of kits before signed ones
 
 
@@ -119,9 +120,9 @@ def key_of(path: Path) -> ec.EllipticCurvePrivateKey:
         load = serialization.load_ssh_private_key if older else serialization.load_pem_private_key
         key = load(content, None)
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} cannot be read ({error}): ask for the kit again.") from error
+        raise UserError(f"{path} cannot be read ({error}): {LOST}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f"{path} is no elliptic-curve key: ask for the kit again.")
+        raise UserError(f"{path} is no elliptic-curve key: {LOST}")
     if older:
         _write_key(path, key)
     return key

@@ -83,7 +83,8 @@ def _serve(
     config.load()
     config.ssl = tls
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, args=([bound],), name="desk of the executor")
+    # A daemon: where the server cannot be asked at all, the process ends with a sentence.
+    thread = threading.Thread(target=server.run, args=([bound],), name="executor's desk", daemon=True)
     thread.start()
     while thread.is_alive() and not server.started:
         time.sleep(0.05)

@@ -159,6 +159,18 @@ def test_systemd_takes_every_unit(kits, tmp_path):
         assert line in executor
 
 
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
+@pytest.mark.parametrize("parties", [0, 500])
+def test_nginx_takes_its_settings_and_a_long_list(kits, tmp_path, parties):
+    folder = tmp_path / "server"
+    shutil.copytree(kits / "server", folder)
+    numbers = (f'"{x509.random_serial_number():040X}" "site s{number}";\n' for number in range(parties))
+    (folder / "admitted.conf").write_text("".join(numbers))
+    line = ["nginx", "-t", "-p", str(folder), "-c", "nginx.conf"]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "[warn]" not in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("end", ["the executor fails", "a signal"])
 def test_both_processes_of_a_kit_end_together(kits, tmp_path, end):
     """A SuperNode without an executor would be a node that takes orders and never answers."""
