@@ -135,23 +135,22 @@ class Conversation:
                 return names
             undecided = sorted(self.waiting.values())
             only_people = bool(undecided) and len(names) + len(undecided) >= count
-            if time.monotonic() - began > (max(timeout, approval_timeout) if only_people else timeout):
-                raise UserError(self._too_few(len(names), count, undecided, timeout, approval_timeout))
+            patience = approval_timeout if only_people else timeout
+            if time.monotonic() - began > patience:
+                raise UserError(self._too_few(len(names), count, undecided, patience))
             time.sleep(0.5)
 
-    def _too_few(
-        self, here: int, count: int, undecided: list[str], timeout: float, approval_timeout: float
-    ) -> str:
+    def _too_few(self, here: int, count: int, undecided: list[str], patience: float) -> str:
         told = "".join(f" Node {node}: {reason}." for node, reason in self.refusals.items())
         if undecided and self.proposal is not None:
             names = ", ".join(undecided)
             return (
                 f"Only {here} of {counted(count, 'node')} take part, and nobody has approved the run at "
-                f"{names} within {max(timeout, approval_timeout):g} s: ask there for `fedfrozen site approve "
+                f"{names} within {patience:g} s: ask there for `fedfrozen site approve "
                 f"{self.proposal.hash}`, or lower runtime.min_nodes, or raise runtime.approval_timeout.{told}"
             )
         return (
-            f"Only {here} of {counted(count, 'node')} appeared within {timeout:g} s: start the others, or "
+            f"Only {here} of {counted(count, 'node')} appeared within {patience:g} s: start the others, or "
             f"lower runtime.min_nodes, or raise runtime.node_timeout.{told}"
         )
 

@@ -2,8 +2,11 @@
 
 import json
 import shutil
+import socket
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -22,6 +25,7 @@ from fedfrozen_app.sites.executor import main as executor_of
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.store import Budget, Price
 from tests.conftest import full_disk, same_bits
+from tests.sites.federation import VIEWS
 from tests.sites.inprocess import BUNDLE, SiteGrid, Sites
 
 NO_KERNEL = ["embedding", "value", "output", "mlp", "norm", "head"]
@@ -244,6 +248,56 @@ def test_an_executor_starts_from_a_whole_kit_only(sites, harm, sentence):
     harm(folder)
     with pytest.raises(UserError, match=sentence):
         executor_of([str(folder)])
+
+
+# What leaves beside arrays ---------------------------------------------------------------------------------
+
+
+def test_figures_and_true_row_counts_leave_only_where_the_site_says_so(sites):
+    sites.change("north", "site.yaml", views={"main": VIEWS["main"] | {"examples": 500}})
+    for name in ("north", "south"):
+        sites.change(name, "policy.yaml", metrics=False)
+    run = sites.train(*ROUNDS)
+    assert all(row["clients_ok"] == 3 for row in run.rows[1:])
+    sent = {name: [e for e in events(sites, name) if e["event"] == "sent"] for name in sites.names}
+    assert {entry["examples"] for entry in sent["north"]} == {500}
+    assert all(entry["metrics"] == {} for name in ("north", "south") for entry in sent[name])
+    assert all("train_loss" in entry["metrics"] for entry in sent["west"])
+    loss = sent["west"][0]["metrics"]["train_loss"]
+    assert run.rows[1]["train_loss"] == pytest.approx(loss)  # the mean of those who tell
+    weights = [500, *(sent[name][0]["examples"] for name in ("south", "west"))]
+    effective = sum(weights) ** 2 / sum(weight**2 for weight in weights)
+    assert run.rows[1]["effective_clients"] == pytest.approx(effective)
+
+
+def test_a_run_without_any_figure_is_a_run(sites):
+    for name in sites.names:
+        sites.change(name, "policy.yaml", metrics=False)
+    run = sites.train("num_rounds=1", "strategy.warmup_rounds=1")
+    assert run.rows[1]["clients_ok"] == 3 and "train_loss" not in run.rows[1]
+    assert json.loads((run.folder / "summary.json").read_text())["status"] == "completed"
+
+
+def test_how_a_model_does_on_a_site_s_rows_is_a_figure_too(sites):
+    sites.change("north", "policy.yaml", metrics=False)
+    sites.change("south", "policy.yaml", judgements_per_day=0)
+    run = sites.train("strategy=local", "num_rounds=1")
+    judged = json.loads((run.folder / "personal.json").read_text())
+    assert set(judged["not_judged"]) == {"north", "south"} and len(judged["clients"]) == 1
+    assert "such figures do not leave it" in events(sites)[-1]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "column", "people"),
+    [("example", None, 5), ("patient", "who", 2), ("patient", None, None), ("document", "who", None)],
+)
+def test_people_are_those_of_the_view_s_column(sites, unit, column, people):
+    sites.restart()
+    view = replace(sites.kit("north").view(None), unit=unit, unit_column=column)
+    rows = SimpleNamespace(train=torch.arange(5))
+    columns = {"who": np.array(["a", "b", "b", "a", "a", "c"], dtype=object)}
+    resident = SimpleNamespace(rows=lambda name: rows, corpus=SimpleNamespace(columns=columns))
+    assert sites.executors["north"]._counts(resident, view) == (5, people)
 
 
 # What a site remembers --------------------------------------------------------------------------------------
@@ -611,6 +665,17 @@ def test_half_a_line_is_taken_back_when_the_disk_is_full(tmp_path):
     assert log.path.read_bytes() == before
     log.write("sent", round=3)
     assert [entry["round"] for entry in read_audit(log.path)] == [1, 3] and log.today("sent") == 2
+
+
+def test_a_copy_of_every_entry_goes_to_syslog(tmp_path):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.settimeout(5)
+        log = AuditLog(tmp_path / "audit.jsonl", f"127.0.0.1:{listener.getsockname()[1]}")
+        log.write("refused", reason="no")
+        assert log.head in listener.recv(4096).decode()
+    with pytest.raises(UserError, match="neither a socket such as /dev/log nor HOST:PORT"):
+        AuditLog(tmp_path / "audit.jsonl", "nowhere")
 
 
 def test_the_log_is_json_lines_with_a_mode_of_its_own(tmp_path):
