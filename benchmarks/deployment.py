@@ -25,7 +25,7 @@ from common import arguments, ratio, show, spread, write_result  # noqa: E402
 
 from fedfrozen_app.__main__ import run as command  # noqa: E402
 from fedfrozen_app.flower.processes import free_port  # noqa: E402
-from tests.sites.federation import SITES, Deployment, federation, write_data  # noqa: E402
+from tests.sites.federation import OPEN, SITES, VIEWS, Deployment, federation, write_data  # noqa: E402
 from tests.sites.twin import compare_with_one_process  # noqa: E402
 
 MODEL = [f"model.config.{key}" for key in ("intermediate_size=256", "num_hidden_layers=4")]
@@ -48,7 +48,8 @@ def train(deployment: Deployment, name: str, *words: str) -> list[dict]:
 def prepare(deployment: Deployment) -> None:
     write_data(deployment.folder / "data", deployment.kits, SITES)
     for site in SITES:
-        deployment.change(site, "policy.yaml", min_examples=10)
+        deployment.change(site, "site.yaml", views=VIEWS)
+        deployment.change(site, "policy.yaml", **OPEN)
 
 
 @contextmanager

@@ -11,11 +11,14 @@ from flwr.supercore.utils import get_flwr_home
 from fedfrozen_app.config import Config, compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, server_only, share_out
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.proposal import propose
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.local.resident import Resident, make_card
+from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.run.federate import explain_disk_errors, federate
 from fedfrozen_app.run.job import Job
+from fedfrozen_app.run.outline import shared_roles
+from fedfrozen_app.server.anchors import AnchorFile
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.words import counted
 
@@ -30,16 +33,35 @@ def main(grid: Grid, context: Context) -> None:
     job = job_of(context)
     config = job.config
     corpus = load_corpus(config)
-    conversation = Conversation(
-        grid, {}, card=make_card(corpus, config), hello_timeout=config.runtime.node_timeout
-    )
-    num_clients = gather(conversation, config)
-    shares = share_out(corpus, config, num_clients) if num_clients else server_only(corpus, config)
-    resident = Resident(config, corpus, shares=shares)
-    conversation.roles = resident.roles
+    resident = Resident(config, corpus, shares=server_only(corpus, config))
+    conversation = converse(grid, job, resident, f"flower-{context.run_id}")
+    if num_clients := gather(conversation, config):
+        resident.shares = share_out(corpus, config, num_clients)
     log.info("Results go to %s", job.folder)
     with explain_disk_errors(job.folder):
         federate(job, conversation, resident)
+
+
+def converse(grid: Grid, job: Job, resident: Resident, run_name: str) -> Conversation:
+    """With the nodes of a run; `run_name` is what sites know it by where it has no run_id."""
+    config = job.config
+    proposal = None
+    try:
+        roles = shared_roles(config, resident.exchanged, resident.roles)
+        proposal = propose(config, resident.card, config.run_id or run_name, roles)
+        log.info("Sites with an executor are asked for the proposal %s.", proposal.hash)
+    except UserError as error:
+        if config.runtime.name == "deployed":
+            raise
+        log.info("%s", error)  # a simulation's nodes, or sites that run the server's code, need none
+    return Conversation(
+        grid,
+        resident.roles,
+        card=resident.card,
+        hello_timeout=config.runtime.node_timeout,
+        proposal=proposal,
+        anchors=AnchorFile(job.folder / "anchors.jsonl"),
+    )
 
 
 def job_of(context: Context) -> Job:
@@ -59,9 +81,10 @@ def job_of(context: Context) -> Job:
 def gather(conversation: Conversation, config: Config) -> int | None:
     """Wait for the nodes; into how many partitions the data are split, or None for sites with their own."""
     patience = config.runtime.node_timeout
-    nodes = conversation.wait_for(1, patience)
+    nodes = conversation.wait_for(1, patience, config.runtime.approval_timeout)
     if not (splits := conversation.num_partitions()):
-        conversation.wait_for(config.runtime.min_nodes or config.num_clients or 2, patience)
+        least = config.runtime.min_nodes or config.num_clients or 2
+        conversation.wait_for(least, patience, config.runtime.approval_timeout)
         return None
     if len(splits) > 1:
         raise UserError(f"The nodes disagree on num-partitions ({sorted(splits)}): give all the same number.")

@@ -4,6 +4,7 @@ Hydra composes `conf/`; `read` turns the result into the dataclasses of `schema`
 """
 
 from fedfrozen_app.config.checks import (
+    check_config,
     device_of,
     read,
     require_client,
@@ -51,6 +52,7 @@ __all__ = [
     "RuntimeConfig",
     "TrackConfig",
     "absolute_paths",
+    "check_config",
     "check_settings",
     "choices",
     "compose_config",

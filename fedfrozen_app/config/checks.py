@@ -26,7 +26,7 @@ def read(resolved_config: dict[str, Any]) -> Config:
     except OmegaConfBaseException as error:
         raise UserError(sentence(error)) from error
     assert isinstance(config, Config)
-    _check(config)
+    check_config(config)
     return config
 
 
@@ -91,7 +91,8 @@ def stack_runs(config: Config) -> int | None:
     return int(word)
 
 
-def _check(config: Config) -> None:
+def check_config(config: Config) -> None:
+    """A `UserError` for values and combinations that cannot work."""
     check_settings(config)
     for name in sections():
         check_settings(getattr(config, name), f"{name}.")

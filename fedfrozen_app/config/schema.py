@@ -324,6 +324,12 @@ class RuntimeConfig:
     server_kit: str | None = setting(
         None, "`deployed`: the folder of an operator's kit, of `fedfrozen provision`"
     )
+    view: str | None = setting(
+        None, "`deployed`: the view of their data that the sites train on. `null`: the only one a site has"
+    )
+    approval_timeout: float = setting(
+        86400, "`deployed`: seconds to wait for sites where a person must approve the run", above=0
+    )
     cache_dir: str | None = setting(
         None, "`flower`: where clients keep the arrays they hold. `null`: under `$FLWR_HOME/fedfrozen/cache`"
     )

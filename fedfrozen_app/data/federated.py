@@ -143,13 +143,15 @@ def _split_units(
     return rows[~chosen], rows[chosen]
 
 
-def client_rows(rows: np.ndarray, corpus: Corpus, config: Config, client: str) -> ClientRows:
-    """One client's rows, less those it holds out for its own validation.
+def client_rows(
+    rows: np.ndarray, corpus: Corpus, config: Config, client: str, seed: int | None = None
+) -> ClientRows:
+    """One client's rows, less those it holds out for its own validation, drawn with the run's or this seed.
 
     With privacy on it holds none out: whether a row is trained on would depend on the other rows' labels.
     """
     share = config.dataset.client_validation if config.privacy.name == "none" else 0.0
-    key = (seed_for(config.seed, "client validation", client),)
+    key = (seed_for(config.seed if seed is None else seed, "client validation", client),)
     train, held = _split_units(rows, corpus, share, key)
     return ClientRows(torch.from_numpy(train), torch.from_numpy(held))
 

@@ -16,6 +16,7 @@ from fedfrozen_app.exchange.block import Slice
 from fedfrozen_app.exchange.order import Order, read_order
 
 LONGEST_NAME = 100  # a client's; it stands in tables, figures and log lines
+WAITING, REFUSED = "waiting", "refused"  # states of a site that does not take part
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 # What JSON texts and records that are not ours end in, however they are made.
 UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
@@ -28,6 +29,8 @@ class Hello:
     name: str
     num_partitions: int | None = None
     held: list[str] = field(default_factory=list)
+    state: str = ""  # of a site that does not take part: it waits for a person's approval, or refused
+    anchor: str = ""  # the last digest of a site's audit log
 
 
 @dataclass
@@ -41,12 +44,24 @@ class Reply:
     lacks: list[str] = field(default_factory=list)
     declined: str = ""  # why the client will not take part, as the rest of a sentence
     text: str = ""  # the record as it travelled, for counting
+    anchor: str = ""  # the last digest of a site's audit log
 
 
-def hello_message(node: int, card: Mapping[str, Any], ttl: float) -> Message:
-    """`card` says how this run reads its data: class order, normalisation, sizes."""
-    content = RecordDict({"hello": ConfigRecord({"card": json.dumps(dict(card))})})
+def hello_message(node: int, card: Mapping[str, Any], ttl: float, proposal: str = "") -> Message:
+    """`card` says how this run reads its data: class order, normalisation, sizes.
+
+    `proposal` is what a site with an executor is asked for; other nodes do not look at it.
+    """
+    content = RecordDict({"hello": ConfigRecord({"card": json.dumps(dict(card)), "proposal": proposal})})
     return Message(content, dst_node_id=node, message_type=MessageType.QUERY, ttl=ttl)
+
+
+def proposal_text(message: Message) -> str:
+    """`ValueError` where the hello brings none."""
+    try:
+        return _text(message, "hello", "proposal")
+    except UNREADABLE as error:
+        raise ValueError("the hello brings no proposal") from error
 
 
 def hello_reply(message: Message, hello: Hello) -> Message:
@@ -59,6 +74,7 @@ def read_hello(message: Message) -> Hello:
     try:
         data = json.loads(str(_record(message, "hello", ConfigRecord)["json"]))
         name, parts, held = data["name"], data["num_partitions"], data["held"]
+        state, anchor = data.get("state", ""), data.get("anchor", "")
     except UNREADABLE as error:
         raise ValueError(f"sent no readable hello ({type(error).__name__}: {error})") from error
     if not isinstance(name, str) or not (parts is None or type(parts) is int):
@@ -67,15 +83,34 @@ def read_hello(message: Message) -> Hello:
         raise ValueError(f"sent a hello whose name is no line of 1 to {LONGEST_NAME} characters")
     if not isinstance(held, list) or not all(isinstance(digest, str) for digest in held):
         raise ValueError("sent a hello in which what it holds is no list of digests")
-    return Hello(name, parts, held)
+    if state not in ("", WAITING, REFUSED) or not isinstance(anchor, str):
+        raise ValueError("sent a hello in a state that is none")
+    return Hello(name, parts, held, state, anchor)
 
 
-def train_content(order: Order, arrays: Mapping[str, Tensor], *, local: bool) -> RecordDict:
-    """What an order's message holds."""
+def train_content(
+    order: Order, arrays: Mapping[str, Tensor], *, local: bool, ticket: Mapping[str, str] | None = None
+) -> RecordDict:
+    """What an order's message holds; `ticket` tells a site to which accepted proposal it belongs."""
     content = RecordDict()
     content["arrays"] = to_record(arrays, local=local)
     content["order"] = ConfigRecord({"json": order.json})
+    if ticket:
+        content["ticket"] = ConfigRecord(dict(ticket))
     return content
+
+
+def ticket_of(message: Message) -> dict[str, str]:
+    """Empty where the order has none."""
+    record = message.content.get("ticket")
+    return {key: str(value) for key, value in record.items()} if isinstance(record, ConfigRecord) else {}
+
+
+def order_text(message: Message) -> str:
+    try:
+        return _text(message, "order", "json")
+    except UNREADABLE as error:
+        raise ValueError("the message brings none") from error
 
 
 def train_message(node: int, order: Order, content: RecordDict, *, ttl: float) -> Message:
@@ -109,6 +144,8 @@ def train_reply(message: Message, reply: Reply, *, local: bool) -> Message:
     record: dict[str, Any] = {"order": reply.order, "lacks": reply.lacks}
     if reply.declined:
         record["declined"] = reply.declined
+    if reply.anchor:
+        record["anchor"] = reply.anchor
     text = json.dumps(record, separators=(",", ":"))
     content["reply"] = ConfigRecord({"json": text})
     # Flower's own name for the weight, so that its tools understand our replies.
@@ -134,6 +171,7 @@ def read_reply(message: Message) -> Reply:
             lacks=[str(name) for name in data["lacks"]],
             declined=str(data.get("declined", "")),
             text=text,
+            anchor=str(data.get("anchor", "")),
         )
     except UNREADABLE as error:
         raise ValueError(f"sent no readable reply ({type(error).__name__}: {error})") from error
@@ -142,6 +180,13 @@ def read_reply(message: Message) -> Reply:
         return reply
     reply.arrays = to_tensors(record)
     return reply
+
+
+def _text(message: Message, key: str, name: str) -> str:
+    value = _record(message, key, ConfigRecord)[name]
+    if not isinstance(value, str):
+        raise TypeError(f"{name} of {key} is no text")
+    return value
 
 
 def _record(message: Message, key: str, kind: type[R]) -> R:

@@ -18,6 +18,7 @@ import yaml
 
 from fedfrozen_app.config import Config, absolute_paths, quoted
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.proposal import propose
 from fedfrozen_app.flower.app_folder import app_folder
 from fedfrozen_app.flower.superlink import Connection, Scalar, failure, show
 from fedfrozen_app.run.job import Job
@@ -29,6 +30,8 @@ def run_deployed(job: Job) -> dict[str, Any]:
     """Train to the end and return the summary."""
     config, folder = job.config, job.folder
     address, tls = server_of(config)
+    # What no site can be asked for is better said before the run is handed in.
+    propose(config, {"classes": (), "mean": (), "std": ()}, config.run_id or "run", ())
     shared, server_only = split_overrides(job.resolved_config, job.overrides)
     if (start := job.start_folder()) is not None:
         server_only = [word for word in server_only if not word.startswith("from=")]

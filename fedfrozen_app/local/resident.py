@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,9 @@ class Resident:
         if client not in self._rows:
             parts = self.shares.partition
             rows = np.arange(len(self.train_table)) if parts is None else parts.indices[int(client)]
-            self._rows[client] = client_rows(rows, self.corpus, self.config, client)
+            # A site's rows are its own choice: no seed of the server's decides which it holds out.
+            seed = self.config.dataset.split_seed if parts is None else self.config.seed
+            self._rows[client] = client_rows(rows, self.corpus, self.config, client, seed)
         return self._rows[client]
 
     def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
@@ -237,8 +239,24 @@ def make_card(corpus: Corpus, config: Config, wrapper: Wrapper | None = None) ->
     return card | (wrapper or wrapper_of(config)).card(config, corpus)
 
 
+@dataclass(frozen=True)
+class Told:
+    """What a site with an executor trains: made of an accepted proposal and the site's own view."""
+
+    site: str
+    proposal: str  # hash
+    config: Config
+    card: Mapping[str, Any]
+
+
 RunKey = tuple[Any, ...]
 _installed: tuple[RunKey, Resident] | None = None
+_told: dict[str, Told] = {}  # by site: of a process there is one, of a test's several
+
+
+def tell(told: Told) -> None:
+    """What the next message of this site is about; the executor's word, and nobody else's."""
+    _told[told.site] = told
 
 
 def install(key: RunKey, resident: Resident) -> None:
@@ -254,6 +272,8 @@ def installed() -> tuple[RunKey, Resident]:
 
 def run_key(context: Context) -> RunKey:
     node = context.node_config
+    if "executor" in node:
+        return ("proposal", node["site"], node["proposal"])
     where = (node.get("site"), node.get("data-path"), node.get("num-partitions"))
     return (context.run_config["overrides"], *where)
 
@@ -274,6 +294,8 @@ def config_of(overrides: str) -> Config:
 
 def _build_for(context: Context) -> Resident:
     prepare_logging()  # a worker's or a site's process begins without it
+    if "executor" in context.node_config:
+        return _build_told(context)
     config = config_of(str(context.run_config["overrides"]))
     node = context.node_config
     path = node.get("data-path")
@@ -296,8 +318,25 @@ def _build_for(context: Context) -> Resident:
     return resident
 
 
+def _build_told(context: Context) -> Resident:
+    """Nothing is composed: the configuration is the object that was judged."""
+    node = context.node_config
+    told = _told[str(node["site"])]
+    if told.proposal != node["proposal"]:
+        raise ValueError("the site was told of another proposal")
+    config, card = told.config, dict(told.card)
+    corpus = load_corpus(config, None, tuple(card["classes"]), site=True)
+    shares = Shares(validation=np.arange(0))
+    resident = Resident(config, corpus, cache=disk_cache(context), shares=shares, card=card)
+    log.info("Worker %d trains on %s and keeps its model and data loaded.", os.getpid(), resident.device)
+    return resident
+
+
 def disk_cache(context: Context) -> Cache:
     """Where this machine keeps arrays between processes. A site names its own folder; a server never does."""
+    node = context.node_config
+    if "executor" in node:
+        return Cache(Path(str(node["cache-dir"])), limit_bytes=int(float(node["cache-gb"]) * 1e9))
     runtime = config_of(str(context.run_config["overrides"])).runtime
     named = context.node_config.get("cache-dir") if "site" in context.node_config else runtime.cache_dir
     folder = Path(str(named)) if named else get_flwr_home() / "fedfrozen" / "cache"

@@ -17,6 +17,8 @@ from fedfrozen_app.exchange.check import problem_of
 from fedfrozen_app.exchange.count import Traffic, bytes_by_role
 from fedfrozen_app.exchange.ledger import Ledger
 from fedfrozen_app.exchange.messages import (
+    REFUSED,
+    WAITING,
     Hello,
     Reply,
     hello_message,
@@ -27,10 +29,15 @@ from fedfrozen_app.exchange.messages import (
 )
 from fedfrozen_app.exchange.names import parameter_of
 from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.proposal import Proposal
 from fedfrozen_app.models.roles import Role
+from fedfrozen_app.server.anchors import AnchorFile
 from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
+# Seconds until a node is asked again for its hello: after a refusal or an error, doubling; and while people
+# at a site decide, which costs the site nothing.
+FIRST_PAUSE, PAUSE, WAITING_PAUSE = 2.0, 300.0, 3.0
 
 
 @dataclass
@@ -42,7 +49,11 @@ class Conversation:
     timeout: float = 3600.0
     local: bool = False  # arrays travel by reference: server and clients share a process
     hello_timeout: float = 120.0
+    proposal: Proposal | None = None  # what sites with an executor are asked for
+    anchors: AnchorFile | None = None  # where the heads of the sites' audit logs are kept
     refusals: dict[int, str] = field(default_factory=dict)  # of nodes that did not say who they are
+    waiting: dict[int, str] = field(default_factory=dict)  # sites where a person has yet to approve the run
+    _asked: dict[int, tuple[float, float]] = field(default_factory=dict)  # when, and how long until again
     _known: dict[int, Hello] = field(default_factory=dict)
     _online: list[int] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
@@ -54,19 +65,28 @@ class Conversation:
         online = list(self.grid.get_node_ids())
         if online == self._online:
             return self._names
-        strangers = [node for node in online if node not in self._known]
+        now = time.monotonic()
+        strangers = [node for node in online if node not in self._known and self._may_ask(node, now)]
         lifetime = with_grace(self.hello_timeout)
-        sent = self._push([hello_message(node, self.card, lifetime) for node in strangers])
+        text = self.proposal.text if self.proposal is not None else ""
+        sent = self._push([hello_message(node, self.card, lifetime, text) for node in strangers])
         deadline = time.monotonic() + self.hello_timeout
         taken = {self._known[node].name for node in online if node in self._known}
         for node, message_id in zip(strangers, sent, strict=True):
             try:
                 hello = self._read_hello(self._pull(message_id, deadline), taken)
             except ValueError as error:
-                log.warning("Node %s did not say who it is (%s): asking again next round.", node, error)
+                log.warning("Node %s does not take part (%s): asking again later.", node, error)
                 self.refusals[node] = str(error)
+                self.waiting.pop(node, None)
+                self._asked[node] = (now, min(2 * self._asked.get(node, (now, FIRST_PAUSE / 2))[1], PAUSE))
                 continue
             self.refusals.pop(node, None)
+            if hello.state == WAITING:
+                self._wait(node, hello.name, now)
+                continue
+            if self.waiting.pop(node, None):
+                log.info("The site %s has approved the run.", hello.name)
             self._known[node] = hello
             taken.add(hello.name)
             # A checkpoint's ledger knows better than a simulated node, which starts with nothing.
@@ -76,6 +96,20 @@ class Conversation:
         # Whoever did not answer is asked again next round.
         self._online = online if len(self._names) == len(online) else []
         return self._names
+
+    def _may_ask(self, node: int, now: float) -> bool:
+        """A site counts questions: one that said no, or has yet to decide, is not asked all the time."""
+        when, pause = self._asked.get(node, (now, 0.0))
+        return now - when >= pause
+
+    def _wait(self, node: int, name: str, now: float) -> None:
+        if node not in self.waiting and self.proposal is not None:
+            log.info(
+                "Waiting for a person at the site %s to approve the run: fedfrozen site approve %s",
+                *(name, self.proposal.hash),
+            )
+        self.waiting[node] = name
+        self._asked[node] = (now, WAITING_PAUSE)
 
     def _read_hello(self, answer: Message | None, taken: Collection[str]) -> Hello:
         """`ValueError` with a reason where there is none, or where it takes the name of another node."""
@@ -87,22 +121,42 @@ class Conversation:
         # Whoever came first keeps the name: a site must not pose as another that is online.
         if hello.name in taken:
             raise ValueError(f"it calls itself {hello.name}, and so does another node")
+        self._anchor(hello.name, hello.anchor)
+        if hello.state == REFUSED:
+            raise ValueError(f"the site {hello.name} refused; its own log says why")
         return hello
 
-    def wait_for(self, count: int, timeout: float) -> dict[str, int]:
-        """Greet until at least so many nodes are there."""
-        deadline = time.monotonic() + timeout
+    def wait_for(self, count: int, timeout: float, approval_timeout: float = 0.0) -> dict[str, int]:
+        """Greet until at least so many nodes are there; longer where only people's approval is missing."""
+        began = time.monotonic()
         while True:
             names = self.greet()
             if len(names) >= count:
                 return names
-            if time.monotonic() > deadline:
-                raise UserError(
-                    f"Only {len(names)} of {counted(count, 'node')} appeared within {timeout:g} s: start "
-                    "the others, or lower runtime.min_nodes, or raise runtime.node_timeout."
-                    + "".join(f" Node {node}: {reason}." for node, reason in self.refusals.items())
-                )
+            undecided = sorted(self.waiting.values())
+            only_people = bool(undecided) and len(names) + len(undecided) >= count
+            patience = approval_timeout if only_people else timeout
+            if time.monotonic() - began > patience:
+                raise UserError(self._too_few(len(names), count, undecided, patience))
             time.sleep(0.5)
+
+    def _too_few(self, here: int, count: int, undecided: list[str], patience: float) -> str:
+        told = "".join(f" Node {node}: {reason}." for node, reason in self.refusals.items())
+        if undecided and self.proposal is not None:
+            names = ", ".join(undecided)
+            return (
+                f"Only {here} of {counted(count, 'node')} take part, and nobody has approved the run at "
+                f"{names} within {patience:g} s: ask there for `fedfrozen site approve "
+                f"{self.proposal.hash}`, or lower runtime.min_nodes, or raise runtime.approval_timeout.{told}"
+            )
+        return (
+            f"Only {here} of {counted(count, 'node')} appeared within {patience:g} s: start the others, or "
+            f"lower runtime.min_nodes, or raise runtime.node_timeout.{told}"
+        )
+
+    def _anchor(self, site: str, digest: str) -> None:
+        if digest and self.anchors is not None:
+            self.anchors.add(site, digest)
 
     def num_partitions(self) -> set[int]:
         """Into how many parts the nodes say the data are split; empty for real sites."""
@@ -152,7 +206,7 @@ class Conversation:
             names = self.ledger.missing(client, order.base)
             (again,) = self._push([self._order_message(node, order, names, model, traffic)])
             message = self._pull(again, deadline)
-        reply = self._read(message, order, traffic)
+        reply = self._read(client, message, order, traffic)
         # First what it asks for; then everything, which needs no cache at all.
         for everything in (False, True):
             if isinstance(reply, str) or not reply.lacks or reply.order != order.digest:
@@ -161,7 +215,7 @@ class Conversation:
             lacking = counted(len(reply.lacks), "array")
             log.info("Client %s lacks %s: sending %d.", client, lacking, len(wanted))
             (again,) = self._push([self._order_message(node, order, wanted, model, traffic)])
-            reply = self._read(self._pull(again, deadline), order, traffic)
+            reply = self._read(client, self._pull(again, deadline), order, traffic)
         if isinstance(reply, str):
             return reply
         if reply.declined:
@@ -191,10 +245,11 @@ class Conversation:
         # Clients that lack the same are sent the same: nobody changes a message's content.
         if (key := tuple(names)) not in self._contents:
             arrays = {name: model[name] for name in names}
-            content = train_content(order, arrays, local=self.local)
+            ticket = self.proposal.ticket if self.proposal is not None else None
+            content = train_content(order, arrays, local=self.local, ticket=ticket)
             self._contents[key] = content, bytes_by_role(arrays, self.roles)
         content, by_role = self._contents[key]
-        traffic.sent(by_role, order.json)
+        traffic.sent(by_role, order.json if self.proposal is None else order.json + self.proposal.ticket_text)
         return train_message(node, order, content, ttl=with_grace(self.timeout))
 
     def _returned(self, client: str, deadline: float) -> int | None:
@@ -205,13 +260,14 @@ class Conversation:
             time.sleep(0.5)
         return node
 
-    def _read(self, message: Message | None, order: Order, traffic: Traffic) -> Reply | str:
+    def _read(self, client: str, message: Message | None, order: Order, traffic: Traffic) -> Reply | str:
         if message is None:
             return f"did not answer within {self.timeout:g} s"
         try:
             reply = read_reply(message)
         except ValueError as error:
             return str(error)
+        self._anchor(client, reply.anchor)
         extra_names = () if order.coder is None else order.coder.extra_names
         traffic.received(reply.arrays, reply.text, self.roles, extra_names)
         return reply

@@ -1,34 +1,44 @@
 """The site's own record of what was asked, sent and refused: one JSON line each, only ever appended.
 
 Each line holds its own SHA-256 and that of the line before, so that a line removed or changed later shows.
+Lines cut off at the end would not: so the last digest, the log's head, goes with every answer, and the server
+keeps it (`anchors.jsonl` in its run's folder). A copy may go to syslog.
 """
 
 import datetime
 import errno
 import hashlib
 import json
+import logging
+import logging.handlers
 import os
+from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
 from fedfrozen_app.errors import UserError
 
 FIRST = "0" * 64
+COUNTED = ("sent", "hello", "pending", "refused", "failed", "declined", "judged")
 
 
 class AuditLog:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, syslog: str | None = None) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        entries = read_audit(path)
-        self._last = entries[-1]["digest"] if entries else FIRST
-        self._sent = [entry["time"] for entry in entries if _is_new(entry)]
+        self._copy = None if syslog is None else syslog_handler(syslog)
+        self.head = FIRST
+        self._digests = {FIRST}
+        self._times: dict[str, deque[str]] = defaultdict(deque)  # of the events that are counted
+        self.spending: dict[str, set[str]] = defaultdict(set)  # private run: its rounds that were sent
+        for entry in read_audit(path):
+            self._learn(entry)
 
     def write(self, event: str, **details: Any) -> None:
         """On the disk when this returns: what is sent is on record before it is sent."""
-        entry = {"time": _now().isoformat(), "event": event, **details, "previous": self._last}
+        entry = {"time": _now().isoformat(), "event": event, **details, "previous": self.head}
         entry["digest"] = _digest(entry)
         line = (json.dumps(entry) + "\n").encode()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             whole = os.fstat(handle).st_size
@@ -41,15 +51,34 @@ class AuditLog:
                 raise
         finally:
             os.close(handle)
-        self._last = entry["digest"]
-        if _is_new(entry):
-            self._sent.append(entry["time"])
+        self._learn(entry)
+        if self._copy is not None:
+            # The digests of a large model's arrays would be more than a datagram holds.
+            text = json.dumps({key: value for key, value in entry.items() if key != "arrays"})
+            self._copy.emit(logging.LogRecord("fedfrozen", logging.INFO, "", 0, text, (), None))
 
-    def sent_today(self) -> int:
-        """Updates sent in the last 24 hours; one that was sent again counts once."""
+    def _learn(self, entry: dict[str, Any]) -> None:
+        self.head = entry["digest"]
+        self._digests.add(self.head)
+        event = entry["event"]
+        if event in COUNTED and not entry.get("again"):
+            self._times[event].append(entry["time"])
+        if event == "sent" and entry.get("epsilon") is not None:
+            self.spending[entry["run"]].add(str(entry["round"]))
+
+    def holds(self, digest: str) -> bool:
+        """Whether a line of this log has, or had, that digest as the log's head."""
+        return digest in self._digests
+
+    def today(self, *events: str) -> int:
+        """How many of these events there were in the last 24 hours; an update that was sent again counts
+        once."""
         since = (_now() - datetime.timedelta(days=1)).isoformat()
-        self._sent = [time for time in self._sent if time >= since]
-        return len(self._sent)
+        for event in events:
+            times = self._times[event]
+            while times and times[0] < since:
+                times.popleft()
+        return sum(len(self._times[event]) for event in events)
 
     def has_sent(self, run: str, order: str) -> bool:
         """Whether this very order of the run was answered before; looked up in the file, as it is rare."""
@@ -80,8 +109,36 @@ def read_audit(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def _is_new(entry: dict[str, Any]) -> bool:
-    return entry["event"] == "sent" and not entry.get("again")
+def check_anchors(path: Path, site: str, anchors: Path) -> int:
+    """How many digests a server's `anchors.jsonl` has of this site; a `UserError` where the log lacks one."""
+    held = {FIRST, *(entry["digest"] for entry in read_audit(path))}
+    told = 0
+    try:
+        lines = anchors.read_text("utf-8").splitlines()
+        records = [json.loads(line) for line in lines]
+        own = [(record["time"], record["digest"]) for record in records if record["site"] == site]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{anchors} is no server's anchors.jsonl ({error}): give one of a run.") from error
+    for time, digest in own:
+        told += 1
+        if digest not in held:
+            raise UserError(
+                f"The audit log {path} and {anchors} disagree: the server was told of an entry, at {time}, "
+                "that the log does not hold. It was shortened or replaced: find out why before this site "
+                "goes on."
+            )
+    return told
+
+
+def syslog_handler(address: str) -> logging.handlers.SysLogHandler:
+    """To a socket such as /dev/log, or to HOST:PORT."""
+    host, colon, port = address.rpartition(":")
+    if not address.startswith("/") and not (colon and port.isdigit()):
+        raise UserError(f"syslog: {address} is neither a socket such as /dev/log nor HOST:PORT.")
+    try:
+        return logging.handlers.SysLogHandler(address if address.startswith("/") else (host, int(port)))
+    except OSError as error:
+        raise UserError(f"syslog: {address} cannot be reached ({error}): correct it in site.yaml.") from error
 
 
 def _digest(entry: dict[str, Any]) -> str:

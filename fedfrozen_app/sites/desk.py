@@ -1,100 +1,196 @@
-"""The answers of a site: what its executor says to a message, and what it refuses before anything runs."""
+"""The answers of a site: every message is a request, and what it may have is decided here.
+
+A hello brings a proposal: it is read, judged and, where the policy says so, put before a person. What was
+accepted lies on the site's disk; an order names it by its hash and is judged against it. Whatever is refused
+or goes wrong, the server gets one and the same sentence, and the site's log the reason.
+"""
 
 import logging
+from dataclasses import replace
+from functools import lru_cache
 from typing import cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType
+import huggingface_hub.constants
+from flwr.app import ArrayRecord, Context, Error, Message, MessageType
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode  # internal
 
 from fedfrozen_app import client_app
+from fedfrozen_app.config import device_of
 from fedfrozen_app.digests import digest
+from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
-from fedfrozen_app.exchange.messages import read_reply, read_train, train_reply
+from fedfrozen_app.exchange.messages import (
+    REFUSED,
+    WAITING,
+    Hello,
+    Reply,
+    hello_reply,
+    order_text,
+    proposal_text,
+    read_reply,
+    ticket_of,
+    train_reply,
+)
 from fedfrozen_app.exchange.order import Order
-from fedfrozen_app.local.resident import resident_for
+from fedfrozen_app.exchange.proposal import HASH, RUN_ID, Proposal, read_proposal
+from fedfrozen_app.local.private import units_of
+from fedfrozen_app.local.resident import Resident, Told, disk_cache, resident_for, tell
+from fedfrozen_app.sites.accepted import Accepted, accepted_run
+from fedfrozen_app.sites.approval import Approvals
 from fedfrozen_app.sites.audit_log import AuditLog
 from fedfrozen_app.sites.kit import Kit
-from fedfrozen_app.sites.policy import Policy, Run, read_run
-from fedfrozen_app.sites.store import Budget, RunStore
+from fedfrozen_app.sites.orders import read_strict_order
+from fedfrozen_app.sites.policy import Policy
+from fedfrozen_app.sites.store import Budget, Price, RunStore
+from fedfrozen_app.sites.views import View
 from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
+ACCOUNT = ("epsilon", "delta")  # figures that come from the site's settings and not from its rows
+
+
+class Refused(Exception):
+    """Its text is the reason, for the site's own log."""
+
+    event = "refused"
+
+
+class Declined(Refused):
+    """The client itself would not."""
+
+    event = "declined"
+
+
+class Limited(Refused):
+    """So often today that it is not even written down."""
 
 
 class Executor:
-    """Answers messages for one site. What it refuses, it refuses before the message's arrays are read."""
+    """Answers messages for one site."""
 
     def __init__(self, kit: Kit, app: ClientApp | None = None) -> None:
         self.kit = kit
         self.app = app if app is not None else client_app.app
-        self.audit = AuditLog(kit.audit)
+        self.audit = AuditLog(kit.audit, kit.syslog)
         self.budget = Budget(kit.var / "state" / "budget.json")
+        self.budget.check(self.audit)
+        self.approvals = Approvals(kit.approvals)
+        self.device = device_of("auto").type
         Policy.read(kit.policy)  # a bad policy is better said at the start
 
     def answer(self, message: Message, context: Context, bundle: str) -> Message:
         """The reply; whatever goes wrong here stays here, and the server gets a fixed sentence."""
-        details = {"message": message.metadata.message_type, "flower_run": context.run_id, "bundle": bundle}
+        kind = message.metadata.message_type
+        details = {"message": kind, "flower_run": context.run_id, "bundle": bundle}
         try:
+            self.budget.check(self.audit)
             policy = Policy.read(self.kit.policy)
-            run = read_run(str(context.run_config.get("overrides", "")), context.run_id, bundle)
-            refused = run if isinstance(run, str) else policy.problem_of_run(run, self.kit.data_kind)
-            if isinstance(run, str) or refused:
-                return self._refuse(message, str(refused), details)
-            details["run"] = run.id
-            # One privacy record a run, so that each keeps to its own epsilon; the budget adds them up.
-            records = str(self._store(run).folder / "privacy")
-            context.node_config = self.kit.node_config() | {"executor": True, "privacy-dir": records}
-            if message.metadata.message_type == MessageType.QUERY:
-                return self._hello(message, context, run, details)
-            if message.metadata.message_type == MessageType.TRAIN:
-                return self._train(message, context, run, policy, details)
-            return self._refuse(message, f"it knows no {message.metadata.message_type} messages", details)
-        except Exception as error:
-            # Its text may hold a path or a value of the site's.
+            self._check_limit("refusals", policy.refusals_per_day, "refused", "failed", "declined")
+            huggingface_hub.constants.HF_HUB_OFFLINE = not policy.downloads
+            if kind == MessageType.QUERY:
+                return self._hello(message, context, policy, details)
+            if kind == MessageType.TRAIN:
+                return self._train(message, context, policy, details)
+            raise Refused(f"it knows no {kind} messages")
+        except Limited as refusal:
+            log.warning("Refused: %s.", refusal)
+        except Refused as refusal:
+            log.warning("Refused: %s.", refusal)
+            self._note(refusal.event, **details, reason=str(refusal))
+        except Exception as error:  # of whatever kind: its text may hold a path or a value of the site's
             log.exception("A message could not be answered.")
-            try:
-                self.audit.write("failed", **details, error=type(error).__name__)
-            except OSError:  # nothing was sent, so there is nothing that must be on record
-                log.exception("The audit log could not be written.")
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, client_app.FAILED), reply_to=message)
+            self._note("failed", **details, error=type(error).__name__)
+        return self._no(message)
 
-    def _hello(self, message: Message, context: Context, run: Run, details: dict) -> Message:
-        reply = self.app(message, context)
-        self._store(run).keep_card(str(cast(ConfigRecord, context.state["card"])["json"]))
-        self.audit.write("hello", **details, strategy=run.config.strategy["name"], overrides=run.overrides)
-        return reply
+    # What is proposed ------------------------------------------------------------------------------------
 
-    def _train(self, message: Message, context: Context, run: Run, policy: Policy, details: dict) -> Message:
-        order, _ = read_train(message)
+    def _hello(self, message: Message, context: Context, policy: Policy, details: dict) -> Message:
+        try:
+            proposal = read_proposal(proposal_text(message))
+        except ValueError as error:
+            raise Refused(f"what was proposed cannot be read: {error}") from None
+        details |= {"run": proposal.run.id, "proposal": proposal.hash}
+        view = self._judge(proposal, policy, details["bundle"])
+        self._run_of(proposal, view)  # what cannot be done here needs nobody's approval
+        if (waits := self._waits(proposal, policy)) and self.approvals.has(proposal.hash):
+            return self._answer_hello(message, WAITING, [])  # asked before: nothing new is told or written
+        self._check_limit("hellos", policy.hellos_per_day, "hello", "pending")
+        known = {"strategy": proposal.strategy["name"], "view": view.name, "epsilon_asked": proposal.epsilon}
+        if waits:
+            self.approvals.ask(proposal)
+            self.audit.write("pending", **details, **known)
+            return self._answer_hello(message, WAITING, [])
+        decision = self.approvals.decision(proposal.hash)
+        self._store(proposal).accept(proposal)
+        self.audit.write("hello", **details, **known, approved_by=decision.by if decision else "the policy")
+        context.node_config = self.kit.node_config() | {"executor": True}
+        return self._answer_hello(message, "", list(disk_cache(context).held()))
+
+    def _judge(self, proposal: Proposal, policy: Policy, bundle: str) -> View:
+        """The view that it may use."""
+        view = self.kit.view(proposal.data.view)
+        if view is None:
+            raise Refused("it names no view of this site's, or none where there are several")
+        if problem := policy.problem_of_proposal(proposal, view, bundle):
+            raise Refused(problem)
+        if (price := Price.of(proposal, view.unit)) is not None:
+            limits = policy.max_epsilon, policy.max_delta
+            if problem := self.budget.problem(proposal.run.id, price, *limits):
+                raise Refused(problem)
+        return view
+
+    def _run_of(self, proposal: Proposal, view: View) -> Accepted:
+        try:
+            return _made(proposal.text, view, self.kit.model_path, self.device)
+        except (ValueError, UserError) as error:
+            raise Refused(f"the package installed here cannot do it: {error}") from None
+
+    def _waits(self, proposal: Proposal, policy: Policy) -> bool:
+        """Whether a person has yet to answer; a person's no counts under every policy."""
+        decision = self.approvals.decision(proposal.hash)
+        if decision is not None and not decision.approved:
+            raise Refused(f"a person refused it ({decision.by})")
+        return decision is None and policy.approval == "ask"
+
+    # What is ordered -------------------------------------------------------------------------------------
+
+    def _train(self, message: Message, context: Context, policy: Policy, details: dict) -> Message:
+        proposal = self._accepted(message, details)
+        view = self._judge(proposal, policy, details["bundle"])
+        if self._waits(proposal, policy):
+            raise Refused("nobody has approved it")
+        run = self._run_of(proposal, view)
+        try:
+            order = read_strict_order(order_text(message))
+        except ValueError as error:
+            raise Refused(f"the order cannot be read: {error}") from None
         details |= {"round": order.round, "order": order.digest}
-        store = self._store(run)
-        if "card" not in context.state:  # the SuperNode was started again and has forgotten
-            card = store.card()
-            if card is None:
-                return self._refuse(message, "it has had no hello of this run", details)
-            context.state["card"] = ConfigRecord({"json": card})
-        resident = resident_for(context)
-        examples = len(resident.rows(self.kit.name).train)
-        if problem := policy.problem_of_order(order, run, resident.roles, examples):
-            return self._refuse(message, problem, details)
+        store = self._store(proposal)
+        resident = self._resident(context, run, store)
+        if problem := policy.problem_of_order(order, run, resident.roles, *self._counts(resident, view)):
+            raise Refused(problem)
+        if order.judge:
+            self._check_limit("judgements", policy.judgements_per_day, "judged")
         reply = None if order.judge else store.reply_to(order.round, order.digest)
-        again = reply is not None and self.audit.has_sent(run.id, order.digest)
-        if problem := self._used_up(order, run, policy, again):
-            return self._refuse(message, problem, details)
+        again = reply is not None and self.audit.has_sent(proposal.run.id, order.digest)
+        price = Price.of(proposal, view.unit)
+        if problem := self._used_up(order, proposal, price, policy, again):
+            raise Refused(problem)
         if reply is None:
             answer = self._carry_out(message, context, order, store)
             reply = read_reply(answer)
             if reply.lacks:
                 self.audit.write("lacks", **details, names=len(reply.lacks))
-                return answer
+                return train_reply(message, replace(reply, anchor=self.audit.head), local=False)
             if reply.declined:
-                self.audit.write("declined", **details, reason=reply.declined)
-                return answer
-        if run.epsilon is not None:
-            self.budget.charge(run.id, run.epsilon, run.overrides, order.round, order.digest)
+                raise Declined(reply.declined)
+        reply = self._outgoing(reply, policy, view)
+        if price is not None:
+            self.budget.charge(proposal.run.id, price, order.round, order.digest, self.audit.head)
+        epsilon, delta = self.budget.spent()
         self.audit.write(
-            "sent",
+            "judged" if order.judge else "sent",
             **details,
             again=again,
             asked={"trained": len(order.plan.trained), "private": len(order.plan.private)},
@@ -102,20 +198,61 @@ class Executor:
             bytes=sum(tensor.numel() * tensor.element_size() for tensor in reply.arrays.values()),
             examples=reply.examples,
             metrics=reply.metrics,
-            epsilon=run.epsilon,
-            epsilon_all_runs=self.budget.spent(),
+            epsilon=price.epsilon if price else None,
+            delta=price.delta if price else None,
+            epsilon_all_runs=epsilon,
+            delta_all_runs=delta,
         )
-        return train_reply(message, reply, local=False)
+        return train_reply(message, replace(reply, anchor=self.audit.head), local=False)
 
-    def _used_up(self, order: Order, run: Run, policy: Policy, again: bool) -> str | None:
+    def _accepted(self, message: Message, details: dict) -> Proposal:
+        """The proposal that this order belongs to, as it lies on the site's own disk."""
+        ticket = ticket_of(message)
+        name, wanted = ticket.get("run", ""), ticket.get("proposal", "")
+        if not RUN_ID.fullmatch(name) or not HASH.fullmatch(wanted):
+            raise Refused("the order names no run, or no proposal")
+        details |= {"run": name, "proposal": wanted}
+        proposal = RunStore(self.kit.var / "state" / name, keep=1).proposal()
+        if proposal is None or proposal.run.id != name:
+            raise Refused("it has accepted no proposal of this run")
+        if proposal.hash != wanted:
+            raise Refused("the order belongs to another proposal than the one that it accepted")
+        return proposal
+
+    def _resident(self, context: Context, run: Accepted, store: RunStore) -> Resident:
+        """The model and the data, loaded; made from the accepted object and nothing else."""
+        proposal, view = run.proposal, run.view
+        tell(Told(self.kit.name, proposal.hash, run.config, proposal.card))
+        # One privacy record a run, so that each keeps to its own epsilon; the budget adds them up.
+        context.node_config = self.kit.node_config() | {
+            "executor": True,
+            "proposal": proposal.hash,
+            "privacy-dir": str(store.folder / "privacy"),
+        }
+        resident = resident_for(context)
+        if proposal.privacy.name != "none":
+            declared = view.told(len(units_of(resident, self.kit.name)))
+            context.node_config["declared-examples"] = declared
+        return resident
+
+    def _counts(self, resident: Resident, view: View) -> tuple[int, int | None]:
+        """(rows that would train, people that they are of; None where the view does not tell)."""
+        rows = resident.rows(self.kit.name).train
+        if view.unit == "example":  # the steward says that every row stands for itself
+            return len(rows), len(rows)
+        if view.unit != "patient" or view.column not in resident.corpus.columns:
+            return len(rows), None
+        return len(rows), len(set(resident.corpus.columns[view.column][rows.numpy()]))
+
+    def _used_up(
+        self, order: Order, proposal: Proposal, price: Price | None, policy: Policy, again: bool
+    ) -> str | None:
         """Why the site has given all it gives; sending the same update again costs nothing."""
-        if not again and self.audit.sent_today() >= policy.rounds_per_day:
+        if not again and not order.judge and self.audit.today("sent") >= policy.rounds_per_day:
             given = counted(policy.rounds_per_day, "update")
             return f"it has sent {given} in 24 hours, and that is all it gives"
-        if run.epsilon is not None:
-            return self.budget.problem(
-                run.id, run.epsilon, run.overrides, policy.max_epsilon
-            ) or self.budget.problem_of_round(run.id, order.round, order.digest)
+        if price is not None:
+            return self.budget.problem_of_round(proposal.run.id, order.round, order.digest)
         return None
 
     def _carry_out(self, message: Message, context: Context, order: Order, store: RunStore) -> Message:
@@ -131,11 +268,43 @@ class Executor:
             store.write(order.round, reply, to_tensors(cast(ArrayRecord, private)) if private else {})
         return answer
 
-    def _store(self, run: Run) -> RunStore:
-        return RunStore(self.kit.var / "state" / run.id, keep=max(run.config.checkpoint.every, 1) + 1)
+    def _outgoing(self, reply: Reply, policy: Policy, view: View) -> Reply:
+        """The reply less what the policy keeps: its figures, and the true number of rows."""
+        if policy.metrics and not policy.privacy_required:
+            metrics = dict(reply.metrics)
+        else:
+            metrics = {key: value for key, value in reply.metrics.items() if key in ACCOUNT}
+        return replace(reply, metrics=metrics, examples=view.told(reply.examples))
 
-    def _refuse(self, message: Message, reason: str, details: dict) -> Message:
-        log.warning("Refused: %s.", reason)
-        self.audit.write("refused", **details, reason=reason)
-        text = f"the site {self.kit.name} refused, because {reason}"
-        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, text), reply_to=message)
+    # Answers ---------------------------------------------------------------------------------------------
+
+    def _store(self, proposal: Proposal) -> RunStore:
+        return RunStore(self.kit.var / "state" / proposal.run.id, keep=proposal.run.keep_rounds)
+
+    def _check_limit(self, what: str, most: int, *events: str) -> None:
+        if self.audit.today(*events) >= most:
+            raise Limited(f"the day's {what} ({most}) are used up")
+
+    def _note(self, event: str, **details: object) -> None:
+        try:
+            self.audit.write(event, **details)
+        except OSError:  # nothing was sent, so there is nothing that must be on record
+            log.exception("The audit log could not be written.")
+
+    def _answer_hello(self, message: Message, state: str, held: list[str]) -> Message:
+        return hello_reply(message, Hello(self.kit.name, held=held, state=state, anchor=self.audit.head))
+
+    def _no(self, message: Message) -> Message:
+        """The one refusal."""
+        kind = message.metadata.message_type
+        if kind == MessageType.QUERY:
+            return self._answer_hello(message, REFUSED, [])
+        if kind == MessageType.TRAIN:
+            reply = Reply("", declined=f"failed: {client_app.FAILED}", anchor=self.audit.head)
+            return train_reply(message, reply, local=False)
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, client_app.FAILED), reply_to=message)
+
+
+@lru_cache(maxsize=8)  # what was accepted is made into a configuration once
+def _made(text: str, view: View, model_path: str | None, device: str) -> Accepted:
+    return accepted_run(read_proposal(text), view, model_path, device)

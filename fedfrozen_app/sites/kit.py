@@ -6,10 +6,10 @@ from typing import Any
 
 import yaml
 
-from fedfrozen_app import registry
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.sites.views import View, read_views
 
-KEYS = ("name", "superlink", "data", "model_path", "folder", "cache_gb")
+KEYS = ("name", "superlink", "views", "model_path", "folder", "cache_gb", "syslog")
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,11 @@ class Kit:
     folder: Path
     name: str
     superlink: str
-    data_kind: str
-    data_path: str | None
+    views: dict[str, View]
     model_path: str | None
-    var: Path  # cache, state, audit log
+    var: Path  # cache, state, approvals, audit log
     cache_gb: float
+    syslog: str | None = None  # where a copy of the audit log goes: a socket such as /dev/log, or HOST:PORT
 
     @classmethod
     def read(cls, folder: Path) -> "Kit":
@@ -35,17 +35,14 @@ class Kit:
                 f"{path} is of an older kit: delete its line `port`, run `fedfrozen site renew` and send the "
                 "request to the authority. Data, policy, budget and audit log stay."
             )
+        views = read_views(found, path)
         if unknown := sorted(str(key) for key in set(found) - set(KEYS)):
             raise UserError(f"{path} holds the unknown key {unknown[0]}: use {', '.join(KEYS)}.")
         for key in ("name", "superlink", "folder"):
             if not isinstance(found.get(key), str):
                 raise UserError(f"{path} must say {key}, as a word.")
-        data = found.get("data")
-        kinds = registry.names("datasets")
-        if not isinstance(data, dict) or data.get("kind") not in kinds:
-            raise UserError(f"{path}: data must say its kind ({', '.join(kinds)}) and its path.")
-        if data["kind"] != "digits" and not isinstance(data.get("path"), str):
-            raise UserError(f"{path}: data must say its path.")
+        if not isinstance(found.get("syslog"), str | None):
+            raise UserError(f"{path}: syslog must be a socket such as /dev/log, or HOST:PORT.")
         room = found.get("cache_gb", 4)
         if not isinstance(room, (int, float)) or isinstance(room, bool) or not 0 <= room < float("inf"):
             raise UserError(f"{path}: cache_gb must be a number from 0 on.")
@@ -53,11 +50,11 @@ class Kit:
             folder=folder,
             name=found["name"],
             superlink=found["superlink"],
-            data_kind=data["kind"],
-            data_path=_below(folder, data.get("path")),
+            views=views,
             model_path=_below(folder, found.get("model_path")),
             var=folder / found["folder"],
             cache_gb=float(room),
+            syslog=found.get("syslog"),
         )
 
     @property
@@ -73,14 +70,19 @@ class Kit:
     def audit(self) -> Path:
         return self.var / "audit.jsonl"
 
+    @property
+    def approvals(self) -> Path:
+        return self.var / "approvals"
+
+    def view(self, name: str | None) -> View | None:
+        """The view of that name; without a name the only one there is."""
+        if name is None:
+            return next(iter(self.views.values())) if len(self.views) == 1 else None
+        return self.views.get(name)
+
     def node_config(self) -> dict[str, Any]:
         """What the ClientApp is told of this site, in Flower's own way."""
-        settings = {"site": self.name, "cache-dir": str(self.var / "cache"), "cache-gb": self.cache_gb}
-        if self.data_path is not None:
-            settings["data-path"] = self.data_path
-        if self.model_path is not None:
-            settings["model-path"] = self.model_path
-        return settings
+        return {"site": self.name, "cache-dir": str(self.var / "cache"), "cache-gb": self.cache_gb}
 
 
 def _below(folder: Path, path: Any) -> str | None:

@@ -8,6 +8,7 @@ import ssl
 import stat
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -18,12 +19,13 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes  # internal
 from flwr.supernode.fleet_http_client import FleetHttpClient  # internal
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # internal
 
+from fedfrozen_app import registry
 from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.sites import manifest
-from fedfrozen_app.sites.audit_log import read_audit
+from fedfrozen_app.sites.audit_log import AuditLog, check_anchors, read_audit
 from fedfrozen_app.sites.authority import problem_of, read_certificate, read_trusted
 from fedfrozen_app.sites.executor import last_sign
 from fedfrozen_app.sites.kit import Kit
@@ -32,6 +34,7 @@ from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.request import key_of
 from fedfrozen_app.sites.store import Budget
 from fedfrozen_app.sites.supernode import server_context
+from fedfrozen_app.sites.views import View
 from fedfrozen_app.words import counted
 
 MIN_FREE_GB = 2.0
@@ -64,7 +67,11 @@ def audit(arguments: list[str]) -> None:
     """`fedfrozen site audit [KIT]`: the audit log, one line an event."""
     parser = Arguments("fedfrozen site audit", description="What was asked, sent and refused.")
     parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
-    kit = Kit.read(parser.parse_args(arguments).kit)
+    parser.add_argument(
+        "--anchors", type=Path, help="anchors.jsonl of a run's folder: what the server was told of this log"
+    )
+    options = parser.parse_args(arguments)
+    kit = Kit.read(options.kit)
     for entry in read_audit(kit.audit):
         head = f"{entry['time'][:19]}  {entry['event']:8}"
         if entry["event"] == "sent":
@@ -77,6 +84,9 @@ def audit(arguments: list[str]) -> None:
         else:
             rest = {k: v for k, v in entry.items() if k not in HIDDEN_FIELDS}
             print(f"{head}{json.dumps(rest)}")
+    if options.anchors is not None:
+        told = check_anchors(kit.audit, kit.name, options.anchors)
+        print(f"The log holds all of the {counted(told, 'anchor')} that {options.anchors} has of {kit.name}.")
 
 
 def check_files(kit: Kit) -> str:
@@ -244,14 +254,35 @@ def computes(pid: int, seconds: float) -> bool:
 
 
 def check_data(kit: Kit) -> str:
-    if kit.data_path is not None and not Path(kit.data_path).exists():
-        raise UserError(f"{kit.data_path} does not exist: set data in site.yaml to where the data lie.")
-    config = read(resolved(compose_config([f"dataset={kit.data_kind}"])))
-    corpus = load_corpus(config, kit.data_path)
-    rows, least = len(corpus.train), Policy.read(kit.policy).min_examples
+    policy = Policy.read(kit.policy)
+    return "; ".join(f"{name}: {check_view(view, policy)}" for name, view in kit.views.items())
+
+
+def check_view(view: View, policy: Policy) -> str:
+    if view.path is not None and view.kind != "hub" and not Path(view.path).exists():
+        raise UserError(
+            f"{view.path} does not exist: set the path of the view {view.name} to where its data lie."
+        )
+    config = replace(read(resolved(compose_config([]))), dataset=view.dataset())
+    corpus = load_corpus(config, None, view.classes and wire_classes(view), site=True)
+    if view.classes is None:
+        found = ", ".join(corpus.classes)
+        raise UserError(
+            f"the view {view.name} does not say its classes, and no run can use it: write classes: "
+            f"[{found}], and those that only other sites have."
+        )
+    rows, least = len(corpus.train), policy.min_examples
     if rows < least:
         raise UserError(f"{counted(rows, 'row')} to train on, fewer than the policy's min_examples={least}.")
     return f"{counted(rows, 'row')} to train on, classes {', '.join(corpus.classes[:10])}"
+
+
+def wire_classes(view: View) -> tuple[str, ...]:
+    """As a run names them: for entities the steward may have written types in place of tags."""
+    own = view.classes or ()
+    tasks = getattr(registry.find("datasets", view.kind), "tasks", ())
+    entities = view.task == "entities" or (view.task is None and tasks[:1] == ("entities",))
+    return view.tags if entities and "O" not in own else own
 
 
 def check_disk(kit: Kit) -> str:
@@ -268,8 +299,10 @@ def check_disk(kit: Kit) -> str:
 
 def check_record(kit: Kit) -> str:
     entries = read_audit(kit.audit)
-    spent = Budget(kit.var / "state" / "budget.json").spent()
-    return f"{len(entries)} entries, unbroken; epsilon {spent:g} spent"
+    budget = Budget(kit.var / "state" / "budget.json")
+    budget.check(AuditLog(kit.audit))
+    epsilon, delta = budget.spent()
+    return f"{len(entries)} entries, unbroken; epsilon {epsilon:g} and delta {delta:g} spent"
 
 
 def _server(kit: Kit) -> tuple[str, int]:

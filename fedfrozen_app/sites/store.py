@@ -1,7 +1,7 @@
-"""What a site keeps on its own disk, by run and round: private arrays, its last replies, and spent epsilon.
+"""What a site keeps on its own disk, by run and round: private arrays, its last replies, and what is spent.
 
     STATE/budget.json               what each private run may cost and which of its rounds were answered
-    STATE/RUN/card.json             how the run reads its data, as its hello told
+    STATE/RUN/proposal.json         what was accepted: every order of the run is held against it
     STATE/RUN/ROUND/private.safetensors   what the site kept for itself after that round
     STATE/RUN/ROUND/reply.safetensors     what it sent, and reply.json: to which order, with which figures
 
@@ -9,10 +9,10 @@ A resumed run asks for a round again. The site then sends the very reply that it
 twice, no private array moves twice, no noise is drawn twice. RUN is our own id and survives Flower's runs.
 """
 
-import hashlib
+import math
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from torch import Tensor
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.messages import Reply
+from fedfrozen_app.exchange.proposal import Proposal, read_proposal
 from fedfrozen_app.files.disk import flush, fresh_folder, replace_file, save_tensors
 from fedfrozen_app.files.seal import DAMAGED, sealed, unsealed
+from fedfrozen_app.sites.audit_log import FIRST, AuditLog
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,14 @@ class RunStore:
     folder: Path
     keep: int  # rounds; as many as a resumed run may go back
 
-    def card(self) -> str | None:
-        path = self.folder / "card.json"
-        return path.read_text("utf-8") if path.exists() else None
+    def proposal(self) -> Proposal | None:
+        """What this run was accepted as; None where it was not."""
+        path = self.folder / "proposal.json"
+        return read_proposal(path.read_text("utf-8")) if path.exists() else None
 
-    def keep_card(self, text: str) -> None:
+    def accept(self, proposal: Proposal) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(self.folder / "card.json", text)
+        replace_file(self.folder / "proposal.json", proposal.text)
 
     def rounds(self) -> list[int]:
         if not self.folder.is_dir():
@@ -97,22 +100,51 @@ class RunStore:
             shutil.rmtree(self.folder / str(number))
 
 
+UNNAMED_DELTA = 1e-5  # of a run in a record that knew of no delta
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a private run may cost, and whom that protects."""
+
+    epsilon: float
+    delta: float
+    unit: str
+    proposal: str  # hash
+
+    @classmethod
+    def of(cls, proposal: Proposal, unit: str) -> "Price | None":
+        """None where the run promises nothing."""
+        epsilon = proposal.epsilon
+        return None if epsilon is None else cls(epsilon, proposal.delta, unit, proposal.hash)
+
+
 @dataclass
 class Budget:
-    """Epsilon over all runs. A run is charged in full when it begins; each of its rounds is answered once."""
+    """Epsilon and delta over all runs. A run is charged in full when it begins; each of its rounds is
+    answered once. By basic composition both add up: no run's noise is taken to help another's."""
 
     path: Path
 
-    def problem(self, run: str, epsilon: float, overrides: str, limit: float) -> str | None:
+    def problem(self, run: str, price: Price, max_epsilon: float, max_delta: float) -> str | None:
         """Why the run may not begin or go on; nothing is written."""
         runs = self._read()
         if run in runs:
-            same = runs[run]["overrides"] == _digest(overrides) and runs[run]["epsilon"] == epsilon
+            same = runs[run].get("proposal") == price.proposal
             return None if same else "a private run of this name began with other settings"
-        spent = sum(entry["epsilon"] for entry in runs.values())
-        left = round(limit - spent, 9)  # 0.1 + 0.1 + 0.1 is more than 0.3 in floating point
-        if epsilon > left:
-            return f"the run asks for epsilon {epsilon:g}, and {max(0.0, left):g} is left"
+        others = {unit for entry in runs.values() if (unit := entry.get("unit", price.unit)) != price.unit}
+        if others:
+            return (
+                f"its budget is spent per {sorted(others)[0]}, which does not add up with epsilon per "
+                f"{price.unit}"
+            )
+        for what, asked, spent, limit in (
+            ("epsilon", price.epsilon, self.spent()[0], max_epsilon),
+            ("delta", price.delta, self.spent()[1], max_delta),
+        ):
+            left = max(0.0, limit - spent)
+            if asked > left + 1e-9 * limit:  # 0.1 + 0.1 + 0.1 is more than 0.3 in floating point
+                return f"the run asks for {what} {asked:g}, and {round(left, 12):g} is left"
         return None
 
     def problem_of_round(self, run: str, server_round: int, order: str) -> str | None:
@@ -123,16 +155,39 @@ class Budget:
             else f"round {server_round} of this private run was answered already"
         )
 
-    def charge(self, run: str, epsilon: float, overrides: str, server_round: int, order: str) -> None:
+    def charge(self, run: str, price: Price, server_round: int, order: str, head: str) -> None:
+        """`head`: the audit log's last digest now, which the log must still hold when the site starts."""
         runs = self._read()
-        entry = runs.setdefault(run, {"epsilon": epsilon, "overrides": _digest(overrides), "rounds": {}})
+        entry = runs.setdefault(run, {**asdict(price), "rounds": {}})
         entry["rounds"][str(server_round)] = order
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(self.path, sealed({"runs": runs}))
+        replace_file(self.path, sealed({"runs": runs, "log": head}))
         flush(self.path.parent)
 
-    def spent(self) -> float:
-        return sum(entry["epsilon"] for entry in self._read().values())
+    def spent(self) -> tuple[float, float]:
+        """(epsilon, delta) of all runs."""
+        runs = self._read().values()
+        return (
+            math.fsum(entry["epsilon"] for entry in runs),
+            math.fsum(entry.get("delta", UNNAMED_DELTA) for entry in runs),
+        )
+
+    def check(self, log: AuditLog) -> None:
+        """A `UserError` where this record and the audit log contradict each other: one of them was lost."""
+        runs = self._read()
+        for run, rounds in log.spending.items():
+            lost = [number for number in rounds if number not in runs.get(run, {"rounds": {}})["rounds"]]
+            if lost:
+                raise UserError(
+                    f"{self.path}, the record of spent epsilon, does not know round {lost[0]} of the run "
+                    f"{run}, which {log.path} says was sent: bring it back from a backup. Until then this "
+                    "site answers nothing."
+                )
+        if self.path.exists() and not log.holds(unsealed(self.path).get("log", FIRST)):
+            raise UserError(
+                f"{log.path} lacks what it held when {self.path} was written: it was shortened or replaced. "
+                "Bring it back from a backup. Until then this site answers nothing."
+            )
 
     def _read(self) -> dict[str, dict[str, Any]]:
         """A damaged file ends all work: what it held cannot be guessed."""
@@ -145,7 +200,3 @@ class Budget:
                 f"{self.path}, the record of spent epsilon, is damaged: bring it back from a backup. "
                 "Without it this site answers nothing."
             ) from error
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

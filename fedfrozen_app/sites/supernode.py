@@ -56,11 +56,16 @@ def main(arguments: list[str]) -> None:
     contact = Contact()
     connect = partial(_connect, kit, states, contact, options.max_retries)
     if options.run_code_of_server:
+        view = kit.view(None)
+        if view is None:
+            raise UserError(
+                f"{kit.folder}/site.yaml has several views, and Flower's own way knows one path only."
+            )
         print("The server's code runs here now, and policy.yaml is not asked.", flush=True)
         with socket.create_server(("127.0.0.1", 0)) as bound:  # Flower's processes know ports alone
             _serve(states, contact, bound, None)
             address = f"127.0.0.1:{bound.getsockname()[1]}"
-            own = {"site": kit.name} | ({"data-path": kit.data_path} if kit.data_path else {})
+            own = {"site": kit.name} | ({"data-path": view.path} if view.path else {})
             connect(isolation=ISOLATION_MODE_SUBPROCESS, runtime_api_address=address, node_config=own)
         return
     with listening(kit.meeting, NAME) as bound:

@@ -10,7 +10,7 @@ class Filled(string.Template):
     delimiter = "@"  # `$` is the shell's
     idpattern = (
         r"\b(?:name|superlink|port|data|bundle|address|internal_port|"
-        r"strategies|roles|private|epsilon|rounds)\b"
+        r"strategies|roles|private|epsilon|rounds|approval|metrics)\b"
     )
 
 
@@ -351,8 +351,13 @@ SITE_YAML = """\
 # Who this site is and where its data lie. Only this file can name a path; the server never can.
 name: @name
 superlink: @superlink
-# kind: digits | images | parquet | text | conll | brat | i2b2 | mimic; path: relative to this folder
-data: @data
+# What of this site's data a run may train on, by name. A run names a view; rows, columns, classes and whom
+# epsilon protects are said here alone. kind: digits | images | parquet | text | conll | brat | i2b2 | mimic;
+# path: relative to this folder; classes: those that all sites have agreed on, and no run begins without them
+# (`fedfrozen site check .` tells those found here); unit: example | document | patient, with its unit_column;
+# examples: the number of rows that the server is told (without it, the true one rounded to tens).
+views:
+  main: @data
 model_path: null       # folder of a pretrained model, where runs start from one (model=checkpoint)
 folder: var            # cache, state and audit.jsonl; needs room for some copies of the model
 cache_gb: 4            # of arrays kept between rounds
@@ -365,9 +370,16 @@ strategies: @strategies   # names that a run may use
 bundles: [@bundle]
 upload_roles: @roles   # what may leave, by role
 min_examples: 50                           # an update from fewer rows would tell too much
+min_people: 20                             # counted where the view's unit is patient; else rows
 privacy_required: @private                 # refuse runs without differential privacy
 max_epsilon: @epsilon                      # of all private runs together
+max_delta: 1.0e-5                          # of all private runs together
+approval: @approval                        # ask: a person approves each run (site pending); policy: nobody
+metrics: @metrics                          # whether losses and accuracies leave too; without privacy_required
 rounds_per_day: @rounds
+hellos_per_day: 50
+judgements_per_day: 10
+refusals_per_day: 100                      # refusals and failures; then nothing is answered for a day
 downloads: false                           # models or data from the Hugging Face hub
 """
 
@@ -378,6 +390,8 @@ POLICY_STRICT = {
     "private": "true",
     "epsilon": "3.0",
     "rounds": "100",
+    "approval": "ask",
+    "metrics": "false",
 }
 POLICY_TO_TRY = {
     "strategies": "[fedavg, fedprox, fedfrozen, safl]",
@@ -385,6 +399,8 @@ POLICY_TO_TRY = {
     "private": "false",
     "epsilon": "8.0",
     "rounds": "500",
+    "approval": "policy",
+    "metrics": "true",
 }
 
 SITE_COMPOSE = f"""\
@@ -410,7 +426,8 @@ processes belong into a systemd drop-in). Then three commands:
 2. `sh start.sh` joins the federation. For good: copy the `.service` files to /etc/systemd/system (they expect
    this folder as /opt/fedfrozen/@name, the package in /opt/fedfrozen/venv or system-wide, and a user
    `fedfrozen`), or `docker compose up --build`.
-3. `fedfrozen site audit .` shows what was asked, what was sent and what was refused.
+3. `fedfrozen site audit .` shows what was asked, what was sent and what was refused; `fedfrozen site
+   pending .` which runs wait for you, `site show HASH .` what one asks for; `site approve HASH .` lets it in.
 
 `node.key` is this site's identity and was made here; `link.pem`, made at the first start, is how the two
 processes know each other. Neither leaves this folder.

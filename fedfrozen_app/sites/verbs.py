@@ -1,4 +1,4 @@
-"""`fedfrozen site request|install|renew|check|node|exec|audit [KIT]`: what a site runs in its kit."""
+"""`fedfrozen site WORD`: what a site runs in its kit."""
 
 import importlib
 
@@ -12,6 +12,10 @@ WORDS = {
     "install": "fedfrozen_app.sites.request:install",
     "renew": "fedfrozen_app.sites.request:renew",
     "audit": "fedfrozen_app.sites.site_check:audit",
+    "pending": "fedfrozen_app.sites.approval:pending",
+    "show": "fedfrozen_app.sites.approval:show",
+    "approve": "fedfrozen_app.sites.approval:approve",
+    "refuse": "fedfrozen_app.sites.approval:refuse",
 }
 
 

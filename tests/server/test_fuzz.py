@@ -27,10 +27,11 @@ from fedfrozen_app.models.roles import Role
 from fedfrozen_app.server.aggregate import RunningMean
 from fedfrozen_app.server.optimizer import NoOptimizer
 from fedfrozen_app.server.record import RoundRecord
-from fedfrozen_app.sites.audit_log import AuditLog, read_audit
+from fedfrozen_app.sites.audit_log import FIRST, AuditLog, read_audit
 from fedfrozen_app.sites.kit import Kit
-from fedfrozen_app.sites.policy import Policy, read_run
-from fedfrozen_app.sites.store import Budget, RunStore
+from fedfrozen_app.sites.orders import read_strict_order
+from fedfrozen_app.sites.policy import Policy
+from fedfrozen_app.sites.store import Budget, Price, RunStore
 from tests.conftest import same_bits
 
 FUZZ_CASES = 12_000
@@ -206,7 +207,7 @@ def test_wild_replies_never_change_the_model(run):
 
 @cases(0.05)
 def test_wild_hellos_are_a_name_or_a_sentence(run):
-    keys = st.sampled_from(["name", "num_partitions", "held", "x"])
+    keys = st.sampled_from(["name", "num_partitions", "held", "state", "anchor", "x"])
     inner = st.none() | numbers | st.text(max_size=3) | st.lists(st.text(max_size=3) | numbers, max_size=2)
     told = st.dictionaries(keys, inner).map(json.dumps)
     sound = st.just(json.dumps({"name": "north", "num_partitions": None, "held": ["0" * 64]}))
@@ -281,7 +282,7 @@ def test_a_damaged_policy_or_kit_allows_nothing_by_accident(run, tmp_path):
         "name": "north",
         "superlink": "h:1",
         "port": 1,
-        "data": {"kind": "images", "path": "d"},
+        "views": {"main": {"kind": "images", "path": "d", "classes": ["a", "b"], "unit": "patient"}},
         "folder": "var",
     }
     paths = {"policy.yaml": policy, "site.yaml": kit}
@@ -307,7 +308,7 @@ def test_a_damaged_policy_or_kit_allows_nothing_by_accident(run, tmp_path):
 @cases(0.1)
 def test_a_damaged_budget_audit_log_or_store(run, tmp_path):
     budget = Budget(tmp_path / "budget.json")
-    budget.charge("one", 2.0, "words", 1, "order")
+    budget.charge("one", Price(2.0, 1e-6, "example", "hash"), 1, "order", FIRST)
     log = AuditLog(tmp_path / "audit.jsonl")
     for number in range(3):
         log.write("sent", round=number)
@@ -324,7 +325,7 @@ def test_a_damaged_budget_audit_log_or_store(run, tmp_path):
         path = data.draw(st.sampled_from(sorted(files)))
         path.write_bytes(damaged(files[path], data.draw))
         looks = {
-            budget.path: lambda: budget.spent() == 2.0,
+            budget.path: lambda: budget.spent() == (2.0, 1e-6),
             # Cut between two lines it is a whole log of fewer.
             log.path: lambda: [0, 1, 2][: len(rounds := sent_rounds(log.path))] == rounds,
         }
@@ -346,16 +347,27 @@ def sent_rounds(path):
 
 
 @cases(0.05)
-def test_wild_overrides_are_a_run_or_a_sentence(run):
-    words = st.sampled_from(
-        ["num_rounds=", "seed=", "strategy=", "dataset=images ", "+x=", "~seed", "run_id=", "'"]
+def test_wild_orders_are_an_order_or_a_sentence(run):
+    """As a site reads them: nothing but a `ValueError` comes out."""
+    keys = st.sampled_from(
+        [*json.loads(ORDER.json), "phases", "selection", "participations", "judge", "keep"]
     )
-    text = st.lists(words | st.text(max_size=6), max_size=4).map("".join)
+    inner = st.recursive(
+        st.none() | st.booleans() | numbers | st.text(max_size=3),
+        lambda part: (
+            st.lists(part, max_size=3) | st.dictionaries(st.text(max_size=3) | keys, part, max_size=3)
+        ),
+        max_leaves=6,
+    )
+    told = st.dictionaries(keys, inner, max_size=3).map(lambda new: json.dumps(json.loads(ORDER.json) | new))
 
     @run
-    @given(text)
-    def check(overrides):
-        found = read_run.__wrapped__(overrides, 1, "0" * 64)
-        assert found if isinstance(found, str) else found.id
+    @given(told | texts)
+    def check(text):
+        try:
+            order = read_strict_order(text)
+        except ValueError:
+            return
+        assert all(isinstance(name, str) for name in (*order.plan.trained, *order.base, *order.base.values()))
 
     check()

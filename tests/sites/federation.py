@@ -24,6 +24,9 @@ from fedfrozen_app.sites.provision import read_federation, write_kits
 
 SITES = ("north", "south", "west")
 ROOT = Path(__file__).resolve().parents[2]
+# What the steward of each site has written: its pictures of digits, and a policy that answers by itself.
+VIEWS = {"main": {"kind": "images", "path": "data", "classes": [str(digit) for digit in range(10)]}}
+OPEN = {"min_examples": 10, "min_people": 10, "approval": "policy", "metrics": True, "max_delta": 1e-4}
 
 
 @dataclass

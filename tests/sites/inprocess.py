@@ -1,6 +1,5 @@
 """Sites in this process: real kits, executors, policies and bytes; only Flower's processes are left out."""
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,19 +12,17 @@ from fedfrozen_app import client_app
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, server_only
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.flower.deployed import split_overrides
 from fedfrozen_app.inprocess.grid import InProcessGrid
 from fedfrozen_app.local import resident as residents
-from fedfrozen_app.local.resident import Resident, make_card
+from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.run.federate import federate
 from fedfrozen_app.run.job import Job
-from fedfrozen_app.server.conversation import Conversation
-from fedfrozen_app.server_app import gather
+from fedfrozen_app.server_app import converse, gather
 from fedfrozen_app.sites import provision
 from fedfrozen_app.sites.desk import Executor
 from fedfrozen_app.sites.kit import Kit
 from tests.conftest import SMALL, Run
-from tests.sites.federation import write_data
+from tests.sites.federation import OPEN, VIEWS, write_data
 
 BUNDLE = "b" * 64
 TINY = [word for word in SMALL if not word.startswith(("num_clients", "dataset", "partition"))]
@@ -39,6 +36,7 @@ class Sites:
     names: Sequence[str] = ("north", "south", "west")
     executors: dict[str, Executor] = field(default_factory=dict)
     settings: Sequence[str] = tuple(TINY)  # of every run
+    flower_run: int = 0
 
     def prepare(self) -> None:
         plan = {"server": {"address": "127.0.0.1", "port": 8443}, "sites": list(self.names)}
@@ -47,9 +45,8 @@ class Sites:
         provision.write_kits(provision.read_federation(path), self.folder / "kits")
         write_data(self.folder / "data", self.folder / "kits", self.names, rows=240)
         for name in self.names:
-            self.change(
-                name, "policy.yaml", min_examples=10, bundles=[BUNDLE], strategies=["fedfrozen", "local"]
-            )
+            self.change(name, "site.yaml", views=VIEWS)
+            self.change(name, "policy.yaml", **OPEN, bundles=[BUNDLE], strategies=["fedfrozen", "local"])
 
     def kit(self, name: str) -> Kit:
         return Kit.read(self.folder / "kits" / name)
@@ -79,27 +76,26 @@ class Sites:
         resolved_config = resolved(compose_config(words))
         config = read(resolved_config)
         self.restart()
-        told, _ = split_overrides(resolved_config, words)
-        grid = (make_grid or SiteGrid)(self.executors, told, bundle)
+        grid = (make_grid or SiteGrid)(self.executors, bundle)
         corpus = load_corpus(config)
-        card = make_card(corpus, config)
-        conversation = Conversation(grid, {}, card=card, hello_timeout=config.runtime.node_timeout)
-        gather(conversation, config)
         resident = Resident(config, corpus, shares=server_only(corpus, config))
-        conversation.roles = resident.roles
         target = self.folder / folder
         start = checkpoint.newest(target) if resume else None
         if config.start_from is not None:
             start = checkpoint.read(Path(config.start_from))
-        federate(Job(config, resolved_config, words, target, start), conversation, resident)
+        job = Job(config, resolved_config, words, target, start)
+        self.flower_run += 1
+        conversation = converse(grid, job, resident, f"flower-{self.flower_run}")
+        gather(conversation, config)
+        federate(job, conversation, resident)
         return Run(target)
 
 
 class SiteGrid(InProcessGrid):
     """Messages go to the sites' executors, as bytes."""
 
-    def __init__(self, executors: dict[str, Executor], told: list[str], bundle: str = BUNDLE) -> None:
-        super().__init__(client_app.app, len(executors), {"overrides": shlex.join(told)})
+    def __init__(self, executors: dict[str, Executor], bundle: str = BUNDLE) -> None:
+        super().__init__(client_app.app, len(executors), {})  # no override reaches a site
         self.executors = list(executors.values())
         self.bundle = bundle
         self._loaded: dict[int, tuple] = {}

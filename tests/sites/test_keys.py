@@ -132,6 +132,7 @@ def test_certificates_name_party_and_role_and_hang_on_the_authority(world):
 def test_a_new_site_begins_strictly_and_a_try_simply_runs(world, tmp_path):
     policy = Policy.read(world.party("north") / "policy.yaml")
     assert policy.privacy_required and policy.strategies == ("fedfrozen",) and not policy.downloads
+    assert policy.approval == "ask" and not policy.metrics
     assert not {"query", "key", "embedding"} & set(policy.upload_roles)
     assert command(["provision", str(world.plan), "-o", str(tmp_path / "try")]) == 0
     assert not Policy.read(tmp_path / "try" / "north" / "policy.yaml").privacy_required

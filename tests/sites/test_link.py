@@ -35,7 +35,7 @@ def kit_in(folder) -> Kit:
     deep = folder / ("d" * 100)
     deep.mkdir(mode=0o700, parents=True)
     (deep / "site.yaml").write_text(
-        "{name: north, superlink: 'x:1', data: {kind: digits}, folder: var, model_path: null}"
+        "{name: north, superlink: 'x:1', views: {main: {kind: digits}}, folder: var, model_path: null}"
     )
     return Kit.read(deep)
 

@@ -223,9 +223,37 @@ def wait_until(condition) -> None:
 
 def test_a_kit_reads_back(kits):
     kit = Kit.read(kits / "north")
-    assert (kit.name, kit.superlink, kit.data_kind) == ("north", "fed.example.org:8443", "images")
+    assert (kit.name, kit.superlink) == ("north", "fed.example.org:8443")
+    view = kit.view(None)
+    assert view == kit.view("main") and (view.kind, view.path) == ("images", str(kits / "north" / "data"))
+    assert kit.view("other") is None
     policy = Policy.read(kit.policy)
     assert len(policy.bundles[0]) == 64 and policy.min_examples == 50
+    assert policy.approval == "policy"  # a try shall simply run; `test_keys.py` has a real site's
+
+
+def test_a_kit_of_before_is_told_how_to_renew_itself(kits, tmp_path):
+    """Its views were one `data:`; everything else it holds goes on as it is."""
+    shutil.copytree(kits / "north", tmp_path / "north")
+    path = tmp_path / "north" / "site.yaml"
+    found = yaml.safe_load(path.read_text())
+    del found["views"]
+    path.write_text(yaml.safe_dump(found | {"data": {"kind": "text", "path": "notes"}}))
+    with pytest.raises(UserError, match="as kits did before views") as error:
+        Kit.read(path.parent)
+    shown = str(error.value)
+    assert "main: {kind: text, path: notes, classes: [" in shown and "stay as they are" in shown
+    assert "\n" not in shown  # one sentence, on one line
+
+
+def test_what_a_policy_leaves_out_is_answered_strictly(kits, tmp_path):
+    path = tmp_path / "policy.yaml"
+    needed = ("strategies", "upload_roles", "min_examples", "rounds_per_day", "max_epsilon", "bundles")
+    found = yaml.safe_load((kits / "north" / "policy.yaml").read_text())
+    path.write_text(yaml.safe_dump({key: found[key] for key in needed}))
+    policy = Policy.read(path)
+    assert policy.privacy_required and policy.approval == "ask" and policy.min_people == 20
+    assert not policy.metrics and not policy.downloads and policy.max_delta == 1e-5
 
 
 def test_again_adds_a_site_and_keeps_the_rest(kits, tmp_path):

@@ -11,7 +11,7 @@ from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.provision import bundle_digest
 from tests.conftest import Run
 from tests.flower.test_runtimes import is_key_bias
-from tests.sites.federation import SITES, Deployment, federation, write_data
+from tests.sites.federation import OPEN, SITES, VIEWS, Deployment, federation, write_data
 from tests.sites.inprocess import TINY, Sites
 
 FEDFROZEN = ("num_rounds=4", "strategy.warmup_rounds=2")
@@ -38,7 +38,8 @@ def words(deployment: Deployment, folder: Path, *more: str) -> list[str]:
 def join(deployment: Deployment, sites: Sequence[str], *, network: bool = True) -> None:
     write_data(deployment.folder / "data", deployment.kits, sites, rows=240)
     for site in sites:
-        deployment.change(site, "policy.yaml", min_examples=10)
+        deployment.change(site, "site.yaml", views=VIEWS)
+        deployment.change(site, "policy.yaml", **OPEN)
         deployment.start_site(site, network=network)
     for site in sites:
         deployment.wait_for_line(f"{site}-supernode", "SuperNode ID", timeout=120)
@@ -107,6 +108,7 @@ def compare_with_one_process(place: Path) -> dict:
                 same_course(run, twin, COURSE[:-1] if number else COURSE)
                 found[name]["difference"] = largest_difference(run, twin)
         greedy = words(deployment, place / "greedy", *SAFL, "privacy.epsilon=6", "runtime.min_nodes=3")
+        greedy.append("runtime.node_timeout=20")  # refused before it begins: nobody else will come
         if not command(greedy):
             raise SystemExit("A run that asked for more epsilon than is left was not refused.")
         logs = {site: read_audit(Kit.read(deployment.kits / site).audit) for site in SITES}

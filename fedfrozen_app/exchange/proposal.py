@@ -1,0 +1,270 @@
+"""What a server asks of a site: a JSON document against a closed schema.
+
+A person composes a run with Hydra on the server; `propose` turns the result into plain values. A site reads
+them with `read_proposal`, which knows every key, takes plain values within bounds, and resolves, looks up and
+opens nothing. It can name a view of the site's data, but no path, no column and no filter: there is no key
+for them. The same object is judged, hashed, approved and trained.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+from fedfrozen_app import registry
+from fedfrozen_app.config import ClientConfig, Config, PrivacyConfig, setting
+from fedfrozen_app.config.typed import typed
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.strict import canonical, hash_of, read_json
+
+FORMAT = 1
+MOST, DEPTH, LONGEST = 1_000_000, 6, 300
+MOST_ROUNDS_KEPT = 100  # replies on a site's disk
+RUN_ID = re.compile(r"[0-9a-z][0-9a-z-]{0,63}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # of a view, a strategy, a role
+# Any other text: a word or a short sentence. Nothing that a shell, Hydra or a file system reads as more.
+WORDS = re.compile(r"[A-Za-z0-9 _.,:+(){}'-]{0,200}")
+KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+HASH = re.compile(r"[0-9a-f]{64}")
+# A model's settings are numbers; where one is a word, it is one of these. A hub's name is none of them.
+MODEL_WORDS = {
+    **dict.fromkeys(
+        ("hidden_act", "activation", "activation_function"),
+        ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh"),
+    ),
+    "position_embedding_type": ("absolute", "relative_key", "relative_key_query"),
+}
+NESTED = ("vision", "text")  # the two halves of a dual encoder
+FROM_VIEW = ("unit_column", "examples")  # of the privacy settings: the site's view says them
+NOT_PROPOSED = ("hub", "aligned")  # sources of a model that would make or fetch one at the site
+
+
+@dataclass(frozen=True)
+class ModelPart:
+    source: str = setting("config", "")
+    model_type: str | None = setting(None, "")
+    dtype: str = setting("float32", "", choices=("float32", "float64", "bfloat16"))
+    config: dict[str, Any] = setting({}, "")
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """Which view, and what all sites must agree on to read theirs alike."""
+
+    view: str | None = setting(None, "")
+    classes: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    more: dict[str, str] = setting({}, "")  # what the model's wrapper holds against the site's own
+
+
+@dataclass(frozen=True)
+class RunPart:
+    id: str = setting("", "")
+    num_rounds: int = setting(1, "", least=0)
+    eval_every: int = setting(1, "", least=1)
+    seed: int = setting(0, "", least=0)
+    threads: int | None = setting(None, "", least=1, most=256)
+    keep_rounds: int = setting(2, "", least=1, most=MOST_ROUNDS_KEPT)  # that a resumed run may go back
+    roles: tuple[str, ...] = ()  # of the parameters that will be asked for
+
+
+@dataclass(frozen=True)
+class Proposal:
+    run: RunPart
+    data: DataPart
+    strategy: Mapping[str, Any]  # its name and its own settings
+    model: ModelPart
+    client: ClientConfig
+    privacy: PrivacyConfig
+    format: int = field(default=FORMAT)
+
+    @cached_property
+    def plain(self) -> dict[str, Any]:
+        privacy = {key: value for key, value in asdict(self.privacy).items() if key not in FROM_VIEW}
+        return {
+            "format": self.format,
+            "run": asdict(self.run),
+            "data": asdict(self.data),
+            "strategy": dict(self.strategy),
+            "model": asdict(self.model),
+            "client": asdict(self.client),
+            "privacy": privacy,
+        }
+
+    @cached_property
+    def text(self) -> str:
+        return canonical(self.plain)
+
+    @cached_property
+    def hash(self) -> str:
+        """By which people at a site and at the server can tell that they mean the same."""
+        return hash_of(self.plain)
+
+    @property
+    def ticket(self) -> dict[str, str]:
+        """What every order of the run carries."""
+        return {"run": self.run.id, "proposal": self.hash}
+
+    @cached_property
+    def ticket_text(self) -> str:
+        return canonical(self.ticket)
+
+    @property
+    def epsilon(self) -> float | None:
+        """What the run may cost in total; None where nothing is promised."""
+        if (
+            self.privacy.name == "none"
+            or self.privacy.seeded_noise
+            or self.privacy.selection == "unaccounted"
+        ):
+            return None
+        return self.privacy.epsilon
+
+    @property
+    def delta(self) -> float:
+        """At most; a run that names none takes 1e-5, or less where a site has many examples."""
+        return 0.0 if self.epsilon is None else self.privacy.delta or 1e-5
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """How all sites read their data, as a client wants it."""
+        data = self.data
+        return {"classes": list(data.classes), "mean": list(data.mean), "std": list(data.std), **data.more}
+
+
+def read_proposal(text: str) -> Proposal:
+    """`ValueError`, as the rest of a sentence for the site's own log, where it is none."""
+    found = read_json(text, most=MOST, depth=DEPTH, longest=LONGEST)
+    keys = {"format", "run", "data", "strategy", "model", "client", "privacy"}
+    if not isinstance(found, dict) or set(found) != keys:
+        raise ValueError("it has other keys than a proposal")
+    if type(found["format"]) is not int or found["format"] != FORMAT:
+        raise ValueError("it is of another version's format")
+    run = typed(RunPart, found["run"], "run.", whole=True)
+    data = typed(DataPart, found["data"], "data.", whole=True)
+    model = typed(ModelPart, found["model"], "model.", whole=True)
+    client = typed(ClientConfig, found["client"], "client.", whole=True)
+    privacy = typed(PrivacyConfig, found["privacy"], "privacy.", without=FROM_VIEW, whole=True)
+    proposal = Proposal(run, data, _strategy(found["strategy"]), model, client, privacy)
+    _check(proposal)
+    return proposal
+
+
+def propose(config: Config, card: Mapping[str, Any], run_id: str, roles: Iterable[str]) -> Proposal:
+    """A composed run as a proposal; a `UserError` for what cannot be asked of a site."""
+    source = config.model.source
+    if source == "aligned":
+        raise UserError(
+            "model.source=aligned makes encoders on each machine: give every site the folder of one model, "
+            "as model_path in its site.yaml, and use model=checkpoint."
+        )
+    privacy = {k: v for k, v in asdict(config.privacy).items() if k not in FROM_VIEW}
+    known = ("classes", "mean", "std")
+    found = {
+        "format": FORMAT,
+        "run": {
+            "id": run_id,
+            "num_rounds": config.num_rounds,
+            "eval_every": config.eval_every,
+            "seed": config.seed,
+            "threads": config.runtime.threads,
+            "keep_rounds": min(max(config.checkpoint.every, 1) + 1, MOST_ROUNDS_KEPT),
+            "roles": sorted(set(roles)),
+        },
+        "data": {
+            "view": config.runtime.view,
+            **{key: list(card[key]) for key in known},
+            "more": {key: value for key, value in card.items() if key not in known},
+        },
+        "strategy": dict(config.strategy),
+        "model": {
+            # Whoever starts from the hub means a pretrained model: each site has its own copy of it.
+            "source": "checkpoint" if source == "hub" else source,
+            "model_type": config.model.model_type,
+            "dtype": config.model.dtype,
+            "config": dict(config.model.config),
+        },
+        "client": asdict(config.client),
+        "privacy": privacy,
+    }
+    try:
+        return read_proposal(canonical(found))
+    except ValueError as error:
+        raise UserError(
+            f"This run cannot be proposed to sites with an executor: {error}. They take plain numbers and "
+            "words; docs/deployment.md lists what a proposal may hold."
+        ) from error
+
+
+def _strategy(given: Any) -> dict[str, Any]:
+    """Plain words and numbers; its own class holds them against its settings once the policy allows it."""
+    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+        raise ValueError("strategy has no name")
+    if not NAME.fullmatch(given["name"]):
+        raise ValueError("strategy.name is none")
+    return {key: _plain(value, f"strategy.{_key(key, 'strategy')}") for key, value in given.items()}
+
+
+def strategy_of(proposal: Proposal) -> dict[str, Any]:
+    """Name and settings, as the strategy's own class of the package installed here has them."""
+    name = proposal.strategy["name"]
+    given = {key: value for key, value in proposal.strategy.items() if key != "name"}
+    settings = typed(registry.find("strategies", name).Settings, given, "strategy.")
+    settings.checked(proposal.run.num_rounds)
+    return {"name": name, **{key: getattr(settings, key) for key in given}}
+
+
+def _check(proposal: Proposal) -> None:
+    run, data, model = proposal.run, proposal.data, proposal.model
+    if not RUN_ID.fullmatch(run.id):
+        raise ValueError("run.id is none: small letters, digits and - make one")
+    if len(run.roles) > 64 or not all(NAME.fullmatch(role) for role in run.roles):
+        raise ValueError("run.roles are none")
+    if data.view is not None and not NAME.fullmatch(data.view):
+        raise ValueError("data.view is no name of a view")
+    if len(set(data.classes)) != len(data.classes) or not all(name.isprintable() for name in data.classes):
+        raise ValueError("data.classes are not distinct lines")
+    if max(len(data.mean), len(data.std)) > 64:
+        raise ValueError("data.mean or data.std is too long")
+    for key, value in data.more.items():
+        _plain(value, f"data.{_key(key, 'data')}")
+    if not NAME.fullmatch(model.source) or model.source in NOT_PROPOSED:
+        raise ValueError("model.source is none that can be proposed")
+    if model.model_type is not None and not NAME.fullmatch(model.model_type):
+        raise ValueError("model.model_type is none")
+    _check_model(model.config)
+
+
+def _check_model(given: Mapping[str, Any], *, nested: bool = False) -> None:
+    for key, value in given.items():
+        where = f"model.config.{_key(key, 'model.config')}"
+        if isinstance(value, dict):
+            if nested or key not in NESTED:
+                raise ValueError(f"{where} is of another type")
+            _check_model(value, nested=True)
+        elif isinstance(value, str):
+            if value not in MODEL_WORDS.get(key, ()):
+                raise ValueError(f"{where} cannot be proposed: a model's settings are numbers")
+        elif isinstance(value, list) and not all(type(item) in (int, float, bool) for item in value):
+            raise ValueError(f"{where} is of another type")
+
+
+def _key(key: str, where: str) -> str:
+    if not KEY.fullmatch(key):
+        raise ValueError(f"{where} has a key that is not known")
+    return key
+
+
+def _plain(value: Any, where: str) -> Any:
+    if isinstance(value, str):
+        if not WORDS.fullmatch(value):
+            raise ValueError(f"{where} is more than a word")
+    elif isinstance(value, list):
+        for item in value:
+            _plain(item, where)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _plain(item, f"{where}.{_key(key, where)}")
+    return value

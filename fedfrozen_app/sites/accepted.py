@@ -1,0 +1,52 @@
+"""From an accepted proposal and the site's own view to the configuration that trains; nothing is composed."""
+
+from dataclasses import asdict, dataclass
+
+from fedfrozen_app import registry
+from fedfrozen_app.config import (
+    Config,
+    ModelConfig,
+    PrivacyConfig,
+    RuntimeConfig,
+    check_config,
+)
+from fedfrozen_app.exchange.proposal import FROM_VIEW, Proposal, strategy_of
+from fedfrozen_app.sites.views import View
+
+
+@dataclass(frozen=True)
+class Accepted:
+    proposal: Proposal
+    view: View
+    config: Config
+
+
+def accepted_run(proposal: Proposal, view: View, model_path: str | None, device: str) -> Accepted:
+    """`ValueError` or `UserError` where the package installed here cannot do what is asked."""
+    model = proposal.model
+    if model.source not in registry.names("models"):
+        raise ValueError("model.source is not known to the package installed here")
+    privacy = {key: value for key, value in asdict(proposal.privacy).items() if key not in FROM_VIEW}
+    privacy |= {"unit": view.unit, "unit_column": view.unit_column, "examples": view.examples}
+    config = Config(
+        strategy=strategy_of(proposal),
+        model=ModelConfig(
+            name=proposal.run.id,
+            source=model.source,
+            path=model_path if model.source == "checkpoint" else None,
+            model_type=model.model_type,
+            dtype=model.dtype,
+            config=dict(model.config),
+        ),
+        dataset=view.dataset(),
+        client=proposal.client,
+        privacy=PrivacyConfig(**privacy),
+        runtime=RuntimeConfig(threads=proposal.run.threads),
+        num_rounds=proposal.run.num_rounds,
+        eval_every=proposal.run.eval_every,
+        seed=proposal.run.seed,
+        device=device,
+        run_id=proposal.run.id,
+    )
+    check_config(config)
+    return Accepted(proposal, view, config)

@@ -1,0 +1,50 @@
+"""An order from a server that is not trusted: every key and its type, before anything is made of it."""
+
+from typing import Any
+
+from fedfrozen_app import registry
+from fedfrozen_app.exchange.order import Order, read_order
+from fedfrozen_app.exchange.strict import read_json
+
+MOST, DEPTH, LONGEST = 32_000_000, 6, 300  # names of a large model, once each
+LONGEST_PHASE = 10_000  # epochs
+MOST_PHASES = 64
+NEEDED = {"round", "trained", "shared", "private", "base", "algorithm", "settings"}
+OPTIONAL = {"phases", "selection", "participations", "judge"}
+
+
+def read_strict_order(text: str) -> Order:
+    """`ValueError`, for the site's own log, where it is none."""
+    found = read_json(text, most=MOST, depth=DEPTH, longest=LONGEST)
+    codecs = set(registry.names("codecs"))
+    if not isinstance(found, dict) or not NEEDED <= set(found) <= NEEDED | OPTIONAL | codecs:
+        raise ValueError("it has other keys than an order")
+    for key in ("trained", "shared", "private"):
+        if not _words(found[key]):
+            raise ValueError(f"{key} is no list of names")
+    if not isinstance(found["base"], dict) or not _words(list(found["base"].values())):
+        raise ValueError("base does not say digests by name")
+    if not isinstance(found["algorithm"], str) or not isinstance(found["settings"], dict):
+        raise ValueError("algorithm and settings are none")
+    if type(found.get("judge", False)) is not bool:
+        raise ValueError("judge is neither true nor false")
+    if not isinstance(found.get("participations", {}), dict):
+        raise ValueError("participations are no numbers by name")
+    selection = found.get("selection", {"rule": ""})
+    if not isinstance(selection, dict) or not isinstance(selection.get("rule"), str):
+        raise ValueError("selection names no rule")
+    phases = found.get("phases", [])
+    if not isinstance(phases, list) or len(phases) > MOST_PHASES or not all(map(_is_phase, phases)):
+        raise ValueError("phases are none")
+    return read_order(text)
+
+
+def _words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_phase(value: Any) -> bool:
+    if not isinstance(value, list) or len(value) != 2 or not _words(value[0]):
+        return False
+    epochs = value[1]
+    return epochs is None or (type(epochs) is int and 0 <= epochs <= LONGEST_PHASE)

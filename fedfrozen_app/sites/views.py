@@ -1,0 +1,109 @@
+"""A site's views: what of its data a run may train on, written by the site's steward in `site.yaml`.
+
+    views:
+      notes-2024: {kind: parquet, path: notes.parquet, text_column: text, label_column: icd, classes: [...],
+                   unit: patient, unit_column: patient_id}
+
+A run names a view. It cannot change which rows, columns or classes the view has, nor whom epsilon protects.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedfrozen_app import registry
+from fedfrozen_app.config import DatasetConfig, setting
+from fedfrozen_app.config.typed import typed
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.proposal import NAME
+
+ROUNDED_TO = 10  # rows, where a view declares no number
+RENEW = (
+    "{path} describes its data under `data:`, as kits did before views: write `views: {{main: {{{data}, "
+    "classes: [THOSE OF ALL SITES]}}}}` in its place; keys, audit log, budget and state stay as they are."
+)
+
+
+@dataclass(frozen=True)
+class View:
+    name: str = setting("", "")
+    kind: str = setting("", "")
+    path: str | None = None
+    classes: tuple[str, ...] | None = None  # of all sites together; needed before a run can use the view
+    unit: str = setting("example", "", choices=("example", "document", "patient"))
+    unit_column: str | None = None
+    examples: int | None = setting(None, "", least=1)  # what the server is told in place of the true number
+    task: str | None = None
+    train_split: str = "train"
+    test_split: str = "test"
+    image_column: str | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+    keep_classes: tuple[str, ...] | None = None
+    top_labels: int | None = setting(None, "", least=2)
+    limit: int | None = setting(None, "", least=1)
+    image_size: int | None = setting(None, "", least=1)
+    channels: int | None = None
+    max_tokens: int = setting(128, "", least=2)
+    test_fraction: float = setting(0.2, "", above=0, most=0.9)
+    client_validation: float = setting(0.1, "", least=0, most=0.9)
+    split_seed: int = setting(0, "", least=0)
+
+    @property
+    def column(self) -> str | None:
+        """The column that says whose a row is; None where every row stands for itself."""
+        return None if self.unit == "example" else self.unit_column or self.unit
+
+    def dataset(self) -> DatasetConfig:
+        """As a client reads data; nothing in it is the server's."""
+        names = {one.name for one in fields(DatasetConfig)} & {one.name for one in fields(View)}
+        return DatasetConfig(**{name: getattr(self, name) for name in names}, validation=0.0)
+
+    def fits(self, classes: tuple[str, ...]) -> bool:
+        """Whether these are the classes that the steward wrote down; for entities, their types will do."""
+        return set(classes) in (set(self.classes or ()), set(self.tags))
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """What the classes are on words, where they are types of entities."""
+        return ("O", *(f"{place}-{kind}" for kind in self.classes or () for place in "BI"))
+
+    def told(self, count: int) -> int:
+        """The number that leaves the site in place of its true number of rows or units."""
+        return self.examples or max(ROUNDED_TO, round(count / ROUNDED_TO) * ROUNDED_TO)
+
+
+def read_views(found: Mapping[str, Any], path: Path) -> dict[str, View]:
+    """The views of a `site.yaml`, or a sentence."""
+    if "data" in found:
+        data = found["data"] if isinstance(found["data"], dict) else {}
+        shown = ", ".join(f"{key}: {value}" for key, value in data.items())
+        raise UserError(RENEW.format(path=path, data=shown or "kind: images, path: data"))
+    given = found.get("views")
+    if not isinstance(given, dict) or not given:
+        raise UserError(f"{path} must say views: by name, what of the site's data a run may train on.")
+    return {name: _read_view(name, entry, path) for name, entry in given.items()}
+
+
+def _read_view(name: Any, given: Any, path: Path) -> View:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise UserError(f"{path}: {name!r} is no name of a view: use letters, digits, - _ and .")
+    where = f"{path}: the view {name}"
+    kinds = registry.names("datasets")
+    if not isinstance(given, dict) or given.get("kind") not in kinds:
+        raise UserError(f"{where} must say its kind: {', '.join(kinds)}.")
+    known = {one.name for one in fields(View)} - {"name"}
+    if unknown := sorted(str(key) for key in set(given) - known):
+        raise UserError(f"{where} has the unknown key {unknown[0]}: use {', '.join(sorted(known))}.")
+    if isinstance(given.get("classes"), list):  # YAML reads 0 and yes as other things than words
+        given = given | {"classes": [str(item) for item in given["classes"]]}
+    try:
+        view = typed(View, given, without=("name",))
+    except ValueError as error:
+        raise UserError(f"{where}: {error}.") from error
+    folder = path.parent
+    place = (
+        view.path if view.path is None or view.kind == "hub" else str(folder / Path(view.path).expanduser())
+    )
+    return replace(view, name=name, path=place)
