@@ -107,10 +107,6 @@ class Proposal:
         """What every order of the run carries."""
         return {"run": self.run.id, "proposal": self.hash}
 
-    @cached_property
-    def ticket_text(self) -> str:
-        return canonical(self.ticket)
-
     @property
     def epsilon(self) -> float | None:
         """What the run may cost in total; None where nothing is promised."""

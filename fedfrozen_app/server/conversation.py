@@ -30,6 +30,7 @@ from fedfrozen_app.exchange.messages import (
 from fedfrozen_app.exchange.names import parameter_of
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.proposal import Proposal
+from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.server.anchors import AnchorFile
 from fedfrozen_app.words import counted
@@ -76,14 +77,15 @@ class Conversation:
             try:
                 hello = self._read_hello(self._pull(message_id, deadline), taken)
             except ValueError as error:
-                log.warning("Node %s does not take part (%s): asking again later.", node, error)
+                log.warning("Node %s did not say who it is (%s): asking again next round.", node, error)
                 self.refusals[node] = str(error)
-                self.waiting.pop(node, None)
-                self._asked[node] = (now, min(2 * self._asked.get(node, (now, FIRST_PAUSE / 2))[1], PAUSE))
                 continue
             self.refusals.pop(node, None)
             if hello.state == WAITING:
                 self._wait(node, hello.name, now)
+                continue
+            if hello.state == REFUSED:
+                self._take_no(node, hello.name, now)
                 continue
             if self.waiting.pop(node, None):
                 log.info("The site %s has approved the run.", hello.name)
@@ -111,6 +113,13 @@ class Conversation:
         self.waiting[node] = name
         self._asked[node] = (now, WAITING_PAUSE)
 
+    def _take_no(self, node: int, name: str, now: float) -> None:
+        self.refusals[node] = f"the site {name} refused; its own log says why"
+        self.waiting.pop(node, None)
+        _, pause = self._asked.get(node, (now, FIRST_PAUSE / 2))
+        self._asked[node] = (now, min(2 * pause, PAUSE))
+        log.warning("The site %s refused; its own log says why. It is asked again later.", name)
+
     def _read_hello(self, answer: Message | None, taken: Collection[str]) -> Hello:
         """`ValueError` with a reason where there is none, or where it takes the name of another node."""
         if answer is None:
@@ -122,8 +131,6 @@ class Conversation:
         if hello.name in taken:
             raise ValueError(f"it calls itself {hello.name}, and so does another node")
         self._anchor(hello.name, hello.anchor)
-        if hello.state == REFUSED:
-            raise ValueError(f"the site {hello.name} refused; its own log says why")
         return hello
 
     def wait_for(self, count: int, timeout: float, approval_timeout: float = 0.0) -> dict[str, int]:
@@ -245,12 +252,16 @@ class Conversation:
         # Clients that lack the same are sent the same: nobody changes a message's content.
         if (key := tuple(names)) not in self._contents:
             arrays = {name: model[name] for name in names}
-            ticket = self.proposal.ticket if self.proposal is not None else None
-            content = train_content(order, arrays, local=self.local, ticket=ticket)
+            content = train_content(order, arrays, local=self.local, ticket=self._ticket)
             self._contents[key] = content, bytes_by_role(arrays, self.roles)
         content, by_role = self._contents[key]
-        traffic.sent(by_role, order.json if self.proposal is None else order.json + self.proposal.ticket_text)
+        traffic.sent(by_role, order.json + (canonical(self._ticket) if self._ticket else ""))
         return train_message(node, order, content, ttl=with_grace(self.timeout))
+
+    @property
+    def _ticket(self) -> dict[str, str] | None:
+        """What orders to real sites carry; a simulated node has accepted nothing."""
+        return None if self.proposal is None or self.num_partitions() else self.proposal.ticket
 
     def _returned(self, client: str, deadline: float) -> int | None:
         """The node of a client that was gone, once it is there again; None when it stays away."""
