@@ -164,9 +164,10 @@ def test_links_and_named_files_exist(page):
     for target in re.findall(r"\]\(([^)]+)\)", text):
         if not target.startswith("https://"):
             path, _, anchor = target.partition("#")
-            assert (page.parent / path).exists(), target
+            there = page.parent / path if path else page
+            assert there.exists(), target
             if anchor:
-                titles = re.findall(r"^#+ (.*)$", (page.parent / path).read_text(), re.MULTILINE)
+                titles = re.findall(r"^#+ (.*)$", there.read_text(), re.MULTILINE)
                 assert anchor in [title.lower().replace(" ", "-") for title in titles]
     for path in re.findall(r"`((?:fedfrozen_app|strategies|clients|conf|tests|benchmarks)/[\w/.]*)`", text):
         new = re.search(rf"^# {re.escape(path)}$", text, re.MULTILINE)  # a file that the page tells to write
@@ -199,12 +200,13 @@ def schema_keys(node=Config, prefix=""):
         elif name not in NAMED:  # whose keys are those of what is named
             yield name
     if not prefix:
-        yield "strategy.name"
-        yield from {f"strategy.{field.name}" for cls in strategies() for field in fields(cls.Settings)}
+        for group, kind in NAMED.items():
+            yield f"{group}.name"
+            yield from {f"{group}.{field.name}" for cls in named(kind) for field in fields(cls.Settings)}
 
 
-def strategies():
-    return [registry.find("strategies", name) for name in registry.BUILT_IN["strategies"]]
+def named(kind):
+    return [registry.find(kind, name) for name in registry.BUILT_IN[kind]]
 
 
 def rows(page):
@@ -223,7 +225,7 @@ def test_the_page_is_the_one_that_the_settings_make():
 
 
 def test_every_setting_has_its_sentence():
-    for section in (*sections().values(), *(cls.Settings for cls in strategies())):
+    for section in (*sections().values(), *(cls.Settings for kind in NAMED.values() for cls in named(kind))):
         assert all(about(field).says for field in fields(section))
 
 
@@ -238,13 +240,19 @@ def test_every_key_is_explained_and_no_other():
 
 
 def test_every_default_is_the_one_that_composes():
-    names = ("fedfrozen", *registry.BUILT_IN["strategies"])
-    composed = [compose_config([f"strategy={name}"]) for name in names]
+    """Of what has a name, that of the base which its file inherits; a table tells what files change."""
+    usual = compose_config([])
+    bases = [
+        (group, base(f"{group}/base_{name}"))
+        for group, kind in NAMED.items()
+        for name in (usual[group].name, *registry.BUILT_IN[kind])
+    ]
     for key, told in rows(CONFIGURATION).items():
         if key == "model.config":
             continue
-        holder = next(part for part in composed if has(part, key))
-        assert told == as_written(OmegaConf.select(holder, key)), key
+        group, _, own = key.partition(".")
+        found = [keys[own] for named_group, keys in bases if named_group == group and own in keys]
+        assert told == as_written(found[0] if found else OmegaConf.select(usual, key)), key
 
 
 def test_what_the_other_files_set():
