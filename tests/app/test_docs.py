@@ -266,8 +266,3 @@ def test_what_the_other_files_set():
 
 def test_freeze_scopes_are_all_explained():
     assert all(f"| `{scope}` |" in CONFIGURATION for scope in SCOPES)
-
-
-def has(node, key):
-    group, _, name = key.rpartition(".")
-    return name in (OmegaConf.select(node, group) if group else node)
