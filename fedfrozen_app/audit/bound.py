@@ -33,7 +33,12 @@ from fedfrozen_app.privacy.accountant import Curve, curve_of, epsilon_bounds, ro
 from fedfrozen_app.privacy.steps import Steps
 
 CONFIDENCE = 0.95
-SHARES = (0.05, 0.25, 0.5, 1.0)  # of the canaries that are guessed
+SHARES = (
+    0.05,
+    0.25,
+    0.4,
+    1.0,
+)  # of the canaries that are guessed; of the planted half some are never sampled
 DOUBT = (1 - CONFIDENCE) / len(SHARES)
 MOST_EPSILON = 50.0
 LEAST_NOISE = 1e-3  # in units of the bound: below it the likelihoods overflow, and every guess is certain

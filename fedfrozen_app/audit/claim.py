@@ -109,16 +109,29 @@ def check_noise(rounds: Sequence[WatchedRound]) -> Check:
 
 
 def check_clipping(rounds: Sequence[WatchedRound], canaries: Canaries) -> Check:
-    """A canary is ten times as long as the bound, so its part of a sum is the bound, or clipping does not
-    work."""
+    """Rows are in what was sent as often as they should be, and no canary more than once.
+
+    Of the rows, by regression on their clipped sum. A canary's gradient is ten times as long as the bound, so
+    that its part of a sum is the bound, or clipping does not work.
+    """
+    size = math.sqrt(sum(one.figures.squares for one in rounds) / sum(one.figures.elements for one in rounds))
+    noise = size * max(one.figures.claimed.noise for one in rounds)
+    length = sum(one.figures.length for one in rounds)
+    figures: dict[str, Any] = {}
+    if length:
+        more, error = sum(one.figures.along for one in rounds) / length, noise / math.sqrt(length)
+        figures |= {"rows": 1 + more, "rows_error": error}
+        if more - norm.isf(DOUBT) * error > ROUNDING:
+            found = f"rows are {1 + more:.3f} (±{error:.3f}) times as much as when they are clipped"
+            return Check("clipping", EXCEEDED, found, figures)
     seen = np.concatenate([one.seen[one.there] for one in rounds])
-    figures: dict[str, Any] = {"samples": len(seen)}
+    figures["samples"] = len(seen)
     if len(seen) < 2:
         return Check("clipping", UNTOLD, f"with {len(canaries)} canaries, none of them sampled", figures)
     mean, error = float(seen.mean()), float(seen.std(ddof=1) / math.sqrt(len(seen)))
     low, high = (mean + sign * norm.isf(DOUBT) * error for sign in (-1, 1))
     figures |= {"contribution": mean, "low": low, "high": high}
-    found = f"an example gives {mean:.3f} times the bound ({low:.3f} to {high:.3f})"
+    found = f"a canary gives {mean:.3f} times the bound ({low:.3f} to {high:.3f})"
     return Check("clipping", EXCEEDED if low > 1 + ROUNDING else PASS, found, figures)
 
 

@@ -115,6 +115,8 @@ class Figures:
     elements: int = 0
     products: float = 0.0  # of one step's differences with the next one's, in the same units
     pairs: int = 0
+    along: float = 0.0  # of the differences and the rows' clipped sums, products, in units of the bound
+    length: float = 0.0  # of those sums, squared
     repeats: tuple[str, ...] = ()  # which draws come out the same when they are drawn again
     epsilon: float = 0.0  # what the client told
     delta: float = 0.0
@@ -223,6 +225,9 @@ class Watch:
         self._seen.append(seen)
         self._there.append(self._present & known)
         rest[self._elements[self._present & known]] -= 1
+        rows_sum = torch.cat(made_of) / bound
+        figures.along += float(rest @ rows_sum)
+        figures.length += float(rows_sum.square().sum())
         noise = rest / figures.claimed.noise
         figures.squares += float(noise.square().sum())
         figures.elements += len(noise)

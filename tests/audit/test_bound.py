@@ -94,12 +94,12 @@ def test_what_was_broken_is_refuted_and_what_was_not_is_not(epsilon):
     generator = np.random.default_rng(0)
     noise = solve_noise(0.3, 20, epsilon=epsilon, delta=DELTA, kind="prv")
     paid_for = (Steps(noise, 0.3, 20),)
-    honest = judge(*play(generator, noise, 0.3, 20, 400), paid_for, DELTA)
+    honest = judge(*play(generator, noise, 0.3, 20, 1000), paid_for, DELTA)
     assert not honest.refuted and honest.could_refute
     assert honest.epsilon_lower < epsilon < honest.epsilon_most
     assert honest.epsilon_lower_any <= honest.epsilon_lower + 0.1
     for broken in ({"scale": 1e-9}, {"length": 10.0}):
-        found = judge(*play(generator, noise, 0.3, 20, 400, **broken), paid_for, DELTA)
+        found = judge(*play(generator, noise, 0.3, 20, 1000, **broken), paid_for, DELTA)
         assert found.refuted and found.epsilon_lower > 0.99 * epsilon
 
 

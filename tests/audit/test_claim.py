@@ -74,7 +74,7 @@ def test_an_honest_client_passes_and_every_output_is_marked(train, only_claims, 
 
 def test_noise_off_is_caught_and_the_exit_code_says_so(train, only_claims, capsys):
     with benchmark.broken("noise off"):
-        run = train(*AUDITED, CANARIES, "privacy.epsilon=8")
+        run = train(*AUDITED, "privacy.canaries=1000", "privacy.epsilon=8")
     assert command(["audit", str(run.folder)]) == 1
     (claim,) = json.loads((run.folder / "audit.json").read_text())["claims"]
     found = words_of(claim)
@@ -88,7 +88,7 @@ def test_noise_off_is_caught_and_the_exit_code_says_so(train, only_claims, capsy
 @pytest.mark.parametrize("name", benchmark.BREAKS)
 def test_each_break_is_caught(name, epsilon):
     """As in the table of docs/privacy.md, which `python benchmarks/audit.py` makes."""
-    claim = benchmark.audit(name, epsilon, 600)
+    claim = benchmark.audit(name, epsilon, 1000)
     assert claim["verdict"] == (PASS if name == "nothing" else EXCEEDED), words_of(claim)
 
 
