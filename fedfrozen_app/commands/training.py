@@ -11,6 +11,8 @@ from safetensors import SafetensorError
 from fedfrozen_app.config import compose_config, read, with_absolute_paths, with_hydra
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.files import checkpoint, status
+from fedfrozen_app.files.disk import whole_folder
+from fedfrozen_app.files.folders import check_free
 from fedfrozen_app.launch import check_writable, execute, load_run, run_folder, unwritable
 from fedfrozen_app.run.job import Job, fork_start
 from fedfrozen_app.words import counted
@@ -37,6 +39,7 @@ def train(arguments: list[str]) -> None:
         folder = Path(resolved_config["output_dir"] or settings.runtime.output_dir).expanduser().resolve()
         try:
             check_writable(folder)
+            check_free(folder, overwrite=bool(resolved_config["overwrite"]))
             with status.recorded(folder, resolved_config, overrides):
                 config = read(resolved_config)
                 execute(Job(config, resolved_config, overrides, folder, fork_start(config)))
@@ -102,10 +105,21 @@ def export(arguments: list[str]) -> None:
     run, rest = run_folder("export", arguments)
     if len(rest) != 1:
         raise UserError("Say where to: fedfrozen export RUN DIR.")
-    resident = load_run(run, [])
+    resident, target = load_run(run, []), Path(rest[0]).expanduser().resolve()
+    if target.is_file():
+        raise UserError(f"{rest[0]} is a file: give a folder.")
     try:
-        resident.export(Path(rest[0]))
+        with whole_folder(target) as part:
+            resident.export(part)
+            check_replaceable(target, part)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{rest[0]} cannot be written ({reason}): give another folder.") from error
     print(f"Wrote {rest[0]}: load it with transformers' from_pretrained.")
+
+
+def check_replaceable(old: Path, new: Path) -> None:
+    """An earlier export is replaced whole; whatever else lies there is somebody's."""
+    made = {path.name for path in new.iterdir()}
+    if old.is_dir() and (others := sorted({path.name for path in old.iterdir()} - made)):
+        raise UserError(f"{old} holds {others[0]}, which no export wrote: give a folder of its own.")

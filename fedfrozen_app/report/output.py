@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,6 @@ def write_outputs(
         replace_tensors(model, folder / "model.safetensors", metadata)
     summary = summarise(rows, **details)
     replace_file(folder / "summary.json", json.dumps(summary, indent=2))
-    for name in ("model.safetensors", "best.safetensors"):  # safetensors' own mode shuts everybody else out
-        if (folder / name).exists():
-            shutil.copymode(folder / "summary.json", folder / name)
     write_curves(rows, folder / "curves.png", title=headline(summary))
     if chose(rows):
         write_selection(rows, folder / "selection.png")
