@@ -34,10 +34,11 @@ def run(arguments: list[str]) -> int:
     logging.getLogger("flwr").setLevel(logging.WARNING)
     interrupt_on_signals()
     try:
-        if is_plain_training(arguments):
+        plain = [word for word in arguments if word != "--detach"]
+        if is_plain_training(plain):
             # Before the heavy imports and before Hydra writes into the run's folder: a typo should cost
             # neither.
-            config = read(resolved(compose_config(arguments)))
+            config = read(resolved(compose_config(plain)))
             if config.output_dir is not None:
                 check_free(Path(config.output_dir).expanduser().resolve(), overwrite=config.overwrite)
         from fedfrozen_app import commands

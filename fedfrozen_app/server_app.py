@@ -2,16 +2,24 @@
 
 import logging
 import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.utils import get_flwr_home
 
+from fedfrozen_app.bundles import source_digest
 from fedfrozen_app.config import Config, compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, server_only, share_out
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.files import checkpoint
+from fedfrozen_app.data.table import Corpus
+from fedfrozen_app.errors import RunFailed, UserError
+from fedfrozen_app.files import checkpoint, lease, status
+from fedfrozen_app.files.folders import check_empty
+from fedfrozen_app.files.rows import Row
+from fedfrozen_app.files.stopping import stop_asked
 from fedfrozen_app.local.resident import Resident, make_card
 from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.run.federate import explain_disk_errors, federate
@@ -21,6 +29,7 @@ from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
 app = ServerApp()
+HANDOVER = 60.0  # seconds for the process before this one to end
 
 
 @app.main()
@@ -28,18 +37,73 @@ def main(grid: Grid, context: Context) -> None:
     """`flwr run .`, our own simulation, or a deployed federation."""
     prepare_logging()
     job = job_of(context)
+    with owned(job, context.run_id), explain_disk_errors(job.folder):
+        run(job, grid, context.run_id)
+
+
+def run(job: Job, grid: Grid, flower_run: int) -> None:
     config = job.config
     corpus = load_corpus(config)
     conversation = Conversation(
-        grid, {}, card=make_card(corpus, config), hello_timeout=config.runtime.node_timeout
+        grid,
+        {},
+        card=make_card(corpus, config),
+        hello_timeout=config.runtime.node_timeout,
+        sites=registered_sites(config),
+        version=f"sources {source_digest(Path(__file__).resolve().parents[1])}",
+        seen={} if job.start is None else last_seen(job.start.row),
+        stop_asked=lambda: stop_asked(job.folder, flower_run),
     )
+    try:
+        run_rounds(job, conversation, corpus)
+    except KeyboardInterrupt:
+        conversation.let_finish()
+        raise
+
+
+def run_rounds(job: Job, conversation: Conversation, corpus: Corpus) -> None:
+    config = job.config
     num_clients = gather(conversation, config)
     shares = share_out(corpus, config, num_clients) if num_clients else server_only(corpus, config)
     resident = Resident(config, corpus, shares=shares)
     conversation.roles = resident.roles
     log.info("Results go to %s", job.folder)
-    with explain_disk_errors(job.folder):
-        federate(job, conversation, resident)
+    federate(job, conversation, resident)
+
+
+@contextmanager
+def owned(job: Job, flower_run: int) -> Iterator[None]:
+    """The run's folder is this process's alone, and its status file tells how it ends, whoever watches."""
+    if job.start is None or job.source.resolve() != job.folder.resolve():
+        check_empty(job.folder, overwrite=job.config.overwrite)
+    deployed = job.config.runtime.name == "deployed"
+    try:
+        with lease.held(job.folder, patience=HANDOVER):
+            known = deployed and status.taken_over(job.folder, flower_run, patience=HANDOVER)
+            with status.concluded(job.folder) if known else nullcontext():
+                yield
+    except KeyboardInterrupt:
+        raise RunFailed("The run was stopped, as it was asked to.") from None
+
+
+def registered_sites(config: Config) -> dict[int, str]:
+    """Which node is which site, as the server's kit has it written down."""
+    found: dict[int, str] = {}
+    if config.runtime.server_kit is not None:
+        for path in sorted((Path(config.runtime.server_kit).expanduser() / "sites").glob("*.id")):
+            found |= {int(word): path.stem for word in path.read_text("utf-8").split() if word.isdecimal()}
+    return found
+
+
+def last_seen(row: Row) -> dict[str, str]:
+    """In which state a checkpoint's round has left its clients."""
+    failed = " ".join(row.get("failures", ()))
+    return {
+        client: f"did not answer round {row['round']}"
+        if f"Client {client} was" in failed
+        else f"answered round {row['round']}"
+        for client in row.get("clients", ())
+    }
 
 
 def job_of(context: Context) -> Job:
@@ -58,10 +122,11 @@ def job_of(context: Context) -> Job:
 
 def gather(conversation: Conversation, config: Config) -> int | None:
     """Wait for the nodes; into how many partitions the data are split, or None for sites with their own."""
-    patience = config.runtime.node_timeout
-    nodes = conversation.wait_for(1, patience)
+    deadline = time.monotonic() + config.runtime.node_timeout  # one for all that is waited for
+    wanted = config.runtime.min_nodes or config.num_clients or 2
+    nodes = conversation.wait_for(1, config.runtime.node_timeout, wanted)
     if not (splits := conversation.num_partitions()):
-        conversation.wait_for(config.runtime.min_nodes or config.num_clients or 2, patience)
+        conversation.wait_for(wanted, deadline - time.monotonic())
         return None
     if len(splits) > 1:
         raise UserError(f"The nodes disagree on num-partitions ({sorted(splits)}): give all the same number.")
@@ -79,5 +144,5 @@ def gather(conversation: Conversation, config: Config) -> int | None:
             count,
         )
     if len(nodes) < count:
-        conversation.wait_for(count, patience)
+        conversation.wait_for(count, deadline - time.monotonic())
     return count

@@ -34,6 +34,11 @@ def _natural(part: str) -> tuple[int, str]:
 def check_free(folder: Path, *, overwrite: bool) -> None:
     """Whether a run may begin here: one that is there already is not lost without being asked for."""
     status.check_unowned(folder)
+    check_empty(folder, overwrite=overwrite)
+
+
+def check_empty(folder: Path, *, overwrite: bool) -> None:
+    """The same for a process that its owner has started."""
     if overwrite or not _has_results(folder):
         return
     known = status.read(folder)

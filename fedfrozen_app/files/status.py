@@ -6,6 +6,7 @@ A launcher runs the members of a sweep in processes of its own, so what became o
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
@@ -19,6 +20,10 @@ from fedfrozen_app.files.lease import Owner, alone, holder
 
 FILE = "status.json"
 LONGEST = 500  # characters of a reason
+
+
+class Detached(Exception):
+    """The run goes on without this process."""
 
 
 class SweepFailed(RunFailed):
@@ -122,22 +127,47 @@ def check_unowned(folder: Path) -> None:
 @contextmanager
 def concluded(folder: Path) -> Iterator[None]:
     """Write into the status file how the block ended."""
+    begun = read(folder)
+    end: tuple[str, str, bool] | None = ("complete", "", False)
     try:
         yield
+    except Detached:
+        end = None
+        raise
     except BaseException as error:
         # Ctrl-C after the last file was written interrupts nothing.
         if not (isinstance(error, KeyboardInterrupt) and _has_completed(folder)):
-            conclude(folder, *_judge(error))
-        else:
-            conclude(folder, "complete")
+            end = _judge(error)
         raise
-    conclude(folder, "complete")
+    finally:
+        if end is not None and begun is not None:
+            _conclude(folder, begun.started, *end)
 
 
-def conclude(folder: Path, state: str, reason: str = "", bad_input: bool = False) -> None:
-    status = read(folder)
-    if status is not None:
-        write(folder, replace(status, state=state, reason=reason, bad_input=bad_input, ended=now()))
+def _conclude(folder: Path, started: str, state: str, reason: str, bad_input: bool) -> None:
+    with alone(folder):
+        status = read(folder)
+        if status is not None and status.started == started:  # not one that somebody has resumed since
+            write(folder, replace(status, state=state, reason=reason, bad_input=bad_input, ended=now()))
+
+
+def handed_in(folder: Path, flower_run: int) -> None:
+    """Note under which number Flower knows the run, for whoever looks for it there."""
+    with alone(folder):
+        if (status := read(folder)) is not None:
+            write(folder, replace(status, flower_run=flower_run))
+
+
+def taken_over(folder: Path, flower_run: int, patience: float) -> bool:
+    """For the process that Flower started: whether the run in the folder is its own, and so recorded."""
+    deadline = time.monotonic() + patience  # the command that handed it in may not have noted that yet
+    while (found := read(folder)) is None or found.flower_run != flower_run:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    with alone(folder):
+        write(folder, replace(found, state="running", **asdict(Owner.of(os.getpid()))))
+    return True
 
 
 def _judge(error: BaseException) -> tuple[str, str, bool]:

@@ -160,6 +160,7 @@ class Connection:
         *,
         on_line: Callable[[str], None] | None = None,
         timeout: float | None = None,
+        stop_on_interrupt: bool = True,
     ) -> RunEnd:
         """Wait for the end of the run, passing on its log line by line; stop the run on Ctrl-C.
 
@@ -196,7 +197,8 @@ class Connection:
                     if on_line is not None:
                         on_line(line)
             except KeyboardInterrupt:
-                stop(client, run_id)
+                if stop_on_interrupt:
+                    stop(client, run_id)
                 raise
             except TimeoutError:
                 stop(client, run_id)
@@ -211,6 +213,28 @@ class Connection:
                     f"The SuperLink was lost before the run ended: {error}\n{self.children.last_words()}"
                 ) from error
         return RunEnd(status.sub_status or status.status, status.details, lines)
+
+    def is_going(self, run_id: int) -> bool:
+        """Whether the SuperLink has this run, and it has not ended."""
+        with control_client(self.address, self._authority) as client:
+            try:
+                found = client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict
+            except httpx.HTTPStatusError:  # it knows no such run
+                return False
+            return run_id in found and not found[run_id].status.sub_status
+
+    def end_run(self, run_id: int, patience: float) -> bool:
+        """Give the run so long to end by itself, then stop it; whether it ended by itself."""
+        deadline = time.monotonic() + patience
+        try:
+            while going := self.is_going(run_id):
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.3)
+        finally:  # also when a second Ctrl-C cuts the wait short
+            with control_client(self.address, self._authority) as client:
+                stop(client, run_id)
+        return not going
 
     def _lines(self, chunks: "queue.Queue[str | None]", deadline: float) -> Iterator[str]:
         """The lines of a log that comes in pieces and ends with None."""

@@ -37,7 +37,9 @@ def write_outputs(
     return summary
 
 
-def write_interrupted(folder: Path, metadata: dict[str, str], **details: Any) -> None:
+def write_interrupted(
+    folder: Path, metadata: dict[str, str], status: str = "interrupted", **details: Any
+) -> None:
     """The same for a run whose process was killed: as of its newest checkpoint, if it has one."""
     # A run removes the old summary when it begins: one that is here belongs to a run that had ended.
     if (folder / "summary.json").exists() or not checkpoint.numbers(folder / "checkpoints"):
@@ -50,7 +52,7 @@ def write_interrupted(folder: Path, metadata: dict[str, str], **details: Any) ->
         rows,
         metadata,
         config=last.config,
-        status="interrupted",
+        status=status,
         seconds=sum(row["seconds"]["total"] for row in rows),
         command=shlex.join(["fedfrozen", *last.overrides]),
         selected_round=last.hooks["best"]["round"],

@@ -35,6 +35,7 @@ from fedfrozen_app.server.hooks import (
     MetricsFile,
     PrivacySpent,
     ShowProgress,
+    SomebodyTakesPart,
     WorkersAlive,
 )
 from fedfrozen_app.server.optimizer import make_optimizer
@@ -66,7 +67,8 @@ def federate(
     tracking = Tracking(job.config.track, job.resolved_config, job.folder, start.first_round)
     saver = Checkpoints.of(job.config, job.resolved_config, job.overrides, job.folder, best, client_state)
     hooks = [WorkersAlive(), best, *privacy_spent(job.config, start.history), saver, metrics]
-    strategy = make_strategy(job, conversation, start, [*hooks, ShowProgress(progress), tracking])
+    shown = [ShowProgress(progress), tracking, SomebodyTakesPart()]
+    strategy = make_strategy(job, conversation, start, [*hooks, *shown])
     announce(job, strategy, conversation, resident)
     status, personal = "failed", None
     try:

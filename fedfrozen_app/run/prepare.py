@@ -56,9 +56,8 @@ def prepare(
     disk.sweep_parts(job.folder)
     for name in ("checkpoints", "uploads"):
         checkpoint.forget_after(job.folder / name, own_rounds)
-    for name in (
-        RESULTS if job.start is None else RESULTS[:2]
-    ):  # of rounds that this run replaces, or goes beyond
+    # Of rounds that this run replaces, or goes beyond.
+    for name in RESULTS if job.start is None else RESULTS[:2]:
         (job.folder / name).unlink(missing_ok=True)
     return StartingPoint([model], 1 if job.start is None else job.start.round + 1, read_rows(job.folder))
 

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from flwr.common.constant import ErrorCode  # internal
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.exchange.check import problem_of
 from fedfrozen_app.exchange.count import Traffic, bytes_by_role
 from fedfrozen_app.exchange.ledger import Ledger
@@ -31,6 +31,7 @@ from fedfrozen_app.models.roles import Role
 from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
+TRANSFER = 15.0  # seconds that an order may be on its way when a run is stopped
 
 
 @dataclass
@@ -42,33 +43,58 @@ class Conversation:
     timeout: float = 3600.0
     local: bool = False  # arrays travel by reference: server and clients share a process
     hello_timeout: float = 120.0
+    sites: Mapping[int, str] = field(default_factory=dict)  # names of nodes, as the server's kit knows them
+    version: str = ""  # of this server: a site that refuses it says which one it allows
+    # In which state each client was last seen, as the rest of a sentence.
+    seen: dict[str, str] = field(default_factory=dict)
+    stop_asked: Callable[[], bool] = lambda: False  # whether somebody wants the run to end
     refusals: dict[int, str] = field(default_factory=dict)  # of nodes that did not say who they are
     _known: dict[int, Hello] = field(default_factory=dict)
+    _asked: dict[int, tuple[str, float]] = field(default_factory=dict)  # node: its hello, and when that ends
     _online: list[int] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
+    _unanswered: set[str] = field(default_factory=set)  # messages that nodes may still be fetching
+    _given_up: set[str] = field(default_factory=set)  # clients that were waited for, and did not come
     # Of this round, shared by its messages:
     _contents: dict[tuple[str, ...], tuple[RecordDict, Counter[str]]] = field(default_factory=dict)
 
-    def greet(self) -> dict[str, int]:
-        """Client names and the node ids they have now; nodes not seen before are asked who they are."""
+    def greet(self, deadline: float | None = None) -> dict[str, int]:
+        """Client names and the node ids they have now; nodes not seen before are asked who they are.
+
+        A node's answer is waited for when it is first asked, until `deadline` or for the hello's time-out.
+        From then on a node that stays mute costs nobody's time: its answer is taken whenever it comes.
+        """
         online = list(self.grid.get_node_ids())
         if online == self._online:
             return self._names
         strangers = [node for node in online if node not in self._known]
+        now = time.monotonic()
+        new = [node for node in strangers if self._asked.get(node, ("", 0.0))[1] < now]
         lifetime = with_grace(self.hello_timeout)
-        sent = self._push([hello_message(node, self.card, lifetime) for node in strangers])
-        deadline = time.monotonic() + self.hello_timeout
+        sent = self._push([hello_message(node, self.card, lifetime) for node in new])
+        self._asked.update({node: (hello, now + lifetime) for node, hello in zip(new, sent, strict=True)})
+        if deadline is None:
+            deadline = now + (self.hello_timeout if new else 0.0)
         taken = {self._known[node].name for node in online if node in self._known}
-        for node, message_id in zip(strangers, sent, strict=True):
+        for node in strangers:
+            answer = self._pull(self._asked[node][0], deadline)
+            if answer is None:
+                if node in new:
+                    log.warning("%s does not answer: going on without it until it does.", self.title(node))
+                self.refusals[node] = "it is connected, and does not answer"
+                continue
+            del self._asked[node]  # one that refused is asked again in the next round
             try:
-                hello = self._read_hello(self._pull(message_id, deadline), taken)
+                hello = self._read_hello(answer, taken)
             except ValueError as error:
-                log.warning("Node %s did not say who it is (%s): asking again next round.", node, error)
+                log.warning("%s did not say who it is (%s): asking again.", self.title(node), error)
                 self.refusals[node] = str(error)
                 continue
             self.refusals.pop(node, None)
             self._known[node] = hello
             taken.add(hello.name)
+            self._given_up.discard(hello.name)
+            self.seen.setdefault(hello.name, "said hello")
             # A checkpoint's ledger knows better than a simulated node, which starts with nothing.
             if hello.held or not self.ledger.knows(hello.name):
                 self.ledger.confirm(hello.name, hello.held)
@@ -76,6 +102,57 @@ class Conversation:
         # Whoever did not answer is asked again next round.
         self._online = online if len(self._names) == len(online) else []
         return self._names
+
+    @property
+    def names(self) -> list[str]:
+        """The clients that were there when last looked."""
+        return list(self._names)
+
+    def present(self) -> dict[str, int]:
+        """Who is there for a round. A client that took part before and has gone is waited for, once."""
+        deadline, told = time.monotonic() + self.hello_timeout, False
+        while True:
+            names = self.greet()
+            gone = [name for name in self._took_part() if name not in names and name not in self._given_up]
+            if names and not gone:
+                return names
+            if not told and not self.local:
+                log.warning("Waiting for %s to come back.", ", ".join(gone) or "a client")
+                told = True
+            if self.local or time.monotonic() > deadline:
+                break
+            self._pause(0.5)
+        self._given_up.update(gone)
+        if not names:
+            raise RunFailed(f"No client is there any more. {self.who_is_where()}")
+        if gone:
+            log.warning("Going on without %s. %s", ", ".join(gone), self.who_is_where())
+        return names
+
+    def _took_part(self) -> list[str]:
+        return list(dict.fromkeys(hello.name for hello in self._known.values()))
+
+    def title(self, node: int) -> str:
+        """What people call this node."""
+        name = self._known[node].name if node in self._known else self.sites.get(node)
+        return f"Node {node}" if name is None else f"The site {name}" if self.sites else f"Client {name}"
+
+    def who_is_where(self) -> str:
+        """Of every client that ought to be there: whether it is, and in which state it was last seen."""
+        online = set(self.grid.get_node_ids())
+        nodes = dict.fromkeys([*self.sites, *online, *self._known])
+        texts = []
+        for node in nodes:
+            name = self._known[node].name if node in self._known else self.sites.get(node, "")
+            if node in self.refusals:
+                state = self.refusals[node]
+            else:
+                state = "connected" if node in online else "not connected"
+            last = f"; last seen when it {self.seen[name]}" if name in self.seen else ""
+            texts.append(f"{self.title(node)}: {state}{last}.")
+        if self.version and self.refusals:
+            texts.append(f"This server: {self.version}.")
+        return " ".join(texts)
 
     def _read_hello(self, answer: Message | None, taken: Collection[str]) -> Hello:
         """`ValueError` with a reason where there is none, or where it takes the name of another node."""
@@ -89,20 +166,20 @@ class Conversation:
             raise ValueError(f"it calls itself {hello.name}, and so does another node")
         return hello
 
-    def wait_for(self, count: int, timeout: float) -> dict[str, int]:
-        """Greet until at least so many nodes are there."""
+    def wait_for(self, count: int, timeout: float, wanted: int | None = None) -> dict[str, int]:
+        """Greet until at least so many nodes are there; `wanted` is what is asked for in the end."""
         deadline = time.monotonic() + timeout
         while True:
-            names = self.greet()
+            names = self.greet(deadline if len(self._names) < count else None)
             if len(names) >= count:
                 return names
             if time.monotonic() > deadline:
+                asked = counted(wanted or count, "node")
                 raise UserError(
-                    f"Only {len(names)} of {counted(count, 'node')} appeared within {timeout:g} s: start "
-                    "the others, or lower runtime.min_nodes, or raise runtime.node_timeout."
-                    + "".join(f" Node {node}: {reason}." for node, reason in self.refusals.items())
+                    f"Only {len(names)} of {asked} appeared within {timeout:g} s: start the others, or lower "
+                    f"runtime.min_nodes, or raise runtime.node_timeout. {self.who_is_where()}"
                 )
-            time.sleep(0.5)
+            self._pause(0.5)
 
     def num_partitions(self) -> set[int]:
         """Into how many parts the nodes say the data are split; empty for real sites."""
@@ -128,12 +205,28 @@ class Conversation:
             messages.append(self._order_message(node, order, names, model, traffic))
         sent = dict(zip(self._push(messages), cohort, strict=True))
         messages.clear()
+        self.seen.update({client: f"was sent the order of round {order.round}" for client, _ in cohort})
         # A grid that trains clients together has them ready in an order of its own.
         ready = self.grid.schedule(list(sent)) if hasattr(self.grid, "schedule") else list(sent)
         for message_id in ready:
             client, node = sent[message_id]
-            yield client, self._answer(client, node, message_id, order, model, traffic, deadline)
+            reply = self._answer(client, node, message_id, order, model, traffic, deadline)
+            verb = "did not answer" if isinstance(reply, str) else "answered"
+            self.seen[client] = f"{verb} round {order.round}"
+            yield client, reply
         self._contents = {}
+
+    def let_finish(self) -> None:
+        """Before a run ends under them: nodes to which a message travels may take it in and answer.
+
+        Flower's nodes lose count where a run ends while they fetch its message, and answer the next run with
+        this one's reply. Training may take long, and is not waited for.
+        """
+        until = time.monotonic() + TRANSFER
+        while self._unanswered and time.monotonic() < until:
+            for message in self.grid.pull_messages(list(self._unanswered)):
+                self._unanswered.discard(message.metadata.reply_to_message_id)
+            time.sleep(0.2)
 
     def _answer(
         self,
@@ -202,7 +295,7 @@ class Conversation:
         log.warning("Client %s is gone: waiting for it to come back.", client)
         patience = min(deadline, time.monotonic() + self.hello_timeout)
         while (node := self.greet().get(client)) is None and time.monotonic() < patience:
-            time.sleep(0.5)
+            self._pause(0.5)
         return node
 
     def _read(self, message: Message | None, order: Order, traffic: Traffic) -> Reply | str:
@@ -216,17 +309,26 @@ class Conversation:
         traffic.received(reply.arrays, reply.text, self.roles, extra_names)
         return reply
 
+    def _pause(self, seconds: float) -> None:
+        if self.stop_asked():
+            raise KeyboardInterrupt
+        time.sleep(seconds)
+
     def _push(self, messages: list[Message]) -> list[str]:
-        return list(self.grid.push_messages(messages)) if messages else []
+        sent = list(self.grid.push_messages(messages)) if messages else []
+        if not self.local:
+            self._unanswered.update(sent)
+        return sent
 
     def _pull(self, message_id: str, deadline: float) -> Message | None:
         pause = 0.01
         while True:
             for message in self.grid.pull_messages([message_id]):
+                self._unanswered.discard(message_id)
                 return message
             if time.monotonic() > deadline:
                 return None
-            time.sleep(pause)
+            self._pause(pause)
             pause = min(2 * pause, 0.5)  # quick rounds are not slowed down, long ones not polled to death
 
 

@@ -6,7 +6,6 @@ site's policy before anything runs. Names marked internal are no public API of F
 """
 
 import fcntl
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -33,6 +32,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from fedfrozen_app import client_app
 from fedfrozen_app.arguments import Arguments
+from fedfrozen_app.bundles import bundle_digest
 from fedfrozen_app.digests import digest
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
@@ -229,7 +229,7 @@ def handle(kit: Kit, executor: Executor, token: str) -> None:
 
 def bundle_of(fab: Fab) -> str:
     """Of its content: the digest that travels with it is only the sender's word."""
-    return hashlib.sha256(fab.content).hexdigest()
+    return bundle_digest(fab.content)
 
 
 @contextmanager

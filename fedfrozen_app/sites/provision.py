@@ -9,7 +9,6 @@ in the file; `--renew PARTY` makes a new certificate or new keys for that party.
 """
 
 import datetime
-import hashlib
 import ipaddress
 import os
 import re
@@ -24,9 +23,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from flwr.cli.build import build_fab_from_disk
 
 from fedfrozen_app.arguments import Arguments
+from fedfrozen_app.bundles import source_digest
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.flower.app_folder import app_folder
 from fedfrozen_app.sites import templates
@@ -299,9 +298,9 @@ def _is_own(path: Path) -> bool:
 
 
 def bundle_digest(work: Path) -> str:
-    """SHA-256 of the bundle that `flwr run` makes of this installation: what a policy can insist on."""
+    """The digest of the sources that `flwr run` bundles of this installation: what a policy can insist on."""
     try:
-        return hashlib.sha256(build_fab_from_disk(app_folder(work / ".bundle"))).hexdigest()
+        return source_digest(app_folder(work / ".bundle"))
     finally:
         shutil.rmtree(work / ".bundle", ignore_errors=True)
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.run.job import Job, fork_start
 
 log = logging.getLogger(__name__)
+ASKED = ".sweeps"  # in a sweep's folder: for each sweep that is going on, which runs it asked for
 TOKEN = "FEDFROZEN_SWEEP"  # the environment variable that tells a member which sweep asked for it
 
 
@@ -34,18 +36,24 @@ def member(composed: DictConfig) -> float | None:
 
 
 def run_member(
-    resolved_config: dict[str, Any], overrides: list[str], wanted: Path, sweep: str
+    resolved_config: dict[str, Any], overrides: list[str], wanted: Path, sweep: str, *, wait: bool = False
 ) -> float | None:
-    """Run it in `wanted`, or beside it if another run has that folder. Failures stay in its status file."""
+    """Run it in `wanted`, or beside it if another run has that folder. Failures stay in its status file.
+
+    What another process runs at this moment is left to it; with `wait` its end is waited for.
+    """
     folder = claim(wanted, status.new_status(resolved_config, overrides, sweep))
+    note_asked(folder, sweep)
+    if wait:
+        wait_for_others([folder])
     before = status.read(folder)
     if before is not None and before.state == "complete":
-        status.write(folder, replace(before, sweep=sweep, kept=True))
+        if before.sweep != sweep:  # a second look at a run of this sweep's own
+            status.write(folder, replace(before, sweep=sweep, kept=True))
         log.info("%s is complete and was kept.", folder)
         return objective(folder)
-    if before is not None and before.alive and before.pid != os.getpid():
-        # Not recorded: the file is the other process's.
-        log.warning("%s is being run by process %d: left alone.", folder, before.pid)
+    if is_others(before):
+        log.info("%s is being run by process %d: left to it.", folder, before.pid if before else 0)
         return None
     try:
         with status.recorded(folder, resolved_config, overrides, sweep):
@@ -55,6 +63,30 @@ def run_member(
         log.warning("%s failed: %s", folder, error)
         return None
     return objective(folder)
+
+
+def note_asked(folder: Path, sweep: str) -> None:
+    """Beside the runs, because the status file of one that others run is theirs."""
+    place = folder.parent / ASKED
+    place.mkdir(exist_ok=True)
+    with (place / (sweep or "alone")).open("a", encoding="utf-8") as file:
+        file.write(f"{folder.name}\n")
+
+
+def is_others(found: status.Status | None) -> bool:
+    """Whether another process runs this at the moment."""
+    return found is not None and found.alive and found.pid != os.getpid()
+
+
+def wait_for_others(folders: list[Path]) -> None:
+    """Until no other process runs any of these; says for whom."""
+    told: set[int] = set()
+    while busy := {f: found.pid for f in folders if is_others(found := status.read(f)) and found}:
+        if new := sorted(set(busy.values()) - told):
+            told.update(new)
+            names = ", ".join(sorted(folder.name for folder in busy))
+            log.info("Waiting for process %s, which runs %s.", ", ".join(map(str, new)), names)
+        time.sleep(1)
 
 
 def claim(wanted: Path, new: status.Status) -> Path:

@@ -91,7 +91,7 @@ def search(arguments: list[str]) -> None:
 
 def attempt(line: list[str], folder: Path, token: str) -> float | None:
     prepare_logging()
-    return run_member(*with_absolute_paths(compose_config(line), line), folder, token)
+    return run_member(*with_absolute_paths(compose_config(line), line), folder, token, wait=True)
 
 
 def question(word: Override) -> Ask | None:
