@@ -51,7 +51,7 @@ def run(job: Job, grid: Grid, flower_run: int) -> None:
         hello_timeout=config.runtime.node_timeout,
         sites=registered_sites(config),
         version=f"sources {source_digest(Path(__file__).resolve().parents[1])}",
-        seen={} if job.start is None else last_seen(job.start.row),
+        seen=last_seen(job.start.row) if job.start is not None and job.goes_on else {},
         stop_asked=lambda: stop_asked(job.folder, flower_run),
     )
     try:
@@ -74,7 +74,7 @@ def run_rounds(job: Job, conversation: Conversation, corpus: Corpus) -> None:
 @contextmanager
 def owned(job: Job, flower_run: int) -> Iterator[None]:
     """The run's folder is this process's alone, and its status file tells how it ends, whoever watches."""
-    if job.start is None or job.source.resolve() != job.folder.resolve():
+    if not job.goes_on:
         check_empty(job.folder, overwrite=job.config.overwrite)
     deployed = job.config.runtime.name == "deployed"
     try:

@@ -11,9 +11,10 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def interrupt_on_signals() -> None:
     """All three end the work as Ctrl-C does. What was told to ignore one (nohup, `&`) goes on ignoring it."""
-    for number in ENDING:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+    if threading.current_thread() is threading.main_thread():  # only there can a handler be set
+        for number in ENDING:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _interrupt)
 
 
 def ignore_signals() -> None:

@@ -188,15 +188,7 @@ def export(arguments: list[str]) -> None:
     try:
         with whole_folder(target) as part:
             resident.export(part)
-            check_replaceable(target, part)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{rest[0]} cannot be written ({reason}): give another folder.") from error
     print(f"Wrote {rest[0]}: load it with transformers' from_pretrained.")
-
-
-def check_replaceable(old: Path, new: Path) -> None:
-    """An earlier export is replaced whole; whatever else lies there is somebody's."""
-    made = {path.name for path in new.iterdir()}
-    if old.is_dir() and (others := sorted({path.name for path in old.iterdir()} - made)):
-        raise UserError(f"{old} holds {others[0]}, which no export wrote: give a folder of its own.")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
 
+from fedfrozen_app.errors import UserError
+
 if TYPE_CHECKING:  # torch takes seconds to import, and whoever only looks at runs does not need it
     from torch import Tensor
 
@@ -60,12 +62,18 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """The same for a folder of files; one that is there is replaced when the new one is whole."""
+    """The same for a folder of files; an earlier one is replaced when the new one is whole.
+
+    Whatever else lies there is somebody's, and then nothing is replaced.
+    """
     part, old = (path.with_name(f".{path.name}.{os.getpid()}.{word}") for word in ("part", "old"))
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:
         yield part
+        made = {file.name for file in part.iterdir()}
+        if path.is_dir() and (others := sorted({file.name for file in path.iterdir()} - made)):
+            raise UserError(f"{path} holds {others[0]}, which is not of this kind: give a folder of its own.")
         for file in part.rglob("*"):
             usual_mode(file)
             flush(file)

@@ -151,6 +151,13 @@ def _conclude(folder: Path, started: str, state: str, reason: str, bad_input: bo
             write(folder, replace(status, state=state, reason=reason, bad_input=bad_input, ended=now()))
 
 
+def settle(folder: Path, state: str) -> None:
+    """For a run whose own process was given no time to say how it ended."""
+    found = read(folder)
+    if found is not None and found.state == "running":
+        _conclude(folder, found.started, "complete" if _has_completed(folder) else state, "", False)
+
+
 def handed_in(folder: Path, flower_run: int) -> None:
     """Note under which number Flower knows the run, for whoever looks for it there."""
     with alone(folder):

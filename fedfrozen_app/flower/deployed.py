@@ -105,6 +105,7 @@ def stop_run(connection: Connection, config: Config, folder: Path, run_id: int) 
         while lease.holder(folder) is not None and time.monotonic() < deadline:
             time.sleep(0.2)
         leave_report(config, folder, "interrupted")
+        status.settle(folder, "interrupted")
 
 
 def leave_report(config: Config, folder: Path, state: str) -> None:

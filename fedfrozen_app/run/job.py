@@ -39,6 +39,11 @@ class Job:
         """The run whose rows and records this one continues: another, or itself."""
         return Path(self.config.start_from).parents[1] if self.config.start_from else self.folder
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether it resumes the run of its own folder."""
+        return self.start is not None and self.source.resolve() == self.folder.resolve()
+
     def start_folder(self) -> str | None:
         """The checkpoint that this job starts from, for processes with another working directory."""
         if self.start is None:

@@ -130,7 +130,8 @@ class Conversation:
         return names
 
     def _took_part(self) -> list[str]:
-        return list(dict.fromkeys(hello.name for hello in self._known.values()))
+        """In this run, or before it was resumed."""
+        return list(dict.fromkeys([*self.seen, *(hello.name for hello in self._known.values())]))
 
     def title(self, node: int) -> str:
         """What people call this node."""
