@@ -84,6 +84,8 @@ def owned(job: Job, flower_run: int) -> Iterator[None]:
                 yield
     except KeyboardInterrupt:
         raise RunFailed("The run was stopped, as it was asked to.") from None
+    except (UserError, RunFailed) as error:
+        raise type(error)(str(error)) from None  # Flower prints all that led to it, and buries the sentence
 
 
 def registered_sites(config: Config) -> dict[int, str]:

@@ -5,6 +5,7 @@ see them is for that library's own settings (WANDB_MODE, MLFLOW_TRACKING_URI and
 """
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -98,13 +99,32 @@ def _tensorboard(run: Tracking) -> Iterator[Log]:
         for path in folder.glob("events.out.tfevents.*"):
             path.unlink()
     purge = None if fresh else run.first_round  # rounds that are run again are not shown twice
-    with SummaryWriter(str(folder), purge_step=purge, flush_secs=5) as writer:
+    with (
+        _quiet_about_the_disk(),
+        SummaryWriter(str(folder), purge_step=purge, flush_secs=5) as writer,
+    ):
 
         def log(figures: dict[str, float], step: int) -> None:
             for name, value in figures.items():
                 writer.add_scalar(name, value, step)
 
         yield log
+
+
+@contextmanager
+def _quiet_about_the_disk() -> Iterator[None]:
+    """TensorBoard writes in a thread of its own. That a disk is full is the run's to say, in a sentence."""
+    before = threading.excepthook
+
+    def tell(found: threading.ExceptHookArgs) -> None:
+        if not issubclass(found.exc_type, OSError):
+            before(found)
+
+    threading.excepthook = tell
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 @contextmanager
