@@ -31,6 +31,7 @@ from fedfrozen_app.models.roles import Role
 from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
+LOOK = 2.0  # seconds between two looks at who is connected
 TRANSFER = 15.0  # seconds that an order may be on its way when a run is stopped
 
 
@@ -69,17 +70,17 @@ class Conversation:
             return self._names
         strangers = [node for node in online if node not in self._known]
         now = time.monotonic()
+        self._asked = {node: asked for node, asked in self._asked.items() if node in strangers}
         new = [node for node in strangers if self._asked.get(node, ("", 0.0))[1] < now]
         lifetime = with_grace(self.hello_timeout)
         sent = self._push([hello_message(node, self.card, lifetime) for node in new])
         self._asked.update({node: (hello, now + lifetime) for node, hello in zip(new, sent, strict=True)})
-        if deadline is None:
-            deadline = now + (self.hello_timeout if new else 0.0)
+        until = now + (self.hello_timeout if new else 0.0) if deadline is None else deadline
         taken = {self._known[node].name for node in online if node in self._known}
         for node in strangers:
-            answer = self._pull(self._asked[node][0], deadline)
+            answer = self._pull(self._asked[node][0], until)
             if answer is None:
-                if node in new:
+                if deadline is None and node in new:
                     log.warning("%s does not answer: going on without it until it does.", self.title(node))
                 self.refusals[node] = "it is connected, and does not answer"
                 continue
@@ -168,13 +169,19 @@ class Conversation:
         return hello
 
     def wait_for(self, count: int, timeout: float, wanted: int | None = None) -> dict[str, int]:
-        """Greet until at least so many nodes are there; `wanted` is what is asked for in the end."""
+        """Greet until at least so many nodes are there, and all that are connected have answered.
+
+        Those that have not by the end are done without; `wanted` is what is asked for in the end.
+        """
         deadline = time.monotonic() + timeout
         while True:
-            names = self.greet(deadline if len(self._names) < count else None)
-            if len(names) >= count:
+            names = self.greet(min(deadline, time.monotonic() + LOOK))  # others may come meanwhile
+            late = time.monotonic() > deadline
+            if len(names) >= count and (late or not self._asked):
+                for node in self._asked:
+                    log.warning("%s does not answer: going on without it until it does.", self.title(node))
                 return names
-            if time.monotonic() > deadline:
+            if late:
                 asked = counted(wanted or count, "node")
                 raise UserError(
                     f"Only {len(names)} of {asked} appeared within {timeout:g} s: start the others, or lower "
