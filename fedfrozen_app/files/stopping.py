@@ -15,6 +15,10 @@ def ask_to_stop(folder: Path, flower_run: int) -> None:
     replace_file(folder / FILE, str(flower_run))
 
 
+def forget(folder: Path) -> None:
+    (folder / FILE).unlink(missing_ok=True)
+
+
 def stop_asked(folder: Path, flower_run: int) -> bool:
     """Whether this very run was asked to: what stands there may be of an earlier one."""
     try:

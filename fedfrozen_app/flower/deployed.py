@@ -21,7 +21,7 @@ from fedfrozen_app.bundles import source_digest
 from fedfrozen_app.config import Config, absolute_paths, device_of, quoted
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files import lease, status
-from fedfrozen_app.files.stopping import ask_to_stop
+from fedfrozen_app.files.stopping import ask_to_stop, forget
 from fedfrozen_app.flower.app_folder import app_folder
 from fedfrozen_app.flower.superlink import Connection, Scalar, failure, show
 from fedfrozen_app.privacy.notes import model_metadata
@@ -106,6 +106,7 @@ def stop_run(connection: Connection, config: Config, folder: Path, run_id: int) 
             time.sleep(0.2)
         leave_report(config, folder, "interrupted")
         status.settle(folder, "interrupted")
+        forget(folder)
 
 
 def leave_report(config: Config, folder: Path, state: str) -> None:
@@ -119,9 +120,11 @@ def split_overrides(resolved_config: dict[str, Any], overrides: list[str]) -> tu
     """(what everybody is told, what only the server reads: the paths of its machine)."""
     paths = absolute_paths(resolved_config)
     # An experiment's file may set one too, so each is taken back by name.
-    shared = [word for word in overrides if word.lstrip("+").partition("=")[0] not in paths]
+    own = {*paths, "overwrite"}
+    shared = [word for word in overrides if word.lstrip("+").partition("=")[0] not in own]
     shared += [f"{key}=null" for key in paths]
-    return shared, [quoted(key, value) for key, value in paths.items()]
+    server_only = [quoted(key, value) for key, value in paths.items()]
+    return shared, [*server_only, "overwrite=true"] if resolved_config["overwrite"] else server_only
 
 
 def server_of(config: Config) -> tuple[str, Path]:
