@@ -99,10 +99,8 @@ def _tensorboard(run: Tracking) -> Iterator[Log]:
         for path in folder.glob("events.out.tfevents.*"):
             path.unlink()
     purge = None if fresh else run.first_round  # rounds that are run again are not shown twice
-    with (
-        _quiet_about_the_disk(),
-        SummaryWriter(str(folder), purge_step=purge, flush_secs=5) as writer,
-    ):
+    threading.excepthook = _quiet_about_the_disk
+    with SummaryWriter(str(folder), purge_step=purge, flush_secs=5) as writer:
 
         def log(figures: dict[str, float], step: int) -> None:
             for name, value in figures.items():
@@ -111,20 +109,13 @@ def _tensorboard(run: Tracking) -> Iterator[Log]:
         yield log
 
 
-@contextmanager
-def _quiet_about_the_disk() -> Iterator[None]:
+_tell_of_threads = threading.excepthook
+
+
+def _quiet_about_the_disk(found: threading.ExceptHookArgs) -> None:
     """TensorBoard writes in a thread of its own. That a disk is full is the run's to say, in a sentence."""
-    before = threading.excepthook
-
-    def tell(found: threading.ExceptHookArgs) -> None:
-        if not issubclass(found.exc_type, OSError):
-            before(found)
-
-    threading.excepthook = tell
-    try:
-        yield
-    finally:
-        threading.excepthook = before
+    if not (issubclass(found.exc_type, OSError) and type(found.thread).__name__ == "_AsyncWriterThread"):
+        _tell_of_threads(found)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ class Job:
     folder: Path
     start: Checkpoint | None = None  # of this run or another; None: from the beginning
     detach: bool = False  # whether the command leaves once the run is handed in
+    shown: bool = True  # whether its rounds are shown as they end
 
     def with_settings(self) -> "Job":
         """The same with settings as their owners checked them, defaults filled in."""

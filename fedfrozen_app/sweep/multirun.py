@@ -16,6 +16,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from omegaconf import DictConfig
 from rich.console import Console
 
 from fedfrozen_app.compare.collect import collect
@@ -23,7 +24,15 @@ from fedfrozen_app.compare.command import show, write_all
 from fedfrozen_app.config import quoted, sentence, with_hydra
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.status import SweepFailed
-from fedfrozen_app.sweep.member import ASKED, TOKEN, is_others, member, wait_for_others
+from fedfrozen_app.sweep.member import (
+    ASKED,
+    TOKEN,
+    Asked,
+    is_others,
+    member,
+    run_members,
+    wait_for_others,
+)
 from fedfrozen_app.sweep.sweep_table import Member, members, state_of, sweep_table
 from fedfrozen_app.words import counted
 
@@ -40,13 +49,21 @@ def multirun(arguments: list[str]) -> None:
     if not any(word.startswith("hydra.output_subdir=") for word in overrides):
         # A run that has moved on to another number would leave it behind.
         added.append("hydra.output_subdir=null")
+    later: list[Asked] = []
+
+    def each(composed: DictConfig) -> float | None:
+        return member(composed, later)
+
     try:
-        with_hydra(member, ["-m", *overrides, *added])
+        with_hydra(each, ["-m", *overrides, *added])
+        run_members(later, token)
         # An equal sweep at the same time shares the work: what it has begun is waited for, and run here
         # after all if that process dies.
         while busy := [one.folder for one in members(folder, token) if is_others(one.status)]:
             wait_for_others(busy)
-            with_hydra(member, ["-m", *overrides, *added])
+            later.clear()
+            with_hydra(each, ["-m", *overrides, *added])
+            run_members(later, token)
     except KeyboardInterrupt:
         done = sum(one.status.state == "complete" for one in members(folder, token))
         print(f"Interrupted with {counted(done, 'run')} complete: the same command goes on.", file=sys.stderr)
