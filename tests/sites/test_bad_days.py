@@ -53,6 +53,11 @@ def wait_for_rows(folder: Path, count: int, process: subprocess.Popen | None = N
         time.sleep(0.05)
 
 
+def wait_for_output(process: subprocess.Popen, text: str) -> None:
+    assert process.stdout is not None
+    assert any(text in line for line in process.stdout)
+
+
 def is_whole(folder: Path, state: str) -> None:
     run = Run(folder)
     assert status.read(folder).state == state
@@ -100,8 +105,7 @@ def test_resume_finds_a_run_that_still_goes_and_attach_watches_or_stops_it(deplo
     assert code == 2 and "is being run by process" in told and "fedfrozen attach" in told
 
     watching = start("attach", str(folder))
-    before = len(Run(folder).rows)
-    wait_for_rows(folder, before + 2)
+    wait_for_output(watching, "round 1/60")
     watching.send_signal(signal.SIGINT)
     told, _ = watching.communicate(timeout=60)
     assert watching.returncode == 0 and "goes on" in told, told
@@ -109,7 +113,7 @@ def test_resume_finds_a_run_that_still_goes_and_attach_watches_or_stops_it(deplo
     wait_for_rows(folder, now + 1)  # it does
 
     watching = start("attach", str(folder), "--on-interrupt", "stop")
-    time.sleep(6)
+    wait_for_output(watching, "round 1/60")
     watching.send_signal(signal.SIGINT)
     told, _ = watching.communicate(timeout=120)
     assert watching.returncode == 130, told
