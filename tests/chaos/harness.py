@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -390,15 +390,18 @@ def standing(place: Path) -> Iterator[Chaos]:
 
 
 def series(
-    place: Path, faults: int, seed: int, out: Path, *, pause: float = 60.0, kinds: str = ""
+    place: Path, faults: int, seed: int, out: Path, *, pause: float = 60.0, only: Sequence[str] = ()
 ) -> list[Outcome]:
-    """So many faults one after another on one federation; the figures go to `out` after each."""
+    """So many faults one after another on one federation; the figures go to `out` after each.
+
+    `only` names kinds and methods to draw from: without any, all.
+    """
     chance, found = random.Random(seed), []
     with standing(place) as chaos:
         options = {"pause": pause, "clocks": chaos.units.library is not None, "disks": bool(chaos.disks)}
         for number in range(faults):
             fault = draw(chance, **options)
-            while kinds and fault.kind not in kinds.split(","):
+            while not wanted(fault, only):
                 fault = draw(chance, **options)
             if fault.method not in chaos.whole:
                 chaos.unbroken(fault.method)
@@ -414,16 +417,22 @@ def series(
     return found
 
 
+def wanted(fault: Fault, only: Sequence[str]) -> bool:
+    methods = set(METHODS) & set(only) or set(METHODS)
+    kinds = set(only) - set(METHODS)
+    return fault.method in methods and (not kinds or fault.kind in kinds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pause", type=float, default=60.0, help="seconds that a process stands still")
-    parser.add_argument("--kinds", default="", help="only these, with commas between; default: all")
+    parser.add_argument("--only", nargs="+", default=[], help="these kinds and methods; default: all")
     parser.add_argument("--out", type=Path, default=Path("chaos.json"))
     given = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="chaos-"))
-    found = series(place, given.faults, given.seed, given.out, pause=given.pause, kinds=given.kinds)
+    found = series(place, given.faults, given.seed, given.out, pause=given.pause, only=given.only)
     print(f"{sum(one.good for one in found)} of {len(found)} good; the figures are in {given.out}.")
     shutil.rmtree(place, ignore_errors=True)
 
