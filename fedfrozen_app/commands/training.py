@@ -102,6 +102,10 @@ def resume(arguments: list[str]) -> None:
         end_earlier(config, run, before.flower_run, stop=STOP in flags)
     status.check_unowned(run)
     start = checkpoint.newest(run)  # a run that was still going has perhaps written another
+    now = status.read(run)
+    if now is not None and now != before and now.state == "complete" and start.round >= config.num_rounds:
+        log.info("%s has finished by itself meanwhile.", run)
+        return
     log.info("Going on after round %d.", start.round)
     try:
         with status.recorded(run, resolved_config, overrides):

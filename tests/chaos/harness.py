@@ -236,6 +236,9 @@ class Chaos:
             if code == 0:
                 outcome.completed = status.read(folder).state == "complete"
                 break
+            if code is not None and status.read(folder).state == "complete":  # while it was asked to resume
+                outcome.completed = True
+                break
             if code is not None:
                 healer.join()
                 outcome.told.append(f"{code}: {self.last_line()}")
