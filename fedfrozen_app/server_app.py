@@ -124,11 +124,11 @@ def job_of(context: Context) -> Job:
 
 def gather(conversation: Conversation, config: Config) -> int | None:
     """Wait for the nodes; into how many partitions the data are split, or None for sites with their own."""
-    deadline = time.monotonic() + config.runtime.node_timeout  # one for all that is waited for
+    began, patience = time.monotonic(), config.runtime.node_timeout  # one time-out for all that is waited for
     wanted = config.runtime.min_nodes or config.num_clients or 2
-    nodes = conversation.wait_for(1, config.runtime.node_timeout, wanted)
+    nodes = conversation.wait_for(1, patience, wanted)
     if not (splits := conversation.num_partitions()):
-        conversation.wait_for(wanted, deadline - time.monotonic())
+        conversation.wait_for(wanted, patience, before=time.monotonic() - began)
         return None
     if len(splits) > 1:
         raise UserError(f"The nodes disagree on num-partitions ({sorted(splits)}): give all the same number.")
@@ -146,5 +146,5 @@ def gather(conversation: Conversation, config: Config) -> int | None:
             count,
         )
     if len(nodes) < count:
-        conversation.wait_for(count, deadline - time.monotonic())
+        conversation.wait_for(count, patience, before=time.monotonic() - began)
     return count

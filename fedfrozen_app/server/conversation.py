@@ -168,12 +168,15 @@ class Conversation:
             raise ValueError(f"it calls itself {hello.name}, and so does another node")
         return hello
 
-    def wait_for(self, count: int, timeout: float, wanted: int | None = None) -> dict[str, int]:
+    def wait_for(
+        self, count: int, timeout: float, wanted: int | None = None, before: float = 0.0
+    ) -> dict[str, int]:
         """Greet until at least so many nodes are there, and all that are connected have answered.
 
-        Those that have not by the end are done without; `wanted` is what is asked for in the end.
+        Those that have not by the end are done without; `wanted` is what is asked for in the end. `before`
+        are the seconds of the time-out that others have been waited for.
         """
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout - before
         while True:
             names = self.greet(min(deadline, time.monotonic() + LOOK))  # others may come meanwhile
             late = time.monotonic() > deadline

@@ -324,7 +324,7 @@ def test_the_wait_for_nodes_is_one_wait_and_names_them(tmp_path):
         gather(conversation, read(resolved(compose_config([*SMALL, "runtime.node_timeout=2"]))))
     assert 2 <= time.monotonic() - began < 3.8
     text = str(told.value)
-    assert "Only 2 of 3 nodes" in text
+    assert "Only 2 of 3 nodes appeared within 2 s" in text
     assert "The site south: it is connected, and does not answer; last seen when it answered round 4." in text
     assert "The site east: not connected." in text and "This server: sources abc." in text
     assert str(BAD) not in text.replace("Only 2 of", "")  # a name, not a number

@@ -182,13 +182,13 @@ def test_a_mute_site_is_named_waited_for_once_and_done_without(deployment, tmp_p
     deployment.children.kill("south-executor", signal.SIGKILL)
     try:
         began = time.monotonic()
-        patience = ("runtime.node_timeout=25", "runtime.min_nodes=2")
+        patience = ("runtime.node_timeout=60", "runtime.min_nodes=2")
         code, told = finish(*words(deployment, tmp_path / "run", *LONG, *patience))
         took = time.monotonic() - began
         assert code == 2, told
-        assert "Only 1 of 2 nodes appeared" in told
+        assert "Only 1 of 2 nodes appeared within 60 s" in told
         assert re.search(r"The site south: it is connected, and does not answer", told), told
-        assert took < 25 + 45, took  # once, and the time that processes take to start
+        assert took < 60 + 55, took  # once, and the time that processes take to start
         patience = ("runtime.node_timeout=15", "runtime.min_nodes=1", "num_rounds=3")
         code, told = finish(*words(deployment, tmp_path / "one", *LONG, *patience))
         assert code == 0, told
