@@ -19,6 +19,7 @@ from tests.sites.twin import join, words
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TWO = SITES[:2]
+ROLES = ["embedding", "query", "key", "value", "output", "mlp", "norm", "head"]
 LONG = ("num_rounds=60", "strategy.warmup_rounds=2", "runtime.min_nodes=2", "runtime.node_timeout=90")
 
 
@@ -162,19 +163,29 @@ def test_stop_first_then_resume_in_one_command_with_the_bits_of_the_unbroken(dep
 
 
 def test_sites_that_all_refuse_end_the_run(deployment, tmp_path):
+    """First the run itself, which then never begins; then its orders, once the day's updates are used up."""
     for site in TWO:
         deployment.change(site, "policy.yaml", upload_roles=["head"])
     try:
+        short = ("num_rounds=30", "runtime.node_timeout=20")
+        code, told = finish(*words(deployment, tmp_path / "refused", *LONG, *short))
+        assert code == 2 and "Only 0 of 2 nodes appeared within 20 s" in told, told
+        for site in TWO:
+            assert f"The site {site}: the site {site} refused; its own log says why" in told, told
+        assert "may not leave it" not in told  # the reason is the site's own
+        assert "may not leave it" in deployment.log("north-executor")
+
+        for site in TWO:
+            deployment.change(site, "policy.yaml", upload_roles=ROLES, rounds_per_day=1)
         folder = tmp_path / "run"
         code, told = finish(*words(deployment, folder, *LONG, "num_rounds=30"))
-        assert code == 1
-        assert "Nobody took part" in told and "may not leave it" in told and "north" in told
-        assert len(Run(folder).rows) <= 3  # the first state, and two rounds
+        assert code == 1, told
+        assert "Nobody took part in the last 2 rounds" in told and "north" in told, told
+        assert len(Run(folder).rows) <= 4  # the first state, the day's only round, and two more
         assert len(status.read(folder).reason) <= 500
     finally:
         for site in TWO:
-            roles = ["embedding", "query", "key", "value", "output", "mlp", "norm", "head"]
-            deployment.change(site, "policy.yaml", upload_roles=roles)
+            deployment.change(site, "policy.yaml", upload_roles=ROLES, rounds_per_day=1000)
 
 
 def test_a_mute_site_is_named_waited_for_once_and_done_without(deployment, tmp_path):
