@@ -41,6 +41,7 @@ LAST_WORDS = 30.0  # and in which its process ends after Flower has stopped it
 def run_deployed(job: Job) -> dict[str, Any]:
     """Train to the end and return the summary; raises `Detached` where nobody wants to wait for it."""
     config, folder = job.config, job.folder
+    connection = connect(config, folder)
     # What no site can be asked for is better said before the run is handed in.
     propose(config, {"classes": (), "mean": (), "std": ()}, config.run_id or "run", ())
     shared, server_only = split_overrides(job.resolved_config, job.overrides)
@@ -49,7 +50,6 @@ def run_deployed(job: Job) -> dict[str, Any]:
         server_only.append(quoted("from", start))
     if config.run_id is None:
         shared.append(f"run_id={secrets.token_hex(8)}")
-    connection = connect(config, folder)
     replace_file(sites_file(folder), json.dumps(connection.sites()))
     settings: dict[str, Scalar] = {
         "overrides": shlex.join(shared),
