@@ -2,19 +2,27 @@
 
 import logging
 import os
-import signal
 import sys
+from pathlib import Path
 
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.files.folders import check_free
 from fedfrozen_app.logs import prepare_logging
+from fedfrozen_app.signals import ignore_signals, interrupt_on_signals
+from fedfrozen_app.streams import forgive_streams
 
 INTERRUPTED = 130
 BAD_INPUT = 2
 
 
 def main() -> None:
-    sys.exit(run(sys.argv[1:]))
+    forgive_streams()
+    try:
+        code = run(sys.argv[1:])
+    finally:
+        ignore_signals()
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
@@ -24,11 +32,15 @@ def run(arguments: list[str]) -> int:
     prepare_logging()
     # Flower announces every setting: in our own process our own lines say what matters.
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    signal.signal(signal.SIGTERM, _interrupt)  # a scheduler's kill keeps the work as Ctrl-C does
+    interrupt_on_signals()
     try:
-        if is_plain_training(arguments):
-            # Before the heavy imports and before Hydra makes a run folder: a typo should cost neither.
-            read(resolved(compose_config(arguments)))
+        plain = [word for word in arguments if word != "--detach"]
+        if is_plain_training(plain):
+            # Before the heavy imports and before Hydra writes into the run's folder: a typo should cost
+            # neither.
+            config = read(resolved(compose_config(plain)))
+            if config.output_dir is not None:
+                check_free(Path(config.output_dir).expanduser().resolve(), overwrite=config.overwrite)
         from fedfrozen_app import commands
 
         return commands.dispatch(arguments)
@@ -42,10 +54,6 @@ def run(arguments: list[str]) -> int:
 def is_plain_training(arguments: list[str]) -> bool:
     """Overrides alone: no verb, and none of Hydra's flags."""
     return all("=" in word and not word.startswith("-") for word in arguments)
-
-
-def _interrupt(signum: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -1,18 +1,26 @@
 """Flower's entry on the server: gather the nodes, then run the rounds as every other runtime does."""
 
+import json
 import logging
 import shlex
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.utils import get_flwr_home
 
+from fedfrozen_app.bundles import source_digest
 from fedfrozen_app.config import Config, compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, server_only, share_out
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.exchange.proposal import propose
-from fedfrozen_app.files import checkpoint
+from fedfrozen_app.files import checkpoint, lease, status
+from fedfrozen_app.files.folders import check_empty, sites_file
+from fedfrozen_app.files.rows import Row
+from fedfrozen_app.files.stopping import stop_asked
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.run.federate import explain_disk_errors, federate
@@ -24,6 +32,7 @@ from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
 app = ServerApp()
+HANDOVER = 60.0  # seconds for the process before this one to end
 
 
 @app.main()
@@ -31,24 +40,66 @@ def main(grid: Grid, context: Context) -> None:
     """`flwr run .`, our own simulation, or a deployed federation."""
     prepare_logging()
     job = job_of(context)
+    with owned(job, context.run_id), explain_disk_errors(job.folder):
+        run(job, grid, context.run_id)
+
+
+def run(job: Job, grid: Grid, flower_run: int) -> None:
     config = job.config
     corpus = load_corpus(config)
     resident = Resident(config, corpus, shares=server_only(corpus, config))
-    conversation = converse(grid, job, resident, f"flower-{context.run_id}")
-    if num_clients := gather(conversation, config):
-        resident.shares = share_out(corpus, config, num_clients)
-    log.info("Results go to %s", job.folder)
-    with explain_disk_errors(job.folder):
+    conversation = converse(grid, job, resident, flower_run)
+    try:
+        if num_clients := gather(conversation, config):
+            resident.shares = share_out(corpus, config, num_clients)
+        log.info("Results go to %s", job.folder)
         federate(job, conversation, resident)
+    except KeyboardInterrupt:
+        conversation.let_finish()
+        raise
 
 
-def converse(grid: Grid, job: Job, resident: Resident, run_name: str) -> Conversation:
-    """With the nodes of a run; `run_name` is what sites know it by where it has no run_id."""
+@contextmanager
+def owned(job: Job, flower_run: int) -> Iterator[None]:
+    """The run's folder is this process's alone, and its status file tells how it ends, whoever watches."""
+    if not job.goes_on:
+        check_empty(job.folder, overwrite=job.config.overwrite)
+    deployed = job.config.runtime.name == "deployed"
+    try:
+        with lease.held(job.folder, patience=HANDOVER):
+            known = deployed and status.taken_over(job.folder, flower_run, patience=HANDOVER)
+            with status.concluded(job.folder) if known else nullcontext():
+                yield
+    except KeyboardInterrupt:
+        raise RunFailed("The run was stopped, as it was asked to.") from None
+    except (UserError, RunFailed) as error:
+        raise type(error)(str(error)) from None  # Flower prints all that led to it, and buries the sentence
+
+
+def registered_sites(folder: Path) -> dict[int, str]:
+    """Which node is which site, as the server had it registered when the run was handed in."""
+    path = sites_file(folder)
+    return {int(node): name for node, name in json.loads(path.read_text()).items()} if path.exists() else {}
+
+
+def last_seen(row: Row) -> dict[str, str]:
+    """In which state a checkpoint's round has left its clients."""
+    failed = " ".join(row.get("failures", ()))
+    return {
+        client: f"did not answer round {row['round']}"
+        if f"Client {client} was" in failed
+        else f"answered round {row['round']}"
+        for client in row.get("clients", ())
+    }
+
+
+def converse(grid: Grid, job: Job, resident: Resident, flower_run: int) -> Conversation:
+    """With the nodes of a run. Sites know it by Flower's number where it has no run_id."""
     config = job.config
     proposal = None
     try:
         roles = shared_roles(config, resident.exchanged, resident.roles)
-        proposal = propose(config, resident.card, config.run_id or run_name, roles)
+        proposal = propose(config, resident.card, config.run_id or f"flower-{flower_run}", roles)
         log.info("Sites with an executor are asked for the proposal %s.", proposal.hash)
     except UserError as error:
         if config.runtime.name == "deployed":
@@ -61,6 +112,10 @@ def converse(grid: Grid, job: Job, resident: Resident, run_name: str) -> Convers
         hello_timeout=config.runtime.node_timeout,
         proposal=proposal,
         anchors=AnchorFile(job.folder / "anchors.jsonl"),
+        sites=registered_sites(job.folder),
+        version=f"sources {source_digest(Path(__file__).resolve().parents[1])}",
+        seen=last_seen(job.start.row) if job.start is not None and job.goes_on else {},
+        stop_asked=lambda: stop_asked(job.folder, flower_run),
     )
 
 
@@ -80,11 +135,13 @@ def job_of(context: Context) -> Job:
 
 def gather(conversation: Conversation, config: Config) -> int | None:
     """Wait for the nodes; into how many partitions the data are split, or None for sites with their own."""
-    patience = config.runtime.node_timeout
-    nodes = conversation.wait_for(1, patience, config.runtime.approval_timeout)
+    began = time.monotonic()  # one time-out for all that is waited for
+    patience, approval = config.runtime.node_timeout, config.runtime.approval_timeout
+    wanted = config.runtime.min_nodes or config.num_clients or 2
+    nodes = conversation.wait_for(1, patience, wanted, approval_timeout=approval)
     if not (splits := conversation.num_partitions()):
-        least = config.runtime.min_nodes or config.num_clients or 2
-        conversation.wait_for(least, patience, config.runtime.approval_timeout)
+        before = time.monotonic() - began
+        conversation.wait_for(wanted, patience, before=before, approval_timeout=approval)
         return None
     if len(splits) > 1:
         raise UserError(f"The nodes disagree on num-partitions ({sorted(splits)}): give all the same number.")
@@ -102,5 +159,5 @@ def gather(conversation: Conversation, config: Config) -> int | None:
             count,
         )
     if len(nodes) < count:
-        conversation.wait_for(count, patience)
+        conversation.wait_for(count, patience, before=time.monotonic() - began)
     return count

@@ -95,6 +95,9 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
             "logs": "",
             "words": "",
             "errors": "",
+            "bundles": "",
+            "streams": "",
+            "signals": "",
         },
     ),
 ]

@@ -16,6 +16,7 @@ from fedfrozen_app.align.train import AlignSettings, Pictures, align, save
 from fedfrozen_app.config import compose_config, device_of, read, resolved, sentence
 from fedfrozen_app.data.federated import align_rows, input_shape, load_corpus
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.files.disk import whole_folder
 from fedfrozen_app.models.dual import DualEncoder, check_pictures, tokenizer_of
 from fedfrozen_app.models.quiet import quiet
 
@@ -62,8 +63,8 @@ def make(arguments: list[str]) -> None:
         pictures = Pictures(pictures.pixels, pictures.labels, pictures.classes, **IMAGENET)
     log.info("Aligning on %d rows that no run with this dataset.align trains or tests on.", len(rows))
     figures = align(dual, pictures, settings, device_of(config.device))
-    folder.mkdir(parents=True, exist_ok=True)
-    save(dual, pictures, figures | {"dataset": vars(config.dataset), "command": arguments}, folder)
+    with whole_folder(folder.resolve()) as part:
+        save(dual, pictures, figures | {"dataset": vars(config.dataset), "command": arguments}, part)
     shown = {
         key: figures[key]
         for key in ("rows", "probe_accuracy", "zero_shot_accuracy", "chance")

@@ -11,6 +11,7 @@ from fedfrozen_app.errors import RunFailed, UserError
 # what training needs takes seconds to import.
 VERBS = {
     "resume": "fedfrozen_app.commands.training:resume",
+    "attach": "fedfrozen_app.commands.training:attach",
     "evaluate": "fedfrozen_app.commands.training:evaluate",
     "export": "fedfrozen_app.commands.training:export",
     "compare": "fedfrozen_app.compare.command:compare",

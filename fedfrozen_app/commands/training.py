@@ -2,21 +2,28 @@
 
 import json
 import logging
+import shlex
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
+from rich.console import Console
 from safetensors import SafetensorError
 
 from fedfrozen_app import registry
-from fedfrozen_app.config import compose_config, read, with_absolute_paths, with_hydra
+from fedfrozen_app.arguments import Arguments
+from fedfrozen_app.config import Config, compose_config, read, resolved, with_absolute_paths, with_hydra
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.files import checkpoint, status
+from fedfrozen_app.files.disk import whole_folder
+from fedfrozen_app.files.folders import check_free
 from fedfrozen_app.launch import check_writable, execute, load_run, run_folder, unwritable
+from fedfrozen_app.report.console import closing_table
 from fedfrozen_app.run.job import Job, fork_start
 from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
+DETACH, STOP = "--detach", "--stop"
 
 
 def train(arguments: list[str]) -> None:
@@ -26,6 +33,8 @@ def train(arguments: list[str]) -> None:
 
         multirun(arguments)
         return
+    detach = DETACH in arguments
+    arguments = [word for word in arguments if word != DETACH]
     # Kept here, because Hydra would add a line of its own to an error.
     failed: list[Exception] = []
     started = False
@@ -38,9 +47,13 @@ def train(arguments: list[str]) -> None:
         folder = Path(resolved_config["output_dir"] or settings.runtime.output_dir).expanduser().resolve()
         try:
             check_writable(folder)
+            check_free(folder, overwrite=bool(resolved_config["overwrite"]))
             with status.recorded(folder, resolved_config, overrides):
                 config = read(resolved_config)
-                execute(Job(config, resolved_config, overrides, folder, fork_start(config)))
+                check_detach(config, detach)
+                execute(Job(config, resolved_config, overrides, folder, fork_start(config), detach))
+        except status.Detached as goes_on:
+            print(goes_on)
         except (UserError, RunFailed) as error:
             failed.append(error)
         return None
@@ -57,7 +70,8 @@ def train(arguments: list[str]) -> None:
 
 def resume(arguments: list[str]) -> None:
     """`fedfrozen resume RUN [OVERRIDES]`: go on after the run's newest checkpoint, in the same folder."""
-    run, extra = run_folder("resume", arguments)
+    flags = {word for word in arguments if word in (DETACH, STOP)}
+    run, extra = run_folder("resume", [word for word in arguments if word not in flags])
     if own := [word for word in extra if word.startswith(("from=", "output_dir="))]:
         raise UserError(
             f"A run is resumed in its own folder, from its newest checkpoint: leave {own[0]} out, or begin "
@@ -85,9 +99,79 @@ def resume(arguments: list[str]) -> None:
             f"{run} has already finished its {counted(start.round, 'round')}: add num_rounds=N to go on to "
             "round N."
         )
+    check_detach(config, DETACH in flags)
+    if before is not None and before.flower_run and config.runtime.name == "deployed":
+        end_earlier(config, run, before.flower_run, stop=STOP in flags)
+    status.check_unowned(run)
+    start = checkpoint.newest(run)  # a run that was still going has perhaps written another
+    now = status.read(run)
+    if now is not None and now != before and now.state == "complete" and start.round >= config.num_rounds:
+        log.info("%s has finished by itself meanwhile.", run)
+        return
     log.info("Going on after round %d.", start.round)
-    with status.recorded(run, resolved_config, overrides):
-        execute(Job(config, resolved_config, overrides, run, start))
+    try:
+        with status.recorded(run, resolved_config, overrides):
+            execute(Job(config, resolved_config, overrides, run, start, DETACH in flags))
+    except status.Detached as goes_on:
+        print(goes_on)
+
+
+def end_earlier(config: Config, run: Path, flower_run: int, *, stop: bool) -> None:
+    """A run has one owner: what the SuperLink still runs of it is watched or stopped, never run beside."""
+    from fedfrozen_app.flower.deployed import connect, stop_run
+
+    connection = connect(config, run)
+    if not connection.is_going(flower_run):
+        return
+    if not stop:
+        place = shlex.quote(str(run))
+        raise UserError(
+            f"{run} is still going, as Flower's run {flower_run}: watch it with fedfrozen attach {place}, or "
+            f"stop it first, fedfrozen resume {place} {STOP}."
+        )
+    stop_run(connection, config, run, flower_run)
+
+
+def attach(arguments: list[str]) -> None:
+    """`fedfrozen attach RUN [--on-interrupt detach|stop] [--stop]`: watch a deployed run that is going."""
+    from fedfrozen_app.flower.deployed import connect, follow_to_end, stop_run
+
+    parser = Arguments(prog="fedfrozen attach", description="Watch a deployed run that is going, or stop it.")
+    parser.add_argument("run", metavar="RUN", help="the folder of its results")
+    parser.add_argument(
+        "--on-interrupt",
+        choices=("detach", "stop"),
+        default="detach",
+        help="what Ctrl-C does: leave the run going (the default), or stop it",
+    )
+    parser.add_argument(STOP, action="store_true", help="stop the run now, with a whole report")
+    given = parser.parse_args(arguments)
+    run, _ = run_folder("attach", [given.run])
+    known = status.read(run)
+    if known is None or not known.flower_run:
+        raise UserError(f"{run} was not handed in to a SuperLink: fedfrozen watch {run} shows any run.")
+    config = read(resolved(compose_config(known.overrides)) | {"from": None})
+    connection = connect(config, run)
+    if not connection.is_going(known.flower_run):
+        raise UserError(f"Flower's run {known.flower_run} has ended ({known.state}): see {run}/report.html.")
+    if given.stop:
+        stop_run(connection, config, run, known.flower_run)
+        print(f"Stopped. Go on with: fedfrozen resume {shlex.quote(str(run))}")
+        return
+    try:
+        with status.concluded(run):
+            summary = follow_to_end(
+                connection, config, run, known.flower_run, on_interrupt=given.on_interrupt
+            )
+    except status.Detached as goes_on:
+        print(goes_on)
+        return
+    Console().print(closing_table(summary, run))
+
+
+def check_detach(config: Config, detach: bool) -> None:
+    if detach and config.runtime.name != "deployed":
+        raise UserError(f"{DETACH} needs a SuperLink that goes on by itself: use it with runtime=deployed.")
 
 
 def evaluate(arguments: list[str]) -> None:
@@ -104,9 +188,12 @@ def export(arguments: list[str]) -> None:
     run, rest = run_folder("export", arguments)
     if len(rest) != 1:
         raise UserError("Say where to: fedfrozen export RUN DIR.")
-    resident = load_run(run, [])
+    resident, target = load_run(run, []), Path(rest[0]).expanduser().resolve()
+    if target.is_file():
+        raise UserError(f"{rest[0]} is a file: give a folder.")
     try:
-        resident.export(Path(rest[0]))
+        with whole_folder(target) as part:
+            resident.export(part)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{rest[0]} cannot be written ({reason}): give another folder.") from error

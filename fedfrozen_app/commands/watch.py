@@ -110,9 +110,12 @@ class _Handler(BaseHTTPRequestHandler):
     pages: LivePages
 
     def do_GET(self) -> None:
-        asked = urlsplit(self.path)
+        try:
+            asked, host = urlsplit(self.path), urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        except ValueError:  # a bracket that is not closed
+            return self._answer(HTTPStatus.BAD_REQUEST, "The address cannot be read.")
         after = parse_qs(asked.query).get("after", [""])[0]
-        if urlsplit(f"//{self.headers.get('Host', '')}").hostname not in (HOST, "localhost"):
+        if host not in (HOST, "localhost"):
             return self._answer(HTTPStatus.FORBIDDEN, f"Ask for http://{HOST} by that name.")
         try:
             html = self.pages.page(asked.path, after)

@@ -408,6 +408,9 @@ class Config:
     output_dir: str | None = setting(
         None, "Where the results go. `null`: Hydra's folder, `outputs/DATE/TIME`"
     )
+    overwrite: bool = setting(
+        False, "`true`: a run that the folder holds already is lost. `false`: then nothing begins"
+    )
     start_from: str | None = setting(  # the key is `from`, which Python keeps for itself
         None, "Start from another run's checkpoint: `RUN/checkpoints/N`"
     )

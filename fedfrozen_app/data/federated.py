@@ -68,13 +68,30 @@ def load_corpus(
                 "dataset.limit draws from a site's rows, which privacy=dp_sgd does not cover: leave it out."
             )
         dataset = replace(dataset, test_fraction=0.0)
+    judges = config.runtime.name == "deployed" and classes is None
+    if judges:
+        dataset = replace(dataset, test_fraction=0.0)
     corpus = load(_spec(dataset, path), _tokenizer(config), classes)
+    if judges and not len(corpus.test):
+        corpus = _all_to_judge_by(corpus, config)
     if classes is None and not len(corpus.test):  # a site is judged by the server's rows
         raise UserError(
             "There are no test rows, and none could be held out: no class has two rows (or two documents or "
             "patients, which are never parted). Name a test split with dataset.test_split, or use more data."
         )
     return corpus
+
+
+def _all_to_judge_by(corpus: Corpus, config: Config) -> Corpus:
+    """The server of real sites trains on nothing: all its rows are test rows, but those of its validation."""
+    rows = _set_apart(corpus, config)[0]
+    return replace(
+        corpus,
+        test=corpus.train.take(torch.from_numpy(rows)),
+        test_columns={name: values[rows] for name, values in corpus.columns.items()},
+        test_strata=corpus.strata[rows],
+        test_units=corpus.units[rows],
+    )
 
 
 def share_out(corpus: Corpus, config: Config, num_clients: int | None) -> Shares:

@@ -14,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
+from fedfrozen_app.files.disk import whole_file
 from fedfrozen_app.words import counted
 
 MAX_BARS = 30  # more clients than this are drawn as a heat map
@@ -45,7 +46,8 @@ def label_picture(counts: np.ndarray, classes: Sequence[str], names: Sequence[st
         axes.set_yticks(rows, [_short(names[row], 22) for row in rows])
     axes.set_ylabel("client")
     axes.set_title(f"Labels of {counted(clients, 'client')}, {int(counts.sum()):,} examples", loc="left")
-    figure.savefig(path, format="png")
+    with whole_file(Path(path)) as part:
+        figure.savefig(part, format="png")
 
 
 def _size(clients: int, num_classes: int, stacked: bool) -> tuple[float, float]:

@@ -1,9 +1,11 @@
-"""Which folders hold a run."""
+"""Which folders hold a run, and where another may begin."""
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.files import checkpoint, status
 
 
 def run_folders(folders: Iterable[Path]) -> list[Path]:
@@ -27,3 +29,51 @@ def _is_run(folder: Path) -> bool:
 
 def _natural(part: str) -> tuple[int, str]:
     return (int(part), "") if part.isdigit() else (-1, part)
+
+
+def sites_file(folder: Path) -> Path:
+    """Where a deployed run has the names of the sites, by their nodes' ids."""
+    return folder / "flower" / "sites.json"
+
+
+def check_free(folder: Path, *, overwrite: bool) -> None:
+    """Whether a run may begin here: one that is there already is not lost without being asked for."""
+    status.check_unowned(folder)
+    check_empty(folder, overwrite=overwrite)
+
+
+def check_empty(folder: Path, *, overwrite: bool) -> None:
+    """The same for a process that its owner has started."""
+    if overwrite or not _has_results(folder):
+        return
+    known = status.read(folder)
+    state = "" if known is None else f" ({known.state})"
+    unfinished = known is not None and known.state != "complete"
+    resume = f"go on with fedfrozen resume {shlex.quote(str(folder))}, " if unfinished else ""
+    raise UserError(
+        f"{folder} holds a run already{state}: {resume}give another output_dir, or add overwrite=true to "
+        "lose what is there."
+    )
+
+
+def _has_results(folder: Path) -> bool:
+    """Not one that failed before its first round: there is nothing to lose."""
+    rows = folder / "metrics.jsonl"
+    return (
+        any((folder / name).exists() for name in ("summary.json", "model.safetensors"))
+        or bool(checkpoint.numbers(folder / "checkpoints"))
+        or (rows.is_file() and rows.stat().st_size > 0)
+    )
+
+
+def repeating(words: Iterable[str]) -> list[str]:
+    """The words of a command without those that would lead it into the same run again."""
+    kept = []
+    for word in words:
+        key, _, value = word.partition("=")
+        if key == "output_dir":
+            quote = value[-1:] if value[-1:] in ("'", '"') else ""
+            kept.append(f"{word.removesuffix(quote).rstrip('/')}-again{quote}")
+        elif key not in ("run_id", "overwrite", "hydra.run.dir", "hydra.sweep.dir"):
+            kept.append(word)
+    return kept

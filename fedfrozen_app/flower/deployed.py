@@ -11,25 +11,37 @@ import secrets
 import shlex
 import socket
 import ssl
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from fedfrozen_app.config import Config, absolute_paths, quoted
+from fedfrozen_app.bundles import source_digest
+from fedfrozen_app.config import Config, absolute_paths, device_of, quoted
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.proposal import propose
+from fedfrozen_app.files import lease, status
+from fedfrozen_app.files.disk import replace_file
+from fedfrozen_app.files.folders import sites_file
+from fedfrozen_app.files.stopping import ask_to_stop, forget
 from fedfrozen_app.flower.app_folder import app_folder
 from fedfrozen_app.flower.superlink import Connection, Scalar, failure, show
+from fedfrozen_app.privacy.notes import model_metadata
+from fedfrozen_app.report.output import write_interrupted
 from fedfrozen_app.run.job import Job
+from fedfrozen_app.signals import shielded
 
 log = logging.getLogger(__name__)
+GRACE = 60.0  # seconds in which a run that is asked to stop lets orders arrive and writes its report
+LAST_WORDS = 30.0  # and in which its process ends after Flower has stopped it
 
 
 def run_deployed(job: Job) -> dict[str, Any]:
-    """Train to the end and return the summary."""
+    """Train to the end and return the summary; raises `Detached` where nobody wants to wait for it."""
     config, folder = job.config, job.folder
-    address, tls = server_of(config)
+    connection = connect(config, folder)
     # What no site can be asked for is better said before the run is handed in.
     propose(config, {"classes": (), "mean": (), "std": ()}, config.run_id or "run", ())
     shared, server_only = split_overrides(job.resolved_config, job.overrides)
@@ -38,35 +50,90 @@ def run_deployed(job: Job) -> dict[str, Any]:
         server_only.append(quoted("from", start))
     if config.run_id is None:
         shared.append(f"run_id={secrets.token_hex(8)}")
-    work = folder.resolve() / "flower"
-    connection = Connection(address, work / "home", tls)
+    replace_file(sites_file(folder), json.dumps(connection.sites()))
     settings: dict[str, Scalar] = {
         "overrides": shlex.join(shared),
         "server-overrides": shlex.join(server_only),
         "output-dir": str(folder.resolve()),
     }
-    run_id = connection.submit(app_folder(work), settings, {})
-    log.info("Handed in as Flower's run %d; the sites are asked now. Ctrl-C stops it.", run_id)
-    with (work / "run.log").open("a", encoding="utf-8", buffering=1) as run_log:
+    app = app_folder(folder.resolve() / "flower")
+    with shielded():  # a run that was handed in is on record, or nobody could find it
+        run_id = connection.submit(app, settings, {})
+        status.handed_in(folder, run_id)
+    log.info("Handed in as Flower's run %d, bundle %s; the sites are asked now.", run_id, source_digest(app))
+    if job.detach:
+        raise status.Detached(f"Flower's run {run_id} goes on: fedfrozen attach {shlex.quote(str(folder))}")
+    log.info("Ctrl-C stops it.")
+    return follow_to_end(connection, config, folder, run_id, on_interrupt="stop")
+
+
+def connect(config: Config, folder: Path) -> Connection:
+    """To the federation of the run's operator kit."""
+    address, tls = server_of(config)
+    return Connection(address, folder.resolve() / "flower" / "home", tls)
+
+
+def follow_to_end(
+    connection: Connection, config: Config, folder: Path, run_id: int, *, on_interrupt: str
+) -> dict[str, Any]:
+    """Show the run until it ends, and return the summary. On Ctrl-C `stop` it, or `detach` from it."""
+    with (folder / "flower" / "run.log").open("a", encoding="utf-8", buffering=1) as run_log:
 
         def keep(line: str) -> None:
             run_log.write(line + "\n")
             show(line)
 
-        end = connection.follow(run_id, on_line=keep)
+        try:
+            end = connection.follow(run_id, on_line=keep, stop_on_interrupt=False)
+        except KeyboardInterrupt:
+            if on_interrupt == "detach":
+                raise status.Detached(
+                    f"Flower's run {run_id} goes on: fedfrozen attach {shlex.quote(str(folder))}"
+                ) from None
+            stop_run(connection, config, folder, run_id)
+            raise
     if end.status != "completed":
+        leave_report(config, folder, "failed")
         again = f"If it wrote a checkpoint, go on with: fedfrozen resume {shlex.quote(str(folder))}"
         raise failure(end, again)
     return json.loads((folder / "summary.json").read_text())
+
+
+def stop_run(connection: Connection, config: Config, folder: Path, run_id: int) -> None:
+    """End the run with a whole report and nothing left behind, whichever of its processes is still there."""
+    print("Stopping the run; Ctrl-C again ends it at once.", file=sys.stderr)
+    ask_to_stop(folder, run_id)
+    try:
+        connection.end_run(run_id, GRACE)
+    except KeyboardInterrupt:
+        log.info("Ended at once.")
+    except UserError as error:  # the server is gone; the run reads in its folder that it is to stop
+        log.warning("%s", error)
+    with shielded():
+        deadline = time.monotonic() + LAST_WORDS
+        while lease.holder(folder) is not None and time.monotonic() < deadline:
+            time.sleep(0.2)
+        leave_report(config, folder, "interrupted")
+        status.settle(folder, "interrupted")
+        forget(folder)
+
+
+def leave_report(config: Config, folder: Path, state: str) -> None:
+    """Where the process that ran the rounds was given no time: the report of what it had done."""
+    write_interrupted(
+        folder, model_metadata(config.privacy), status=state, device=str(device_of(config.device))
+    )
 
 
 def split_overrides(resolved_config: dict[str, Any], overrides: list[str]) -> tuple[list[str], list[str]]:
     """(what everybody is told, what only the server reads: the paths of its machine)."""
     paths = absolute_paths(resolved_config)
     # An experiment's file may set one too, so each is taken back by name.
-    shared = [word for word in overrides if word.lstrip("+").partition("=")[0] not in paths]
+    own = {*paths, "overwrite"}
+    shared = [word for word in overrides if word.lstrip("+").partition("=")[0] not in own]
     shared += [f"{key}=null" for key in paths]
-    return shared, [quoted(key, value) for key, value in paths.items()]
+    server_only = [quoted(key, value) for key, value in paths.items()]
+    return shared, [*server_only, "overwrite=true"] if resolved_config["overwrite"] else server_only
 
 
 def server_of(config: Config) -> tuple[str, ssl.SSLContext]:

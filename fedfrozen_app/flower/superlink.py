@@ -17,7 +17,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,13 @@ import httpx
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import parse_config_args
 from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest, StopRunRequest, StreamLogsRequest
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    StartRunRequest,
+    StopRunRequest,
+    StreamLogsRequest,
+)
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 
@@ -56,6 +62,10 @@ class RunEnd:
     status: str
     details: str
     log: list[str]
+
+
+# What the proxy before a server says by itself: it lets nobody in, or finds nobody behind it.
+PROXYS_OWN = (403, 502, 503, 504)
 
 
 def toml_scalars(values: Mapping[str, Scalar]) -> str:
@@ -167,20 +177,38 @@ class Connection:
         content = build_fab_from_disk(app_dir)
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
         settings = user_config_to_proto(parse_config_args([str(run_config)]))
-        try:
-            with control_client(self.address, self._tls) as client:
+        with self._asking() as client:
+            try:
                 answer = client.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=settings))
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code == httpx.codes.FORBIDDEN:
-                raise UserError(
-                    "The server has not admitted this operator's certificate: `fedfrozen server admit` there."
-                ) from error
-            raise SimulationFailed(f"The server refused the app: {error.response.text or error}") from error
-        except httpx.HTTPError as error:
-            raise UserError(f"The server at {self.address} could not be asked ({error}).") from error
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code in PROXYS_OWN:
+                    raise
+                why = error.response.text or error
+                raise SimulationFailed(f"The server refused the app: {why}") from error
         if not answer.HasField("run_id"):
             raise SimulationFailed("The server refused the app, and does not say why: see its log.")
         return int(answer.run_id)
+
+    @contextmanager
+    def _asking(self) -> Iterator[ControlHttpClient]:
+        """A client; a sentence where the proxy turns us away, or where nobody answers."""
+        try:
+            with control_client(self.address, self._tls) as client:
+                yield client
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != httpx.codes.FORBIDDEN:
+                raise UserError(f"The SuperLink behind {self.address} does not answer ({error}).") from error
+            raise UserError(
+                "The server has not admitted this operator's certificate: `fedfrozen server admit` there."
+            ) from error
+        except httpx.HTTPError as error:
+            raise UserError(f"The server at {self.address} could not be asked ({error}).") from error
+
+    def sites(self) -> dict[int, str]:
+        """The nodes that are registered, by id, and what the server calls them."""
+        with self._asking() as client:
+            found = client.ListNodes(ListNodesRequest()).nodes_info
+        return {node.node_id: node.name for node in found if node.name and node.status != "unregistered"}
 
     def follow(
         self,
@@ -188,6 +216,7 @@ class Connection:
         *,
         on_line: Callable[[str], None] | None = None,
         timeout: float | None = None,
+        stop_on_interrupt: bool = True,
     ) -> RunEnd:
         """Wait for the end of the run, passing on its log line by line; stop the run on Ctrl-C.
 
@@ -224,7 +253,8 @@ class Connection:
                     if on_line is not None:
                         on_line(line)
             except KeyboardInterrupt:
-                stop(client, run_id)
+                if stop_on_interrupt:
+                    stop(client, run_id)
                 raise
             except TimeoutError:
                 stop(client, run_id)
@@ -239,6 +269,30 @@ class Connection:
                     f"The SuperLink was lost before the run ended: {error}\n{self.children.last_words()}"
                 ) from error
         return RunEnd(status.sub_status or status.status, status.details, lines)
+
+    def is_going(self, run_id: int) -> bool:
+        """Whether the SuperLink has this run, and it has not ended."""
+        with self._asking() as client:
+            try:
+                found = client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code in PROXYS_OWN:
+                    raise
+                return False  # it knows no such run
+            return run_id in found and not found[run_id].status.sub_status
+
+    def end_run(self, run_id: int, patience: float) -> bool:
+        """Give the run so long to end by itself, then stop it; whether it ended by itself."""
+        deadline = time.monotonic() + patience
+        try:
+            while going := self.is_going(run_id):
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.3)
+        finally:  # also when a second Ctrl-C cuts the wait short
+            with control_client(self.address, self._tls) as client:
+                stop(client, run_id)
+        return not going
 
     def _lines(self, chunks: "queue.Queue[str | None]", deadline: float) -> Iterator[str]:
         """The lines of a log that comes in pieces and ends with None."""

@@ -15,6 +15,7 @@ from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.digests import digest
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
+from fedfrozen_app.files import lease
 from fedfrozen_app.files.checkpoint import Checkpoint, partition_differences
 from fedfrozen_app.inprocess.grid import CohortGrid, InProcessGrid
 from fedfrozen_app.local.cohort import CohortRunner
@@ -67,7 +68,7 @@ def run_with(resident: Resident, job: Job, stacked: Stacked | None = None) -> di
             if "private" in context.state
         }
 
-    with explain_disk_errors(job.folder), same_kernels():
+    with explain_disk_errors(job.folder), lease.held(job.folder), same_kernels():
         return federate(job, conversation, resident, client_state)
 
 

@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from fedfrozen_app.files.disk import whole_file
 from fedfrozen_app.files.rows import Row, metric_name, number
 
 if TYPE_CHECKING:
@@ -133,7 +134,8 @@ def write_curves(rows: Sequence[Row], path: Path, *, title: str) -> None:
         marks,
         from_zero=True,
     )
-    figure.savefig(path, dpi=130)
+    with whole_file(path) as part:
+        figure.savefig(part, format="png", dpi=130)
 
 
 def _draw(

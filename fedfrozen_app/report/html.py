@@ -12,6 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.report.page_files import CSS, LIVE, SCRIPT
 
 Chart = dict[str, Any]
@@ -51,8 +52,7 @@ def document(title: str, header: str, main: str, charts: Sequence[Chart], *, ver
 
 
 def save(html: str, path: Path) -> None:
-    # JSON can carry half of a surrogate pair, which UTF-8 cannot.
-    path.write_text(html, encoding="utf-8", errors="backslashreplace")
+    replace_file(path, html)
 
 
 def figures(charts: Sequence[Chart], more: str = "") -> str:

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,6 @@ def write_outputs(
         replace_tensors(model, folder / "model.safetensors", metadata)
     summary = summarise(rows, **details)
     replace_file(folder / "summary.json", json.dumps(summary, indent=2))
-    for name in ("model.safetensors", "best.safetensors"):  # safetensors' own mode shuts everybody else out
-        if (folder / name).exists():
-            shutil.copymode(folder / "summary.json", folder / name)
     write_curves(rows, folder / "curves.png", title=headline(summary))
     if chose(rows):
         write_selection(rows, folder / "selection.png")
@@ -41,7 +37,9 @@ def write_outputs(
     return summary
 
 
-def write_interrupted(folder: Path, metadata: dict[str, str], **details: Any) -> None:
+def write_interrupted(
+    folder: Path, metadata: dict[str, str], status: str = "interrupted", **details: Any
+) -> None:
     """The same for a run whose process was killed: as of its newest checkpoint, if it has one."""
     # A run removes the old summary when it begins: one that is here belongs to a run that had ended.
     if (folder / "summary.json").exists() or not checkpoint.numbers(folder / "checkpoints"):
@@ -54,7 +52,7 @@ def write_interrupted(folder: Path, metadata: dict[str, str], **details: Any) ->
         rows,
         metadata,
         config=last.config,
-        status="interrupted",
+        status=status,
         seconds=sum(row["seconds"]["total"] for row in rows),
         command=shlex.join(["fedfrozen", *last.overrides]),
         selected_round=last.hooks["best"]["round"],

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.files.disk import replace_file
+from fedfrozen_app.files.disk import replace_file, whole_file
 from fedfrozen_app.report.curves import BLUE, GREEN, ORANGE, VERMILLION
 
 MODELS = ("global", "personal", "after")
@@ -95,7 +95,8 @@ def fairness_picture(lines: Mapping[str, Sequence[float]], path: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="0.9")
     axes.legend(frameon=False, fontsize=9)
-    figure.savefig(path, format="png")
+    with whole_file(path) as part:
+        figure.savefig(part, format="png")
 
 
 def compare(arguments: list[str]) -> None:

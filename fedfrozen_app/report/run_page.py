@@ -2,11 +2,13 @@
 
 import base64
 import math
+import shlex
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from fedfrozen_app.files.folders import repeating
 from fedfrozen_app.files.rows import Row, metric_name, number, read_rows
 from fedfrozen_app.report.charts import (
     CLIENT_VIEWS,
@@ -240,11 +242,19 @@ def _decimal(value: float) -> str:
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
+def _fresh(used: str) -> str:
+    """The command with a folder of its own; as it is, where it is no shell's line."""
+    try:
+        return shlex.join(repeating(shlex.split(used)))
+    except ValueError:
+        return used
+
+
 def _repeat(summary: dict[str, Any]) -> str:
     parts = []
     if "command" in summary:
         used = summary["command"]
-        parts.append(command(used if isinstance(used, str) else " ".join(map(str, used))))
+        parts.append(command(_fresh(used if isinstance(used, str) else shlex.join(map(str, used)))))
     known = ("git_commit", "seed", "device", "machine")
     details: dict[str, Any] = {key: summary[key] for key in known if summary.get(key) is not None}
     if details:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from fedfrozen_app.files.disk import whole_file
+
 Row = dict[str, Any]
 MAX_CLIENTS = 12  # more are shown as their sum alone
 
@@ -76,4 +78,5 @@ def write_selection(rows: Sequence[Row], path: Path) -> None:
         axes.tick_params(labelsize=7, labelbottom=place == len(panels) - 1)
     axes.set_xlabel("round", fontsize=8)
     figure.suptitle("Layers that clients chose (grey: not in the round)", fontsize=9)
-    figure.savefig(path, dpi=120)
+    with whole_file(path) as part:
+        figure.savefig(part, format="png", dpi=120)

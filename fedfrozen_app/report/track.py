@@ -5,6 +5,7 @@ see them is for that library's own settings (WANDB_MODE, MLFLOW_TRACKING_URI and
 """
 
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -98,6 +99,7 @@ def _tensorboard(run: Tracking) -> Iterator[Log]:
         for path in folder.glob("events.out.tfevents.*"):
             path.unlink()
     purge = None if fresh else run.first_round  # rounds that are run again are not shown twice
+    threading.excepthook = _quiet_about_the_disk
     with SummaryWriter(str(folder), purge_step=purge, flush_secs=5) as writer:
 
         def log(figures: dict[str, float], step: int) -> None:
@@ -105,6 +107,15 @@ def _tensorboard(run: Tracking) -> Iterator[Log]:
                 writer.add_scalar(name, value, step)
 
         yield log
+
+
+_tell_of_threads = threading.excepthook
+
+
+def _quiet_about_the_disk(found: threading.ExceptHookArgs) -> None:
+    """TensorBoard writes in a thread of its own. That a disk is full is the run's to say, in a sentence."""
+    if not (issubclass(found.exc_type, OSError) and type(found.thread).__name__ == "_AsyncWriterThread"):
+        _tell_of_threads(found)
 
 
 @contextmanager

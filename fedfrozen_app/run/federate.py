@@ -35,10 +35,12 @@ from fedfrozen_app.server.hooks import (
     MetricsFile,
     PrivacySpent,
     ShowProgress,
+    SomebodyTakesPart,
     WorkersAlive,
 )
 from fedfrozen_app.server.optimizer import make_optimizer
 from fedfrozen_app.server.state import restore
+from fedfrozen_app.signals import shielded
 
 log = logging.getLogger(__name__)
 ClientState = Callable[[], dict[str, dict[str, Tensor]]]
@@ -66,7 +68,7 @@ def federate(
     saver = Checkpoints.of(job.config, job.resolved_config, job.overrides, job.folder, best, client_state)
     hooks = [WorkersAlive(), best, *privacy_spent(job.config, start.history), saver, metrics]
     shown = [ShowProgress(progress)] if job.shown else []
-    strategy = make_strategy(job, conversation, start, [*hooks, *shown, tracking])
+    strategy = make_strategy(job, conversation, start, [*hooks, *shown, tracking, SomebodyTakesPart()])
     announce(job, strategy, conversation, resident)
     status, personal = "failed", None
     try:
@@ -86,23 +88,26 @@ def federate(
         status = "interrupted"
         raise
     finally:
-        # What was done is kept, however the run ended.
-        rows = read_rows(job.folder)
-        reason = why_nothing_changed(rows)
-        summary = write_outputs(
-            job.folder,
-            strategy.model,
-            rows,
-            metadata=best.metadata,
-            config=job.resolved_config,
-            status="failed" if reason else status,
-            seconds=time.perf_counter() - began,
-            device=str(resident.device),
-            command=shlex.join(["fedfrozen", *job.overrides]),
-            selected_round=best.round,
-            personal=personal,
-            majority=None if strategy.personal else evaluation.majority_share(resident.corpus.test.labels),
-        )
+        # What was done is kept, however the run ended; a second Ctrl-C waits for the last file.
+        with shielded():
+            rows = read_rows(job.folder)
+            reason = why_nothing_changed(rows)
+            summary = write_outputs(
+                job.folder,
+                strategy.model,
+                rows,
+                metadata=best.metadata,
+                config=job.resolved_config,
+                status="failed" if reason else status,
+                seconds=time.perf_counter() - began,
+                device=str(resident.device),
+                command=shlex.join(["fedfrozen", *job.overrides]),
+                selected_round=best.round,
+                personal=personal,
+                majority=None
+                if strategy.personal
+                else evaluation.majority_share(resident.corpus.test.labels),
+            )
     if reason:
         raise RunFailed(reason)
     return summary

@@ -17,6 +17,7 @@ class Job:
     overrides: list[str]  # what composes that configuration again
     folder: Path
     start: Checkpoint | None = None  # of this run or another; None: from the beginning
+    detach: bool = False  # whether the command leaves once the run is handed in
     shown: bool = True  # whether its rounds are shown as they end
 
     def with_settings(self) -> "Job":
@@ -38,6 +39,11 @@ class Job:
     def source(self) -> Path:
         """The run whose rows and records this one continues: another, or itself."""
         return Path(self.config.start_from).parents[1] if self.config.start_from else self.folder
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it resumes the run of its own folder."""
+        return self.start is not None and self.source.resolve() == self.folder.resolve()
 
     def start_folder(self) -> str | None:
         """The checkpoint that this job starts from, for processes with another working directory."""

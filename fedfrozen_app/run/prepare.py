@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedfrozen_app.config import Config
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.files import checkpoint
+from fedfrozen_app.files import checkpoint, disk
 from fedfrozen_app.files.checkpoint import Checkpoint
 from fedfrozen_app.files.rows import Row, read_rows
 from fedfrozen_app.local.resident import Resident
@@ -20,6 +20,16 @@ from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server.hooks import BestModel, MetricsFile
 from fedfrozen_app.server.robust import check_cohort
 from fedfrozen_app.server.sampling import cohort_size
+
+# What a run writes when it ends; the first two must not outlive a round that comes after them.
+RESULTS = (
+    "summary.json",
+    "personal.json",
+    "model.safetensors",
+    "best.safetensors",
+    "report.html",
+    "curves.png",
+)
 
 
 @dataclass
@@ -44,9 +54,11 @@ def prepare(
         best.resume_from(job.start.hooks["best"], job.source)
         metrics.resume_after(job.start.row, read_rows(job.source))
         own_rounds = job.start.round if job.source.resolve() == job.folder.resolve() else 0
+    disk.sweep_parts(job.folder)
     for name in ("checkpoints", "uploads"):
         checkpoint.forget_after(job.folder / name, own_rounds)
-    for name in ("summary.json", "personal.json"):  # of rounds that this run replaces, or goes beyond
+    # Of rounds that this run replaces, or goes beyond.
+    for name in RESULTS if job.start is None else RESULTS[:2]:
         (job.folder / name).unlink(missing_ok=True)
     return StartingPoint([model], 1 if job.start is None else job.start.round + 1, read_rows(job.folder))
 

@@ -223,7 +223,7 @@ class PlannedFedAvg(OwnLoop):
         )
 
     def _train_round(self, server_round: int, conversation: Conversation) -> Row:
-        nodes = conversation.greet()
+        nodes = conversation.present()
         order = self.order(server_round, self.federation.participations(nodes, self.num_rounds))
         trained = count_parameters(self.model, self.client_plan(server_round).trained)
         self.optimizer.follow(set(order.plan.shared))

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from flwr.common.constant import ErrorCode  # internal
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.exchange.check import problem_of
 from fedfrozen_app.exchange.count import Traffic, bytes_by_role
 from fedfrozen_app.exchange.ledger import Ledger
@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 # Seconds until a node is asked again for its hello: after a refusal or an error, doubling; and while people
 # at a site decide, which costs the site nothing.
 FIRST_PAUSE, PAUSE, WAITING_PAUSE = 2.0, 300.0, 3.0
+LOOK = 2.0  # seconds between two looks at who is connected
+TRANSFER = 15.0  # seconds that an order may be on its way when a run is stopped
 
 
 @dataclass
@@ -52,35 +54,62 @@ class Conversation:
     hello_timeout: float = 120.0
     proposal: Proposal | None = None  # what sites with an executor are asked for
     anchors: AnchorFile | None = None  # where the heads of the sites' audit logs are kept
+    sites: Mapping[int, str] = field(default_factory=dict)  # names of nodes, as the server registered them
+    version: str = ""  # of this server: a site that refuses it says which one it allows
+    # In which state each client was last seen, as the rest of a sentence.
+    seen: dict[str, str] = field(default_factory=dict)
+    stop_asked: Callable[[], bool] = lambda: False  # whether somebody wants the run to end
     refusals: dict[int, str] = field(default_factory=dict)  # of nodes that did not say who they are
     waiting: dict[int, str] = field(default_factory=dict)  # sites where a person has yet to approve the run
-    _asked: dict[int, tuple[float, float]] = field(default_factory=dict)  # when, and how long until again
     _known: dict[int, Hello] = field(default_factory=dict)
+    _told: dict[int, str] = field(default_factory=dict)  # what nodes call themselves, taking part or not
+    _open: dict[int, tuple[str, float]] = field(default_factory=dict)  # hellos without an answer; their ends
+    _pauses: dict[int, tuple[float, float]] = field(
+        default_factory=dict
+    )  # when it said no; how long from then
     _online: list[int] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
+    _unanswered: set[str] = field(default_factory=set)  # messages that nodes may still be fetching
+    _given_up: set[str] = field(default_factory=set)  # waited for in vain, or said no or not yet
     # Of this round, shared by its messages:
     _contents: dict[tuple[str, ...], tuple[RecordDict, Counter[str]]] = field(default_factory=dict)
 
-    def greet(self) -> dict[str, int]:
-        """Client names and the node ids they have now; nodes not seen before are asked who they are."""
+    def greet(self, deadline: float | None = None) -> dict[str, int]:
+        """Client names and the node ids they have now; nodes not seen before are asked who they are.
+
+        A node's answer is waited for when it is first asked, until `deadline` or for the hello's time-out.
+        From then on a node that stays mute costs nobody's time: its answer is taken whenever it comes.
+        """
         online = list(self.grid.get_node_ids())
         if online == self._online:
             return self._names
         now = time.monotonic()
-        strangers = [node for node in online if node not in self._known and self._may_ask(node, now)]
+        strangers = [node for node in online if node not in self._known]
+        self._open = {node: hello for node, hello in self._open.items() if node in strangers}
+        due = [node for node in strangers if self._may_ask(node, now)]
+        first = [node for node in due if node not in self._open]  # not one whose hello went by unanswered
         lifetime = with_grace(self.hello_timeout)
         text = self.proposal.text if self.proposal is not None else ""
-        sent = self._push([hello_message(node, self.card, lifetime, text) for node in strangers])
-        deadline = time.monotonic() + self.hello_timeout
+        sent = self._push([hello_message(node, self.card, lifetime, text) for node in due])
+        self._open.update({node: (hello, now + lifetime) for node, hello in zip(due, sent, strict=True)})
         taken = {self._known[node].name for node in online if node in self._known}
-        for node, message_id in zip(strangers, sent, strict=True):
+        for node in [node for node in strangers if node in self._open]:
+            patience = self.hello_timeout if node in first else 0.0
+            answer = self._pull(self._open[node][0], now + patience if deadline is None else deadline)
+            if answer is None:
+                if deadline is None and node in first:
+                    log.warning("%s does not answer: going on without it until it does.", self.title(node))
+                self.refusals[node] = "it is connected, and does not answer"
+                continue
+            del self._open[node]
             try:
-                hello = self._read_hello(self._pull(message_id, deadline), taken)
+                hello = self._read_hello(answer, taken)
             except ValueError as error:
-                log.warning("Node %s did not say who it is (%s): asking again next round.", node, error)
+                log.warning("%s did not say who it is (%s): asking again.", self.title(node), error)
                 self.refusals[node] = str(error)
                 continue
             self.refusals.pop(node, None)
+            self._told[node] = hello.name
             if hello.state == WAITING:
                 self._wait(node, hello.name, now)
                 continue
@@ -91,6 +120,8 @@ class Conversation:
                 log.info("The site %s has approved the run.", hello.name)
             self._known[node] = hello
             taken.add(hello.name)
+            self._given_up.discard(hello.name)
+            self.seen.setdefault(hello.name, "said hello")
             # A checkpoint's ledger knows better than a simulated node, which starts with nothing.
             if hello.held or not self.ledger.knows(hello.name):
                 self.ledger.confirm(hello.name, hello.held)
@@ -100,8 +131,11 @@ class Conversation:
         return self._names
 
     def _may_ask(self, node: int, now: float) -> bool:
-        """A site counts questions: one that said no, or has yet to decide, is not asked all the time."""
-        when, pause = self._asked.get(node, (now, 0.0))
+        """Whether no hello is on its way to it. A site counts questions: one that said no, or has yet to
+        decide, is not asked all the time."""
+        if node in self._open and now <= self._open[node][1]:
+            return False
+        when, pause = self._pauses.get(node, (now, 0.0))
         return now - when >= pause
 
     def _wait(self, node: int, name: str, now: float) -> None:
@@ -111,14 +145,72 @@ class Conversation:
                 *(name, self.proposal.hash),
             )
         self.waiting[node] = name
-        self._asked[node] = (now, WAITING_PAUSE)
+        self._pauses[node] = (now, WAITING_PAUSE)
+        self._given_up.add(name)
 
     def _take_no(self, node: int, name: str, now: float) -> None:
         self.refusals[node] = f"the site {name} refused; its own log says why"
         self.waiting.pop(node, None)
-        _, pause = self._asked.get(node, (now, FIRST_PAUSE / 2))
-        self._asked[node] = (now, min(2 * pause, PAUSE))
+        _, pause = self._pauses.get(node, (now, FIRST_PAUSE / 2))
+        self._pauses[node] = (now, min(2 * pause, PAUSE))
+        self._given_up.add(name)
         log.warning("The site %s refused; its own log says why. It is asked again later.", name)
+
+    @property
+    def names(self) -> list[str]:
+        """The clients that were there when last looked."""
+        return list(self._names)
+
+    def present(self) -> dict[str, int]:
+        """Who is there for a round. A client that took part before and has gone is waited for, once."""
+        deadline, told = time.monotonic() + self.hello_timeout, False
+        while True:
+            names = self.greet()
+            gone = [name for name in self._took_part() if name not in names and name not in self._given_up]
+            if names and not gone:
+                return names
+            if not told and not self.local:
+                log.warning("Waiting for %s to come back.", ", ".join(gone) or "a client")
+                told = True
+            if self.local or time.monotonic() > deadline:
+                break
+            self._pause(0.5)
+        self._given_up.update(gone)
+        if not names:
+            raise RunFailed(f"No client is there any more. {self.who_is_where()}")
+        if gone:
+            log.warning("Going on without %s. %s", ", ".join(gone), self.who_is_where())
+        return names
+
+    def _took_part(self) -> list[str]:
+        """In this run, or before it was resumed."""
+        return list(dict.fromkeys([*self.seen, *(hello.name for hello in self._known.values())]))
+
+    def title(self, node: int) -> str:
+        """What people call this node."""
+        name = self._name_of(node)
+        return f"Node {node}" if name is None else f"The site {name}" if self.sites else f"Client {name}"
+
+    def _name_of(self, node: int) -> str | None:
+        return self.sites.get(node, self._told.get(node))
+
+    def who_is_where(self) -> str:
+        """Of every client that ought to be there: whether it is, and in which state it was last seen."""
+        online = set(self.grid.get_node_ids())
+        texts = []
+        for node in dict.fromkeys([*self.sites, *online, *self._known]):
+            name = self._name_of(node)
+            if node not in online:
+                state = "not connected"
+            elif node in self.waiting:
+                state = "waiting for a person's approval"
+            else:
+                state = self.refusals.get(node, "connected")
+            last = f"; last seen when it {self.seen[name]}" if name in self.seen else ""
+            texts.append(f"{self.title(node)}: {state}{last}.")
+        if self.version and self.refusals:
+            texts.append(f"This server: {self.version}.")
+        return " ".join(texts)
 
     def _read_hello(self, answer: Message | None, taken: Collection[str]) -> Hello:
         """`ValueError` with a reason where there is none, or where it takes the name of another node."""
@@ -133,32 +225,49 @@ class Conversation:
         self._anchor(hello.name, hello.anchor)
         return hello
 
-    def wait_for(self, count: int, timeout: float, approval_timeout: float = 0.0) -> dict[str, int]:
-        """Greet until at least so many nodes are there; longer where only people's approval is missing."""
-        began = time.monotonic()
+    def wait_for(
+        self,
+        count: int,
+        timeout: float,
+        wanted: int | None = None,
+        before: float = 0.0,
+        approval_timeout: float = 0.0,
+    ) -> dict[str, int]:
+        """Greet until at least so many nodes are there, and all that are connected have answered.
+
+        Those that have not by the end are done without; `wanted` is what is asked for in the end. `before`
+        are the seconds of the time-out that others have been waited for. Where only people's approval is
+        missing, the time-out is `approval_timeout`.
+        """
+        began, patience = time.monotonic() - before, timeout
         while True:
-            names = self.greet()
-            if len(names) >= count:
+            # Others may come meanwhile.
+            names = self.greet(min(began + patience, time.monotonic() + LOOK))
+            waited = time.monotonic() - began
+            if len(names) >= count and (waited > timeout or not self._open):
+                for node in self._open:
+                    log.warning("%s does not answer: going on without it until it does.", self.title(node))
                 return names
             undecided = sorted(self.waiting.values())
             only_people = bool(undecided) and len(names) + len(undecided) >= count
             patience = approval_timeout if only_people else timeout
-            if time.monotonic() - began > patience:
-                raise UserError(self._too_few(len(names), count, undecided, patience))
-            time.sleep(0.5)
+            if waited > patience:
+                raise UserError(self._too_few(len(names), wanted or count, undecided, patience))
+            self._pause(0.5)
 
     def _too_few(self, here: int, count: int, undecided: list[str], patience: float) -> str:
-        told = "".join(f" Node {node}: {reason}." for node, reason in self.refusals.items())
+        told = self.who_is_where()
         if undecided and self.proposal is not None:
             names = ", ".join(undecided)
             return (
                 f"Only {here} of {counted(count, 'node')} take part, and nobody has approved the run at "
                 f"{names} within {patience:g} s: ask there for `fedfrozen site approve "
-                f"{self.proposal.hash}`, or lower runtime.min_nodes, or raise runtime.approval_timeout.{told}"
+                f"{self.proposal.hash}`, or lower runtime.min_nodes, or raise runtime.approval_timeout. "
+                f"{told}"
             )
         return (
             f"Only {here} of {counted(count, 'node')} appeared within {patience:g} s: start the others, or "
-            f"lower runtime.min_nodes, or raise runtime.node_timeout.{told}"
+            f"lower runtime.min_nodes, or raise runtime.node_timeout. {told}"
         )
 
     def _anchor(self, site: str, digest: str) -> None:
@@ -189,12 +298,28 @@ class Conversation:
             messages.append(self._order_message(node, order, names, model, traffic))
         sent = dict(zip(self._push(messages), cohort, strict=True))
         messages.clear()
+        self.seen.update({client: f"was sent the order of round {order.round}" for client, _ in cohort})
         # A grid that trains clients together has them ready in an order of its own.
         ready = self.grid.schedule(list(sent)) if hasattr(self.grid, "schedule") else list(sent)
         for message_id in ready:
             client, node = sent[message_id]
-            yield client, self._answer(client, node, message_id, order, model, traffic, deadline)
+            reply = self._answer(client, node, message_id, order, model, traffic, deadline)
+            verb = "did not answer" if isinstance(reply, str) else "answered"
+            self.seen[client] = f"{verb} round {order.round}"
+            yield client, reply
         self._contents = {}
+
+    def let_finish(self) -> None:
+        """Before a run ends under them: nodes to which a message travels may take it in and answer.
+
+        Flower's nodes lose count where a run ends while they fetch its message, and answer the next run with
+        this one's reply. Training may take long, and is not waited for.
+        """
+        until = time.monotonic() + TRANSFER
+        while self._unanswered and time.monotonic() < until:
+            for message in self.grid.pull_messages(list(self._unanswered)):
+                self._unanswered.discard(message.metadata.reply_to_message_id)
+            time.sleep(0.2)
 
     def _answer(
         self,
@@ -268,7 +393,7 @@ class Conversation:
         log.warning("Client %s is gone: waiting for it to come back.", client)
         patience = min(deadline, time.monotonic() + self.hello_timeout)
         while (node := self.greet().get(client)) is None and time.monotonic() < patience:
-            time.sleep(0.5)
+            self._pause(0.5)
         return node
 
     def _read(self, client: str, message: Message | None, order: Order, traffic: Traffic) -> Reply | str:
@@ -283,17 +408,26 @@ class Conversation:
         traffic.received(reply.arrays, reply.text, self.roles, extra_names)
         return reply
 
+    def _pause(self, seconds: float) -> None:
+        if self.stop_asked():
+            raise KeyboardInterrupt
+        time.sleep(seconds)
+
     def _push(self, messages: list[Message]) -> list[str]:
-        return list(self.grid.push_messages(messages)) if messages else []
+        sent = list(self.grid.push_messages(messages)) if messages else []
+        if not self.local:
+            self._unanswered.update(sent)
+        return sent
 
     def _pull(self, message_id: str, deadline: float) -> Message | None:
         pause = 0.01
         while True:
             for message in self.grid.pull_messages([message_id]):
+                self._unanswered.discard(message_id)
                 return message
             if time.monotonic() > deadline:
                 return None
-            time.sleep(pause)
+            self._pause(pause)
             pause = min(2 * pause, 0.5)  # quick rounds are not slowed down, long ones not polled to death
 
 

@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from fedfrozen_app.server.state import arrays_to_keep
 log = logging.getLogger(__name__)
 Outcome = tuple[bool, Row]
 BEST = "best.safetensors"
+REFUSALS = 2  # rounds in a row
 DEAD_WORKER = re.compile(r"ray\.exceptions\.(ActorDied|OutOfMemory)Error")
 
 
@@ -172,6 +174,37 @@ class WorkersAlive:
                 "larger runtime.cpus_per_client fewer workers share a machine's memory."
             )
         return False, {}
+
+
+@dataclass
+class SomebodyTakesPart:
+    """Ends a run in which nobody does: every client there is has refused or failed, twice in a row.
+
+    Each such round sends the model to all of them, for nothing. Once is not enough: a full disk at a site
+    passes. One that did not answer in time may still come back, and is waited for elsewhere.
+    """
+
+    refused: Counter[str] = field(default_factory=Counter)
+
+    def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
+        cohort = row.get("clients", [])
+        if row.get("clients_ok") or not cohort:
+            self.refused -= Counter(dict.fromkeys(cohort, REFUSALS))
+            return False, {}
+        late = {client for client in cohort for text in row["failures"] if _is_late(text, client)}
+        self.refused.update(set(cohort) - late)
+        everybody = strategy.federation.conversation.names
+        if everybody and all(self.refused[client] >= REFUSALS for client in everybody):
+            reasons = " ".join(dict.fromkeys(row["failures"]))
+            raise RunFailed(
+                f"Nobody took part in the last {REFUSALS} rounds: {reasons} When that is mended, go on with "
+                "`fedfrozen resume RUN`."
+            )
+        return False, {}
+
+
+def _is_late(failure: str, client: str) -> bool:
+    return failure.startswith(f"Client {client} ") and "did not answer within" in failure
 
 
 @dataclass

@@ -5,7 +5,6 @@ model and the data loaded, runs the ClientApp of the package installed here, nev
 every answer to the site's desk. Names marked internal are no public API of Flower's.
 """
 
-import hashlib
 import json
 import logging
 import os
@@ -33,6 +32,7 @@ from flwr.supercore.run import RunNotRunningException  # internal
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output  # internal
 
 from fedfrozen_app.arguments import Arguments
+from fedfrozen_app.bundles import bundle_digest
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.sites import manifest
 from fedfrozen_app.sites.desk import Executor
@@ -111,7 +111,7 @@ def handle(kit: Kit, executor: Executor, token: str) -> None:
 
 def bundle_of(fab: Fab) -> str:
     """Of its content: the digest that travels with it is only the sender's word."""
-    return hashlib.sha256(fab.content).hexdigest()
+    return bundle_digest(fab.content)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ The last one holds every party's key, so it is no way to begin with real sites. 
 there and adds what is missing; `--renew PARTY` (or `all`) makes new keys and certificates.
 """
 
-import hashlib
 import re
 import shutil
 import sys
@@ -22,9 +21,9 @@ from typing import Any
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.cli.build import build_fab_from_disk
 
 from fedfrozen_app.arguments import Arguments
+from fedfrozen_app.bundles import source_digest
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.flower.app_folder import app_folder
 from fedfrozen_app.sites import manifest, templates
@@ -362,8 +361,8 @@ def _filled(plan: Plan, name: str, role: str, folder: Path, trying: bool) -> dic
 
 
 def bundle_digest(work: Path) -> str:
-    """SHA-256 of the bundle that `flwr run` makes of this installation: what a policy can insist on."""
+    """The digest of the sources that `flwr run` bundles of this installation: what a policy can insist on."""
     try:
-        return hashlib.sha256(build_fab_from_disk(app_folder(work / ".bundle"))).hexdigest()
+        return source_digest(app_folder(work / ".bundle"))
     finally:
         shutil.rmtree(work / ".bundle", ignore_errors=True)

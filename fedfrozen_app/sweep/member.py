@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.run.job import Job, fork_start
 
 log = logging.getLogger(__name__)
+ASKED = ".sweeps"  # in a sweep's folder: for each sweep that is going on, which runs it asked for
 TOKEN = "FEDFROZEN_SWEEP"  # the environment variable that tells a member which sweep asked for it
 
 
@@ -70,9 +72,15 @@ def may_stack(asked: Asked) -> bool:
     return device_of(config.device).type == "cuda" if wish is None else wish > 1
 
 
-def run_member(asked: Asked, sweep: str) -> float | None:
-    """Run it in its folder, or beside it if another run has that. Failures stay in its status file."""
+def run_member(asked: Asked, sweep: str, *, wait: bool = False) -> float | None:
+    """Run it in its folder, or beside it if another run has that. Failures stay in its status file.
+
+    What another process runs at this moment is left to it; with `wait` its end is waited for.
+    """
     folder, state = open_folder(asked, sweep)
+    if wait and state == "left alone":
+        wait_for_others([folder])
+        folder, state = open_folder(asked, sweep)
     if state == "left alone":
         return None
     if state == "to do":
@@ -124,14 +132,16 @@ def recorded(sweep: str, job: Job) -> AbstractContextManager[None]:
 def open_folder(asked: Asked, sweep: str) -> tuple[Path, str]:
     """The run's folder, and whether it is "complete", "to do", or another process's and "left alone"."""
     folder = claim(asked.wanted, status.new_status(asked.resolved_config, asked.overrides, sweep))
+    note_asked(folder, sweep)
     before = status.read(folder)
     if before is not None and before.state == "complete":
-        status.write(folder, replace(before, sweep=sweep, kept=True))
+        if before.sweep != sweep:  # a second look at a run of this sweep's own
+            status.write(folder, replace(before, sweep=sweep, kept=True))
         log.info("%s is complete and was kept.", folder)
         return folder, "complete"
-    if before is not None and before.alive and before.pid != os.getpid():
+    if is_others(before):
         # Not recorded: the file is the other process's.
-        log.warning("%s is being run by process %d: left alone.", folder, before.pid)
+        log.info("%s is being run by process %d: left to it.", folder, before.pid if before else 0)
         return folder, "left alone"
     return folder, "to do"
 
@@ -139,6 +149,30 @@ def open_folder(asked: Asked, sweep: str) -> tuple[Path, str]:
 def job_of(asked: Asked, folder: Path) -> Job:
     config, start = starting_point(read(asked.resolved_config), folder)
     return Job(config, asked.resolved_config, asked.overrides, folder, start)
+
+
+def note_asked(folder: Path, sweep: str) -> None:
+    """Beside the runs, because the status file of one that others run is theirs."""
+    place = folder.parent / ASKED
+    place.mkdir(exist_ok=True)
+    with (place / (sweep or "alone")).open("a", encoding="utf-8") as file:
+        file.write(f"{folder.name}\n")
+
+
+def is_others(found: status.Status | None) -> bool:
+    """Whether another process runs this at the moment."""
+    return found is not None and found.alive and found.pid != os.getpid()
+
+
+def wait_for_others(folders: list[Path]) -> None:
+    """Until no other process runs any of these; says for whom."""
+    told: set[int] = set()
+    while busy := {f: found.pid for f in folders if is_others(found := status.read(f)) and found}:
+        if new := sorted(set(busy.values()) - told):
+            told.update(new)
+            names = ", ".join(sorted(folder.name for folder in busy))
+            log.info("Waiting for process %s, which runs %s.", ", ".join(map(str, new)), names)
+        time.sleep(1)
 
 
 def claim(wanted: Path, new: status.Status) -> Path:

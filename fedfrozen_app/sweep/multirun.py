@@ -24,7 +24,15 @@ from fedfrozen_app.compare.command import show, write_all
 from fedfrozen_app.config import quoted, sentence, with_hydra
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.status import SweepFailed
-from fedfrozen_app.sweep.member import TOKEN, Asked, member, run_members
+from fedfrozen_app.sweep.member import (
+    ASKED,
+    TOKEN,
+    Asked,
+    is_others,
+    member,
+    run_members,
+    wait_for_others,
+)
 from fedfrozen_app.sweep.sweep_table import Member, members, state_of, sweep_table
 from fedfrozen_app.words import counted
 
@@ -49,6 +57,13 @@ def multirun(arguments: list[str]) -> None:
     try:
         with_hydra(each, ["-m", *overrides, *added])
         run_members(later, token)
+        # An equal sweep at the same time shares the work: what it has begun is waited for, and run here
+        # after all if that process dies.
+        while busy := [one.folder for one in members(folder, token) if is_others(one.status)]:
+            wait_for_others(busy)
+            later.clear()
+            with_hydra(each, ["-m", *overrides, *added])
+            run_members(later, token)
     except KeyboardInterrupt:
         done = sum(one.status.state == "complete" for one in members(folder, token))
         print(f"Interrupted with {counted(done, 'run')} complete: the same command goes on.", file=sys.stderr)
@@ -56,7 +71,10 @@ def multirun(arguments: list[str]) -> None:
     finally:
         # However the launcher ended, report what its runs left behind.
         conclude_table(folder, token)
-    conclude(folder, token)
+    try:
+        conclude(folder, token)
+    finally:
+        (folder / ASKED / token).unlink(missing_ok=True)
 
 
 def new_token() -> str:

@@ -91,7 +91,8 @@ def search(arguments: list[str]) -> None:
 
 def attempt(line: list[str], folder: Path, token: str) -> float | None:
     prepare_logging()
-    return run_member(Asked(*with_absolute_paths(compose_config(line), line), folder), token)
+    asked = Asked(*with_absolute_paths(compose_config(line), line), folder)
+    return run_member(asked, token, wait=True)
 
 
 def question(word: Override) -> Ask | None:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from fedfrozen_app.files import status
 from fedfrozen_app.report.console import human_bytes, human_seconds
+from fedfrozen_app.sweep.member import ASKED
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,23 @@ class Member:
 
 def members(sweep: Path, token: str | None = None) -> list[Member]:
     """The runs in a sweep's folder; with a token, those that this one sweep asked for."""
+    if token is None:
+        folders = [path.parent for path in sweep.glob(f"*/{status.FILE}")]
+    else:
+        folders = [sweep / name for name in _asked(sweep, token)]
     found = []
-    for path in sweep.glob(f"*/{status.FILE}"):
-        known = status.read(path.parent)
-        if known is not None and token in (None, known.sweep):
-            found.append(Member(path.parent, known, read_summary(path.parent)))
+    for folder in folders:
+        known = status.read(folder)
+        if known is not None:
+            found.append(Member(folder, known, read_summary(folder)))
     return sorted(found, key=lambda one: (len(one.folder.name), one.folder.name))
+
+
+def _asked(sweep: Path, token: str) -> set[str]:
+    try:
+        return set((sweep / ASKED / token).read_text("utf-8").split())
+    except FileNotFoundError:
+        return set()
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

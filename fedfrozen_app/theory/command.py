@@ -17,6 +17,7 @@ from rich.table import Table
 
 from fedfrozen_app.config import sentence, with_hydra
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.report.summary import git_commit, versions
 from fedfrozen_app.theory.descent import Walk, explore, follow_walk, measure, walk
 from fedfrozen_app.theory.problem import Setting, make
@@ -144,7 +145,7 @@ def run_one(config: TheoryConfig, folder: Path) -> float:
         "setting": asdict(setting),
         **_about(),
     }
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2))
+    replace_file(folder / "summary.json", json.dumps(summary, indent=2))
     log.info("%s: F = %.4f after %d rounds. %s", describe(setting), final.mean(), setting.rounds, folder)
     return summary["final_objective"]
 
@@ -177,7 +178,7 @@ def run_table(config: TheoryConfig, folder: Path) -> float:
         "seconds": time.perf_counter() - began,
         **_about(),
     }
-    (folder / "table.json").write_text(json.dumps(record, indent=2))
+    replace_file(folder / "table.json", json.dumps(record, indent=2))
     if not check.passed:
         raise UserError(f"The table differs from the reference: {'; '.join(check.wrong) or 'not finite'}.")
     return float(len(check.wrong))

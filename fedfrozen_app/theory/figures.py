@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 from torch import Tensor
 
+from fedfrozen_app.files.disk import whole_file
 from fedfrozen_app.report.curves import BLUE, GREEN, ORANGE, VERMILLION
 from fedfrozen_app.server.agreement import Rule, ratio
 from fedfrozen_app.theory.accuracy import AUTO, Scores
@@ -83,7 +84,8 @@ def profile(outcomes: Outcomes, path: Path) -> None:
     axes[1].set_yscale("log")
     lines, names = axes[0].get_legend_handles_labels()
     figure.legend(lines, names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9)
-    figure.savefig(path, dpi=DPI)
+    with whole_file(path) as part:
+        figure.savefig(part, format="png", dpi=DPI)
 
 
 def local_steps(outcomes: Outcomes, path: Path) -> None:
@@ -93,7 +95,8 @@ def local_steps(outcomes: Outcomes, path: Path) -> None:
     for n, colour in zip(LOCAL_STEPS, COLOURS, strict=False):
         _line(right, outcomes[Setting(local_steps=n)].measures.profile, _steps(n), colour)
     _label(right, "The profile on the way, never frozen", "round", "P(Φ)")
-    figure.savefig(path, dpi=DPI)
+    with whole_file(path) as part:
+        figure.savefig(part, format="png", dpi=DPI)
 
 
 def _steps(count: int) -> str:
@@ -121,7 +124,8 @@ def selection(outcomes: Outcomes, value_frozen: Tensor, path: Path) -> None:
     right.set_yscale("log")
     right.set_ylim(bottom=5e-4)
     _label(right, "What auto watches: agreement / drift", "round")
-    figure.savefig(path, dpi=DPI)
+    with whole_file(path) as part:
+        figure.savefig(part, format="png", dpi=DPI)
 
 
 def ratios(outcome: Outcome, rule: Rule) -> Tensor:
@@ -143,7 +147,8 @@ def federation(outcomes: Outcomes, path: Path) -> None:
     ]
     _sweep(right, shares)
     _label(right, "Participation", "warm-up rounds (dot: the best)", "final F")
-    figure.savefig(path, dpi=DPI)
+    with whole_file(path) as part:
+        figure.savefig(part, format="png", dpi=DPI)
 
 
 def heterogeneity(outcomes: Outcomes, digits: Scores | None, path: Path) -> None:
@@ -164,7 +169,8 @@ def heterogeneity(outcomes: Outcomes, digits: Scores | None, path: Path) -> None
     _label(axes[0], "Theory, 40 local steps", "warm-up, % of the rounds (dot: best, star: auto)", "final F")
     if digits:
         accuracy(axes[1], digits, "Digits, softmax attention")
-    figure.savefig(path, dpi=DPI)
+    with whole_file(path) as part:
+        figure.savefig(part, format="png", dpi=DPI)
 
 
 def accuracy(ax: Axes, scores: Scores, title: str) -> None:
@@ -195,7 +201,8 @@ def fidelity(outcomes: Outcomes, layers: Scores | None, path: Path) -> None:
     _label(axes[0], "Other feature maps (theory)", "warm-up rounds (dot: the best)", "final F")
     if layers:
         accuracy(axes[1], layers, "Softmax attention on digits")
-    figure.savefig(path, dpi=DPI)
+    with whole_file(path) as part:
+        figure.savefig(part, format="png", dpi=DPI)
 
 
 def accuracies(study: str, scores: Scores, path: Path) -> None:
@@ -207,4 +214,5 @@ def accuracies(study: str, scores: Scores, path: Path) -> None:
         "cifar10": "CIFAR-10, ViT of width 192",
     }
     accuracy(ax, scores, titles[study])
-    figure.savefig(path, dpi=DPI)
+    with whole_file(path) as part:
+        figure.savefig(part, format="png", dpi=DPI)

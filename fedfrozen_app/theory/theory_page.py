@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.report.html import box, command, document, save, table
 from fedfrozen_app.theory import explanations, figures
 from fedfrozen_app.theory.accuracy import judge, read_result, scores_of
@@ -56,7 +57,7 @@ def write_page(
         ],
         **about,
     }
-    (folder / "theory.json").write_text(json.dumps(numbers, indent=2))
+    replace_file(folder / "theory.json", json.dumps(numbers, indent=2))
 
     final = table(
         ["heterogeneity, local steps", *(f"{warmup}" for warmup in TABLE_WARMUPS)],

@@ -11,13 +11,14 @@ from flwr.common.constant import ErrorCode
 from fedfrozen_app import client_app
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.messages import Hello, hello_reply
+from fedfrozen_app.errors import RunFailed, UserError
+from fedfrozen_app.exchange.messages import WAITING, Hello, hello_reply
 from fedfrozen_app.inprocess.grid import InProcessGrid
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.run.federate import federate
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server_app import gather
 from tests.conftest import SMALL, Run, same_bits
 
 ROUNDS = ("num_rounds=3", "strategy.warmup_rounds=1", "runtime.round_timeout=0.5", "runtime.node_timeout=0.5")
@@ -284,3 +285,140 @@ def test_a_node_cannot_take_the_name_of_another(tmp_path):
     assert conversation.refusals[BAD] == "it calls itself 0, and so does another node"
     with pytest.raises(UserError, match="it calls itself 0"):
         conversation.wait_for(3, timeout=0.1)
+
+
+class Mute(Grid):
+    """One node is connected and never answers a hello."""
+
+    def replies(self, server_round, node, answer):
+        return [] if node == BAD else [answer()]
+
+
+def test_a_mute_node_is_waited_for_once_not_in_every_round(tmp_path):
+    grid = Mute([*SMALL, *ROUNDS])
+    conversation = Conversation(grid, {}, hello_timeout=0.6)
+    began = time.monotonic()
+    assert conversation.greet() == {"0": 1, "2": 3}
+    first = time.monotonic() - began
+    asked = len(grid._waiting)
+    for _ in range(5):
+        assert conversation.greet() == {"0": 1, "2": 3}
+    assert 0.6 <= first < 0.9 and time.monotonic() - began - first < 0.3
+    assert len(grid._waiting) == asked  # nor is it asked again and again
+    grid.replies = lambda server_round, node, answer: [answer()]
+    assert conversation.greet() == {"0": 1, "1": 2, "2": 3}  # its answer is taken when it comes
+
+
+def test_a_site_that_is_asked_again_and_again_does_not_make_a_mute_one_waited_for(monkeypatch):
+    """One waits for a person's approval and is asked in every round; the other has not said a word."""
+
+    class Undecided(Mute):
+        state = WAITING
+
+        def replies(self, server_round, node, answer):
+            if node != 3:
+                return super().replies(server_round, node, answer)
+            self.polls += 1
+            return [hello_reply(reply_to(self, node), Hello("west", state=self.state))]
+
+    monkeypatch.setattr("fedfrozen_app.server.conversation.WAITING_PAUSE", 0.0)
+    grid = Undecided([*SMALL, *ROUNDS])
+    conversation = Conversation(grid, {}, hello_timeout=0.6)
+    assert conversation.greet() == {"0": 1} and conversation.waiting == {3: "west"}
+    began = time.monotonic()
+    for _ in range(5):
+        assert conversation.present() == {"0": 1}
+    assert grid.polls == 6 and time.monotonic() - began < 0.3
+    told = conversation.who_is_where()
+    assert "Client west: waiting for a person's approval." in told
+    assert f"Node {BAD}: it is connected, and does not answer." in told
+    grid.state = ""
+    assert conversation.present() == {"0": 1, "west": 3} and not conversation.waiting
+
+
+def test_the_wait_for_nodes_is_one_wait_and_names_them(tmp_path):
+    """`gather` waits for the first node and then for all: together no longer than was said."""
+    grid = Mute([*SMALL, *ROUNDS])
+    for context in grid.contexts.values():
+        context.node_config.clear()
+        context.node_config.update({"site": f"site{context.node_id}", "cache-dir": str(tmp_path)})
+    names = {1: "north", BAD: "south", 3: "west", 9: "east"}
+    conversation = Conversation(
+        grid, {}, hello_timeout=2.0, sites=names, version="sources abc", seen={"south": "answered round 4"}
+    )
+    began = time.monotonic()
+    with pytest.raises(UserError) as told:
+        gather(conversation, read(resolved(compose_config([*SMALL, "runtime.node_timeout=2"]))))
+    assert 2 <= time.monotonic() - began < 3.8
+    text = str(told.value)
+    assert "Only 2 of 3 nodes appeared within 2 s" in text
+    assert "The site south: it is connected, and does not answer; last seen when it answered round 4." in text
+    assert "The site east: not connected." in text and "This server: sources abc." in text
+    assert "Node" not in text  # names, not numbers
+
+
+def test_where_nobody_answers_the_sentence_has_the_number_that_was_asked_for(tmp_path):
+    grid = Mute([*SMALL, *ROUNDS])
+    grid.online = {BAD: BAD}
+    conversation = Conversation(grid, {}, hello_timeout=0.2)
+    words = [*SMALL, "runtime.node_timeout=0.2", "runtime.min_nodes=3"]
+    with pytest.raises(UserError, match="Only 0 of 3 nodes"):
+        gather(conversation, read(resolved(compose_config(words))))
+
+
+class Refusing(Grid):
+    """Every client says no to every order."""
+
+    def replies(self, server_round, node, answer):
+        if not server_round:
+            return [answer()]
+        why = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "the site refused, because it may not")
+        return [Message(why, reply_to=reply_to(self, node))]
+
+
+def test_when_everybody_refuses_the_run_ends(tmp_path):
+    with pytest.raises(RunFailed, match=r"Nobody took part in the last 2 rounds: .*it may not"):
+        run(tmp_path, Refusing, "num_rounds=30")
+    found = Run(tmp_path / "run")
+    assert [row["round"] for row in found.rows] == [0, 1, 2]
+    assert found.summary["status"] == "failed"
+
+
+def test_one_round_without_anybody_is_got_over(tmp_path):
+    class Once(Refusing):
+        def replies(self, server_round, node, answer):
+            return super().replies(server_round, node, answer) if server_round == 2 else [answer()]
+
+    found, _ = run(tmp_path, Once, "num_rounds=4")
+    assert [row["clients_ok"] for row in found.rows[1:]] == [3, 0, 3, 3]
+
+
+def test_a_client_that_went_between_rounds_is_waited_for_and_the_bits_are_the_same(tmp_path, whole):
+    """As one whose SuperNode was killed: Flower no longer lists it, and then does again."""
+
+    class Gone(Grid):
+        away = 0
+
+        def get_node_ids(self):
+            if len(self.pulled) >= 3 + 3 and self.away < 3:  # hellos and the first round are over
+                self.away += 1
+                return [node for node in self.online if node != BAD]
+            return super().get_node_ids()
+
+    found, grid = run(tmp_path, Gone, "runtime.round_timeout=60", "runtime.node_timeout=20")
+    assert grid.away == 3
+    assert [row["clients_ok"] for row in found.rows[1:]] == [3, 3, 3]
+    assert same_bits(found.model, whole.model)
+
+
+def test_one_that_stays_away_is_done_without_after_one_wait(tmp_path):
+    class Lost(Grid):
+        def get_node_ids(self):
+            lost = len(self.pulled) >= 6
+            return [node for node in self.online if not (lost and node == BAD)]
+
+    began = time.monotonic()
+    found, _ = run(tmp_path, Lost, "num_rounds=6", "runtime.node_timeout=1", "runtime.round_timeout=60")
+    assert [row["clients_ok"] for row in found.rows[1:]] == [3, 2, 2, 2, 2, 2]
+    waited = [row["seconds"]["total"] for row in found.rows[2:]]
+    assert waited[0] >= 1 and max(waited[1:]) < 1, (waited, time.monotonic() - began)

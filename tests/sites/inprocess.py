@@ -85,7 +85,7 @@ class Sites:
             start = checkpoint.read(Path(config.start_from))
         job = Job(config, resolved_config, words, target, start)
         self.flower_run += 1
-        conversation = converse(grid, job, resident, f"flower-{self.flower_run}")
+        conversation = converse(grid, job, resident, self.flower_run)
         gather(conversation, config)
         federate(job, conversation, resident)
         return Run(target)

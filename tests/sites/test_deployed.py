@@ -164,7 +164,7 @@ def app_with_kills(app):
     base = app / "fedfrozen_app" / "server" / "base.py"
     text = base.read_text() + KILLS
     places = {
-        "        nodes = conversation.greet()\n": '        _die("configure", server_round)\n',
+        "        nodes = conversation.present()\n": '        _die("configure", server_round)\n',
         "            if record.take(client, reply):\n": '            _die("wait", server_round)\n',
         "        update = record.finish(": '        _die("aggregate", server_round)\n',
     }

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -114,7 +115,7 @@ def test_a_killed_process_is_not_running(tmp_path):
     dead = status.Status("", [], host=mine.host, pid=child.pid)
     assert not dead.alive and state_of(dead).startswith("died")
     # After a crash and a reboot its number may be some other process's.
-    assert not replace(mine, started="2001-01-01T00:00:00+00:00").alive
+    assert not replace(mine, boot="another").alive
     assert status.read(tmp_path) is None
     (tmp_path / status.FILE).write_text("{")
     assert status.read(tmp_path) is None
@@ -317,6 +318,46 @@ def test_launchers_that_use_other_processes(launcher, package, tmp_path):
     assert sorted(state.partition(":")[0] for state in states(tmp_path).values()) == [
         *("complete", "complete", "failed", "failed")
     ]
+
+
+@pytest.mark.slow
+def test_two_equal_sweeps_at_once_share_the_work_and_both_see_all_of_it(tmp_path):
+    words = fedfrozen("-m", *SMALL, "strategy=fedavg,fedfrozen", "seed=0,1", f"output_dir={tmp_path}/sweep")
+    both = [
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)
+    ]
+    told = [process.communicate(timeout=280)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    assert sum(text.count("round 1/3") for text in told) == 4  # each run trained once, by one of them
+    assert all(text.count("round 1/3") > 0 for text in told)
+    runs = (tmp_path / "sweep" / "comparison_runs.csv").read_text().strip().splitlines()
+    assert len(runs) == 1 + 4
+    for text in told:
+        table = text.split("Sweep ")[-1]
+        assert table.count("complete") + table.count("kept") >= 4, text
+    assert not list((tmp_path / "sweep" / ".sweeps").iterdir())
+
+
+@pytest.mark.slow
+def test_a_sweep_takes_over_what_an_equal_one_leaves_behind(tmp_path):
+    words = fedfrozen("-m", *SMALL, "num_rounds=12", "seed=0,1", f"output_dir={tmp_path}/sweep")
+    first = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    rows = tmp_path / "sweep" / "0" / "metrics.jsonl"
+    while not rows.exists() or len(rows.read_text().splitlines()) < 2:
+        assert first.poll() is None
+        time.sleep(0.02)
+    first.send_signal(signal.SIGSTOP)  # it is there, and gets nowhere
+    second = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    lines = []
+    for line in second.stdout:
+        lines.append(line)
+        if "Waiting for process" in line:
+            assert str(first.pid) in line and "runs 0" in line
+            first.kill()
+            break
+    told = "".join(lines) + second.communicate(timeout=280)[0]
+    assert second.returncode == 0 and "Waiting for process" in told, told
+    assert list(states(tmp_path / "sweep").values()) == ["complete"] * 2
 
 
 # Side by side -----------------------------------------------------------------------------------------------

@@ -1,0 +1,113 @@
+"""`lease.json`: which process writes into a run's folder now. A run has one owner.
+
+A process is known by its machine's boot and by when it began on that boot's own clock: neither a clock that
+steps nor a number that is given out again makes another process of it, or frees what is still held.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.files.disk import replace_file
+
+log = logging.getLogger(__name__)
+FILE = "lease.json"
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+START_TIME = 19  # its place in /proc/PID/stat, counted after the command's name
+
+
+@dataclass(frozen=True)
+class Owner:
+    host: str = ""
+    boot: str = ""  # "" where a system does not tell
+    pid: int = 0
+    began: int = 0  # clock ticks after boot; 0 where a system does not tell
+
+    @classmethod
+    def of(cls, pid: int) -> "Owner":
+        return cls(socket.gethostname(), _boot(), pid, _began(pid))
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process is still there, as far as this machine can tell."""
+        if not self.pid or self.host != socket.gethostname() or (self.boot and self.boot != _boot()):
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:  # somebody else's, but there
+            pass
+        return not self.began or self.began == _began(self.pid)
+
+    @property
+    def is_me(self) -> bool:
+        return self.pid == os.getpid() and self.alive
+
+
+def holder(folder: Path) -> Owner | None:
+    """Who writes into the folder now; None where nobody does."""
+    try:
+        owner = Owner(**json.loads((folder / FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    return owner if owner.alive else None
+
+
+@contextmanager
+def held(folder: Path, patience: float = 0.0) -> Iterator[None]:
+    """Nobody else writes into the folder meanwhile. One that is on its way out is waited for, for so long."""
+    folder.mkdir(parents=True, exist_ok=True)
+    deadline, told = time.monotonic() + patience, False
+    while True:
+        with alone(folder):
+            other = holder(folder)
+            if other is None or other.is_me:
+                replace_file(folder / FILE, json.dumps(asdict(Owner.of(os.getpid()))))
+                break
+        if time.monotonic() >= deadline:
+            raise UserError(
+                f"{folder} is written by process {other.pid}: wait for its end, or give another output_dir."
+            )
+        if not told:
+            log.info("Waiting for process %d, which still writes into %s.", other.pid, folder)
+            told = True
+        time.sleep(0.2)
+    try:
+        yield
+    finally:
+        (folder / FILE).unlink(missing_ok=True)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """For the moment between a look and a step: of two processes, one waits for the other."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _boot() -> str:
+    try:
+        return BOOT.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _began(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(text.rpartition(")")[2].split()[START_TIME])

@@ -1,0 +1,444 @@
+"""Random faults on three real sites over TLS, and what must hold after each of them.
+
+`python -m tests.chaos.harness --faults 60 --seed 1 --out chaos.json` runs a whole series; the test runs a
+short one. Processes that end are started again as the kits' units would; nobody mends anything else by hand,
+but the command is given again (`resume`) where it has ended.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from fedfrozen_app import registry
+from fedfrozen_app.files import lease, status
+from fedfrozen_app.flower.processes import free_port
+from fedfrozen_app.sites.audit_log import read_audit
+from fedfrozen_app.sites.kit import Kit
+from tests.chaos import clock
+from tests.conftest import Run
+from tests.sites.federation import ROOT, SITES, Deployment, federation, wait_for_port, write_data
+from tests.sites.twin import SAFL, words
+
+ROUNDS = 6
+COMMON = ("runtime.min_nodes=3", "runtime.node_timeout=150", "runtime.round_timeout=200", "eval_every=3")
+STATEFUL = "scaffold" if "scaffold" in registry.names("strategies") else "local"
+METHODS = {
+    "fedfrozen": (f"num_rounds={ROUNDS}", "strategy.warmup_rounds=2"),
+    "safl": (*SAFL, f"num_rounds={ROUNDS}", "privacy.epsilon=3", "privacy.seeded_noise=false"),
+    "stateful": (f"strategy={STATEFUL}", f"num_rounds={ROUNDS}"),
+}
+SIGNALS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGHUP": signal.SIGHUP}
+SITE_PARTS = [f"{site}-{part}" for site in SITES for part in ("supernode", "executor")]
+PARTS = ["command", "serverapp", "server-superlink", "server-superexec", *SITE_PARTS]
+
+
+@dataclass
+class Fault:
+    kind: str  # a signal's name, "stop", "cut", "slow", "disk" or "clock"
+    target: str
+    method: str
+    after_round: int
+    delay: float  # seconds after that round's row
+    seconds: float = 0.0  # how long it lasts
+
+
+@dataclass
+class Outcome:
+    fault: Fault
+    completed: bool = False
+    same: bool = False  # the bits of the unbroken run; of a private one its epsilon
+    trained_twice: list[str] = field(default_factory=list)
+    failed_replies: list[str] = field(default_factory=list)
+    resumed: int = 0  # how often the command had to be given again
+    to_next_round: float | None = None  # seconds from the fault to the next row
+    to_end: float | None = None  # seconds from the fault to the end of the run
+    unbroken: float = 0.0  # seconds that the rounds after it take without a fault
+    told: list[str] = field(default_factory=list)  # the last line of each command that failed
+
+    @property
+    def good(self) -> bool:
+        return self.completed and self.same and not self.trained_twice
+
+
+def draw(chance: random.Random, *, pause: float, clocks: bool, disks: bool) -> Fault:
+    """One fault at a random moment of a random run."""
+    kinds = [*SIGNALS, "stop", "cut", "slow"] + ["disk"] * disks + ["clock"] * clocks
+    kind = chance.choice(kinds)
+    if kind in ("cut", "slow"):
+        target = chance.choice(SITES)
+    elif kind == "disk":
+        target = chance.choice(["command", *SITES])
+    else:
+        target = chance.choice(PARTS)
+    moment = chance.randint(1, ROUNDS - 1), chance.uniform(0, 8)
+    lasts = {"stop": pause, "cut": chance.uniform(5, 30), "slow": 30.0, "disk": 15.0, "clock": 20.0}
+    return Fault(kind, target, chance.choice(list(METHODS)), *moment, lasts.get(kind, 0.0))
+
+
+class Units:
+    """Starts again what has ended, as `Restart=always` does."""
+
+    def __init__(self, deployment: Deployment, library: Path | None) -> None:
+        self.deployment, self.library = deployment, library
+        self.steps = deployment.folder / "clocks"
+        self.steps.mkdir()
+        self.names: list[str] = []
+        self.ended = threading.Event()
+        self.restarts: Counter[str] = Counter()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def start(self, name: str) -> None:
+        clock.set_step(self.steps / name, 0)
+        party, _, script = name.partition("-")
+        with self.clock_of(name):
+            self.deployment.start(party, script)
+
+    @contextlib.contextmanager
+    def clock_of(self, name: str) -> Iterator[None]:
+        before = dict(os.environ)
+        if self.library is not None:
+            os.environ |= {"LD_PRELOAD": str(self.library), "CLOCK_STEP": str(self.steps / name)}
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+    def keep(self, names: list[str]) -> None:
+        self.names = names
+        self._thread.start()
+
+    def _watch(self) -> None:
+        due: dict[str, float] = {}
+        while not self.ended.wait(0.5):
+            for name in self.names:
+                if self.deployment.children._named(name).process.poll() is None:
+                    continue
+                if name not in due:
+                    due[name] = time.monotonic() + (10 if name.endswith("supernode") else 3)
+                elif time.monotonic() >= due.pop(name):
+                    self.restarts[name] += 1
+                    self.start(name)
+
+    def end(self) -> None:
+        self.ended.set()
+        self._thread.join()
+
+
+@dataclass
+class Chaos:
+    deployment: Deployment
+    units: Units
+    place: Path
+    controls: dict[str, Path]
+    disks: dict[str, Path]
+    whole: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    # What is compared -------------------------------------------------------------------------------
+
+    def result(self, folder: Path) -> dict[str, torch.Tensor] | float:
+        run = Run(folder)
+        if run.rows[-1].get("epsilon_max") is not None:
+            return round(run.rows[-1]["epsilon_max"], 9)  # private noise is never drawn twice
+        found = {f"server/{name}": value for name, value in run.model.items()}
+        run_id = run.summary["config"]["run_id"]
+        for site in SITES:
+            kept = (
+                self.deployment.kits / site / "var" / "state" / run_id / str(ROUNDS) / "private.safetensors"
+            )
+            if kept.exists():
+                found |= {f"{site}/{name}": value for name, value in load_file(kept).items()}
+        return found
+
+    def same(self, method: str, folder: Path) -> bool:
+        one, other = self.whole[method]["result"], self.result(folder)
+        if isinstance(one, float) or isinstance(other, float):
+            return one == other
+        return list(one) == list(other) and all(torch.equal(one[name], other[name]) for name in one)
+
+    def trained_twice(self, run_id: str) -> list[str]:
+        found = []
+        for site in SITES:
+            log = read_audit(Kit.read(self.deployment.kits / site).audit)
+            counts = Counter(
+                e["round"] for e in log if e["event"] == "sent" and e["run"] == run_id and not e["again"]
+            )
+            found += [
+                f"{site} round {number}: {count} times" for number, count in counts.items() if count > 1
+            ]
+        return found
+
+    # Running ----------------------------------------------------------------------------------------
+
+    def command(self, *arguments: str) -> subprocess.Popen:
+        log = (self.place / "commands.log").open("a")
+        with self.units.clock_of("command"):
+            return subprocess.Popen(
+                [sys.executable, "-m", "fedfrozen_app", *arguments],
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def line(self, method: str, folder: Path, run_id: str) -> list[str]:
+        return words(self.deployment, folder, *COMMON, *METHODS[method], f"run_id={run_id}")
+
+    def unbroken(self, method: str) -> None:
+        folder = self.place / f"whole-{method}"
+        clock.set_step(self.units.steps / "command", 0)
+        done = self.command(*self.line(method, folder, f"whole-{method}")).wait(400)
+        assert done == 0, (method, self.last_line())
+        rows = Run(folder).rows
+        assert all(row["clients_failed"] == 0 for row in rows[1:])
+        self.whole[method] = {
+            "result": self.result(folder),
+            "seconds": [row["seconds"]["total"] for row in rows],
+        }
+
+    def last_line(self) -> str:
+        return (self.place / "commands.log").read_text().strip().splitlines()[-1]
+
+    def trial(self, fault: Fault, number: int, deadline: float = 500) -> Outcome:
+        """Run, break, and wait for the end, giving the command again where it has ended."""
+        run_id = f"trial-{os.getpid()}-{number}"
+        folder = (self.disks.get("command") or self.place) / run_id
+        outcome = Outcome(fault, unbroken=sum(self.whole[fault.method]["seconds"][fault.after_round + 1 :]))
+        process = self.command(*self.line(fault.method, folder, run_id))
+        limit = time.monotonic() + deadline
+        while rows_of(folder) <= fault.after_round and process.poll() is None and time.monotonic() < limit:
+            time.sleep(0.05)
+        time.sleep(fault.delay)
+        rows, began = rows_of(folder), time.monotonic()
+        healer = threading.Thread(target=self.inject, args=(fault, process, folder))
+        healer.start()
+        while time.monotonic() < limit:
+            if outcome.to_next_round is None and rows_of(folder) > rows:
+                outcome.to_next_round = time.monotonic() - began
+            code = process.poll()
+            if code == 0:
+                outcome.completed = status.read(folder).state == "complete"
+                break
+            if code is not None and status.read(folder).state == "complete":  # while it was asked to resume
+                outcome.completed = True
+                break
+            if code is not None:
+                healer.join()
+                outcome.told.append(f"{code}: {self.last_line()}")
+                outcome.resumed += 1
+                time.sleep(2)
+                again = ["resume", str(folder), "--stop"]
+                if not list((folder / "checkpoints").glob("[0-9]*")):  # it was hit before its first round
+                    again = [*self.line(fault.method, folder, run_id), "overwrite=true"]
+                process = self.command(*again)
+            time.sleep(0.1)
+        else:
+            process.kill()
+        healer.join()
+        outcome.to_end = time.monotonic() - began
+        if outcome.completed:
+            found = Run(folder).rows
+            assert [row["round"] for row in found] == list(range(ROUNDS + 1)), run_id
+            outcome.same = self.same(fault.method, folder)
+            outcome.failed_replies = [text for row in found for text in row.get("failures", ())]
+        outcome.trained_twice = self.trained_twice(run_id)
+        return outcome
+
+    # Faults -----------------------------------------------------------------------------------------
+
+    def pid(self, target: str, process: subprocess.Popen, folder: Path) -> int | None:
+        if target == "command":
+            return process.pid if process.poll() is None else None
+        if target == "serverapp":
+            owner = lease.holder(folder)
+            return None if owner is None else owner.pid
+        return self.deployment.children.pid(target)
+
+    def inject(self, fault: Fault, process: subprocess.Popen, folder: Path) -> None:
+        """Break it, and where a fault passes by itself, wait and take it away."""
+        if fault.kind in ("cut", "slow"):
+            control = self.controls[fault.target]
+            control.write_text(json.dumps({"cut": True} if fault.kind == "cut" else {"rate": 30_000}))
+            time.sleep(fault.seconds)
+            control.write_text("{}")
+            return
+        if fault.kind == "disk":
+            with filled(self.disks[fault.target]):
+                time.sleep(fault.seconds)
+            return
+        if fault.kind == "clock":
+            # What Flower has started has the clock of the process it came from.
+            name = "server-superexec" if fault.target == "serverapp" else fault.target
+            clock.set_step(self.units.steps / name, 3600)
+            time.sleep(fault.seconds)
+            clock.set_step(self.units.steps / name, 0)
+            return
+        pid = self.pid(fault.target, process, folder)
+        if pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            if fault.kind == "stop":
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(fault.seconds)
+                os.kill(pid, signal.SIGCONT)
+            else:
+                os.kill(pid, SIGNALS[fault.kind])
+
+    def mute(self) -> list[str]:
+        """Which sites do not answer a run that begins now."""
+        folder = self.place / f"probe-{time.monotonic_ns()}"
+        line = self.line("fedfrozen", folder, f"probe-{time.monotonic_ns()}")
+        process = self.command(*line, "num_rounds=1", "strategy.warmup_rounds=1", "runtime.min_nodes=1")
+        process.wait(400)
+        if process.returncode:
+            return list(SITES)
+        return sorted(set(SITES) - set(Run(folder).rows[-1]["clients"]))
+
+
+def rows_of(folder: Path) -> int:
+    try:
+        return len((folder / "metrics.jsonl").read_text().splitlines())
+    except OSError:
+        return 0
+
+
+@contextlib.contextmanager
+def filled(disk: Path) -> Iterator[None]:
+    """Not a byte is free meanwhile."""
+    ballast = disk / "ballast"
+    with ballast.open("wb") as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"0" * 65536)
+            file.flush()
+    try:
+        yield
+    finally:
+        ballast.unlink()
+
+
+@contextlib.contextmanager
+def small_disks(place: Path, sizes: dict[str, str]) -> Iterator[dict[str, Path]]:
+    """A file system each; none where mounting is not permitted."""
+    mounted: dict[str, Path] = {}
+    try:
+        for name, size in sizes.items():
+            folder = place / f"disk-{name}"
+            folder.mkdir()
+            mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)]
+            if subprocess.run(mount, capture_output=True).returncode:
+                break
+            mounted[name] = folder
+        yield mounted if len(mounted) == len(sizes) else {}
+    finally:
+        for folder in mounted.values():
+            subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+@contextlib.contextmanager
+def standing(place: Path) -> Iterator[Chaos]:
+    """Three sites, each behind a relay of its own, with units that start again what ends."""
+    library = clock.build(place)
+    sizes = {"command": "200m", **dict.fromkeys(SITES, "100m")}
+    with small_disks(place, sizes) as disks, federation(place / "fed", SITES) as deployment:
+        write_data(deployment.folder / "data", deployment.kits, SITES, rows=240)
+        units = Units(deployment, library)
+        controls = {}
+        for site in SITES:
+            port, controls[site] = free_port(), place / f"link-{site}.json"
+            relay = [sys.executable, "-m", "tests.chaos.relay", str(port), str(deployment.internal)]
+            os.environ["PYTHONPATH"] = str(ROOT)
+            deployment.children.start(f"relay-{site}", [*relay, str(controls[site])], place / "relay_home")
+            wait_for_port(port)
+            for path in (deployment.kits / site).glob("*"):
+                if path.suffix in (".sh", ".yaml", ".service"):
+                    text = path.read_text().replace(f"127.0.0.1:{deployment.internal}", f"127.0.0.1:{port}")
+                    path.write_text(text)
+            strategies = ["fedfrozen", "safl", STATEFUL]
+            deployment.change(site, "policy.yaml", min_examples=10, strategies=strategies)
+            deployment.change(site, "policy.yaml", rounds_per_day=100_000, max_epsilon=1_000_000.0)
+            if disks:
+                (deployment.kits / site / "var").symlink_to(disks[site])
+        for name in ("server-superlink", "server-superexec"):  # again, with clocks of their own
+            deployment.kill(name)
+        names = ["server-superlink", "server-superexec", *SITE_PARTS]
+        for name in names:
+            units.start(name)
+            if name == "server-superlink":
+                wait_for_port(deployment.internal)
+        for site in SITES:
+            deployment.wait_for_line(f"{site}-supernode", "SuperNode ID", timeout=180)
+        clock.set_step(units.steps / "command", 0)
+        units.keep(names)
+        try:
+            yield Chaos(deployment, units, place, controls, disks)
+        finally:
+            units.end()
+
+
+def series(
+    place: Path, faults: int, seed: int, out: Path, *, pause: float = 60.0, only: Sequence[str] = ()
+) -> list[Outcome]:
+    """So many faults one after another on one federation; the figures go to `out` after each.
+
+    `only` names kinds and methods to draw from: without any, all.
+    """
+    chance, found = random.Random(seed), []
+    with standing(place) as chaos:
+        options = {"pause": pause, "clocks": chaos.units.library is not None, "disks": bool(chaos.disks)}
+        for number in range(faults):
+            fault = draw(chance, **options)
+            while not wanted(fault, only):
+                fault = draw(chance, **options)
+            if fault.method not in chaos.whole:
+                chaos.unbroken(fault.method)
+            found.append(chaos.trial(fault, number))
+            record = [asdict(one) | {"good": one.good} for one in found]
+            figures = {"seed": seed, "good": sum(one.good for one in found), "faults": len(found)}
+            out.write_text(json.dumps(figures | {"trials": record}, indent=2))
+            print(json.dumps(record[-1]), flush=True)
+        mute = chaos.mute()
+        restarts = dict(chaos.units.restarts)
+        out.write_text(json.dumps(figures | {"mute": mute, "restarts": restarts, "trials": record}, indent=2))
+        assert not mute, mute
+    return found
+
+
+def wanted(fault: Fault, only: Sequence[str]) -> bool:
+    methods = set(METHODS) & set(only) or set(METHODS)
+    kinds = set(only) - set(METHODS)
+    return fault.method in methods and (not kinds or fault.kind in kinds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--faults", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pause", type=float, default=60.0, help="seconds that a process stands still")
+    parser.add_argument("--only", nargs="+", default=[], help="these kinds and methods; default: all")
+    parser.add_argument("--out", type=Path, default=Path("chaos.json"))
+    given = parser.parse_args()
+    place = Path(tempfile.mkdtemp(prefix="chaos-"))
+    found = series(place, given.faults, given.seed, given.out, pause=given.pause, only=given.only)
+    print(f"{sum(one.good for one in found)} of {len(found)} good; the figures are in {given.out}.")
+    shutil.rmtree(place, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
