@@ -20,7 +20,7 @@ from scipy.stats import binom, chi2, norm
 
 from fedfrozen_app.audit.bound import judge
 from fedfrozen_app.privacy.accountant import epsilon_bounds, merged
-from fedfrozen_app.privacy.watch import Canaries, WatchedRound, read_rounds
+from fedfrozen_app.privacy.watched import Canaries, WatchedRound, read_rounds
 from fedfrozen_app.words import counted
 
 PASS, EXCEEDED, UNTOLD = "pass", "EXCEEDED", "cannot be told"

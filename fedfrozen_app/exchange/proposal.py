@@ -35,7 +35,7 @@ MODEL_WORDS = {
     ),
     "position_embedding_type": ("absolute", "relative_key", "relative_key_query"),
 }
-NESTED = ("vision", "text")  # the two halves of a dual encoder
+NESTED = ("vision", "text", "vision_config", "text_config")  # the two halves of a dual encoder
 FROM_VIEW = ("unit_column", "examples")  # of the privacy settings: the site's view says them
 NOT_PROPOSED = ("hub", "aligned")  # sources of a model that would make or fetch one at the site
 

@@ -27,7 +27,7 @@ from fedfrozen_app.privacy.dpsgd import Clipping, ExampleGradients, Recipe, draw
 from fedfrozen_app.privacy.ghost import GhostClipping
 from fedfrozen_app.privacy.noise import Noise, SecretNoise, SeededNoise
 from fedfrozen_app.privacy.steps import SLACK, Steps
-from fedfrozen_app.privacy.watch import Canaries, Figures, Watch, record_folder
+from fedfrozen_app.privacy.watched import Canaries, Figures, Watch, record_folder
 
 if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident

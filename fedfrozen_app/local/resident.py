@@ -92,7 +92,7 @@ class Resident:
 
     def can_switch_to(self, config: Config) -> bool:
         """Whether that run has this model, these data and this local training."""
-        return same_shape(config, self.config)
+        return wrapper_of(config) == self.wrapper and same_shape(config, self.config)
 
     def switch_to(self, config: Config, shares: Shares) -> None:
         """Serve another run, of another seed or partition, from its beginning; what is compiled stays."""

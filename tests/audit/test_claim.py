@@ -19,7 +19,7 @@ from fedfrozen_app.audit.command import judge_claims
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.privacy import keystream
 from fedfrozen_app.privacy.opacus_parts import GradSampleHooksFastGradientClipping
-from fedfrozen_app.privacy.watch import Canaries, read_rounds
+from fedfrozen_app.privacy.watched import Canaries, read_rounds
 from fedfrozen_app.report.run_page import run_page
 from tests.conftest import same_bits
 

@@ -32,5 +32,9 @@ def test_a_resident_serves_run_after_run_as_a_new_one_would(train, tmp_path, run
     for name, value in fresh.model.items():
         torch.testing.assert_close(second[name], value, rtol=1e-4, atol=1e-6)
     assert not same_bits(fresh.model, Run(tmp_path / "first").model)
+    quicker = train(*words, "client.lr=0.1", folder="quicker").model  # a step is given its rate every round
+    again("third", kept, "client.lr=0.1")
+    for name, value in quicker.items():
+        torch.testing.assert_close(Run(tmp_path / "third").model[name], value, rtol=1e-4, atol=1e-6)
     with pytest.raises(ValueError, match="cannot switch to"):
-        again("third", kept, "client.lr=0.1")
+        again("fourth", kept, "client.batch_size=8")

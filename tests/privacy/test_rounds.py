@@ -33,7 +33,6 @@ from fedfrozen_app.privacy.vote import noisy_sum
 from fedfrozen_app.server.aggregate import RunningMean
 from fedfrozen_app.server.record import RoundRecord
 from fedfrozen_app.server.sampling import participations
-from strategies.fedavg import FedAvg
 from tests.conftest import SMALL, same_bits
 from tests.server.test_wire import run_wired
 
@@ -313,8 +312,8 @@ def test_what_cannot_be_private_is_refused(train):
 
 def test_a_private_client_is_not_judged_whoever_asks(train, monkeypatch):
     """A server that asks for it all the same is told no."""
-    monkeypatch.setattr(FedAvg, "personal", True)
-    run = train("strategy=fedavg", *PRIVATE, "num_rounds=1")
+    monkeypatch.setattr("fedfrozen_app.config.checks._check_private", lambda config: None)
+    run = train("strategy=fedavg", *PRIVATE, "num_rounds=1", "personal=true")
     assert json.loads((run.folder / "personal.json").read_text())["clients"] == []
 
 

@@ -18,8 +18,8 @@ from fedfrozen_app.local.client_state import keep_private, kept_arrays
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.run.federate import federate
 from fedfrozen_app.run.job import Job
-from fedfrozen_app.run.prepare import gather
 from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server_app import gather
 from tests.conftest import SMALL, Run
 from tests.flower.test_runtimes import is_key_bias
 from tests.server.federation import deployed
