@@ -194,7 +194,8 @@ class SomebodyTakesPart:
         late = {client for client in cohort for text in row["failures"] if _is_late(text, client)}
         self.refused.update(set(cohort) - late)
         everybody = strategy.federation.conversation.names
-        if everybody and all(self.refused[client] >= REFUSALS for client in everybody):
+        more = row["round"] < strategy.num_rounds  # after the last there is nothing to save
+        if more and everybody and all(self.refused[client] >= REFUSALS for client in everybody):
             reasons = " ".join(dict.fromkeys(row["failures"]))
             raise RunFailed(
                 f"Nobody took part in the last {REFUSALS} rounds: {reasons} When that is mended, go on with "
