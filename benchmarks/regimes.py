@@ -1,7 +1,7 @@
 """The map: where does freezing the attention kernel pay, and where does it cost?
 
     python benchmarks/regimes.py run digits --work outputs/regimes --workers 12 --minutes 60
-    python benchmarks/regimes.py run cifar10 --data DIR --work outputs/regimes --workers 4 --minutes 60
+    python benchmarks/regimes.py run cifar10 --data DIR --work outputs/regimes --workers 3 --minutes 60
     python benchmarks/regimes.py report digits cifar10
 
 A setting is a skew, a number of local steps, an optimiser and a participation. For each setting and seed,
@@ -13,8 +13,11 @@ they gain too is calming, and not the kernel's doing.
 Rates are chosen for FedAvg on the server's validation rows, with a seed that no table reports, and held for
 all methods. The test rows have no say in it: tuning does not even write them down.
 
+On a GPU, the seeds of a setting and method train beside one another in one stacked step, and other skews of
+the same shape with them (`--stack`): each is the run that it would be alone.
+
 Every cell is one line of `results/regimes/STUDY.jsonl`, appended when its run is over. Started again, the
-script goes on with what is missing, in an order that leaves a balanced picture whenever it is stopped.
+script goes on with what is missing, the most telling first.
 """
 
 import argparse
@@ -45,26 +48,26 @@ Row = dict[str, Any]
 
 
 class Laboratory:
-    """Trains runs in this process, one after another, and keeps what the next of a kind can share.
+    """Trains runs in this process, and keeps what the next of a kind can share.
 
     A run is overrides in, a folder out: the way of the command line. What is shared is the corpus, the
-    partition, and (as long as the setting stays the same) the model and the recorded step.
+    partition, and (as long as the kind stays the same) the models and the recorded steps.
     """
 
     def __init__(self, corpus: Any) -> None:
         from fedfrozen_app.files import checkpoint
-        from fedfrozen_app.inprocess import runtime
+        from fedfrozen_app.inprocess import stacked
         from fedfrozen_app.report import output
         from fedfrozen_app.run import evaluation
 
         self.corpus = corpus
-        self.kept: dict[Any, Any] = {}  # residents by their setting
+        self.kept: dict[Any, Any] = {}  # benches by the kind of their runs
         self.wanted: set[int] = set()  # rounds whose checkpoint somebody will fork from
         # Nobody looks at hundreds of runs one by one, and pictures take longer than a fork trains.
         output.write_curves = lambda *args, **kwargs: None
         output.write_report = lambda *args: None
         evaluation.draw_labels = lambda *args: None
-        write, share_out = checkpoint.write, runtime.share_out
+        write, share_out = checkpoint.write, stacked.share_out
         checkpoint.write = lambda state, *args: state.round in self.wanted and write(state, *args)
         # Dealing 50,000 rows takes seconds: forks of one seed share it.
         dealt: dict[str, Any] = {}
@@ -75,34 +78,44 @@ class Laboratory:
                 dealt[key] = share_out(corpus, config, count)
             return dealt[key]
 
-        runtime.share_out = deal
+        stacked.share_out = deal
 
-    def train(self, words: Words, folder: Path, kind: Any, wanted: set[int]) -> tuple[list[Row], Row]:
-        """The rows of the run, and what is to be said of its data. Runs of one `kind` differ by seed alone,
-        or by when they freeze."""
+    def train(
+        self, runs: Sequence[tuple[Words, Path]], kind: Any, wanted: set[int]
+    ) -> list[tuple[list[Row], Row] | BaseException]:
+        """For each run its rows and what is to be said of its data, or why it failed. Runs of one `kind`
+        differ by seed, skew and rate alone, or by when they freeze; all of these keep the same rounds."""
         from fedfrozen_app.config import compose_config, read, resolved
         from fedfrozen_app.files import checkpoint
         from fedfrozen_app.files.rows import read_rows
-        from fedfrozen_app.inprocess import runtime
-        from fedfrozen_app.local.resident import Resident
+        from fedfrozen_app.inprocess import stacked
         from fedfrozen_app.run.job import Job
 
-        shutil.rmtree(folder, ignore_errors=True)
-        resolved_config = resolved(compose_config(words))
-        config = read(resolved_config)
-        shares = runtime.share_out(self.corpus, config, config.num_clients)
+        jobs = []
+        for words, folder in runs:
+            shutil.rmtree(folder, ignore_errors=True)
+            resolved_config = resolved(compose_config(words))
+            config = read(resolved_config)
+            start = checkpoint.read(Path(config.start_from)) if config.start_from else None
+            jobs.append(Job(config, resolved_config, words, folder, start))
         if kind not in self.kept:
             while len(self.kept) >= KEPT:
                 self.kept.pop(next(iter(self.kept)))
                 gc.collect()  # model, runner and step know each other: only this frees their device memory
-            self.kept[kind] = Resident(config, self.corpus, shares=shares)
+            self.kept[kind] = stacked.Bench(self.corpus, len(jobs))
         self.wanted = wanted
-        start = checkpoint.read(Path(config.start_from)) if config.start_from else None
-        job = Job(config, resolved_config, words, folder, start)
-        runtime.run_in_process(job, resident=self.kept[kind])
-        labels = self.corpus.train.labels.numpy()
-        told = {"classes_per_client": classes_per_client([labels[rows] for rows in shares.partition.indices])}
-        return read_rows(folder), told | {"partition": shares.partition.note}
+        bench = self.kept[kind]
+        bench.stack.runs = len(jobs)
+        found: list[tuple[list[Row], Row] | BaseException] = []
+        for job, outcome in zip(jobs, stacked.run_stacked(jobs, bench), strict=True):
+            if isinstance(outcome, BaseException):
+                found.append(outcome)
+                continue
+            labels, config = self.corpus.train.labels.numpy(), job.config
+            parts = stacked.share_out(self.corpus, config, config.num_clients).partition
+            told = {"classes_per_client": classes_per_client([labels[rows] for rows in parts.indices])}
+            found.append((read_rows(job.folder), told | {"partition": parts.note}))
+        return found
 
 
 def load_data(words: Words) -> Any:
@@ -112,7 +125,13 @@ def load_data(words: Words) -> Any:
     return load_corpus(read(resolved(compose_config(words))))
 
 
-def is_result(error: Exception) -> bool:
+def has_gpu(device: str) -> bool:
+    from fedfrozen_app.config import device_of
+
+    return device_of(device).type == "cuda"
+
+
+def is_result(error: BaseException) -> bool:
     """Whether the training itself failed, such as at a rate at which every client diverges: that is told and
     not tried again. A full disk or a wrong path is nobody's result."""
     from fedfrozen_app.errors import RunFailed
@@ -126,10 +145,9 @@ def freezing(after: int) -> Words:
 
 # What is run -----------------------------------------------------------------------------------------------
 
-KEPT = 4  # residents a worker holds on to: each has the data on the device
+KEPT = 2  # kinds of runs for which a worker holds on to models, data on the device and recorded steps
 LAST = 5  # evaluations that make a score
 TUNING_SEED = 100  # of no table
-BLOCK = 3  # seeds that are finished for all settings of a slice before the next three begin
 RESULTS = Path(__file__).parent / "results" / "regimes"
 NEVER, COSINE, LATE, LAST_ROUND = "never", "cosine", "late", "last"
 # By passes: whoever is stopped has the first for all settings before the second for any.
@@ -178,6 +196,7 @@ class Study:
     epochs: dict[int, int]  # by local steps: so often a small client goes through its rows at most
     rates: dict[str, tuple[float, ...]]  # by optimiser
     seeds: int
+    block: int = 3  # seeds that are finished for all settings of a slice before others begin
     tuned_at: float = 0.1  # the Dirichlet alpha at which rates are chosen
 
     def every(self, setting: Setting) -> int:
@@ -210,11 +229,11 @@ STUDIES = {
                 Setting(0.05, 200),
                 Setting(0.1, 50),
                 Setting(None, 50),
-                Setting(0.02, 50),
-                Setting(0.3, 200),
                 Setting(0.1, 50, optimizer="sgd"),
                 Setting(0.05, 50, participation=0.3),
+                Setting(0.3, 200),
                 Setting(0.1, 10),
+                Setting(0.02, 50, slice=1),
                 Setting(1.0, 200, slice=1),
                 Setting(0.05, 50, slice=1),
                 Setting(0.02, 200, slice=1),
@@ -232,12 +251,13 @@ STUDIES = {
                 Setting(0.1, 50, rate=0.33, slice=3),
                 Setting(0.1, 50, rate=3.0, slice=3),
             ),
-            # Equal totals: 4,000 steps, 28 passes over the data; 800 a round take twice that.
-            rounds={10: 400, 50: 80, 200: 20, 800: 10},
-            evaluations=20,
+            # Equal totals: 10,000 steps, 66 passes over the data; 800 a round take twice that.
+            rounds={10: 1000, 50: 200, 200: 50, 800: 25},
+            evaluations=25,
             epochs={10: 1, 50: 4, 200: 8, 800: 16},
-            rates={"adamw": (3e-4, 1e-3, 3e-3), "sgd": (0.01, 0.03, 0.1)},
+            rates={"adamw": (1e-4, 3e-4, 1e-3), "sgd": (0.01, 0.03, 0.1)},
             seeds=10,
+            block=10,
         ),
         Study(
             "digits",
@@ -313,17 +333,32 @@ class Cell:
         return (self.rounds - (self.after if self.forks else 0)) * self.setting.local_steps
 
     @property
+    def checkpoints(self) -> set[int]:
+        """The rounds from which others fork."""
+        if self.tuning or self.method != NEVER:
+            return set()
+        others = (replace(self, method=method) for method in METHODS)
+        return {other.after for other in others if other.forks}
+
+    @property
     def key(self) -> tuple[Any, ...]:
         return (self.setting.name, self.seed, self.method, self.lr)
 
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Runs of one shape can train beside one another."""
+        own = self.setting
+        return (own.group, own.participation, self.method, self.tuning, self.after, self.rounds)
+
     @cached_property
     def priority(self) -> tuple[int, ...]:
-        """Balanced whenever it stops: a slice's rates, then its settings pass by pass and seed by seed."""
-        settings, own = STUDIES[self.study].settings, self.setting
+        """A slice's rates, then its settings pass by pass, each with a block of seeds."""
+        study, own = STUDIES[self.study], self.setting
+        settings = study.settings
         number = next((n for n, methods in enumerate(PASSES) if self.method in methods), 0)
         place = settings.index(own) if own in settings else 0
-        block = own.slice if self.tuning else max(own.slice, self.seed // BLOCK)
-        return (block, not self.tuning, number, self.seed, place, METHODS.index(self.method))
+        block = own.slice if self.tuning else max(own.slice, self.seed // study.block)
+        return (block, not self.tuning, number, place, METHODS.index(self.method), self.seed)
 
     def run_folder(self, work: Path, method: str | None = None) -> Path:
         parts = (self.study, self.setting.name, f"{self.lr:g}", f"seed {self.seed}", method or self.method)
@@ -399,40 +434,40 @@ def chosen_rate(tuning: Sequence[Row], group: str) -> float:
 # One run ---------------------------------------------------------------------------------------------------
 
 
-def measure(cell: Cell, laboratory: Laboratory, work: Path, more: Sequence[str]) -> Row:
-    """Train it and make its line. A tuning run's line knows validation rows alone."""
+def measure(cells: Sequence[Cell], laboratory: Laboratory, work: Path, more: Sequence[str]) -> list[Row]:
+    """Train these, which are of one shape, and make their lines."""
     began = time.perf_counter()
+    runs = [(cell.words(work, more), cell.run_folder(work)) for cell in cells]
+    kind, wanted = cells[0].setting.group, cells[0].checkpoints
+    rows = [
+        line_of(cell, outcome)
+        for cell, outcome in zip(cells, laboratory.train(runs, kind, wanted), strict=True)
+    ]
+    if not wanted:
+        for _, folder in runs:
+            shutil.rmtree(folder, ignore_errors=True)
+    share = (time.perf_counter() - began) / len(cells)
+    return [row | {"seconds": round(share, 2)} for row in rows]
+
+
+def line_of(cell: Cell, outcome: tuple[list[Row], Row] | BaseException) -> Row:
+    """A tuning run's line knows validation rows alone."""
     row: Row = {"setting": cell.setting.name, "seed": cell.seed, "method": cell.method, "lr": cell.lr}
     row |= {"axes": asdict(cell.setting), "rounds": cell.rounds, "after": cell.after}
     if cell.tuning:
         row |= {"group": cell.setting.group}
-    folder = cell.run_folder(work)
-    study, setting, seed = STUDIES[cell.study], cell.setting, cell.seed
-    siblings = [Cell(cell.study, setting, seed, method, cell.lr) for method in METHODS]
-    wanted = (
-        {other.after for other in siblings if other.forks}
-        if cell.method == NEVER and not cell.tuning
-        else set()
-    )
-    kind = (setting, cell.lr, cell.method == COSINE)
-    try:
-        rows, told = laboratory.train(cell.words(work, more), folder, kind, wanted)
-    except Exception as error:
-        if not is_result(error):
-            raise
-        row["failed"] = str(error)
-    else:
-        row |= {"val": mean_of_last(curve(rows, "val_accuracy"))}
-        if not cell.tuning:
-            row |= scores(curve(rows, "test_accuracy")) | told | {"drift": drifts(rows)}
-            row["curve"] = [round(value, 4) for value in curve(rows, "test_accuracy")]
-            row["every"] = study.every(setting)
-            row["megabytes"] = round(
-                sum(r.get("bytes_up", 0) + r.get("bytes_down", 0) for r in rows) / 1e6, 1
-            )
-    if not wanted:
-        shutil.rmtree(folder, ignore_errors=True)
-    return row | {"seconds": round(time.perf_counter() - began, 2)}
+    if isinstance(outcome, BaseException):
+        if not is_result(outcome):
+            raise outcome
+        return row | {"failed": str(outcome)}
+    rows, told = outcome
+    row |= {"val": mean_of_last(curve(rows, "val_accuracy"))}
+    if not cell.tuning:
+        row |= scores(curve(rows, "test_accuracy")) | told | {"drift": drifts(rows)}
+        row["curve"] = [round(value, 4) for value in curve(rows, "test_accuracy")]
+        row["every"] = STUDIES[cell.study].every(cell.setting)
+        row["megabytes"] = round(sum(r.get("bytes_up", 0) + r.get("bytes_down", 0) for r in rows) / 1e6, 1)
+    return row
 
 
 def curve(rows: Sequence[Row], key: str) -> list[float]:
@@ -490,10 +525,10 @@ def classes_per_client(labels: Sequence[Any]) -> float:
 
 
 def serve(pipe: Connection, work: Path, more: Sequence[str]) -> None:
-    """A worker: the corpus comes first, then one cell after another."""
+    """A worker: the corpus comes first, then one group of cells after another."""
     import torch
 
-    import fedfrozen_app.inprocess.runtime  # noqa: F401  (seconds, while the corpus is still being read)
+    import fedfrozen_app.inprocess.stacked  # noqa: F401  (seconds, while the corpus is still being read)
 
     torch.set_num_threads(1)
     for name in ("flwr", "fedfrozen_app", "strategies"):
@@ -506,7 +541,7 @@ def serve(pipe: Connection, work: Path, more: Sequence[str]) -> None:
         except EOFError:
             return
         except Exception:  # noqa: BLE001  (whatever it was, the device may be unusable now: the parent must know)
-            pipe.send({"broken": traceback.format_exc()})
+            pipe.send(traceback.format_exc())
             return
 
 
@@ -514,8 +549,7 @@ def serve(pipe: Connection, work: Path, more: Sequence[str]) -> None:
 class Worker:
     process: Any
     pipe: Connection
-    cell: Cell | None = None
-    last: Setting | None = None
+    cells: tuple[Cell, ...] = ()  # that it is training
 
     @classmethod
     def start(cls, work: Path, more: Sequence[str]) -> "Worker":
@@ -526,9 +560,9 @@ class Worker:
         there.close()
         return cls(process, here)
 
-    def give(self, cell: Cell) -> None:
-        self.pipe.send(cell)
-        self.cell, self.last = cell, cell.setting
+    def give(self, cells: tuple[Cell, ...]) -> None:
+        self.pipe.send(cells)
+        self.cells = cells
 
 
 class Schedule:
@@ -539,14 +573,14 @@ class Schedule:
         self.rows, self.tuning = read(options.rows / f"{study.name}.jsonl"), read(tuning_file(study, options))
         self.given_up: set[Cell] = set()
         self.made: set[tuple[Setting, int]] = set()  # whole runs of this call
-        self.pace: dict[tuple[str, float], list[float]] = {}  # seconds a step, by group and participation
+        # Seconds a step and how many trained at once, by group and participation.
+        self.pace: dict[tuple[str, float], list[tuple[float, int]]] = {}
 
-    def next(self, last: Setting | None, busy: set[Cell]) -> Cell | None:
-        """The most urgent that can start and will end in time; within a seed and pass, one of the worker's
-        last setting, whose model and recorded step it still has."""
+    def next(self, busy: set[Cell]) -> tuple[Cell, ...]:
+        """The most urgent that can start and will end in time, with others of its shape; empty: none."""
         missing = cells_of(self.study, self.rows, self.tuning, self.options.seeds or self.study.seeds)
         whole = {(cell.setting, cell.seed) for cell in (*missing, *busy) if cell.method == NEVER}
-        ready = []
+        ready: dict[Cell, None] = {}  # each once, in order
         for cell in missing:
             if self.options.command == "tune" and not cell.tuning:
                 continue
@@ -556,34 +590,43 @@ class Schedule:
                 if (cell.setting, cell.seed) in self.made:  # and yet they are not there: once is enough
                     continue
                 cell = replace(cell, method=NEVER)  # made again, for its checkpoints
-            if cell not in busy and cell not in self.given_up and self.fits(cell):
-                ready.append(cell)
-        return min(ready, key=lambda c: (*c.priority[:4], c.setting != last, *c.priority[4:]), default=None)
+            if cell not in busy and cell not in self.given_up:
+                ready[cell] = None
+        shapes: dict[tuple[Any, ...], list[Cell]] = {}
+        for cell in sorted(ready, key=lambda cell: cell.priority):
+            shapes.setdefault(cell.shape, []).append(cell)
+        groups = (tuple(cells[: self.options.stack]) for cells in shapes.values())
+        return next((group for group in groups if self.fits(group)), ())
 
-    def fits(self, cell: Cell) -> bool:
-        own = self.pace.get((cell.setting.group, cell.setting.participation), [])
+    def fits(self, cells: Sequence[Cell]) -> bool:
+        setting = cells[0].setting
+        own = self.pace.get((setting.group, setting.participation), [])
         paces = own or [pace for others in self.pace.values() for pace in others]  # better than no idea
-        expected = 1.15 * cell.steps * statistics.median(paces[-5:]) if paces else 0.0
+        each = [seconds * max(1.0, len(cells) / count) for seconds, count in paces[-5:]]
+        expected = 1.15 * cells[0].steps * statistics.median(each) if each else 0.0
         return time.time() + expected < self.until
 
-    def take(self, cell: Cell, row: Row) -> None:
-        if "broken" in row:
-            self.given_up.add(cell)
-            print(row["broken"], file=sys.stderr, flush=True)
+    def take(self, cells: Sequence[Cell], rows: Sequence[Row] | str) -> None:
+        """A text is why the worker broke."""
+        if isinstance(rows, str):
+            self.given_up.update(cells)
+            print(rows, file=sys.stderr, flush=True)
             return
-        if cell.method == NEVER:
-            self.made.add((cell.setting, cell.seed))
-        if cell.steps and "failed" not in row:
-            own = self.pace.setdefault((cell.setting.group, cell.setting.participation), [])
-            own.append(row["seconds"] / cell.steps)
-        known, path = (
-            (self.tuning, tuning_file(self.study, self.options))
-            if cell.tuning
-            else (self.rows, self.options.rows / f"{self.study.name}.jsonl")
-        )
-        if not any(same_cell(row, other) for other in known):  # a prefix that was made again is no new cell
-            known.append(row)
-            append(path, row)
+        first = cells[0]
+        if first.steps and not any("failed" in row for row in rows):
+            own = self.pace.setdefault((first.setting.group, first.setting.participation), [])
+            own.append((sum(row["seconds"] for row in rows) / first.steps, len(cells)))
+        for cell, row in zip(cells, rows, strict=True):
+            if cell.method == NEVER:
+                self.made.add((cell.setting, cell.seed))
+            known, path = (
+                (self.tuning, tuning_file(self.study, self.options))
+                if cell.tuning
+                else (self.rows, self.options.rows / f"{self.study.name}.jsonl")
+            )
+            if not any(same_cell(row, other) for other in known):  # a prefix made again is no new cell
+                known.append(row)
+                append(path, row)
 
 
 def fill(study: Study, options: argparse.Namespace) -> None:
@@ -602,30 +645,33 @@ def fill(study: Study, options: argparse.Namespace) -> None:
     try:
         while True:
             for worker in workers:
-                if worker.cell is None:
-                    busy = {other.cell for other in workers if other.cell is not None}
-                    if (cell := schedule.next(worker.last, busy)) is not None:
-                        worker.give(cell)
-            training = {worker.pipe: worker for worker in workers if worker.cell is not None}
+                if not worker.cells:
+                    busy = {cell for other in workers for cell in other.cells}
+                    if cells := schedule.next(busy):
+                        worker.give(cells)
+            training = {worker.pipe: worker for worker in workers if worker.cells}
             if not training:
                 break
             ready = wait(list(training), timeout=None if math.isinf(until) else max(0.0, until - time.time()))
             if not ready:
                 lost = ", ".join(
-                    f"{w.cell.setting.name} {w.cell.method}" for w in training.values() if w.cell
+                    f"{w.cells[0].setting.name} {w.cells[0].method} ({len(w.cells)})"
+                    for w in training.values()
                 )
                 print(f"Time is up; these were not over: {lost}.", flush=True)
                 break
             for pipe in ready:
                 worker = training[pipe]
-                cell, worker.cell = worker.cell, None
+                cells, worker.cells = worker.cells, ()
                 try:
-                    row = pipe.recv()
+                    rows = pipe.recv()
                 except EOFError:
-                    row = {"broken": f"The worker died over {cell}."}
-                schedule.take(cell, row)
-                print(f"{time.time() - began:6.0f} s  {told(cell, row)}", flush=True)
-                if "broken" in row:
+                    rows = f"The worker died over {cells}."
+                schedule.take(cells, rows)
+                for number, cell in enumerate(cells):
+                    row = rows if isinstance(rows, str) else rows[number]
+                    print(f"{time.time() - began:6.0f} s  {told(cell, row)}", flush=True)
+                if isinstance(rows, str):
                     broken += 1
                     workers.remove(worker)
                     if broken <= BROKEN:
@@ -641,11 +687,11 @@ def fill(study: Study, options: argparse.Namespace) -> None:
 BROKEN = 3  # workers that are replaced before it is clear that something is wrong for all
 
 
-def told(cell: Cell, row: Row) -> str:
+def told(cell: Cell, row: Row | str) -> str:
     what = "rate tried" if cell.tuning else cell.method
     name = f"{cell.setting.name}, seed {cell.seed}, lr {cell.lr:g}, {what}"
-    if "broken" in row or "failed" in row:
-        return f"{name}: FAILED, {(row.get('failed') or row['broken'].strip().splitlines()[-1])}"
+    if isinstance(row, str) or "failed" in row:
+        return f"{name}: FAILED, {row.strip().splitlines()[-1] if isinstance(row, str) else row['failed']}"
     return f"{name}: {row.get('score', row['val']):.4f} in {row['seconds']:.1f} s"
 
 
@@ -916,6 +962,9 @@ def main(words: Sequence[str] | None = None) -> None:
         command.add_argument("--work", type=Path, default=Path("outputs/regimes"), help="where runs go")
         command.add_argument("--minutes", type=float, default=math.inf, help="be through after so long")
         command.add_argument("--workers", type=int, default=1, help="processes")
+        command.add_argument(
+            "--stack", type=int, help="runs of one shape at once; default: 20 on a GPU, 1 on a CPU"
+        )
         command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
         command.add_argument("--seeds", type=int, help="how many, from 0 on")
         command.add_argument("--set", nargs="*", default=[], help="more overrides")
@@ -937,6 +986,7 @@ def main(words: Sequence[str] | None = None) -> None:
         if options.study == "cifar10" and options.data is None:
             parser.error("cifar10 needs --data DIR")
         options.work = options.work.resolve()
+        options.stack = options.stack or (20 if has_gpu(options.device) else 1)
         fill(STUDIES[options.study], options)
 
 

@@ -1,8 +1,12 @@
 """Carry out a job in the runtime it names, and load what a finished one left."""
 
 import json
+import logging
 import shlex
 import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +22,22 @@ from fedfrozen_app.files.seal import DAMAGED
 from fedfrozen_app.flower.deployed import run_deployed
 from fedfrozen_app.flower.simulated import run_with_flower
 from fedfrozen_app.inprocess.runtime import run_in_process
+from fedfrozen_app.inprocess.stacked import Bench, run_stacked, runs_at_once
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.report.console import closing_table
 from fedfrozen_app.report.track import check_installed
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.run.outline import keeps_private
 from fedfrozen_app.run.prepare import check_fits
+from fedfrozen_app.server.sampling import cohort_size
 
+log = logging.getLogger(__name__)
 RUNTIMES = {"inprocess": run_in_process, "flower": run_with_flower, "deployed": run_deployed}
 
 
 def execute(job: Job) -> dict[str, Any]:
     """Run in the chosen runtime, and show how it ended."""
-    check_installed(job.config.track)
-    check_writable(job.folder)
+    check_place(job)
     try:
         summary = RUNTIMES[job.config.runtime.name](job)
     except KeyboardInterrupt:
@@ -42,6 +48,28 @@ def execute(job: Job) -> dict[str, Any]:
         raise
     Console().print(closing_table(summary, job.folder))
     return summary
+
+
+def execute_side_by_side(
+    jobs: Sequence[Job], within: Callable[[Job], AbstractContextManager[Any]]
+) -> list[BaseException | None]:
+    """The same for jobs of one shape, as many at a time as `runtime.stack_runs` says: why each failed, or
+    None. `within` surrounds each of them."""
+    bench = Bench(load_corpus(jobs[0].config), 1)
+    resident = bench.resident(0, jobs[0])
+    parts = resident.shares.partition
+    assert parts is not None
+    cohort = cohort_size(jobs[0].config.participation, len(parts.indices))
+    size = min(runs_at_once(resident, cohort), len(jobs))
+    bench.stack.runs = size
+    log.info("%d runs of one shape, up to %d side by side: the bar is the first one's.", len(jobs), size)
+    # They advance together: one bar tells of all.
+    jobs = [replace(job, shown=number % size == 0) for number, job in enumerate(jobs)]
+    found = run_stacked(jobs, bench, within)
+    for job, outcome in zip(jobs, found, strict=True):
+        if isinstance(outcome, dict):
+            Console().print(closing_table(outcome, job.folder))
+    return [None if isinstance(outcome, dict) else outcome for outcome in found]
 
 
 def run_folder(verb: str, arguments: list[str]) -> tuple[Path, list[str]]:
@@ -71,6 +99,12 @@ def load_run(run: Path, extra: list[str]) -> Resident:
     check_fits(model, resident.exchanged)
     resident.load(model, {})
     return resident
+
+
+def check_place(job: Job) -> None:
+    """Whether the job can leave its results."""
+    check_installed(job.config.track)
+    check_writable(job.folder)
 
 
 def check_writable(folder: Path) -> None:

@@ -196,7 +196,7 @@ def _dots(comparison: Comparison, looks: dict[str, tuple[str, str]]) -> Chart:
         "kind": "dots",
         "x": _axis(title, 0.0, 1.0),
         "series": series,
-        "note": "Large: the mean. Small: the seeds. Line: 95 % bootstrap interval of the mean.",
+        "note": "Large: the mean. Small: the seeds. Line: 95 % interval of the mean (Student's t).",
     }
 
 

@@ -25,7 +25,7 @@ class Spread:
     values: dict[int, float]  # by seed
     mean: float
     std: float | None  # n - 1 in the denominator; None with one seed
-    low: float | None  # 95 % bootstrap interval of the mean; None with one seed
+    low: float | None  # 95 % interval of the mean (Student); None with one seed
     high: float | None
 
 

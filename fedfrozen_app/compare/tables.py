@@ -118,7 +118,7 @@ def to_terminal(comparison: Comparison) -> list[Table]:
 def footnotes(comparison: Comparison) -> list[str]:
     """What must stand below the tables, wherever they go."""
     notes = [
-        "Mean ± standard deviation over seeds; bootstrap interval of the mean of the final figure. Selected: "
+        "Mean ± standard deviation over seeds; Student interval of the mean of the final figure. Selected: "
         "the round with the best validation accuracy.",
         *comparison.notes,
     ]

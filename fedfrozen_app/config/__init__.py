@@ -3,7 +3,13 @@
 Hydra composes `conf/`; `read` turns the result into the dataclasses of `schema` or raises a `UserError`.
 """
 
-from fedfrozen_app.config.checks import device_of, read, server_optimizer_settings, strategy_settings
+from fedfrozen_app.config.checks import (
+    device_of,
+    read,
+    server_optimizer_settings,
+    stack_runs,
+    strategy_settings,
+)
 from fedfrozen_app.config.compose import (
     absolute_paths,
     compose_config,
@@ -55,6 +61,7 @@ __all__ = [
     "sentence",
     "server_optimizer_settings",
     "setting",
+    "stack_runs",
     "strategy_settings",
     "with_absolute_paths",
     "with_hydra",

@@ -68,6 +68,18 @@ def _value(config: Config, key: str) -> Any:
     return found
 
 
+def stack_runs(config: Config) -> int | None:
+    """How many runs are to train side by side, 1 for `off`; None for `auto`."""
+    word = config.runtime.stack_runs
+    if word in ("auto", "off"):
+        return 1 if word == "off" else None
+    if not word.isascii() or not word.isdigit() or int(word) < 1:
+        raise UserError(
+            f"runtime.stack_runs={word} is unknown: give a number of runs from 1 on, auto or off."
+        )
+    return int(word)
+
+
 def _check(config: Config) -> None:
     check_settings(config)
     for name in sections():
@@ -77,6 +89,7 @@ def _check(config: Config) -> None:
             "Flower hands out one client a message, so runtime.runner=cohort cannot work there: "
             "use runtime=inprocess, or runtime.runner=auto."
         )
+    stack_runs(config)
     if config.client.precision == "bf16" and config.model.dtype == "float64":
         raise UserError(
             "client.precision=bf16 would change nothing with model.dtype=float64, which autocast leaves as "

@@ -280,6 +280,12 @@ class RuntimeConfig:
     capture: bool = setting(
         True, "`sequential` on a GPU: replay one recorded step (a CUDA graph). `false`: step by step"
     )
+    stack_runs: str = setting(
+        "auto",
+        "How many runs of one shape (other seeds, partitions, rates) a sweep in process trains side by side, "
+        "in one stacked step: a number, `off`, or `auto` (on a GPU and for models under a million parameters "
+        "as many as make 100 clients; on a CPU none)",
+    )
     threads: int | None = setting(None, "torch's threads. `null`: torch chooses", least=1)
     cpus_per_client: int = setting(1, "`flower`: CPUs that Ray reserves for a client", least=1)
     gpus_per_client: float = setting(0.0, "`flower`: GPUs, or a share of one", least=0)

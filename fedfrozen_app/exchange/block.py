@@ -44,13 +44,14 @@ class Layout:
 
     def flatten(self, arrays: Mapping[str, Tensor]) -> Tensor:
         """Named arrays -> (width,), padding zero."""
-        parts = []
         if not self.names:
             return next(iter(arrays.values())).new_zeros(0)
-        for name, span in zip(self.names, self.spans, strict=True):
-            flat = arrays[name].reshape(-1)
-            parts.append(flat if len(flat) == span else torch.nn.functional.pad(flat, (0, span - len(flat))))
-        return torch.cat(parts)
+        flat = [arrays[name].detach().reshape(-1) for name in self.names]
+        row = flat[0].new_zeros(self.width)
+        places = zip(row.split(self.spans), self.shapes, strict=True)
+        # One copy for all: on a GPU, padding each on its own would cost two launches a name.
+        torch._foreach_copy_([place[: shape.numel()] for place, shape in places], flat)
+        return row
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The default runtime: server and clients in one process, on one resident model."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server.sampling import draw_cohort
 
 log = logging.getLogger(__name__)
+Stacked = Callable[[Resident, Sequence[str]], CohortRunner]  # the runner of one run beside others
 SMALL_MODEL = 50_000  # parameters; measured on two cores, where stacking wins below and loses above
 
 
@@ -38,17 +39,23 @@ def run_in_process(
     config = job.config
     corpus = resident.corpus if resident is not None else corpus or load_corpus(config)
     shares = share_out(corpus, config, config.num_clients)
-    assert shares.partition is not None
-    count = len(shares.partition.indices)
-    job = job.with_clients(count)
     if resident is None:
         resident = Resident(config, corpus, shares=shares)
     else:
         resident.switch_to(config, shares)
+    return run_with(resident, job)
+
+
+def run_with(resident: Resident, job: Job, stacked: Stacked | None = None) -> dict[str, Any]:
+    """The same with a resident that is ready for this job; `stacked`: beside other runs (stacked.py)."""
+    assert resident.shares.partition is not None
+    count = len(resident.shares.partition.indices)
+    job = job.with_clients(count)
     # The key only has to differ between runs of one process.
     settings = {"overrides": f"in process: {job.folder}", "output-dir": str(job.folder)}
-    grid = make_grid(resident, count, settings)
-    install(run_key(next(iter(grid.contexts.values()))), resident)
+    grid = make_grid(resident, count, settings, stacked)
+    key = run_key(next(iter(grid.contexts.values())))
+    install(key, resident)
     if job.start is not None:
         restore(grid, resident, job.start, job.resolved_config)
     conversation = Conversation(grid, resident.roles, card=resident.card, local=True)
@@ -75,16 +82,24 @@ def same_kernels() -> Iterator[None]:
         torch.backends.mkldnn.enabled = before
 
 
-def make_grid(resident: Resident, num_clients: int, settings: dict[str, str]) -> InProcessGrid:
-    """With the runner that was asked for; `auto` stacks the cohort where a client's step is mostly overhead:
-    on a GPU, and on a CPU with a very small model."""
+def wants_cohort(resident: Resident) -> bool:
+    """Whether the cohort runner was asked for; `auto` stacks the cohort where a client's step is mostly
+    overhead: on a GPU, and on a CPU with a very small model."""
     runner, on_gpu = resident.config.runtime.runner, resident.device.type == "cuda"
     small = sum(value.numel() for value in resident.parameters.values()) < SMALL_MODEL
-    together = runner == "cohort" or (runner == "auto" and (on_gpu or small))
-    if together and resident.config.privacy.name == "none":
+    return runner == "cohort" or (runner == "auto" and (on_gpu or small))
+
+
+def make_grid(
+    resident: Resident, num_clients: int, settings: dict[str, str], stacked: Stacked | None = None
+) -> InProcessGrid:
+    """With the runner that was asked for."""
+    config, together = resident.config, wants_cohort(resident)
+    if together and config.privacy.name == "none":
         log.info("Clients train together on %s (the cohort runner).", resident.device)
-        config = resident.config
         first = draw_cohort(map(str, range(num_clients)), config.participation, config.seed, 1)
+        if stacked is not None:
+            return CohortGrid(client_app.app, num_clients, settings, stacked(resident, first))
         resident.cohort = resident.cohort or CohortRunner(resident, first)
         return CohortGrid(client_app.app, num_clients, settings, resident.cohort)
     reason = ", because privacy=dp_sgd clips every example alone" if together else ""

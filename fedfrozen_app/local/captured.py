@@ -14,7 +14,7 @@ from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.sequential import LocalSteps, Stepped, eager_steps
 from fedfrozen_app.local.slots import Turn, lay_out
-from fedfrozen_app.local.step import START, Layouts, Step
+from fedfrozen_app.local.step import START, Layouts, Step, loaded
 from fedfrozen_app.seeds import seed_for, seeded
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Recorder:
         began = {with_namespace(START, name): value for name, value in start.model.items()}
 
         def enter(turns: Sequence[Turn]) -> None:
-            row = layout.flatten({**start.model, **own}) if own else step.loaded()
+            row = layout.flatten({**start.model, **own}) if own else loaded(resident, layout)
             step.admit([0], [row], [step.layouts.held.flatten({**own, **began})])
             if resident.config.client.class_weights:
                 step.class_weights[0] = resident.class_weights(resident.rows(client).train)

@@ -7,7 +7,7 @@ takes it (local/slots.py); the step that all slots share is local/step.py.
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,8 @@ from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.local.algorithm import Finished
 from fedfrozen_app.local.sequential import learning_rate
-from fedfrozen_app.local.slots import Turn, cheapest_size, lay_out, num_batches, take_turns
-from fedfrozen_app.local.step import START, Layouts, Step, finish_rows
+from fedfrozen_app.local.slots import Schedule, Turn, cheapest_size, lay_out, num_batches, take_turns
+from fedfrozen_app.local.step import START, Layouts, Step, finish_rows, loaded
 from fedfrozen_app.seeds import seed_for, seeded
 from fedfrozen_app.words import counted
 
@@ -41,6 +41,12 @@ def cannot_serve(order: Order) -> str | None:
     if order.codec is not None:
         return "each of them encodes what it sends"
     return None
+
+
+def step_mode(resident: "Resident") -> str:
+    if resident.device.type != "cuda":
+        return "eager"
+    return "compiled" if resident.config.runtime.compile else "captured"
 
 
 class Rows:
@@ -69,6 +75,18 @@ class Rows:
         began = {with_namespace(START, name): value for name, value in model.items()}
         self.held[client] = self._layouts.held.flatten({**own, **began})
         return self._layouts.trained.flatten({**model, **own})
+
+
+def enter(step: Step, work: "Work", turns: Sequence[Turn], first_slot: int = 0) -> None:
+    """Everybody starts from the round's model, and from its own part where it keeps one."""
+    rows, resident = work.rows, work.resident
+    begin = [rows.begin(turn.client) for turn in turns]
+    slots = [first_slot + turn.slot for turn in turns]
+    step.admit(slots, begin, [rows.held[turn.client] for turn in turns])
+    if resident.config.client.class_weights:
+        for slot, turn in zip(slots, turns, strict=True):
+            train = resident.rows(work.clients[turn.client]).train
+            step.class_weights[slot] = resident.class_weights(train)
 
 
 def with_finished(block: Block, done: Finished) -> Block:
@@ -100,6 +118,27 @@ def with_finished(block: Block, done: Finished) -> Block:
     )
 
 
+@dataclass
+class Work:
+    """One run's local work of one round, ready to be trained."""
+
+    resident: "Resident"
+    clients: Sequence[str]
+    order: Order
+    base: Mapping[str, Tensor]  # what came with the order or is held
+    layouts: Layouts
+    slots: int
+    schedule: Schedule
+    start: Tensor  # (width,) where a client starts that keeps nothing of its own
+    rows: Rows
+    before: Mapping[str, float]  # by client: its figure on its validation rows as the round begins
+
+    def blocks(self) -> Iterator[list[Turn]]:
+        """The turns, those that end first before the others, as many at a time as there are slots."""
+        for first in range(0, len(self.clients), self.slots):
+            yield self.schedule.turns[first : first + self.slots]
+
+
 class CohortRunner:
     """`typical` are the clients by which the number of slots is chosen, whichever round comes first, so that
     a resumed run takes the very steps of an unbroken one. None: those of the first round that it is given."""
@@ -128,70 +167,79 @@ class CohortRunner:
         `base` is what came with the order or is held; `kept`, by client, what it keeps for itself. A block
         has at most as many clients as there are slots, so that memory does not grow with the cohort.
         """
+        work = self._prepare(clients, order, base, kept)
+        for turns, (values, losses) in zip(work.blocks(), self._trained(work), strict=True):
+            yield self._block(work, turns, values, losses)
+
+    def _prepare(
+        self,
+        clients: Sequence[str],
+        order: Order,
+        base: Mapping[str, Tensor],
+        kept: Mapping[str, Mapping[str, Tensor]],
+    ) -> Work:
         resident = self.resident
         resident.load(parameters_in(base), order.base)
+        layouts, slots = self._layouts(order), self._room(clients, order)
+        schedule = lay_out(resident, clients, order, slots)
+        start = loaded(resident, layouts.trained)
+        common = parameters_in(layouts.trained.views(start))
+        own = [kept.get(client, {}) for client in clients]
+        before = self._judge_base(clients, [parameters_in(arrays) for arrays in own])
+        if before and order.plan.private:  # then others were loaded to be judged
+            resident.load(common, {})
+        rows = Rows(layouts, order, common, start, own)
+        return Work(resident, clients, order, base, layouts, slots, schedule, start, rows, before)
+
+    def _trained(self, work: Work) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each of the work's blocks: (clients, width) what was trained, and (clients,) mean losses."""
+        resident, order, schedule = self.resident, work.order, work.schedule
         if self._plan != order.plan:  # the freeze: the old step's memory is not needed again
             self._steps.clear()
             self._plan = order.plan
-        layouts = self._layouts(order)
-        slots = self._room(clients, order)
-        schedule = lay_out(resident, clients, order, slots)
-        step = self._step(layouts, slots, schedule.index.shape[2], order)
-        start = step.loaded()
-        common = parameters_in(layouts.trained.views(start))
-        private = [parameters_in(kept.get(client, {})) for client in clients]
-        before = self._judge_base(clients, private)
-        if before and order.plan.private:  # then others were loaded to be judged
-            resident.load(common, {})
-        rows = Rows(layouts, order, common, start, [kept.get(client, {}) for client in clients])
-        enter = partial(self._enter, step, clients, rows)
-        step.begin(order, base)
-        for first in range(0, len(clients), slots):
-            turns = schedule.turns[first : first + slots]
-            members = [clients[turn.client] for turn in turns]
+        step = self._step(work.layouts, work.slots, schedule.index.shape[2], order)
+        step.begin(order, work.base)
+        for turns in work.blocks():
+            first = work.clients[turns[0].client]
             resident.model.train()
-            with seeded(seed_for(resident.config.seed, "dropout", members[0], order.round), resident.device):
-                values, losses = step.finish(turns, schedule, enter)
+            with seeded(seed_for(resident.config.seed, "dropout", first, order.round), resident.device):
+                trained = step.finish(turns, schedule, partial(enter, step, work))
             resident.model.eval()
-            examples = [len(resident.rows(client).train) for client in members]
-            block = Block(tuple(members), layouts.trained, start, values, examples, {"train_loss": losses})
-            block.extra_metrics = [
-                self._judge_row(block, number, order, before) for number in range(len(members))
-            ]
-            if before or order.plan.private:
-                resident.load(common, {})  # the others go on from here
-            yield self._sent(block, order, step, rows, turns)
+            yield trained
+
+    def _block(self, work: Work, turns: Sequence[Turn], values: Tensor, losses: Tensor) -> Block:
+        resident, order = self.resident, work.order
+        members = [work.clients[turn.client] for turn in turns]
+        examples = [len(resident.rows(client).train) for client in members]
+        metrics = {"train_loss": losses}
+        block = Block(tuple(members), work.layouts.trained, work.start, values, examples, metrics)
+        block.extra_metrics = [
+            self._judge_row(block, number, order, work.before) for number in range(len(members))
+        ]
+        if work.before or order.plan.private:  # the others go on from here
+            resident.load(parameters_in(work.layouts.trained.views(work.start)), {})
+        return self._sent(block, work, turns)
 
     def _layouts(self, order: Order) -> Layouts:
         """What travels comes first: the aggregation then sees one piece of every row."""
         return Layouts.of(self.resident, order, (*order.plan.shared, *order.plan.private))
 
-    def _sent(self, block: Block, order: Order, step: Step, rows: Rows, turns: Sequence[Turn]) -> Block:
+    def _sent(self, block: Block, work: Work, turns: Sequence[Turn]) -> Block:
         """The block as it travels: what plan and algorithm send. The rest becomes each client's own."""
-        held = [rows.held.pop(turn.client) for turn in turns]
+        order = work.order
+        held = [work.rows.held.pop(turn.client) for turn in turns]
         done = None
         if not order.method.adds_nothing():
             steps = torch.tensor([turn.end - turn.begin for turn in turns]).to(block.values)
             rate = learning_rate(self.resident.config.client, order.round, self.resident)
-            done = finish_rows(step, order, block.values, torch.stack(held), steps, rate)
+            came = block.values.new_zeros(0)
+            if work.layouts.from_order.names:
+                came = work.layouts.from_order.flatten(work.base)
+            given = (work.layouts, self.resident.parameters, came, order)
+            done = finish_rows(*given, block.values, torch.stack(held), steps, rate)
         if len(order.plan.shared) < len(block.layout.names):
             block = block.shared(order.plan.shared)
         return block if done is None else with_finished(block, done)
-
-    def _enter(
-        self,
-        step: Step,
-        clients: Sequence[str],
-        rows: Rows,
-        turns: Sequence[Turn],
-    ) -> None:
-        """Everybody starts from the round's model, and from its own part where it keeps one."""
-        begin = [rows.begin(turn.client) for turn in turns]
-        step.admit([turn.slot for turn in turns], begin, [rows.held[turn.client] for turn in turns])
-        if self.resident.config.client.class_weights:
-            for turn in turns:
-                train = self.resident.rows(clients[turn.client]).train
-                step.class_weights[turn.slot] = self.resident.class_weights(train)
 
     # Slots -----------------------------------------------------------------------------------------------
 
@@ -209,10 +257,13 @@ class CohortRunner:
         limit = min(self.resident.config.runtime.max_block or len(clients), len(clients))
         if self.resident.device.type != "cuda":
             return limit
-        fits = self._measure(clients[0], order)
+        fits = self._fitting(clients[0], order)
         if fits < limit:
             log.info("The GPU's free memory holds %d of the %d clients at once.", fits, len(clients))
         return min(limit, fits)
+
+    def _fitting(self, client: str, order: Order) -> int:
+        return self._measure(client, order)
 
     def _measure(self, client: str, order: Order) -> int:
         """How many clients fit: the memory that one more client takes in a real step, and what is free."""
@@ -224,7 +275,7 @@ class CohortRunner:
             step = Step(self.resident, layouts, size, order, mode="eager")
             schedule = lay_out(self.resident, [client] * size, order, size)
             step.begin(order, {})
-            start = step.loaded()
+            start = loaded(self.resident, layouts.trained)
             step.admit(range(size), [start] * size)
             step.run(schedule.index[0], schedule.mask[0])
             torch.cuda.synchronize()
@@ -239,9 +290,7 @@ class CohortRunner:
         settings = json.dumps(dict(order.settings), sort_keys=True)
         key = (layouts.trained.names, size, width, order.algorithm, settings)
         if key not in self._steps:
-            on_gpu, compiled = self.resident.device.type == "cuda", self.resident.config.runtime.compile
-            mode = ("compiled" if compiled else "captured") if on_gpu else "eager"
-            self._steps[key] = Step(self.resident, layouts, size, order, mode=mode)
+            self._steps[key] = Step(self.resident, layouts, size, order, mode=step_mode(self.resident))
         return self._steps[key]
 
     # Judging -----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from flwr.app import Context
 from flwr.supercore.utils import get_flwr_home
 from torch import Tensor
 
-from fedfrozen_app.config import Config, compose_config, device_of, read, resolved
+from fedfrozen_app.config import ClientConfig, Config, compose_config, device_of, read, resolved
 from fedfrozen_app.data.federated import ClientRows, Shares, client_rows, load_corpus, share_out
 from fedfrozen_app.data.sources import needs_path
 from fedfrozen_app.data.table import Corpus, Table
@@ -45,8 +45,10 @@ class Resident:
         shares: Shares,
         cache: Cache | None = None,
         card: Mapping[str, Any] | None = None,
+        beside: "Resident | None" = None,
     ) -> None:
-        """`card` is what the federation has agreed on (classes, normalisation); None: this node's own."""
+        """`card` is what the federation has agreed on (classes, normalisation); None: this node's own.
+        `beside`: of a run of the same shape in this process, whose data on the device are these too."""
         if config.runtime.threads is not None:
             torch.set_num_threads(config.runtime.threads)
         torch.set_float32_matmul_precision("high" if config.client.precision == "tf32" else "highest")
@@ -75,8 +77,8 @@ class Resident:
             head=head_of(self.model, self.roles),
         )
         self.wrapper.settle(self.model)
-        self.train_table = self._on_device(corpus.train)
-        self._test = self._on_device(corpus.test)
+        self.train_table: Table = self._on_device(corpus.train) if beside is None else beside.train_table
+        self._test: Table = self._on_device(corpus.test) if beside is None else beside._test
         self._rows: dict[str, ClientRows] = {}
         self._loaded: dict[str, str | None] = {}
         self.recorder: Any = None  # of local/captured.py, which keeps a recorded step between messages
@@ -84,10 +86,7 @@ class Resident:
 
     def can_switch_to(self, config: Config) -> bool:
         """Whether that run has this model, these data and this local training."""
-        if not self.wrapper.reusable or wrapper_of(config) != self.wrapper:
-            return False
-        parts = ("model", "dataset", "client", "runtime", "device")
-        return all(getattr(config, part) == getattr(self.config, part) for part in parts)
+        return same_shape(config, self.config)
 
     def switch_to(self, config: Config, shares: Shares) -> None:
         """Serve another run, of another seed or partition, from its beginning; what is compiled stays."""
@@ -207,6 +206,23 @@ class Resident:
         return self.evaluate_rows(torch.from_numpy(self.shares.validation).to(self.device))
 
 
+def same_shape(one: Config, other: Config) -> bool:
+    """Whether two runs have the same model, data and local training: seed, partition and rate may differ."""
+    wrapper = wrapper_of(one)
+    if not wrapper.reusable or wrapper_of(other) != wrapper:
+        return False
+    parts = ("model", "dataset", "runtime", "device")
+    same = all(getattr(one, part) == getattr(other, part) for part in parts)
+    return same and _but_for_rate(one.client) == _but_for_rate(other.client)
+
+
+def _but_for_rate(settings: ClientConfig) -> ClientConfig:
+    """A step is given its rate every round; where some parts have their own, their ratio is built in."""
+    if settings.head_lr is not None or settings.fusion_lr is not None:
+        return settings
+    return replace(settings, lr=1.0, lr_schedule="constant", lr_final=0.0)
+
+
 def make_card(corpus: Corpus, config: Config, wrapper: Wrapper | None = None) -> dict[str, Any]:
     """What every client must agree on to read its data, and its model, as the others do."""
     card = {"classes": list(corpus.classes), "mean": list(corpus.mean), "std": list(corpus.std)}
@@ -221,6 +237,11 @@ def install(key: RunKey, resident: Resident) -> None:
     """Make this the process's resident, for contexts whose run has this key."""
     global _installed
     _installed = (key, resident)
+
+
+def installed() -> tuple[RunKey, Resident]:
+    assert _installed is not None
+    return _installed
 
 
 def run_key(context: Context) -> RunKey:

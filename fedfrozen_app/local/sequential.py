@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -201,9 +201,14 @@ def batches(rows: Tensor, settings: ClientConfig, seed: int, client: str, server
 
 
 def make_optimizer(
-    settings: ClientConfig, parameters: list[Tensor], lr: float | Tensor, *, capturable: bool = False
+    settings: ClientConfig,
+    parameters: Sequence[Tensor] | Sequence[dict[str, Any]],
+    lr: float | Tensor,
+    *,
+    capturable: bool = False,
 ) -> Optimizer:
-    """`capturable` keeps every state on the device, where a CUDA graph can replay it."""
+    """`parameters` may be torch's groups. `capturable` keeps every state on the device, where a CUDA graph
+    can replay it."""
     if settings.optimizer == "adamw":
         decay = settings.weight_decay
         return AdamW(parameters, lr=lr, weight_decay=decay, fused=True, capturable=capturable)

@@ -2,7 +2,8 @@
 
 Each client's trained parameters are a row of one matrix. A step is the clients' own pure step under `vmap`,
 traced once to plain tensor operations, compiled on a GPU and replayed there as a CUDA graph. Frozen
-parameters are the resident model's own: held once, whatever the number of clients.
+parameters are the resident model's own: held once, whatever the number of clients. Where clients of several
+runs share a step (local/stack.py), they are held once for each run.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -70,21 +71,32 @@ def _layout(resident: "Resident", names: Sequence[str]) -> Layout:
     return Layout.of({name: resident.parameters[parameter_of(name)] for name in names})
 
 
+def loaded(resident: "Resident", layout: Layout) -> Tensor:
+    """(width,) the model as it is loaded: where a client starts that keeps nothing of its own."""
+    return layout.flatten({name: resident.parameters[parameter_of(name)].detach() for name in layout.names})
+
+
 class Step:
     """One optimiser step of the clients in its slots.
 
     `mode`: "eager", or on a GPU "captured" (a CUDA graph of the same kernels) or "compiled" (traced to plain
-    tensor operations and compiled first, then captured).
+    tensor operations and compiled first, then captured). `runs` share it, each with as many of the slots.
     """
 
-    def __init__(self, resident: "Resident", layouts: Layouts, size: int, order: Order, *, mode: str) -> None:
+    def __init__(
+        self, resident: "Resident", layouts: Layouts, size: int, order: Order, *, mode: str, runs: int = 1
+    ) -> None:
         self.resident, self.layouts, self.size, self.mode = resident, layouts, size, mode
+        self.runs = runs
         self.layout = layouts.trained
         self.on_gpu = resident.device.type == "cuda"
         like: dict[str, Any] = {"dtype": resident.task.dtype, "device": resident.device}
         self.flat = torch.zeros(size, self.layout.width, **like)
         self.held = torch.zeros(size, layouts.held.width, **like)
-        self.from_order = torch.zeros(layouts.from_order.width, **like)
+        self.from_order = torch.zeros(runs, layouts.from_order.width, **like)
+        # Of several runs: what each reads and does not train, (runs, *shape) by name.
+        self.models = self._room_for_models(order) if runs > 1 else {}
+        self._held: list[dict[str, str | None]] = [{} for _ in range(runs)]  # its digests, by run
         # (slots, width) 1 where the slot's phase trains a column; None where a round has no phases.
         self.columns = torch.ones_like(self.flat) if len(order.plan.steps) > 1 else None
         # The optimiser counts the steps of each of its tensors, and clients come and go: one for each.
@@ -99,9 +111,24 @@ class Step:
         self._gradient: Callable[..., tuple[Tensor, Tensor]] | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         # A graph replays what it recorded: the rate is a tensor that later rounds change in place.
-        self._lr = torch.tensor(1.0, device=resident.device)
-        rate: Any = self._lr if self.on_gpu else 1.0
-        self.optimizer = make_optimizer(resident.config.client, self._rows, rate, capturable=self.on_gpu)
+        self._lr = torch.ones(runs, device=resident.device).unbind()
+        rates: Sequence[Any] = self._lr if self.on_gpu else [1.0] * runs
+        each = size // runs
+        groups = [
+            {"params": self._rows[run * each : (run + 1) * each], "lr": rate}
+            for run, rate in enumerate(rates)
+        ]
+        self.optimizer = make_optimizer(resident.config.client, groups, rates[0], capturable=self.on_gpu)
+
+    def _room_for_models(self, order: Order) -> dict[str, Tensor]:
+        """Plain training looks at no start, and so at nothing of the model that trains."""
+        unread = set(self.layouts.names) if order.method.is_plain() else set()
+        exchanged = self.resident.exchanged.items()
+        return {
+            name: value.detach().new_zeros(self.runs, *value.shape)
+            for name, value in exchanged
+            if name not in unread
+        }
 
     def _rate_shares(self) -> Tensor | None:
         """(width,) the learning rate of each column in units of `client.lr`; None where all have that."""
@@ -114,21 +141,40 @@ class Step:
         whole = [torch.full((span,), scale, dtype=torch.float64) for scale, span in spans]
         return torch.cat(whole).to(self.flat)
 
-    def begin(self, order: Order, from_order: Mapping[str, Tensor]) -> None:
-        """A round begins: nobody is in a slot yet. `from_order` is what came with the order."""
-        self._done = 0
-        if self.layouts.from_order.names:
-            self.from_order.copy_(self.layouts.from_order.flatten(from_order))
-        rate = learning_rate(self.resident.config.client, order.round, self.resident)
-        self._lr.fill_(rate)
-        if not self.on_gpu:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
+    def begin(
+        self,
+        order: Order,
+        from_order: Mapping[str, Tensor],
+        run: int = 0,
+        resident: "Resident | None" = None,
+    ) -> None:
+        """A round begins: nobody is in a slot yet. `from_order` is what came with the order.
 
-    def loaded(self) -> Tensor:
-        """(width,) the model as it is loaded: where a client starts that keeps nothing of its own."""
-        arrays = {name: self.resident.parameters[parameter_of(name)].detach() for name in self.layout.names}
-        return self.layout.flatten(arrays)
+        Where runs share the step: `run` begins with the model that its own resident has loaded.
+        """
+        self._done = 0
+        resident = resident or self.resident
+        if self.layouts.from_order.names:
+            self.from_order[run].copy_(self.layouts.from_order.flatten(from_order))
+        if self.models:
+            self._take_model(order, run, resident)
+        rate = learning_rate(resident.config.client, order.round, resident)
+        self._lr[run].fill_(rate)
+        if not self.on_gpu:
+            self.optimizer.param_groups[run]["lr"] = rate
+
+    def _take_model(self, order: Order, run: int, resident: "Resident") -> None:
+        """What is there already, by digest, is left alone: a frozen array is copied once."""
+        wanted = {name: order.base.get(name) for name in self.models}
+        held = self._held[run]
+        new = [name for name, digest in wanted.items() if digest is None or held.get(name) != digest]
+        if new:
+            with torch.no_grad():
+                torch._foreach_copy_(
+                    [self.models[name][run] for name in new],
+                    [resident.parameters[name].detach() for name in new],
+                )
+        self._held[run] = wanted
 
     def admit(self, slots: Sequence[int], starts: Sequence[Tensor], held: Sequence[Tensor] = ()) -> None:
         """Clients that start from these rows take these slots, with a fresh optimiser.
@@ -245,9 +291,9 @@ class Step:
     def _fixed(self) -> list[Tensor]:
         """What a step reads and never writes: the resident parameters, then labels and inputs."""
         table = self.resident.train_table
-        parameters = [parameter.detach() for parameter in self.resident.parameters.values()]
+        parameters = {name: value.detach() for name, value in self.resident.parameters.items()}
         return [
-            *parameters,
+            *(parameters | self.models).values(),
             table.labels,
             *table.inputs.values(),
             self.class_weights,
@@ -260,10 +306,10 @@ class Step:
         trained = set(self.layouts.names)
         causal, plain = is_causal(self.resident.model), self._method.is_plain()
 
-        def gradient(flat: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
-            model = dict(zip(names, given, strict=False))
-            labels, columns = given[len(names)], dict(zip(keys, given[len(names) + 1 :], strict=False))
-            class_weights, held, from_order, index, mask = given[-5:]
+        def cohort(
+            model: Parameters, from_order: Tensor, columns: Inputs, labels: Tensor, *rows: Tensor
+        ) -> Tensor:
+            """(clients,) the losses of one run's clients."""
 
             def call(parameters: Parameters, inputs: Inputs) -> Tensor:
                 whole = {**model, **parameters}
@@ -279,10 +325,25 @@ class Step:
                 batch = Batch(inputs, labels[index], weights, mask)
                 return self._method.loss(parameters, batch, task, start)
 
+            return vmap(one, randomness="different")(*rows)
+
+        def gradient(flat: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
+            model = dict(zip(names, given, strict=False))
+            labels, columns = given[len(names)], dict(zip(keys, given[len(names) + 1 :], strict=False))
+            class_weights, held, from_order, index, mask = given[-5:]
             flat = flat.detach().requires_grad_(True)
+            rows = (flat, class_weights, held, index, mask)
             module = self.resident.model
             with folded(module), as_products(module, trained), torch.enable_grad():
-                losses = vmap(one, randomness="different")(flat, class_weights, held, index, mask)
+                if self.runs == 1:
+                    losses = cohort(model, from_order[0], columns, labels, *rows)
+                else:
+                    by_run = [part.unflatten(0, (self.runs, self.size // self.runs)) for part in rows]
+                    axes = {name: 0 if name in self.models else None for name in model}
+                    over_runs = vmap(
+                        cohort, in_dims=(axes, 0, None, None, *(0 for _ in rows)), randomness="different"
+                    )
+                    losses = over_runs(model, from_order, columns, labels, *by_run).flatten()
                 (slope,) = torch.autograd.grad(losses.sum(), flat)
             return losses.detach(), slope
 
@@ -294,13 +355,19 @@ class Step:
 
 @torch.no_grad()
 def finish_rows(
-    step: Step, order: Order, values: Tensor, held: Tensor, steps: Tensor, rate: float
+    layouts: Layouts,
+    model: Parameters,
+    from_order: Tensor,
+    order: Order,
+    values: Tensor,
+    held: Tensor,
+    steps: Tensor,
+    rate: float,
 ) -> Finished:
     """What the algorithm makes of these clients' rows: a row for each of them in every array."""
-    layouts, model = step.layouts, step.resident.parameters
 
     def one(row: Tensor, held: Tensor, steps: Tensor) -> tuple[Any, ...]:
-        start = layouts.start(model, row, held, step.from_order)
+        start = layouts.start(model, row, held, from_order)
         done = order.method.finish(start, parameters_in(layouts.trained.views(row)), steps, rate)
         return dict(done.own), dict(done.reply), dict(done.model), dict(done.figures)
 

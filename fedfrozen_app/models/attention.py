@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
@@ -40,8 +41,11 @@ class _Folded(torch.autograd.Function):
             whole = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
             return whole.flatten(0, 1)  # (clients, batch, …) -> (clients · batch, …)
 
-        query, key, value, mask = (fold(*pair) for pair in zip(tensors, in_dims, strict=False))
-        result = scaled_dot_product_attention(query, key, value, mask, dropout, scale=scale)
+        parts = [fold(*pair) for pair in zip(tensors, in_dims, strict=False)]
+        # Within another vmap, over runs, those are folded in turn.
+        nested = any(part is not None and is_batchedtensor(part) for part in parts)
+        attend: Any = _Folded.apply if nested else _Folded.forward
+        result = attend(*parts, scale, dropout)
         return result.unflatten(0, (info.batch_size, -1)), 0
 
 

@@ -4,7 +4,7 @@ import logging
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +65,12 @@ def federate(
     tracking = Tracking(job.config.track, job.resolved_config, job.folder, start.first_round)
     saver = Checkpoints.of(job.config, job.resolved_config, job.overrides, job.folder, best, client_state)
     hooks = [WorkersAlive(), best, *privacy_spent(job.config, start.history), saver, metrics]
-    strategy = make_strategy(job, conversation, start, [*hooks, ShowProgress(progress), tracking])
+    shown = [ShowProgress(progress)] if job.shown else []
+    strategy = make_strategy(job, conversation, start, [*hooks, *shown, tracking])
     announce(job, strategy, conversation, resident)
     status, personal = "failed", None
     try:
-        with progress, tracking:
+        with progress if job.shown else nullcontext(), tracking:
             strategy.start(
                 conversation.grid,
                 to_record(start.model.pop(), local=True),  # nobody keeps the first model while others train

@@ -17,6 +17,7 @@ class Job:
     overrides: list[str]  # what composes that configuration again
     folder: Path
     start: Checkpoint | None = None  # of this run or another; None: from the beginning
+    shown: bool = True  # whether its rounds are shown as they end
 
     def with_settings(self) -> "Job":
         """The same with settings as their owners checked them, defaults filled in."""

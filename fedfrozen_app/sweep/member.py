@@ -2,7 +2,10 @@
 
 import logging
 import os
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -10,11 +13,12 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from fedfrozen_app.config import Config, read, with_absolute_paths
+from fedfrozen_app.config import Config, device_of, read, stack_runs, with_absolute_paths
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.files import checkpoint, status
 from fedfrozen_app.files.rows import read_rows
-from fedfrozen_app.launch import execute
+from fedfrozen_app.launch import check_place, execute, execute_side_by_side
+from fedfrozen_app.local.resident import same_shape
 from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.run.job import Job, fork_start
 
@@ -22,39 +26,119 @@ log = logging.getLogger(__name__)
 TOKEN = "FEDFROZEN_SWEEP"  # the environment variable that tells a member which sweep asked for it
 
 
-def member(composed: DictConfig) -> float | None:
-    """What Hydra's launchers call, in whichever process: the figure to optimise, None for a failed run."""
+@dataclass(frozen=True)
+class Asked:
+    """A run that a sweep asks for."""
+
+    resolved_config: dict[str, Any]
+    overrides: list[str]
+    wanted: Path  # its folder, if no other run has it
+
+
+def member(composed: DictConfig, later: list[Asked] | None = None) -> float | None:
+    """What Hydra's launchers call, in whichever process: the figure to optimise, None for a failed run.
+
+    What may train side by side with others is added to `later` instead, where that is given.
+    """
     prepare_logging()  # a launcher's process begins without it
     logging.getLogger("flwr").setLevel(logging.WARNING)
     settings = HydraConfig.get()
     log.info("Run %s: %s", settings.job.num, " ".join(settings.overrides.task))
     wanted = Path(settings.runtime.output_dir).resolve()
-    resolved_config, overrides = with_absolute_paths(composed, settings.overrides.task)
-    return run_member(resolved_config, overrides, wanted, os.environ.get(TOKEN, ""))
+    asked = Asked(*with_absolute_paths(composed, settings.overrides.task), wanted)
+    # Other launchers have other processes, and other sweepers wait for the figure.
+    basic = all("BasicLauncher" in part or "BasicSweeper" in part for part in targets(settings))
+    if later is not None and basic and may_stack(asked):
+        later.append(asked)
+        return None
+    return run_member(asked, os.environ.get(TOKEN, ""))
 
 
-def run_member(
-    resolved_config: dict[str, Any], overrides: list[str], wanted: Path, sweep: str
-) -> float | None:
-    """Run it in `wanted`, or beside it if another run has that folder. Failures stay in its status file."""
-    folder = claim(wanted, status.new_status(resolved_config, overrides, sweep))
+def targets(settings: Any) -> tuple[str, str]:
+    return str(settings.launcher["_target_"]), str(settings.sweeper["_target_"])
+
+
+def may_stack(asked: Asked) -> bool:
+    """Whether this run asks for others beside it; one that cannot run at all is told so on its own."""
+    try:
+        config = read(asked.resolved_config)
+    except UserError:
+        return False
+    if config.runtime.name != "inprocess":
+        return False
+    wish = stack_runs(config)
+    return device_of(config.device).type == "cuda" if wish is None else wish > 1
+
+
+def run_member(asked: Asked, sweep: str) -> float | None:
+    """Run it in its folder, or beside it if another run has that. Failures stay in its status file."""
+    folder, state = open_folder(asked, sweep)
+    if state == "left alone":
+        return None
+    if state == "to do":
+        try:
+            with status.recorded(folder, asked.resolved_config, asked.overrides, sweep):
+                execute(job_of(asked, folder))
+        except (UserError, RunFailed) as error:
+            log.warning("%s failed: %s", folder, error)
+            return None
+    return objective(folder)
+
+
+def run_members(asked: Sequence[Asked], sweep: str) -> None:
+    """The same for many: those of one shape side by side."""
+    shapes: list[list[tuple[Asked, Job]]] = []
+    for one in asked:
+        folder, state = open_folder(one, sweep)
+        if state != "to do":
+            continue
+        try:
+            job = job_of(one, folder)
+            check_place(job)
+        except UserError:
+            run_member(one, sweep)  # which keeps a record of why
+            continue
+        for shape in shapes:
+            if same_shape(shape[0][1].config, job.config):
+                shape.append((one, job))
+                break
+        else:
+            shapes.append([(one, job)])
+    for shape in shapes:
+        if len(shape) == 1:
+            run_member(shape[0][0], sweep)
+            continue
+        jobs = [job for _, job in shape]
+        for job, error in zip(jobs, execute_side_by_side(jobs, partial(recorded, sweep)), strict=True):
+            if error is None:
+                continue
+            if not isinstance(error, UserError | RunFailed):
+                raise error
+            log.warning("%s failed: %s", job.folder, error)
+
+
+def recorded(sweep: str, job: Job) -> AbstractContextManager[None]:
+    return status.recorded(job.folder, job.resolved_config, job.overrides, sweep)
+
+
+def open_folder(asked: Asked, sweep: str) -> tuple[Path, str]:
+    """The run's folder, and whether it is "complete", "to do", or another process's and "left alone"."""
+    folder = claim(asked.wanted, status.new_status(asked.resolved_config, asked.overrides, sweep))
     before = status.read(folder)
     if before is not None and before.state == "complete":
         status.write(folder, replace(before, sweep=sweep, kept=True))
         log.info("%s is complete and was kept.", folder)
-        return objective(folder)
+        return folder, "complete"
     if before is not None and before.alive and before.pid != os.getpid():
         # Not recorded: the file is the other process's.
         log.warning("%s is being run by process %d: left alone.", folder, before.pid)
-        return None
-    try:
-        with status.recorded(folder, resolved_config, overrides, sweep):
-            config, start = starting_point(read(resolved_config), folder)
-            execute(Job(config, resolved_config, overrides, folder, start))
-    except (UserError, RunFailed) as error:
-        log.warning("%s failed: %s", folder, error)
-        return None
-    return objective(folder)
+        return folder, "left alone"
+    return folder, "to do"
+
+
+def job_of(asked: Asked, folder: Path) -> Job:
+    config, start = starting_point(read(asked.resolved_config), folder)
+    return Job(config, asked.resolved_config, asked.overrides, folder, start)
 
 
 def claim(wanted: Path, new: status.Status) -> Path:

@@ -16,6 +16,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from omegaconf import DictConfig
 from rich.console import Console
 
 from fedfrozen_app.compare.collect import collect
@@ -23,7 +24,7 @@ from fedfrozen_app.compare.command import show, write_all
 from fedfrozen_app.config import quoted, sentence, with_hydra
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.status import SweepFailed
-from fedfrozen_app.sweep.member import TOKEN, member
+from fedfrozen_app.sweep.member import TOKEN, Asked, member, run_members
 from fedfrozen_app.sweep.sweep_table import Member, members, state_of, sweep_table
 from fedfrozen_app.words import counted
 
@@ -40,8 +41,14 @@ def multirun(arguments: list[str]) -> None:
     if not any(word.startswith("hydra.output_subdir=") for word in overrides):
         # A run that has moved on to another number would leave it behind.
         added.append("hydra.output_subdir=null")
+    later: list[Asked] = []
+
+    def each(composed: DictConfig) -> float | None:
+        return member(composed, later)
+
     try:
-        with_hydra(member, ["-m", *overrides, *added])
+        with_hydra(each, ["-m", *overrides, *added])
+        run_members(later, token)
     except KeyboardInterrupt:
         done = sum(one.status.state == "complete" for one in members(folder, token))
         print(f"Interrupted with {counted(done, 'run')} complete: the same command goes on.", file=sys.stderr)

@@ -24,7 +24,7 @@ from fedfrozen_app.config import compose_config, resolved, with_absolute_paths
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.logs import prepare_logging
-from fedfrozen_app.sweep.member import run_member
+from fedfrozen_app.sweep.member import Asked, run_member
 from fedfrozen_app.sweep.multirun import new_token, raise_failures, sweep_folder
 from fedfrozen_app.sweep.sweep_table import members, sweep_table
 
@@ -91,7 +91,7 @@ def search(arguments: list[str]) -> None:
 
 def attempt(line: list[str], folder: Path, token: str) -> float | None:
     prepare_logging()
-    return run_member(*with_absolute_paths(compose_config(line), line), folder, token)
+    return run_member(Asked(*with_absolute_paths(compose_config(line), line), folder), token)
 
 
 def question(word: Override) -> Ask | None:

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.inprocess import runtime
+from fedfrozen_app.inprocess import stacked
 from fedfrozen_app.report import output
 from fedfrozen_app.run import evaluation
 
@@ -22,7 +22,7 @@ def regimes(monkeypatch):
     """The script as a module; what it changes in the project is put back."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     patched = [(output, "write_curves"), (output, "write_report"), (evaluation, "draw_labels")]
-    for place, name in (*patched, (checkpoint, "write"), (runtime, "share_out")):
+    for place, name in (*patched, (checkpoint, "write"), (stacked, "share_out")):
         monkeypatch.setattr(place, name, getattr(place, name))
     import regimes
 
@@ -163,7 +163,7 @@ def test_the_validation_rows_are_neither_trained_nor_tested_on(regimes):
         from fedfrozen_app.config import compose_config, read, resolved
 
         config = read(resolved(compose_config(words)))
-        shares = runtime.share_out(corpus, config, config.num_clients)
+        shares = stacked.share_out(corpus, config, config.num_clients)
         trained = np.concatenate(shares.partition.indices)
         assert len(shares.validation) and not np.isin(shares.validation, trained).any()
         assert len(shares.validation) + len(trained) == len(corpus.train)  # the test rows are another table
@@ -196,12 +196,37 @@ def test_whenever_it_stops_the_picture_is_balanced(regimes):
     study = regimes.STUDIES["cifar10"]
     known = [{"group": c.setting.group, "lr": c.lr, "val": 0.5} for c in regimes.tuning_cells(study)]
     cells = regimes.cells_of(study, [], known, 6)
-    first = [c for c in cells if c.setting.slice == 0 and c.seed < 3 and c.method in regimes.PASSES[0]]
-    assert cells[: len(first)] == first and len({c.setting for c in first}) == 8
-    seeds = [c.seed for c in first]
-    assert seeds == sorted(seeds) and set(seeds) == {0, 1, 2}
+    first = [c for c in cells if c.setting.slice == 0 and c.method in regimes.PASSES[0]]
+    assert cells[: len(first)] == first and len({c.setting for c in first}) == 7
+    places = [study.settings.index(c.setting) for c in first]
+    assert places == sorted(places) and {c.seed for c in first if c.method == "never"} == set(range(6))
     second = cells[len(first)]
     assert (second.method, second.setting.slice, second.seed) == ("20 %", 0, 0)
+    # Where seeds come in blocks, the first three are through with all settings before the others begin.
+    study = regimes.STUDIES["digits"]
+    known = [{"group": c.setting.group, "lr": c.lr, "val": 0.5} for c in regimes.tuning_cells(study)]
+    cells = regimes.cells_of(study, [], known, 6)
+    first = [c for c in cells if c.setting.slice == 0 and c.seed < 3]
+    assert cells[: len(first)] == first and len({c.setting for c in first}) == 8
+
+
+def test_runs_of_one_shape_train_together(regimes, tmp_path):
+    options = argparse.Namespace(rows=tmp_path, work=tmp_path, command="run", seeds=4, stack=6)
+    schedule = regimes.Schedule(regimes.STUDIES["cifar10"], options, until=math.inf)
+    rates = schedule.next(set())
+    assert len(rates) == 3 and len({c.lr for c in rates}) == 3 and all(c.tuning for c in rates)
+    tried = regimes.tuning_cells(schedule.study)
+    schedule.tuning = [{"group": c.setting.group, "lr": c.lr, "val": 0.5} for c in tried]
+    first = schedule.next(set())
+    assert {(c.setting.name, c.method) for c in first} == {
+        ("Dirichlet 0.05, 200 steps", "never"),
+        ("Dirichlet 0.3, 200 steps", "never"),
+    }
+    assert [c.seed for c in first] == [0, 1, 2, 3, 0, 1]  # the most urgent setting is not split
+    second = schedule.next(set(first))
+    assert not {*second} & {*first} and second[0].setting == first[0].setting
+    assert second[0].method == "0 %"  # what forks waits for the whole run, and this does not
+    assert len({c.shape for c in second}) == 1
 
 
 def test_rates_of_a_later_slice_do_not_hold_up_the_first(regimes):
@@ -216,14 +241,16 @@ def test_rates_of_a_later_slice_do_not_hold_up_the_first(regimes):
 
 
 def test_a_cell_begins_only_where_it_ends_in_time(regimes, tmp_path, monkeypatch):
-    options = argparse.Namespace(rows=tmp_path, work=tmp_path, command="run", seeds=1)
+    options = argparse.Namespace(rows=tmp_path, work=tmp_path, command="run", seeds=1, stack=4)
     schedule = regimes.Schedule(regimes.STUDIES["tiny"], options, until=100.0)
     monkeypatch.setattr(regimes.time, "time", lambda: 90.0)
     own = regimes.Cell("tiny", regimes.Setting(0.3, 2), 0, "never", 1e-2)
-    assert own.steps == 20 and schedule.fits(own)  # nobody knows yet how long it takes
-    schedule.take(own, {"setting": "x", "seed": 0, "method": "never", "lr": 1e-2, "seconds": 10.0})
-    assert not schedule.fits(own)  # 11.5 s
-    assert schedule.fits(replace(own, method="50 %"))
+    assert own.steps == 20 and schedule.fits([own])  # nobody knows yet how long it takes
+    row = {"setting": "x", "seed": 0, "method": "never", "lr": 1e-2, "seconds": 5.0}
+    schedule.take([own, own], [row, row])
+    assert not schedule.fits([own])  # 11.5 s: alone it may be hardly quicker than beside another
+    assert schedule.fits([replace(own, method="50 %")] * 2)
+    assert not schedule.fits([replace(own, method="50 %")] * 4)
 
 
 # Figures ---------------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def test_the_command_prints_tables_and_writes_files(ten_seeds, capsys, monkeypat
     monkeypatch.setenv("COLUMNS", "200")
     assert command(["compare", str(ten_seeds), "--baseline", "strategy=fedavg", "--target", "0.91"]) == 0
     out = capsys.readouterr().out
-    assert "fedprox" in out and "better" in out and "bootstrap interval" in out
+    assert "fedprox" in out and "better" in out and "Student interval" in out
     assert {path.name for path in ten_seeds.glob("comparison*")} >= {
         *("comparison.csv", "comparison_runs.csv", "comparison.md", "comparison.tex", "comparison.html")
     }

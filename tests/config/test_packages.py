@@ -91,6 +91,7 @@ def test_the_command_line_knows_it(installed, capsys):
     assert capsys.readouterr().out.startswith("gentle, vit_tiny")
 
 
+@pytest.mark.slow
 def test_hydra_s_own_command_line_knows_it(installed, tmp_path):
     """--help, --cfg and a multirun, each in a process of its own."""
     code = f"""

@@ -125,6 +125,7 @@ def test_a_run_completes_and_its_log_arrives_line_by_line(
     assert (tmp_path / "work" / "run.log").read_text().splitlines() == lines
 
 
+@pytest.mark.slow
 def test_a_failed_run_raises_with_the_exception_in_its_text(toy: Path, tmp_path: Path) -> None:
     with pytest.raises(SimulationFailed) as caught:
         run_app(toy, {"mode": "fail"}, num_supernodes=2, work_dir=tmp_path)

@@ -81,6 +81,8 @@ STOPS_FLOAT64 = {"fedfrozen": 3}
 ONE_BY_ONE = {"safl_keep", "safl_random"}
 # Variants whose strategy is there in float64 already.
 FLOAT32_ONLY = {"fedfrozen_random", "safl_fixed", "safl_random", "pfeddc_global"}
+# These show the cohort runner in every test run; the other twins wait for a release.
+TWINS_OF = {"fedavg", "fedfrozen", "safl", "pfeddc"}
 
 
 @dataclass(frozen=True)
@@ -94,25 +96,25 @@ class Case:
 def _inprocess() -> list[Case]:
     found = []
 
-    def add(name: str, words: list[str], stop: int | None = None) -> None:
-        found.append(Case(name, [*SMALL, *words], stop))
+    def add(name: str, words: list[str], stop: int | None = None, *, slow: bool = False) -> None:
+        found.append(Case(name, [*SMALL, *words], stop, slow))
 
     for family, model in (DIGITS, TINY), (SAFL, TINY), (PFEDDC, []):
         for name, words in family.items():
             words = [*model, *words]
             add(f"{name}-sequential", [*words, "runtime.runner=sequential"], STOPS.get(name))
             if name not in ONE_BY_ONE:
-                add(f"{name}-cohort", [*words, "runtime.runner=cohort"])
+                add(f"{name}-cohort", [*words, "runtime.runner=cohort"], slow=name not in TWINS_OF)
             if name not in FLOAT32_ONLY:
                 double = [*words, "runtime.runner=sequential", "model.dtype=float64"]
-                add(f"{name}-float64", double, STOPS_FLOAT64.get(name))
+                add(f"{name}-float64", double, STOPS_FLOAT64.get(name), slow=name != "fedfrozen")
     for name in ("fedavg", "fedfrozen"):
         words = [*TINY, *DIGITS[name], "runtime.runner=cohort", "model.dtype=float64"]
         add(f"{name}-cohort-float64", words)
     for rule in ("krum", "median", "trimmed_mean"):  # of five: with four the last two would be the same
         words = [*TINY, *DIGITS["fedavg"], f"aggregation={rule}", "num_clients=5"]
         add(f"{rule}-sequential", [*words, "runtime.runner=sequential"])
-    add("trimmed_mean-cohort", [*words, "runtime.runner=cohort"])
+    add("trimmed_mean-cohort", [*words, "runtime.runner=cohort"], slow=True)
     # Clients that clip every example train one by one, whatever the runner.
     add("private_fedavg", [*TINY, *DIGITS["fedavg"], *SEEDED, "runtime.runner=sequential"], stop=2)
     add("private_safl", [*TINY, *NOTES, *SEEDED, "runtime.runner=sequential"])

@@ -8,16 +8,20 @@ from scipy.stats import kstest
 
 from fedfrozen_app import registry
 from fedfrozen_app.audit.command import judge_claims
+from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.data.federated import load_corpus
 from fedfrozen_app.data.table import Table
 from fedfrozen_app.digests import digests
 from fedfrozen_app.files import checkpoint
+from fedfrozen_app.inprocess.stacked import Bench, run_stacked
 from fedfrozen_app.local import cohort
 from fedfrozen_app.local.algorithm import Algorithm
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, plain_loss
 from fedfrozen_app.privacy.ghost import GhostClipping
 from fedfrozen_app.privacy.noise import SecretNoise
+from fedfrozen_app.run.job import Job
 from fedfrozen_app.server.base import PlannedFedAvg
-from tests.conftest import same_bits
+from tests.conftest import SMALL, Run, same_bits
 from tests.flower.test_runtimes import is_key_bias
 from tests.local.test_algorithms import Contrast, Normalised, OwnModel, head_first
 from tests.privacy.test_dpsgd import parts, task_of
@@ -210,3 +214,22 @@ def test_arrays_of_an_algorithm_and_phases_in_a_recorded_step(train, monkeypatch
     for who, arrays in one.items():
         size = sum(float(value.square().sum()) for value in arrays.values()) ** 0.5
         assert between({n: v for n, v in arrays.items() if not is_key_bias(n)}, other[who]) <= 1e-3 * size
+
+
+@pytest.mark.parametrize("compiled", ["false", "true"])
+@pytest.mark.parametrize("client", ["client=adamw", "client=sgd"])
+def test_runs_side_by_side_equal_runs_alone(train, tmp_path, client, compiled):
+    """Three seeds at other rates, each with its own frozen kernel; one of them ends a round sooner."""
+    words = [*SMALL, *WORDS, client, "runtime.runner=cohort", f"runtime.compile={compiled}"]
+    each = [[*words, f"seed={n}", f"client.lr={lr}"] for n, lr in enumerate((0.001, 0.002, 0.003))]
+    each.append([*words, "seed=3", "num_rounds=2"])
+    alone = [train(*own, folder=f"alone{n}", small=False) for n, own in enumerate(each)]
+    jobs = []
+    for number, own in enumerate(each):
+        resolved_config = resolved(compose_config(own))
+        jobs.append(Job(read(resolved_config), resolved_config, own, tmp_path / f"beside{number}"))
+    found = run_stacked(jobs, Bench(load_corpus(jobs[0].config), 4))
+    assert [outcome["status"] for outcome in found] == ["completed"] * 4
+    for number, one in enumerate(alone[:3]):
+        start = train(*each[number], "num_rounds=0", folder=f"start{number}", small=False).model
+        assert distance(start, one, Run(jobs[number].folder)) <= 1e-3

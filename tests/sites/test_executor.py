@@ -352,7 +352,7 @@ def test_private_state_survives_restarts_and_no_round_counts_twice(sites, strate
             assert not both[0].exists() or both[0].read_bytes() == both[1].read_bytes()
 
 
-@pytest.mark.parametrize("strategy", ["local", "fedfrozen"])
+@pytest.mark.parametrize("strategy", ["local", pytest.param("fedfrozen", marks=pytest.mark.slow)])
 def test_a_fork_says_that_sites_begin_their_private_parts_afresh(sites, caplog, strategy):
     words = (f"strategy={strategy}", "checkpoint.keep=9")
     told = ("a site without the executor begins them afresh", "the sites' private parts begin afresh")

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedfrozen_app.__main__ import run as command
@@ -316,3 +317,40 @@ def test_launchers_that_use_other_processes(launcher, package, tmp_path):
     assert sorted(state.partition(":")[0] for state in states(tmp_path).values()) == [
         *("complete", "complete", "failed", "failed")
     ]
+
+
+# Side by side -----------------------------------------------------------------------------------------------
+
+
+def test_seeds_train_side_by_side_and_leave_what_they_leave_alone(quick, caplog):
+    words = ["-m", *TINY, "runtime.runner=cohort", "strategy=fedavg,fedfrozen", "seed=0,1"]
+    alone, beside = quick / "alone", quick / "beside"
+    assert command([*words, f"output_dir={alone}", "runtime.stack_runs=off"]) == 0
+    assert "side by side" not in caplog.text
+    assert command([*words, f"output_dir={beside}", "runtime.stack_runs=3"]) == 0
+    assert "up to 3 side by side" in caplog.text
+    assert states(beside) == states(alone) == dict.fromkeys("0123", "complete")
+    for number in "0123":
+        one, other = Run(alone / number), Run(beside / number)
+        for key, value in one.model.items():  # in float32
+            torch.testing.assert_close(other.model[key], value, rtol=1e-3, atol=1e-4)
+        assert [row.get("bytes_up") for row in one.rows] == [row.get("bytes_up") for row in other.rows]
+        assert one.summary["config"]["seed"] == other.summary["config"]["seed"]
+    before = written(beside)
+    assert command([*words[:-1], "seed=0,1,2", f"output_dir={beside}", "runtime.stack_runs=3"]) == 0
+    after = written(beside)
+    assert {key: after[key] for key in before} == before and len(after) == 6  # kept, and two more
+
+
+def test_one_that_fails_side_by_side_is_told_and_the_others_are_complete(quick):
+    words = ["-m", *TINY, "runtime.runner=cohort", "client=sgd", "client.lr=0.01,1e30", "seed=0,1"]
+    assert command([*words, f"output_dir={quick / 'sweep'}", "runtime.stack_runs=4"]) == 1
+    found = states(quick / "sweep")
+    assert [found[number] == "complete" for number in "0123"] == [True, True, False, False]
+    assert "not finite" in found["2"]
+
+
+def test_runs_side_by_side_are_a_number_auto_or_off(capsys):
+    for word in ("some", "0", "-2", "1.5"):
+        assert command([f"runtime.stack_runs={word}"]) == 2
+        assert "auto or off" in capsys.readouterr().err

@@ -31,12 +31,14 @@ def apart():
     return problem, walk(problem)
 
 
+@pytest.mark.slow
 def test_clients_apart_have_an_interior_optimum(apart):
     problem, walked = apart
     early, middle, never = freeze(problem, walked, [5, 60, 150])[..., -1].mean(0)
     assert middle < never - MARGIN and middle < early - MARGIN
 
 
+@pytest.mark.slow
 def test_freezing_the_value_instead_is_worse(apart):
     problem, walked = apart
     kernel = freeze(problem, walked, [SWITCH])[:, 0, -1].mean()
@@ -44,6 +46,7 @@ def test_freezing_the_value_instead_is_worse(apart):
     assert kernel < value - MARGIN
 
 
+@pytest.mark.slow
 def test_clients_alike_never_freeze():
     problem = make(Setting(heterogeneity=0, local_steps=10), (0, 1, 2))
     finals = freeze(problem, walk(problem), [0, 5, 15, 40, 80, 120, 150])[..., -1].mean(0)

@@ -1,0 +1,271 @@
+"""Runs beside one another in one process against the same runs alone: the same rows, models and files."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from clients.fedprox import FedProx
+from fedfrozen_app import registry
+from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.data.federated import load_corpus
+from fedfrozen_app.errors import RunFailed
+from fedfrozen_app.exchange.plan import Phase
+from fedfrozen_app.files import checkpoint
+from fedfrozen_app.inprocess.stacked import Bench, run_stacked, why_apart
+from fedfrozen_app.inprocess.strand import Strand
+from fedfrozen_app.local.algorithm import Algorithm, Finished
+from fedfrozen_app.local.stack import draws_at_random
+from fedfrozen_app.run.job import Job
+from fedfrozen_app.server.base import PlannedFedAvg
+from tests.conftest import SMALL, Run, same_bits
+
+# Ten clients' worth of skew in three: some of them are through before others.
+WORDS = [*SMALL, "runtime.runner=cohort", "model.dtype=float64", "partition.alpha=0.3", "checkpoint.keep=9"]
+EXACT = ("clients", "stage", "clients_ok", "clients_failed", "bytes_up", "bytes_down", "bytes_up_by_role")
+
+
+def job(folder: Path, *words: str) -> Job:
+    resolved_config = resolved(compose_config([*WORDS, *words]))
+    config = read(resolved_config)
+    start = checkpoint.read(Path(config.start_from)) if config.start_from else None
+    return Job(config, resolved_config, [*WORDS, *words], folder, start)
+
+
+@pytest.fixture
+def pairs(tmp_path, train):
+    """Each run alone, and the same beside the others."""
+
+    def both(*each: list[str], runs: int = 9) -> list[tuple[Run, Run]]:
+        alone = [train(*WORDS, *words, folder=f"alone{n}", small=False) for n, words in enumerate(each)]
+        jobs = [job(tmp_path / f"stacked{n}", *words) for n, words in enumerate(each)]
+        found = run_stacked(jobs, Bench(load_corpus(jobs[0].config), runs))
+        for outcome in found:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [(one, Run(made.folder)) for one, made in zip(alone, jobs, strict=True)]
+
+    return both
+
+
+def same(alone: Run, stacked: Run, tolerance: float = 0.0) -> None:
+    """What is counted is equal, and what is computed too: to the bit, or within `tolerance`."""
+    assert len(alone.rows) == len(stacked.rows)
+    for one, other in zip(alone.rows, stacked.rows, strict=True):
+        assert one.keys() == other.keys()
+        for key in (*EXACT, "test_accuracy", "client_val_before", "client_val_after"):
+            assert one.get(key) == other.get(key), key
+        for key in ("test_loss", "train_loss", "usual_norm"):
+            if key in one:
+                assert other[key] == pytest.approx(one[key], rel=tolerance, abs=0), key
+    for server_round in range(1, len(alone.rows)):
+        there = stacked.model_after(server_round)
+        for name, value in alone.model_after(server_round).items():
+            torch.testing.assert_close(there[name], value, rtol=0, atol=tolerance)
+    if not tolerance:
+        assert same_bits(alone.model, stacked.model)
+
+
+@pytest.mark.parametrize("client", ["client=adamw", "client=sgd"])
+def test_seeds_skews_and_rates_together_are_the_same_runs(pairs, client):
+    """Nothing is frozen, so that every run's step is the same operations in the same order."""
+    each = [["seed=0"], ["seed=1", "client.lr=0.01"], ["seed=2", "partition.alpha=5", "num_clients=4"]]
+    for alone, stacked in pairs(*(["strategy=fedavg", client, *words] for words in each)):
+        same(alone, stacked)
+
+
+def test_each_run_freezes_its_own_kernel_at_its_own_time(pairs):
+    """A frozen product is laid out for a run at a time, so that its last bit may differ."""
+    for alone, stacked in pairs(*([f"seed={n}", f"strategy.warmup_rounds={n}"] for n in range(3))):
+        same(alone, stacked, 1e-9)
+        assert stacked.rows[-1]["stage"] == "frozen"
+
+
+def test_forks_go_on_together(pairs, tmp_path, train):
+    each = []
+    for seed in range(2):
+        train(*WORDS, f"seed={seed}", "strategy=fedavg", folder=f"seed{seed}", small=False)
+        each.append([f"seed={seed}", "strategy.warmup_rounds=2", f"from={tmp_path}/seed{seed}/checkpoints/2"])
+    for alone, stacked in pairs(*each):
+        assert len(stacked.rows) == 4 and stacked.rows[-1]["stage"] == "frozen"
+        (one, other) = (run.model_after(3) for run in (alone, stacked))
+        for name, value in one.items():
+            torch.testing.assert_close(other[name], value, rtol=0, atol=1e-9)
+
+
+def test_some_clients_a_round(pairs):
+    words = ["strategy=fedavg", "num_clients=5", "participation=0.4", "partition.alpha=0.1"]
+    for alone, stacked in pairs(*([*words, f"seed={seed}"] for seed in range(3))):
+        same(alone, stacked)
+
+
+@dataclass(frozen=True)
+class Corrected(Algorithm):
+    """SCAFFOLD's arrays: one that comes with the order, one that stays, one that goes back."""
+
+    comes, stays, goes = ("c",), ("c",), ("dc",)
+
+    def loss(self, parameters, batch, task, start):
+        pull = [
+            ((start.order["c"][name] - start.own["c"][name]) * parameters[name]).sum()
+            for name in start.trained
+        ]
+        return task.loss(parameters, batch) + torch.stack(pull).sum()
+
+    def finish(self, start, trained, steps, rate):
+        own, common = start.own["c"], start.order["c"]
+        new = {
+            name: own[name] - common[name] + (start.model[name] - value) / (steps * rate)
+            for name, value in trained.items()
+        }
+        return Finished({"c": new}, {"dc": {name: new[name] - own[name] for name in new}})
+
+
+class Near(FedProx):
+    def __init__(self):
+        super().__init__(mu=0.5)
+
+
+def head_first(plan, roles):
+    """The head stays with the client, and trains before the rest."""
+    head = tuple(name for name in plan.trained if roles[name].kind == "head")
+    body = tuple(name for name in plan.trained if name not in head)
+    return plan.keep_private(head).in_phases(Phase(head, epochs=2), Phase(body))
+
+
+def as_it_is(plan, roles):
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "change"), [(Near, as_it_is), (Corrected, as_it_is), (Algorithm, head_first)]
+)
+def test_what_clients_read_and_keep_is_their_run_s_own(pairs, monkeypatch, algorithm, change):
+    """The round's start, arrays that come with the order and that stay, private parameters, phases."""
+    name = f"stacked {algorithm.__name__}"
+
+    class Own(PlannedFedAvg):
+        algorithm = name
+
+        def plan(self, server_round):
+            return change(super().plan(server_round), self.federation.roles)
+
+        def step(self, update):
+            if "dc" in update.extra:
+                news = update.extra["dc"].items()
+                self.carried = {"c": {n: self.carried["c"][n] + value for n, value in news}}
+            return super().step(update)
+
+    monkeypatch.setitem(registry.REGISTERED, ("strategies", "fedavg"), Own)
+    monkeypatch.setitem(registry.REGISTERED, ("algorithms", name), algorithm)
+    words = ["strategy=fedavg", "client=sgd", "client.lr=0.05", "personal=false", "num_clients=4"]
+    for alone, stacked in pairs(*([*words, "partition.alpha=0.1", f"seed={n}"] for n in range(2))):
+        same(alone, stacked, 1e-9)
+        kept, twin = (checkpoint.read(run.folder / "checkpoints" / "3").clients for run in (alone, stacked))
+        assert kept.keys() == twin.keys() and bool(kept) == (algorithm is not Near)
+        for client, arrays in kept.items():
+            for key, value in arrays.items():
+                torch.testing.assert_close(twin[client][key], value, rtol=0, atol=1e-9)
+
+
+def test_more_runs_than_fit_follow_one_another(pairs):
+    for alone, stacked in pairs(*(["strategy=fedavg", f"seed={seed}"] for seed in range(3)), runs=2):
+        same(alone, stacked)
+
+
+def test_one_that_fails_stops_or_diverges_leaves_the_others_as_they_are(train, tmp_path, monkeypatch):
+    from fedfrozen_app.server.hooks import MetricsFile
+
+    each = [["seed=0"], ["seed=1", "num_rounds=1"], ["seed=2", "client.lr=1e30"], ["seed=3"]]
+    each = [["strategy=fedavg", "client=sgd", *words] for words in each]
+    one = train(*WORDS, *each[0], folder="alone", small=False)
+    write = MetricsFile.after_round
+
+    def no_disk(self, strategy, row):
+        if "stacked3" in str(self.path) and row["round"] == 2:
+            raise OSError("no room left")
+        return write(self, strategy, row)
+
+    monkeypatch.setattr(MetricsFile, "after_round", no_disk)
+    jobs = [job(tmp_path / f"stacked{n}", *words) for n, words in enumerate(each)]
+    found = run_stacked(jobs, Bench(load_corpus(jobs[0].config), 4))
+    assert isinstance(found[2], RunFailed) and "not finite" in str(found[2])
+    assert isinstance(found[3], RunFailed) and "no room left" in str(found[3])
+    assert found[1]["status"] == found[0]["status"] == "completed"
+    assert len(Run(jobs[1].folder).rows) == 2 and Run(jobs[3].folder).summary["status"] == "failed"
+    same(one, Run(jobs[0].folder))
+
+
+def test_ctrl_c_ends_every_run_as_one_alone(tmp_path, train, monkeypatch):
+    from fedfrozen_app.local.stack import Stack
+
+    real, calls = Stack.train, []
+
+    def stop(self, works):
+        calls.append(works)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(self, works)
+
+    monkeypatch.setattr(Stack, "train", stop)
+    jobs = [job(tmp_path / f"stacked{seed}", "strategy=fedavg", f"seed={seed}") for seed in range(2)]
+    with pytest.raises(KeyboardInterrupt):
+        run_stacked(jobs, Bench(load_corpus(jobs[0].config), 2))
+    for each in jobs:
+        assert Run(each.folder).summary["status"] == "interrupted"
+        assert checkpoint.newest(each.folder).round == 2
+
+
+def test_a_bench_serves_one_group_after_another(tmp_path, train):
+    """Models and steps of the first are used again: nothing of it is seen."""
+    alone = train(*WORDS, "strategy=fedavg", "seed=3", folder="alone", small=False)
+    jobs = [job(tmp_path / f"stacked{seed}", "strategy=fedavg", f"seed={seed}") for seed in range(4)]
+    bench = Bench(load_corpus(jobs[0].config), 2)
+    run_stacked(jobs[:2], bench)
+    run_stacked(jobs[2:], bench)
+    assert len(bench.residents) == 2 and len({id(r.train_table) for r in bench.residents}) == 1
+    same(alone, Run(jobs[3].folder))
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["client.batch_size=8"], "differ in model"),
+        (["model.config.hidden_size=24"], "differ in model"),
+        (["client.lr=0.5", "seed=9", "partition=iid"], None),
+        (["client.head_lr=0.5"], "differ in model"),
+    ],
+)
+def test_what_may_stand_beside(tmp_path, words, reason):
+    jobs = [job(tmp_path / "a"), job(tmp_path / "b", *words)]
+    resident = Bench(load_corpus(jobs[0].config), 2).resident(0, jobs[0])
+    found = why_apart(jobs, resident)
+    assert found is None if reason is None else reason in found
+
+
+def test_dropout_needs_a_run_of_its_own(tmp_path):
+    made = job(tmp_path / "a", "model.config.hidden_dropout_prob=0.1")
+    resident = Bench(load_corpus(made.config), 2).resident(0, made)
+    assert draws_at_random(resident) and "random" in why_apart([made], resident)
+    assert not resident.model.training
+
+
+def test_a_strand_stops_where_it_asks():
+    said = []
+
+    def story(strand):
+        said.append(strand.ask("one"))
+        try:
+            strand.ask("two")
+        except ValueError as error:
+            said.append(str(error))
+        return "over"
+
+    strand = Strand(story)
+    strand.start()
+    assert strand.asks == "one" and not said
+    strand.answer(1)
+    assert strand.asks == "two" and said == [1]
+    strand.answer(ValueError("no"))
+    assert strand.asks is None and said == [1, "no"] and strand.result == "over"
