@@ -22,9 +22,9 @@ from fedfrozen_app.launch import check_place, execute, execute_side_by_side
 from fedfrozen_app.local.resident import same_shape
 from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.run.job import Job, fork_start
+from fedfrozen_app.sweep.sweep_table import ASKED
 
 log = logging.getLogger(__name__)
-ASKED = ".sweeps"  # in a sweep's folder: for each sweep that is going on, which runs it asked for
 TOKEN = "FEDFROZEN_SWEEP"  # the environment variable that tells a member which sweep asked for it
 
 

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from fedfrozen_app.files import status
 from fedfrozen_app.report.console import human_bytes, human_seconds
-from fedfrozen_app.sweep.member import ASKED
+
+ASKED = ".sweeps"  # in a sweep's folder: for each sweep that is going on, which runs it asked for
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ FLOWER_RUNS = [line for line in lines(README) if line.startswith("flwr run ")]
 def test_a_command_is_understood(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     verb = words[0] if words[0] in VERBS else ""
-    if verb in ("plan", "doctor") or words[:2] == ["site", "request"]:
+    if verb in ("plan", "doctor", "methods") or words[:2] == ["site", "request"]:
         assert command(words) == 0
     elif verb == "theory":
         assert all(theory.read(composed).study in theory.STUDIES for composed in laboratory(words[1:]))
@@ -255,6 +255,7 @@ def test_every_default_is_the_one_that_composes():
         assert told == as_written(found[0] if found else OmegaConf.select(usual, key)), key
 
 
+@pytest.mark.slow
 def test_what_the_other_files_set():
     table = re.findall(r"^\| `(\w+=\w+)` \| ((?:`[\w.]+=[^`]+` ?)+)\|$", CONFIGURATION, re.MULTILINE)
     assert len(table) >= 8

@@ -179,6 +179,7 @@ def test_every_name_leads_somewhere():
         assert all(registry.find(group, name) is not None for name in table)
 
 
+@pytest.mark.slow
 def test_one_reader_is_imported_not_all():
     code = (
         "import sys; from fedfrozen_app.data.sources import DatasetSpec, load; load(DatasetSpec()); "

@@ -90,6 +90,7 @@ def play(generator, noise, rate, steps, canaries, scale=1.0, length=1.0):
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 8.0])
+@pytest.mark.slow
 def test_what_was_broken_is_refuted_and_what_was_not_is_not(epsilon):
     generator = np.random.default_rng(0)
     noise = solve_noise(0.3, 20, epsilon=epsilon, delta=DELTA, kind="prv")

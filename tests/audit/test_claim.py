@@ -177,6 +177,7 @@ def test_a_site_judges_its_own_record(train, capsys):
     assert claim["epsilon_claimed"] == run.rows[-1]["epsilon"]["0"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_its_canaries(train):
     run = train(*AUDITED, "privacy.canaries=20")
     record = run.folder / "privacy" / "audit" / "0"

@@ -46,6 +46,7 @@ def test_a_line_for_every_strategy(capsys):
     assert "each client its own layers" in found["safl"]["trains"]
 
 
+@pytest.mark.slow
 def test_for_the_model_that_is_asked_for(capsys):
     found = listed(capsys, "model=linear", "num_rounds=2")
     assert "no attention kernel" in found["fedfrozen"]["problem"]

@@ -141,6 +141,7 @@ def as_it_is(plan, roles):
 @pytest.mark.parametrize(
     ("algorithm", "change"), [(Near, as_it_is), (Corrected, as_it_is), (Algorithm, head_first)]
 )
+@pytest.mark.slow
 def test_what_clients_read_and_keep_is_their_run_s_own(pairs, monkeypatch, algorithm, change):
     """The round's start, arrays that come with the order and that stay, private parameters, phases."""
     name = f"stacked {algorithm.__name__}"
@@ -169,6 +170,7 @@ def test_what_clients_read_and_keep_is_their_run_s_own(pairs, monkeypatch, algor
                 torch.testing.assert_close(twin[client][key], value, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_more_runs_than_fit_follow_one_another(pairs):
     for alone, stacked in pairs(*(["strategy=fedavg", f"seed={seed}"] for seed in range(3)), runs=2):
         same(alone, stacked)
@@ -217,6 +219,7 @@ def test_ctrl_c_ends_every_run_as_one_alone(tmp_path, train, monkeypatch):
         assert checkpoint.newest(each.folder).round == 2
 
 
+@pytest.mark.slow
 def test_a_bench_serves_one_group_after_another(tmp_path, train):
     """Models and steps of the first are used again: nothing of it is seen."""
     alone = train(*WORDS, "strategy=fedavg", "seed=3", folder="alone", small=False)

@@ -102,7 +102,7 @@ def test_a_full_disk_ends_with_a_sentence_and_goes_on_when_there_is_room(train, 
     ("words", "seed", "points"),
     [
         pytest.param(WORDS, 0, 6, id="slice"),
-        pytest.param(PRIVATE, 1, 2, id="private slice"),
+        pytest.param(PRIVATE, 1, 2, id="private slice", marks=pytest.mark.slow),
         pytest.param(WORDS, 2, 30, id="fedfrozen", marks=pytest.mark.slow),
         pytest.param(PRIVATE, 3, 20, id="private", marks=pytest.mark.slow),
     ],

@@ -103,6 +103,7 @@ def test_both_runners_agree(train, strategy):
 
 
 @pytest.mark.parametrize("strategy", METHODS)
+@pytest.mark.slow
 def test_resumed_equals_unbroken(train, monkeypatch, strategy):
     words = (f"strategy={strategy}", "participation=0.7")
     whole = train(*words, folder="whole")

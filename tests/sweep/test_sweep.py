@@ -363,6 +363,7 @@ def test_a_sweep_takes_over_what_an_equal_one_leaves_behind(tmp_path):
 # Side by side -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_seeds_train_side_by_side_and_leave_what_they_leave_alone(quick, caplog):
     words = ["-m", *TINY, "runtime.runner=cohort", "strategy=fedavg,fedfrozen", "seed=0,1"]
     alone, beside = quick / "alone", quick / "beside"
