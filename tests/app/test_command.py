@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -193,7 +193,7 @@ def test_a_run_that_goes_on_elsewhere_is_left_alone(tmp_path, capsys):
     folder = tmp_path / "run"
     assert command([*SMALL, "num_rounds=1", f"output_dir={folder}"]) == 0
     before = (folder / "metrics.jsonl").read_text()
-    other = replace(status.read(folder), state="running", pid=os.getppid())
+    other = replace(status.read(folder), state="running", **asdict(status.Owner.of(os.getppid())))
     status.write(folder, other)
     for words in (["resume", str(folder), "num_rounds=2"], [*SMALL, f"output_dir={folder}"]):
         capsys.readouterr()

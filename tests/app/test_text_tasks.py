@@ -22,6 +22,7 @@ LLAMA = [
 
 @pytest.mark.parametrize("task", ["classification", "multilabel", "entities"])
 @pytest.mark.parametrize("extra", [[], LLAMA], ids=["bert", "llama"])
+@pytest.mark.slow
 def test_every_task_trains_under_safl(train, task, extra):
     run = train("strategy=safl", *SMALL_TEXT, f"dataset.task={task}", "strategy.keep=0.625", *extra)
     row = run.rows[-1]

@@ -110,6 +110,7 @@ def test_watching_changes_nothing(train):
 
 
 @pytest.mark.parametrize("broken", [False, True])
+@pytest.mark.slow
 def test_ghost_clipping_is_watched_without_canaries(train, monkeypatch, broken):
     """Its sum is worked out again from the gradients of single examples, dropout and all."""
     if broken:

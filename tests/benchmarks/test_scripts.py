@@ -16,6 +16,7 @@ SCRIPTS = sorted(BENCHMARKS.glob("*.py"))
 OURS = ("fedfrozen_app", "strategies", "clients", "tests")
 
 
+@pytest.mark.slow
 def test_every_script_can_be_imported():
     """In a process of its own: they are no package, and some change the process they are in."""
     code = f"""

@@ -34,6 +34,7 @@ def options(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_study_from_nothing_to_its_result(warmup, options, tmp_path, capsys):
     (name, seed, job), *others = warmup.jobs_of("digits", options)
     assert (name, seed, len(others)) == ("digits, Dirichlet 0.1", 0, 2)

@@ -98,6 +98,7 @@ def test_bash_completes_verbs_groups_and_keys(bash):
     assert complete(bash, "fedfrozen nothing_like_it") == []
 
 
+@pytest.mark.slow
 def test_other_shells_and_verbs(capsys):
     for shell, begins in (("zsh", "autoload"), ("fish", "complete -c fedfrozen")):
         assert command(["completion", shell]) == 0

@@ -58,6 +58,7 @@ RUNS = [Steps(1.1, 0.05, 120), Steps(0.9, 0.02, 300), Steps(2.5, 0.25, 60)]  # i
 
 
 @pytest.mark.parametrize("count", [1, 3, 12])
+@pytest.mark.slow
 def test_many_runs_together_cost_what_dp_accounting_says(count):
     """All steps of all runs as one composition; who adds epsilons up, as a site does, counts more."""
     runs = [RUNS[number % len(RUNS)] for number in range(count)]

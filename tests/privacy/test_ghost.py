@@ -48,6 +48,7 @@ def test_clipped_sums_are_those_of_single_examples(model_type):
 
 
 @pytest.mark.parametrize("task", ["classification", "multilabel", "entities"])
+@pytest.mark.slow
 def test_a_round_ends_with_the_same_model(train, task):
     words = (*SAFL, "model=bert_tiny", "dataset.limit=60", "partition.min_size=4", f"dataset.task={task}")
     one, other = (

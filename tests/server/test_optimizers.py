@@ -187,6 +187,7 @@ def test_avgm_without_memory_keeps_the_bits_of_rules_that_combine_values():
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.slow
 def test_killed_and_resumed_to_the_bit(train, monkeypatch, name):
     more = ("server_optimizer.correction=adam",) if name in ("adam", "yogi") else ()
     words = (*RUN, f"server_optimizer={name}", *more)

@@ -506,6 +506,7 @@ def test_delta_is_spent_over_all_runs_too(sites):
     assert reason == "the run asks for delta 1e-06, and 5e-07 is left"
 
 
+@pytest.mark.slow
 def test_what_is_charged_over_many_runs_bounds_what_they_cost_together(sites):
     """The steps that three runs really took, composed by dp-accounting, against the site's own sums."""
     import dp_accounting
