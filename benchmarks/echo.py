@@ -1,6 +1,6 @@
 """Our rounds around a client that does not train, and a way to be told when a round begins and ends."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,6 @@ from fedfrozen_app import client_app, registry
 from fedfrozen_app.exchange.arrays import to_record
 from fedfrozen_app.exchange.cache import Cache
 from fedfrozen_app.exchange.messages import Reply, read_train, train_reply
-from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.inprocess.grid import InProcessGrid
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.server.base import Federation, Hook, PlannedFedAvg, Row
@@ -40,9 +39,9 @@ def telling(strategy: type[PlannedFedAvg], told: Told) -> type[PlannedFedAvg]:
         def __init__(self, *arguments: Any, hooks: Sequence[Hook] = (), **named: Any) -> None:
             super().__init__(*arguments, hooks=[*hooks, told], **named)
 
-        def order(self, server_round: int, drawn: Mapping[str, int]) -> Order:
+        def _train_round(self, server_round: int, conversation: Conversation) -> Row:
             told.begins(server_round)
-            return super().order(server_round, drawn)
+            return super()._train_round(server_round, conversation)
 
     return Telling
 
