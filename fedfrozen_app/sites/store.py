@@ -174,27 +174,32 @@ class Budget:
 
     def check(self, log: AuditLog) -> None:
         """A `UserError` where this record and the audit log contradict each other: one of them was lost."""
-        runs = self._read()
+        record = self._record()
         for run, rounds in log.spending.items():
-            lost = [number for number in rounds if number not in runs.get(run, {"rounds": {}})["rounds"]]
+            known = record["runs"].get(run, {"rounds": {}})["rounds"]
+            lost = [number for number in rounds if number not in known]
             if lost:
                 raise UserError(
                     f"{self.path}, the record of spent epsilon, does not know round {lost[0]} of the run "
                     f"{run}, which {log.path} says was sent: bring it back from a backup. Until then this "
                     "site answers nothing."
                 )
-        if self.path.exists() and not log.holds(unsealed(self.path).get("log", FIRST)):
+        if not log.holds(record.get("log", FIRST)):
             raise UserError(
                 f"{log.path} lacks what it held when {self.path} was written: it was shortened or replaced. "
                 "Bring it back from a backup. Until then this site answers nothing."
             )
 
     def _read(self) -> dict[str, dict[str, Any]]:
+        return self._record()["runs"]
+
+    def _record(self) -> dict[str, Any]:
         """A damaged file ends all work: what it held cannot be guessed."""
         if not self.path.exists():
-            return {}
+            return {"runs": {}}
         try:
-            return unsealed(self.path)["runs"]
+            found = unsealed(self.path)
+            return {**found, "runs": found["runs"]}
         except DAMAGED as error:
             raise UserError(
                 f"{self.path}, the record of spent epsilon, is damaged: bring it back from a backup. "

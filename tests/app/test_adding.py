@@ -23,6 +23,7 @@ from fedfrozen_app.server.base import PlannedFedAvg
 from strategies.fedfrozen import FedFrozen
 from tests.conftest import SMALL, Run, same_bits
 from tests.flower.test_runtimes import is_key_bias
+from tests.server.test_kills import killed_before_checkpoint
 from tests.wheels import install, make_wheel, on_path
 
 PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-strategy.md").read_text()
@@ -186,23 +187,11 @@ def test_both_runners_agree_and_bytes_are_counted(installed, train):
         assert row["bytes_up"] == runs[0].rows[-1]["bytes_up"]
 
 
-class Killed(BaseException):
-    pass
-
-
 @pytest.mark.parametrize("runner", ["sequential", "cohort"])
 def test_killed_and_resumed_to_the_bit(installed, train, monkeypatch, runner):
     words = (*VARIATES, "num_rounds=4", "participation=0.7", f"runtime.runner={runner}")
     whole = train(*words, folder="whole")
-    real = PlannedFedAvg._close_round
-
-    def dies(strategy, row, *more):
-        if row["round"] == 3:
-            raise Killed
-        return real(strategy, row, *more)
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(PlannedFedAvg, "_close_round", dies)
+    with killed_before_checkpoint(monkeypatch, 3):
         train(*words, folder="broken")
     again = train(*words, folder="broken", resume=True)
     one, other = checkpoint.newest(whole.folder), checkpoint.newest(again.folder)

@@ -211,6 +211,20 @@ def kill_in_round(monkeypatch, server_round, how=KeyboardInterrupt):
     monkeypatch.setattr(client_app, "train_client", killed)
 
 
+def resumed_and_whole(train, monkeypatch, *words):
+    """A run that was killed in its third round and resumed, and the unbroken one; their models and rows are
+    the same."""
+    whole = train(*words, folder="whole")
+    kill_in_round(monkeypatch, 3)
+    with pytest.raises(KeyboardInterrupt):
+        train(*words, folder="broken")
+    monkeypatch.undo()
+    resumed = train(*words, folder="broken", resume=True)
+    assert same_bits(whole.model, resumed.model)
+    assert [without_times(row) for row in resumed.rows] == [without_times(row) for row in whole.rows]
+    return resumed, whole
+
+
 def without_times(row):
     return {key: value for key, value in row.items() if key not in ("seconds", "client_seconds")}
 

@@ -1,7 +1,7 @@
 """Killed anywhere and resumed: 50 random points at which the process dies, against the unbroken run."""
 
 import random
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -17,6 +17,21 @@ PRIVATE = ("strategy=local", "num_clients=2", "num_rounds=3", "dataset.limit=80"
 
 class Killed(BaseException):
     """As SIGKILL would: no handler of ours may catch it and tidy up."""
+
+
+@contextmanager
+def killed_before_checkpoint(monkeypatch, server_round):
+    """Within it the process dies when that round is over, before anything of it is on the disk."""
+    real = PlannedFedAvg._close_round
+
+    def dies(strategy, row, *rest):
+        if row["round"] == server_round:
+            raise Killed
+        return real(strategy, row, *rest)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(PlannedFedAvg, "_close_round", dies)
+        yield
 
 
 class Reaper:

@@ -19,7 +19,7 @@ from fedfrozen_app.server.base import Federation, PlannedFedAvg
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server.robust import make_aggregator
 from tests.conftest import same_bits
-from tests.server.test_kills import Killed
+from tests.server.test_kills import killed_before_checkpoint
 from tests.server.test_step import run, values
 
 NAMES = ("avgm", "adam", "yogi", "adagrad")
@@ -192,15 +192,7 @@ def test_killed_and_resumed_to_the_bit(train, monkeypatch, name):
     more = ("server_optimizer.correction=adam",) if name in ("adam", "yogi") else ()
     words = (*RUN, f"server_optimizer={name}", *more)
     whole = train(*words, folder="whole")
-    real = PlannedFedAvg._close_round
-
-    def dies(strategy, row, *rest):
-        if row["round"] == 3:
-            raise Killed
-        return real(strategy, row, *rest)
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(PlannedFedAvg, "_close_round", dies)
+    with killed_before_checkpoint(monkeypatch, 3):
         train(*words, folder="killed")
     kept = checkpoint.newest(whole.folder.parent / "killed").strategy
     assert kept and all(key.startswith("server_optimizer/") for key in kept)

@@ -24,7 +24,7 @@ from fedfrozen_app.server.optimizer import NoOptimizer
 from fedfrozen_app.server.robust import make_aggregator
 from tests.conftest import same_bits
 from tests.server.momentum import Momentum, Settings, momentum  # noqa: F401
-from tests.server.test_kills import Killed
+from tests.server.test_kills import killed_before_checkpoint
 
 ROLES = {"query": Role("query", 0), "head": Role("head")}
 
@@ -143,15 +143,7 @@ def test_momentum_killed_and_resumed_to_the_bit(train, monkeypatch, momentum):  
     words = (*RUN, momentum, "+server_optimizer.beta=0.5")
     whole = train(*words, folder="whole")
     assert whole.summary["config"]["server_optimizer"] == {"name": "momentum", "beta": 0.5}
-    real = PlannedFedAvg._close_round
-
-    def dies(strategy, row, *more):
-        if row["round"] == 3:
-            raise Killed
-        return real(strategy, row, *more)
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(PlannedFedAvg, "_close_round", dies)
+    with killed_before_checkpoint(monkeypatch, 3):
         train(*words, folder="killed")
     kept = checkpoint.newest(whole.folder.parent / "killed").strategy
     assert kept and all(name.startswith("server_optimizer/velocity/") for name in kept)

@@ -24,7 +24,6 @@ from fedfrozen_app.files import checkpoint
 from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.models.task import Batch
-from fedfrozen_app.server.base import PlannedFedAvg
 from strategies.fedavg import FedAvg
 from strategies.feddyn import FedDyn
 from strategies.fedfrozen import FedFrozen
@@ -32,7 +31,7 @@ from strategies.fednova import FedNova
 from strategies.scaffold import Scaffold
 from tests.conftest import SMALL, same_bits
 from tests.local.test_algorithms import assert_alike
-from tests.server.test_kills import Killed
+from tests.server.test_kills import killed_before_checkpoint
 from tests.strategies.quadratics import TWO, Quadratic, run, value
 
 THEN_ONE_ALONE = [["0", "1"], ["0"]]
@@ -331,15 +330,7 @@ def test_both_runners_agree(train, name):
 def test_killed_and_resumed_to_the_bit(train, monkeypatch, name):
     words = (*METHODS[name], "num_rounds=3", "participation=0.7", "model.config.num_hidden_layers=1")
     whole = train(*words, folder="whole")
-    real = PlannedFedAvg._close_round
-
-    def dies(strategy, row, *rest):
-        if row["round"] == 3:
-            raise Killed
-        return real(strategy, row, *rest)
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(PlannedFedAvg, "_close_round", dies)
+    with killed_before_checkpoint(monkeypatch, 3):
         train(*words, folder="killed")
     again = train(*words, folder="killed", resume=True)
     one, other = checkpoint.newest(whole.folder), checkpoint.newest(again.folder)

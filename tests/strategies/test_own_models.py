@@ -18,7 +18,7 @@ from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.flower.app_folder import app_folder
 from fedfrozen_app.local.client_state import keep_private, start_of
-from tests.app.test_invariants import kill_in_round, without_times
+from tests.app.test_invariants import resumed_and_whole
 from tests.conftest import SMALL, Run, same_bits
 from tests.flower.test_runtimes import is_key_bias
 from tests.local.test_algorithms import assert_alike
@@ -188,14 +188,7 @@ def test_both_runners_agree(train, strategy, clip):
 @pytest.mark.slow
 def test_resumed_equals_unbroken(train, monkeypatch, strategy):
     words = (f"strategy={strategy}", "participation=0.7")
-    whole = train(*words, folder="whole")
-    kill_in_round(monkeypatch, 3)
-    with pytest.raises(KeyboardInterrupt):
-        train(*words, folder="broken")
-    monkeypatch.undo()
-    resumed = train(*words, folder="broken", resume=True)
-    assert same_bits(whole.model, resumed.model)
-    assert [without_times(row) for row in resumed.rows] == [without_times(row) for row in whole.rows]
+    resumed, whole = resumed_and_whole(train, monkeypatch, *words)
     assert resumed.summary["personal"] == whole.summary["personal"]
 
 

@@ -7,7 +7,7 @@ import torch
 
 from fedfrozen_app.commands.show_plan import plan as show_plan
 from fedfrozen_app.errors import UserError
-from tests.app.test_invariants import kill_in_round, without_times
+from tests.app.test_invariants import resumed_and_whole
 from tests.conftest import same_bits
 from tests.local.test_algorithms import assert_alike
 from tests.strategies.by_hand import (  # noqa: F401
@@ -106,14 +106,7 @@ def test_both_runners_agree(train, strategy):
 @pytest.mark.slow
 def test_resumed_equals_unbroken(train, monkeypatch, strategy):
     words = (f"strategy={strategy}", "participation=0.7")
-    whole = train(*words, folder="whole")
-    kill_in_round(monkeypatch, 3)
-    with pytest.raises(KeyboardInterrupt):
-        train(*words, folder="broken")
-    monkeypatch.undo()
-    resumed = train(*words, folder="broken", resume=True)
-    assert same_bits(whole.model, resumed.model)
-    assert [without_times(row) for row in resumed.rows] == [without_times(row) for row in whole.rows]
+    resumed, whole = resumed_and_whole(train, monkeypatch, *words)
     assert resumed.summary["personal"] == whole.summary["personal"]
 
 
