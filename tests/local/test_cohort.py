@@ -60,6 +60,7 @@ def test_cohort_equals_sequential_in_float64(train, strategy, client):
 
 
 @pytest.mark.parametrize("client", ["client=adamw", "client=sgd"])
+@pytest.mark.slow
 def test_cohort_equals_sequential_in_float32(train, client):
     words = [client, "client.local_steps=5", "client.lr_schedule=constant", *THREE_ROUNDS]
     compare(
@@ -97,6 +98,7 @@ def no_dropout(config):
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama", "gpt2"])
+@pytest.mark.slow
 def test_text_models_with_masks_train_as_a_cohort(train, tmp_path, kind):
     lines = ["text,label", *(f"{'good ' * (n % 7)}note {n},{n % 2}" for n in range(90))]
     path = tmp_path / "notes.csv"
