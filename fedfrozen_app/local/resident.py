@@ -28,6 +28,7 @@ from fedfrozen_app.data.sources import needs_path
 from fedfrozen_app.data.table import Corpus, Table
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.cache import Cache
+from fedfrozen_app.local.compiling import Compiling
 from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.models.blocks import Blocks
 from fedfrozen_app.models.build import parameters_of
@@ -89,6 +90,8 @@ class Resident:
         self._rows: dict[str, ClientRows] = {}
         self._loaded: dict[str, str | None] = {}
         self.recorder: Any = None  # of local/captured.py, which keeps a recorded step between messages
+        self.outputs: int | None = None  # of the model's parts for one example, once counted
+        self.compiling = Compiling()
         self.cohort: Any = None  # of inprocess/runtime.py: the cohort runner, which keeps a compiled step
 
     @cached_property
@@ -106,6 +109,7 @@ class Resident:
             raise ValueError("a resident cannot switch to a run of another model, dataset or local training")
         self.config, self.shares, self.cache = config, shares, Cache()
         self._rows, self._loaded = {}, {}
+        self.compiling = Compiling()
         self.load(self.initial(), {})
 
     def _build(self) -> torch.nn.Module:

@@ -30,6 +30,7 @@ from fedfrozen_app.exchange.names import (
 )
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.algorithm import Finished, Start
+from fedfrozen_app.local.compiling import keep_what_is_compiled
 from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_scales
 from fedfrozen_app.local.slots import Schedule, Turn
 from fedfrozen_app.models.attention import folded
@@ -299,6 +300,7 @@ class Step:
         """Record the step, then undo what recording did and take the first real one."""
         self._index, self._mask = index.clone(), mask.clone()
         start = self.flat.clone()
+        drawn = torch.cuda.get_rng_state(self.flat.device)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -309,6 +311,8 @@ class Step:
         with torch.cuda.graph(self._graph):
             self._eager(self._index, self._mask)
         self.admit(range(self.size), start.unbind())
+        # What dropout draws must not depend on whether a round is the first of its process.
+        torch.cuda.set_rng_state(drawn, self.flat.device)
         self._graph.replay()
 
     # From the clients' pure loss to one function of tensors ---------------------------------------------
@@ -386,6 +390,7 @@ class Step:
         A compiler can fail in any way, and nothing depends on it: then the step stays as it is.
         """
         given = (self.flat, *self._fixed(), index, mask)
+        keep_what_is_compiled(self.resident.device)
         blocks = self.resident.blocks
         try:
             if blocks.repeat:
@@ -400,6 +405,7 @@ class Step:
             return compiled
         except Exception as error:  # noqa: BLE001  (see above)
             self.blocks, self.mode = None, "captured"
+            self.resident.compiling.failed()
             log.warning(
                 "The step could not be compiled, and goes on without: %s: %s",
                 type(error).__name__,

@@ -2,8 +2,8 @@
 
 A step of twelve layers as a whole takes a compiler minutes, one layer seconds. Within `used` the blocks of a
 model go through a function with a rule for `vmap`, where the stacked tensors of all clients are at hand. A
-first pass notes how blocks are called; `compile` then makes one graph for all that are called alike, and keeps
-it for later steps: after a freeze nothing is compiled again but what is called in another way.
+first pass notes how blocks are called, and one graph is made for all that are called alike. It is kept for
+later steps: after a freeze nothing is compiled again but what is called in another way.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -63,7 +63,12 @@ class Blocks:
     @property
     def repeat(self) -> bool:
         """Whether some are alike: then one graph serves several."""
-        return len(set(self._alike)) < len(self._alike)
+        return self.kinds < len(self._alike)
+
+    @property
+    def kinds(self) -> int:
+        """How many unlike ones there are."""
+        return len(set(self._alike))
 
     @property
     def graphs(self) -> int:
@@ -208,7 +213,7 @@ def _kind_of_part(part: nn.Module) -> Any:
 
 
 def _identity(value: Any) -> Any:
-    """Of an attribute that is no module, array or plain value: the same object, or equal lists of plain ones."""
+    """Of an attribute that is neither module, array nor plain: the same object, or lists of equal ones."""
     return repr(value) if isinstance(value, (list, tuple, torch.Size)) else id(value)
 
 
