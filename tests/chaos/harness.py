@@ -1,8 +1,9 @@
 """Random faults on three real sites over TLS, and what must hold after each of them.
 
-`python -m tests.chaos.harness --faults 60 --seed 1 --out chaos.json` runs a whole series; the test runs a
-short one. Processes that end are started again as the kits' units would; nobody mends anything else by hand,
-but the command is given again (`resume`) where it has ended.
+`python -m tests.chaos.harness --faults 60 --seed 1 --out chaos.jsonl` runs a whole series, a line for each
+fault; given again with the same file it goes on where it ended, and `--table` prints what the file holds. The
+test runs a short one. Processes that end are started again as the kits' units would; nobody mends anything
+else by hand, but the command is given again (`resume`) where it has ended.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -31,13 +33,24 @@ from fedfrozen_app.files import lease, status
 from fedfrozen_app.flower.processes import free_port
 from fedfrozen_app.sites.audit_log import read_audit
 from fedfrozen_app.sites.kit import Kit
+from fedfrozen_app.sites.sign import last_sign
 from tests.chaos import clock
 from tests.conftest import Run
-from tests.sites.federation import ROOT, SITES, Deployment, federation, wait_for_port, write_data
+from tests.sites.federation import (
+    OPEN,
+    ROOT,
+    SITES,
+    VIEWS,
+    Deployment,
+    federation,
+    wait_for_port,
+    wait_for_socket,
+    write_data,
+)
 from tests.sites.twin import SAFL, words
 
-ROUNDS = 6
-COMMON = ("runtime.min_nodes=3", "runtime.node_timeout=150", "runtime.round_timeout=200", "eval_every=3")
+ROUNDS = 4
+COMMON = ("runtime.min_nodes=3", "runtime.node_timeout=150", "runtime.round_timeout=200", "eval_every=2")
 STATEFUL = "scaffold" if "scaffold" in registry.names("strategies") else "local"
 METHODS = {
     "fedfrozen": (f"num_rounds={ROUNDS}", "strategy.warmup_rounds=2"),
@@ -57,6 +70,7 @@ class Fault:
     after_round: int
     delay: float  # seconds after that round's row
     seconds: float = 0.0  # how long it lasts
+    inner: bool = False  # of a site's part: the process itself, not its watchdog
 
 
 @dataclass
@@ -65,6 +79,7 @@ class Outcome:
     completed: bool = False
     same: bool = False  # the bits of the unbroken run; of a private one its epsilon
     trained_twice: list[str] = field(default_factory=list)
+    mute: list[str] = field(default_factory=list)  # sites that were not in the run's last round
     failed_replies: list[str] = field(default_factory=list)
     resumed: int = 0  # how often the command had to be given again
     to_next_round: float | None = None  # seconds from the fault to the next row
@@ -74,7 +89,7 @@ class Outcome:
 
     @property
     def good(self) -> bool:
-        return self.completed and self.same and not self.trained_twice
+        return self.completed and self.same and not self.trained_twice and not self.mute
 
 
 def draw(chance: random.Random, *, pause: float, clocks: bool, disks: bool) -> Fault:
@@ -87,9 +102,10 @@ def draw(chance: random.Random, *, pause: float, clocks: bool, disks: bool) -> F
         target = chance.choice(["command", *SITES])
     else:
         target = chance.choice(PARTS)
-    moment = chance.randint(1, ROUNDS - 1), chance.uniform(0, 8)
+    moment = chance.randint(1, ROUNDS - 1), chance.uniform(0, 6)
     lasts = {"stop": pause, "cut": chance.uniform(5, 30), "slow": 30.0, "disk": 15.0, "clock": 20.0}
-    return Fault(kind, target, chance.choice(list(METHODS)), *moment, lasts.get(kind, 0.0))
+    method, inner = chance.choice(list(METHODS)), chance.random() < 0.5
+    return Fault(kind, target, method, *moment, lasts.get(kind, 0.0), inner and target in SITE_PARTS)
 
 
 class Units:
@@ -257,6 +273,7 @@ class Chaos:
             found = Run(folder).rows
             assert [row["round"] for row in found] == list(range(ROUNDS + 1)), run_id
             outcome.same = self.same(fault.method, folder)
+            outcome.mute = sorted(set(SITES) - set(found[-1]["clients"]))
             outcome.failed_replies = [text for row in found for text in row.get("failures", ())]
         outcome.trained_twice = self.trained_twice(run_id)
         return outcome
@@ -291,6 +308,10 @@ class Chaos:
             clock.set_step(self.units.steps / name, 0)
             return
         pid = self.pid(fault.target, process, folder)
+        if fault.inner and pid is not None:
+            site, _, part = fault.target.partition("-")
+            sign = last_sign(self.deployment.kits / site / "run", part)
+            pid = None if sign is None else sign.pid
         if pid is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -362,17 +383,16 @@ def standing(place: Path) -> Iterator[Chaos]:
         controls = {}
         for site in SITES:
             port, controls[site] = free_port(), place / f"link-{site}.json"
-            relay = [sys.executable, "-m", "tests.chaos.relay", str(port), str(deployment.internal)]
+            relay = [sys.executable, "-m", "tests.chaos.relay", str(port), str(deployment.port)]
             os.environ["PYTHONPATH"] = str(ROOT)
             deployment.children.start(f"relay-{site}", [*relay, str(controls[site])], place / "relay_home")
             wait_for_port(port)
-            for path in (deployment.kits / site).glob("*"):
-                if path.suffix in (".sh", ".yaml", ".service"):
-                    text = path.read_text().replace(f"127.0.0.1:{deployment.internal}", f"127.0.0.1:{port}")
-                    path.write_text(text)
-            strategies = ["fedfrozen", "safl", STATEFUL]
-            deployment.change(site, "policy.yaml", min_examples=10, strategies=strategies)
-            deployment.change(site, "policy.yaml", rounds_per_day=100_000, max_epsilon=1_000_000.0)
+            limits = {"transfer": 90, "idle": 90, "training": 600}
+            address = f"127.0.0.1:{port}"
+            deployment.change(site, "site.yaml", views=VIEWS, superlink=address, limits=limits)
+            much = dict.fromkeys(("rounds_per_day", "hellos_per_day", "refusals_per_day"), 100_000)
+            allowed = {"strategies": ["fedfrozen", "safl", STATEFUL], "max_epsilon": 1e6, "max_delta": 0.5}
+            deployment.change(site, "policy.yaml", **OPEN | much | allowed)
             if disks:
                 (deployment.kits / site / "var").symlink_to(disks[site])
         for name in ("server-superlink", "server-superexec"):  # again, with clocks of their own
@@ -381,7 +401,7 @@ def standing(place: Path) -> Iterator[Chaos]:
         for name in names:
             units.start(name)
             if name == "server-superlink":
-                wait_for_port(deployment.internal)
+                wait_for_socket(deployment.kits / "server" / "run" / "superlink.sock")
         for site in SITES:
             deployment.wait_for_line(f"{site}-supernode", "SuperNode ID", timeout=180)
         clock.set_step(units.steps / "command", 0)
@@ -394,30 +414,53 @@ def standing(place: Path) -> Iterator[Chaos]:
 
 def series(
     place: Path, faults: int, seed: int, out: Path, *, pause: float = 60.0, only: Sequence[str] = ()
-) -> list[Outcome]:
-    """So many faults one after another on one federation; the figures go to `out` after each.
+) -> list[dict[str, Any]]:
+    """Faults one after another on one federation, until `out` holds so many: a line each.
 
     `only` names kinds and methods to draw from: without any, all.
     """
-    chance, found = random.Random(seed), []
+    chance, found = random.Random(seed), read(out)
     with standing(place) as chaos:
         options = {"pause": pause, "clocks": chaos.units.library is not None, "disks": bool(chaos.disks)}
         for number in range(faults):
             fault = draw(chance, **options)
             while not wanted(fault, only):
                 fault = draw(chance, **options)
+            if number < len(found):  # of the time before
+                continue
             if fault.method not in chaos.whole:
                 chaos.unbroken(fault.method)
-            found.append(chaos.trial(fault, number))
-            record = [asdict(one) | {"good": one.good} for one in found]
-            figures = {"seed": seed, "good": sum(one.good for one in found), "faults": len(found)}
-            out.write_text(json.dumps(figures | {"trials": record}, indent=2))
-            print(json.dumps(record[-1]), flush=True)
+            outcome = chaos.trial(fault, number)
+            found.append(asdict(outcome) | {"good": outcome.good, "seed": seed})
+            with out.open("a") as file:
+                file.write(json.dumps(found[-1]) + "\n")
+            print(json.dumps(found[-1]), flush=True)
         mute = chaos.mute()
-        restarts = dict(chaos.units.restarts)
-        out.write_text(json.dumps(figures | {"mute": mute, "restarts": restarts, "trials": record}, indent=2))
         assert not mute, mute
     return found
+
+
+def read(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """Seconds from a fault to the next finished round, less those that a round takes, by what was done."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for one in found:
+        kinds.setdefault(one["fault"]["kind"], []).append(one)
+    lines = ["| fault | how many | all as unbroken | given again | s to the next round | s to the end |"]
+    lines.append("|---|---|---|---|---|---|")
+    for kind, ones in kinds.items():
+        good, again = sum(one["good"] for one in ones), sum(one["resumed"] > 0 for one in ones)
+        spans = [_span([one[key] for one in ones]) for key in ("to_next_round", "to_end")]
+        lines.append(f"| {kind} | {len(ones)} | {good} | {again} | {spans[0]} | {spans[1]} |")
+    return "\n".join(lines)
+
+
+def _span(values: list[float | None]) -> str:
+    known = sorted(value for value in values if value is not None)
+    return f"{median(known):.0f} ({known[0]:.0f}–{known[-1]:.0f})" if known else ""
 
 
 def wanted(fault: Fault, only: Sequence[str]) -> bool:
@@ -432,11 +475,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pause", type=float, default=60.0, help="seconds that a process stands still")
     parser.add_argument("--only", nargs="+", default=[], help="these kinds and methods; default: all")
-    parser.add_argument("--out", type=Path, default=Path("chaos.json"))
+    parser.add_argument("--out", type=Path, default=Path("chaos.jsonl"))
+    parser.add_argument("--table", action="store_true", help="print what --out holds, and end")
     given = parser.parse_args()
+    if given.table:
+        print(table(read(given.out)))
+        return
     place = Path(tempfile.mkdtemp(prefix="chaos-"))
     found = series(place, given.faults, given.seed, given.out, pause=given.pause, only=given.only)
-    print(f"{sum(one.good for one in found)} of {len(found)} good; the figures are in {given.out}.")
+    print(table(found))
     shutil.rmtree(place, ignore_errors=True)
 
 
