@@ -147,6 +147,7 @@ def test_what_our_serverapp_says_in_a_sentence_stays_one(kind: type[Exception]) 
     assert str(other).endswith("Exit\nGo on.")
 
 
+@pytest.mark.slow
 def test_an_app_that_flower_refuses_is_refused_here_in_its_words(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(PROJECT.replace('serverapp = "toy:server"', ""))
     with pytest.raises(SimulationFailed, match="serverapp"):

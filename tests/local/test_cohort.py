@@ -77,6 +77,7 @@ def test_clipping_and_class_weights_are_each_client_s_own(train, extra):
     compare(one, train(*words, "runtime.runner=cohort", folder="other"), 1e-9, per_tensor=True)
 
 
+@pytest.mark.slow
 def test_slots_do_not_change_the_result(train):
     words = ["model.dtype=float64", "num_clients=5", "runtime.runner=cohort", *THREE_ROUNDS]
     whole = train(*words, folder="whole")

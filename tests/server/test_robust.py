@@ -127,6 +127,7 @@ def test_below_the_quorum_the_model_stays(train, monkeypatch):
     assert "discarded" not in run.rows[3]
 
 
+@pytest.mark.slow
 def test_far_out_resumes_as_it_was(train):
     words = ("aggregation.far_out=3", "num_rounds=4")
     whole = train(*words, folder="whole")
