@@ -4,6 +4,8 @@ A recorded step starts at once; a compiled one makes its run wait first and is q
 of every plan is recorded, so that there is a result soon; with its second the rest of the run is weighed.
 Nothing that is measured has a say, and what was found goes into checkpoints: a resumed run takes the very
 steps of an unbroken one, whatever its machine has compiled before.
+
+A `resident` here is that of local/resident.py, which holds what this file decides.
 """
 
 import hashlib
@@ -12,16 +14,13 @@ import logging
 import os
 import platform
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from flwr.supercore.utils import get_flwr_home
 
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.words import counted
-
-if TYPE_CHECKING:
-    from fedfrozen_app.local.resident import Resident
 
 log = logging.getLogger(__name__)
 # For an H200: what a graph costs where nothing is in the cache, and what a compiled step spares for every
@@ -39,7 +38,7 @@ class Compiling:
     since: int = 0  # the first round of it
     compiled: bool | None = None  # None: not decided yet
 
-    def mode(self, resident: "Resident", order: Order, steps: int, examples: int) -> str:
+    def mode(self, resident: Any, order: Order, steps: int, examples: int) -> str:
         """How to take this order's steps: `steps` a round, `examples` in each of them, padding included."""
         if resident.device.type != "cuda":
             return "eager"
@@ -54,7 +53,7 @@ class Compiling:
             self._decide(resident, rounds, rounds * steps, examples)
         return "compiled" if self.compiled else "captured"
 
-    def _decide(self, resident: "Resident", rounds: int, steps: int, examples: int) -> None:
+    def _decide(self, resident: Any, rounds: int, steps: int, examples: int) -> None:
         cost, spared = seconds_to_compile(resident), SPARED * outputs_of(resident) * examples * steps
         self.compiled = spared > cost
         log.info(
@@ -86,14 +85,14 @@ def plan_digest(order: Order) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def seconds_to_compile(resident: "Resident") -> float:
+def seconds_to_compile(resident: Any) -> float:
     blocks = resident.blocks
     if blocks.repeat:
         return SECONDS_A_GRAPH * blocks.kinds
     return SECONDS_A_GRAPH + SECONDS_A_PART * sum(1 for _ in resident.model.modules())
 
 
-def outputs_of(resident: "Resident") -> int:
+def outputs_of(resident: Any) -> int:
     """How many numbers the model's parts put out for one example: what a compiled step need not write."""
     if resident.outputs is None:
         resident.outputs = _count_outputs(resident)
@@ -101,7 +100,7 @@ def outputs_of(resident: "Resident") -> int:
 
 
 @torch.no_grad()
-def _count_outputs(resident: "Resident") -> int:
+def _count_outputs(resident: Any) -> int:
     count = 0
 
     def add(module: Any, inputs: Any, output: Any) -> None:

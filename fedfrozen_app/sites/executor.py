@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 from flwr.common.constant import SubStatus  # internal
@@ -35,7 +34,6 @@ from flwr.supercore.interceptors import (  # internal
 from flwr.supercore.run import RunNotRunningException  # internal
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output  # internal
 
-from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.bundles import bundle_digest
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.sites import manifest
@@ -43,6 +41,7 @@ from fedfrozen_app.sites.desk import Executor
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.link import Patience, SuperNodeClient, is_stranger, only_one
 from fedfrozen_app.sites.sign import Idleness, Note
+from fedfrozen_app.verb_table import parse
 
 log = logging.getLogger(__name__)
 POLL = 0.25  # seconds between two looks for a message, on this machine alone
@@ -177,10 +176,7 @@ def alone(kit: Kit) -> Iterator[None]:
 
 def main(arguments: list[str]) -> None:
     """The verb."""
-    parser = Arguments("fedfrozen site exec", description="The resident executor of a site.")
-    parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
-    parser.add_argument("--unguarded", action="store_true", help="without the watchdog")
-    kit = Kit.read(parser.parse_args(arguments).kit)
+    kit = Kit.read(parse("site exec", arguments).kit)
     try:
         manifest.check(kit.folder)
         with alone(kit):

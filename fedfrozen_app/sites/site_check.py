@@ -20,7 +20,6 @@ from flwr.supernode.fleet_http_client import FleetHttpClient  # internal
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # internal
 
 from fedfrozen_app import registry
-from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus
 from fedfrozen_app.errors import UserError
@@ -36,6 +35,7 @@ from fedfrozen_app.sites.sign import ask, last_sign, processor_time
 from fedfrozen_app.sites.store import Budget
 from fedfrozen_app.sites.supernode import server_context
 from fedfrozen_app.sites.views import View
+from fedfrozen_app.verb_table import parse
 from fedfrozen_app.words import counted
 
 MIN_FREE_GB = 2.0
@@ -50,9 +50,7 @@ HIDDEN_FIELDS = ("time", "event", "previous", "digest", "bundle")  # of an entry
 
 def main(arguments: list[str]) -> None:
     """The verb: every check on its own line; exit code 2 when one of them fails."""
-    parser = Arguments("fedfrozen site check", description=__doc__)
-    parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
-    kit = Kit.read(parser.parse_args(arguments).kit)
+    kit = Kit.read(parse("site check", arguments).kit)
     failed = 0
     for name, check in CHECKS.items():
         try:
@@ -66,12 +64,7 @@ def main(arguments: list[str]) -> None:
 
 def audit(arguments: list[str]) -> None:
     """`fedfrozen site audit [KIT]`: the audit log, one line an event."""
-    parser = Arguments("fedfrozen site audit", description="What was asked, sent and refused.")
-    parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
-    parser.add_argument(
-        "--anchors", type=Path, help="anchors.jsonl of a run's folder: what the server was told of this log"
-    )
-    options = parser.parse_args(arguments)
+    options = parse("site audit", arguments)
     kit = Kit.read(options.kit)
     for entry in read_audit(kit.audit):
         head = f"{entry['time'][:19]}  {entry['event']:8}"

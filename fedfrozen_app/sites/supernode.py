@@ -12,7 +12,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
 import httpx
@@ -42,7 +41,6 @@ from flwr.supernode.fleet_http_client import FleetHttpClient  # internal
 from flwr.supernode.main import create_app  # internal
 from flwr.supernode.start_client_internal import start_client_internal  # internal
 
-from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.sites import manifest
 from fedfrozen_app.sites.inbox import Inbox, InboxFactory
@@ -50,22 +48,14 @@ from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.link import BEGIN, CONTACT, NAME, Contact, Patience, context, listening
 from fedfrozen_app.sites.request import key_of
 from fedfrozen_app.sites.sign import Note
+from fedfrozen_app.verb_table import parse
 
 GRACE = 5.0  # seconds for requests under way, when it ends
 
 
 def main(arguments: list[str]) -> None:
     """The verb."""
-    parser = Arguments("fedfrozen site node", description=__doc__)
-    parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
-    parser.add_argument("--max-retries", type=int, help="give up after so many failed calls (default: never)")
-    parser.add_argument(
-        "--run-code-of-server",
-        action="store_true",
-        help="Flower's own way, without executor and policy: each message starts the code that came with it",
-    )
-    parser.add_argument("--unguarded", action="store_true", help="without the watchdog")
-    options = parser.parse_args(arguments)
+    options = parse("site node", arguments)
     kit = Kit.read(options.kit)
     manifest.check(kit.folder)
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
