@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
 
 log = logging.getLogger(__name__)
+DEVICES = ("cuda",)  # on a CPU a step starts as quickly as it can
 # For an H200: what a graph costs where nothing is in the cache, and what a compiled step spares for every
 # number that the model's parts put out for its examples, forwards and backwards.
 SECONDS_A_GRAPH = 12.0
@@ -41,7 +42,7 @@ class Compiling:
 
     def mode(self, resident: "Resident", order: Order, steps: int, examples: int) -> str:
         """How to take this order's steps: `steps` a round, `examples` in each of them, padding included."""
-        if resident.device.type != "cuda":
+        if resident.device.type not in DEVICES:
             return "eager"
         wish = str(resident.config.runtime.compile).lower()
         if wish != "auto":
