@@ -240,6 +240,7 @@ class Conversation:
         missing, the time-out is `approval_timeout`.
         """
         began, patience = time.monotonic() - before, timeout
+        pause = 0.05
         while True:
             # Others may come meanwhile.
             names = self.greet(min(began + patience, time.monotonic() + LOOK))
@@ -253,7 +254,8 @@ class Conversation:
             patience = approval_timeout if only_people else timeout
             if waited > patience:
                 raise UserError(self._too_few(len(names), wanted or count, undecided, patience))
-            self._pause(0.5)
+            self._pause(pause)
+            pause = min(2 * pause, 0.5)  # nodes that come at once are not kept waiting
 
     def _too_few(self, here: int, count: int, undecided: list[str], patience: float) -> str:
         told = self.who_is_where()

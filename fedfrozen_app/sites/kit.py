@@ -99,7 +99,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file that holds a mapping, each key once, or a sentence."""
     try:
         text = path.read_text("utf-8")
-        node, found = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        found = None if node is None else loader.construct_document(node)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({error}): give a readable YAML file.") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:

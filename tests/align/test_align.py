@@ -29,6 +29,7 @@ def parts(tmp_path):
     return [f"vision={tmp_path}/vision", f"text={tmp_path}/text"]
 
 
+@pytest.mark.slow
 def test_two_strangers_meet_above_chance_and_train_on(parts, tmp_path, capsys, train):
     words = [*parts, *SLICE, FOUR, "train=all", "epochs=40", "batch_size=32", "lr=0.003"]
     words += ["projection_dim=16"]
@@ -116,6 +117,7 @@ def test_pictures_that_do_not_fit_the_small_encoders_are_said_so(tmp_path, capsy
     assert "dataset.channels=1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_other_pictures_under_the_same_name_are_aligned_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_HOME", str(tmp_path / "home"))
 

@@ -70,6 +70,7 @@ def test_every_seam_of_the_table_is_there():
 
 
 @pytest.mark.parametrize("line", COMMANDS)
+@pytest.mark.slow
 def test_the_commands_run(installed, line, tmp_path):
     words = shlex.split(line)[1:]
     small = [word for word in SMALL if "num_rounds" not in word]
@@ -96,6 +97,7 @@ def test_a_head_of_one_s_own_never_travels(installed, train):
     assert all(set(own) == {"classifier.weight", "classifier.bias"} for own in heads.values())
 
 
+@pytest.mark.slow
 def test_momentum_of_zero_is_fedavg_and_any_strategy_has_it(installed, train):
     plain = train("strategy=fedavg", folder="plain")
     same = train("strategy=fedavg", "server_optimizer=heavyball", "server_optimizer.beta=0", folder="same")
@@ -188,6 +190,7 @@ def test_both_runners_agree_and_bytes_are_counted(installed, train):
 
 
 @pytest.mark.parametrize("runner", ["sequential", "cohort"])
+@pytest.mark.slow
 def test_killed_and_resumed_to_the_bit(installed, train, monkeypatch, runner):
     words = (*VARIATES, "num_rounds=4", "participation=0.7", f"runtime.runner={runner}")
     whole = train(*words, folder="whole")

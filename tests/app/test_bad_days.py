@@ -130,6 +130,7 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(here, capsys):
     assert Run(here / "run").summary["seed"] == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_is_resumed_or_overwritten_never_begun_anew_in_silence(here, capsys):
     assert command([*PLAIN, "num_rounds=1", "output_dir=run"]) == 0
     status.write(here / "run", status.replace(status.read(here / "run"), state="interrupted"))
@@ -139,6 +140,7 @@ def test_a_run_that_stopped_is_resumed_or_overwritten_never_begun_anew_in_silenc
     assert "fedfrozen resume" in told and "interrupted" in told
 
 
+@pytest.mark.slow
 def test_the_command_that_repeats_a_run_names_a_fresh_folder(here):
     assert command([*PLAIN, "num_rounds=1", "output_dir=run", "overwrite=true", "run_id=abc"]) == 0
     page = (here / "run" / "report.html").read_text()
@@ -230,6 +232,7 @@ def test_what_went_wrong_is_a_sentence_in_the_status_file_not_a_log(tmp_path):
     assert len(status.read(tmp_path).reason) <= 500
 
 
+@pytest.mark.slow
 def test_an_export_is_whole_or_as_it_was_and_others_can_read_it(train, tmp_path, capsys):
     first = train("num_rounds=1", folder="first")
     second = train("num_rounds=1", "model.config.hidden_size=32", folder="second")
@@ -257,6 +260,7 @@ def test_an_export_is_whole_or_as_it_was_and_others_can_read_it(train, tmp_path,
         os.umask(before)
 
 
+@pytest.mark.slow
 def test_pictures_and_pages_are_whole_or_absent(train, tmp_path):
     from fedfrozen_app.data.picture import label_picture
     from fedfrozen_app.report.curves import write_curves

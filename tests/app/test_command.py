@@ -172,6 +172,7 @@ def test_a_disk_that_is_full_from_the_start_is_a_sentence(tmp_path, capsys):
     assert status.read(folder).state == "failed"
 
 
+@pytest.mark.slow
 def test_resume_writes_what_the_end_of_a_run_left_out(tmp_path, capsys):
     """All rounds are done, and then the disk is full, or somebody presses Ctrl-C again."""
     folder = tmp_path / "run"
@@ -189,6 +190,7 @@ def test_resume_writes_what_the_end_of_a_run_left_out(tmp_path, capsys):
     assert command(["resume", str(folder)]) == 2
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_elsewhere_is_left_alone(tmp_path, capsys):
     folder = tmp_path / "run"
     assert command([*SMALL, "num_rounds=1", f"output_dir={folder}"]) == 0
@@ -217,6 +219,7 @@ EARLY = ["strategy.warmup_rounds=auto", "strategy.warmup_threshold=10", "strateg
 
 
 @pytest.mark.parametrize("words", [[], EARLY], ids=["a fifth", "auto"])
+@pytest.mark.slow
 def test_what_is_frozen_does_not_thaw_when_a_run_is_made_longer(train, words):
     """A fifth of two rounds is one round of warm-up, a fifth of twenty are four; auto's least is a tenth."""
     run = train("num_rounds=2", "client.local_steps=1", *words)
@@ -260,6 +263,7 @@ def test_resume_says_what_it_does_not_heed(train, capsys):
         assert f"leave {word} out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_after_a_failure_and_ends_with_its_code(tmp_path, capsys):
     words = ["-m", *SMALL, "num_clients=3,500", f"hydra.sweep.dir={tmp_path}/sweep"]
     assert command(words) == 2
@@ -291,6 +295,7 @@ def test_local_only_is_a_baseline_with_its_own_figures(train):
     assert row["train_loss"] < run.rows[1]["train_loss"]
 
 
+@pytest.mark.slow
 def test_a_run_finds_its_files_from_another_directory(tmp_path, monkeypatch, capsys):
     """And not others of the same name that lie there."""
     rows = [

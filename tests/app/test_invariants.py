@@ -63,6 +63,7 @@ def test_same_seed_same_bits_other_seed_other_bits(train):
     assert not same_bits(one.model, other.model)
 
 
+@pytest.mark.slow
 def test_dropout_repeats_with_the_seed_too(train):
     dropout = "model.config.hidden_dropout_prob=0.2"
     one, again = train(dropout, folder="a"), train(dropout, folder="b")
@@ -70,6 +71,7 @@ def test_dropout_repeats_with_the_seed_too(train):
     assert not same_bits(one.model, train(folder="c").model)
 
 
+@pytest.mark.slow
 def test_cohorts_repeat_and_change_from_round_to_round(train):
     settings = ("num_clients=8", "participation=0.5", "num_rounds=6", "partition=iid")
     one, again = train(*settings, folder="a"), train(*settings, "strategy=fedavg", folder="b")
@@ -92,6 +94,7 @@ def test_resumed_equals_unbroken(train, monkeypatch, stop_after):
     assert [without_times(row) for row in resumed.rows] == [without_times(row) for row in whole.rows]
 
 
+@pytest.mark.slow
 def test_resume_gives_private_state_back(train, monkeypatch):
     whole = train("strategy=local", folder="whole")
     kill_in_round(monkeypatch, 3)
@@ -112,6 +115,7 @@ def test_fork_of_a_fedavg_prefix_is_the_unbroken_fedfrozen(train):
     assert [row["round"] for row in fork.rows] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_a_fork_has_the_model_of_the_round_it_names_as_its_best(train):
     """Rounds after the fork learn nothing here, so that the best one lies before it."""
     first = train("num_rounds=3", "client.lr=5e-3", "dataset.limit=400", KEEP_ALL)
@@ -162,6 +166,7 @@ def test_rows_that_were_lost_before_a_checkpoint_are_told(train, caplog):
 
 
 @pytest.mark.parametrize("runner", ["sequential", "cohort"])
+@pytest.mark.slow
 def test_a_run_that_goes_on_with_another_dtype_has_that_alone(train, runner):
     words = ("strategy.warmup_rounds=0", f"runtime.runner={runner}")  # the kernel is never sent back
     train(*words, "num_rounds=1")
@@ -170,6 +175,7 @@ def test_a_run_that_goes_on_with_another_dtype_has_that_alone(train, runner):
     assert {value.dtype for value in run.model.values()} == {torch.bfloat16}
 
 
+@pytest.mark.slow
 def test_a_run_begun_in_a_used_folder_goes_on_as_itself(train, monkeypatch):
     """Later checkpoints of the run before would push out its own, and a resumed run would go on from them."""
     words = ("seed=5", "num_rounds=4", "checkpoint.uploads=0")
@@ -229,6 +235,7 @@ def without_times(row):
     return {key: value for key, value in row.items() if key not in ("seconds", "client_seconds")}
 
 
+@pytest.mark.slow
 def test_a_run_in_bf16_leaves_the_next_one_its_bits(train):
     """On a CPU without bf16 torch turns oneDNN off when it first meets one."""
     words = ("strategy=fedavg", "num_rounds=1")

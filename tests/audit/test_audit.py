@@ -56,6 +56,7 @@ def test_an_overfitted_model_gives_its_members_away(train, capsys):
     assert "AUC" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_who_never_took_part_is_no_member(train, capsys, monkeypatch):
     run = train(
         "strategy=fedavg", "privacy=dp_sgd", "client.local_steps=1", "num_rounds=1", "participation=0.3"

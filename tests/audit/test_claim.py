@@ -126,6 +126,7 @@ def test_ghost_clipping_is_watched_without_canaries(train, monkeypatch, broken):
     assert claim["verdict"] == (EXCEEDED if broken else UNTOLD)
 
 
+@pytest.mark.slow
 def test_with_few_canaries_a_large_claim_cannot_be_told(train, only_claims, capsys):
     run = train(*AUDITED, "privacy.canaries=20", "privacy.epsilon=8")
     assert command(["audit", str(run.folder)]) == 0
@@ -155,6 +156,7 @@ def test_what_was_sent_must_be_what_was_watched(train):
     assert claim["checks"]["sent"]["differ"] == [f"{name} in round 2"]
 
 
+@pytest.mark.slow
 def test_a_codec_may_leave_elements_out(train):
     run = train(
         "strategy=safl",

@@ -148,6 +148,7 @@ def test_rates_are_tried_with_a_seed_that_no_table_has(regimes):
         assert not any(each.tuning for each in cells)
 
 
+@pytest.mark.slow
 def test_a_tuning_line_knows_nothing_of_the_test_rows(inline, tmp_path):
     inline.main(["tune", *command(tmp_path)[1:]])
     for row in lines(tmp_path, "tiny-rates"):

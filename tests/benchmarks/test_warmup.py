@@ -69,6 +69,7 @@ def test_what_two_studies_share_is_run_once(warmup, options):
     assert len({*layers.values(), *digits.values()}) == 5
 
 
+@pytest.mark.slow
 def test_another_seed_or_length_is_another_run(warmup, options):
     options.seeds = 2
     keys = [job.key for _, _, job in warmup.jobs_of("digits", options)]

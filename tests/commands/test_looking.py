@@ -90,6 +90,7 @@ def complete(bash, line):
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+@pytest.mark.slow
 def test_bash_completes_verbs_groups_and_keys(bash):
     assert complete(bash, "fedfrozen com") == ["compare", "completion"]
     assert set(complete(bash, "fedfrozen strategy=")) >= {"fedavg", "fedprox", "fedfrozen", "local"}

@@ -86,6 +86,7 @@ def test_every_strategy_says_what_it_does_and_whose_it_is():
         assert paper or name in ("local", "schedule"), name
 
 
+@pytest.mark.slow
 def test_help_lists_them_without_torch():
     code = "import sys\nfrom fedfrozen_app.__main__ import run\nrun(['--help'])\n"
     code += "assert 'torch' not in sys.modules"

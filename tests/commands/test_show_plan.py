@@ -26,7 +26,10 @@ from tests.conftest import SMALL
             "num_clients=5",
             "participation=0.5",
         ],
-        ["strategy=fedfrozen", "strategy.freeze_scope=random", "model.dtype=float64"],
+        pytest.param(
+            ["strategy=fedfrozen", "strategy.freeze_scope=random", "model.dtype=float64"],
+            marks=pytest.mark.slow,
+        ),
         ["strategy=safl", "strategy.select=fixed", "strategy.top_k=1", "model.config.num_hidden_layers=3"],
     ],
     ids=" ".join,
@@ -53,6 +56,7 @@ def test_a_plan_of_prompts_aligns_no_encoders(monkeypatch):
     assert stage.private["prompt"] == (4 + 16) * 64 * 4 and stage.private["fusion"] > 0
 
 
+@pytest.mark.slow
 def test_clients_that_choose_send_up_what_the_plan_said_and_get_no_more(train):
     words = ["strategy=safl", "strategy.top_k=1", "strategy.keep=0.5", "model.config.num_hidden_layers=3"]
     found = forecast(read(resolved(compose_config([*SMALL, *words]))))
@@ -142,6 +146,7 @@ def test_a_large_model_is_planned_without_its_memory(tmp_path, capsys):
     assert frozen["down"]["query"] + frozen["down"]["key"] == 4 * kernel
 
 
+@pytest.mark.slow
 def test_safl_is_planned_against_both_kinds_of_fedavg(capsys, monkeypatch):
     """A layer of LLaMA-1B has 60,821,504 parameters; 8 of 16 and little else go up."""
     monkeypatch.setenv("COLUMNS", "140")
@@ -166,6 +171,7 @@ def test_safl_is_planned_against_both_kinds_of_fedavg(capsys, monkeypatch):
     assert "all but the embeddings" not in capsys.readouterr().out  # fedfrozen sends them
 
 
+@pytest.mark.slow
 def test_the_plan_reads_as_tables(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     assert command(["plan", "num_rounds=10"]) == 0

@@ -86,6 +86,7 @@ def test_its_mistakes_are_told_as_ours_are(installed, word, told, capsys):
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_line_knows_it(installed, capsys):
     assert {"strategy=gentle", "client=gentle", "strategy.gentleness="} <= set(words())
     assert command(["plan", "strategy=gentle", "num_rounds=2"]) == 0

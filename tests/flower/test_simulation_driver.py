@@ -147,6 +147,7 @@ def test_what_our_serverapp_says_in_a_sentence_stays_one(kind: type[Exception]) 
     assert str(other).endswith("Exit\nGo on.")
 
 
+@pytest.mark.slow
 def test_an_app_that_flower_refuses_is_refused_here_in_its_words(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(PROJECT.replace('serverapp = "toy:server"', ""))
     with pytest.raises(SimulationFailed, match="serverapp"):
@@ -175,6 +176,7 @@ def test_impossible_resources_are_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "no-address"])
+@pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_named_and_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:

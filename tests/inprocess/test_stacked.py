@@ -67,7 +67,7 @@ def same(alone: Run, stacked: Run, tolerance: float = 0.0) -> None:
         assert same_bits(alone.model, stacked.model)
 
 
-@pytest.mark.parametrize("client", ["client=adamw", "client=sgd"])
+@pytest.mark.parametrize("client", ["client=adamw", pytest.param("client=sgd", marks=pytest.mark.slow)])
 def test_seeds_skews_and_rates_together_are_the_same_runs(pairs, client):
     """Nothing is frozen, so that every run's step is the same operations in the same order."""
     each = [["seed=0"], ["seed=1", "client.lr=0.01"], ["seed=2", "partition.alpha=5", "num_clients=4"]]
@@ -75,6 +75,7 @@ def test_seeds_skews_and_rates_together_are_the_same_runs(pairs, client):
         same(alone, stacked)
 
 
+@pytest.mark.slow
 def test_each_run_freezes_its_own_kernel_at_its_own_time(pairs):
     """A frozen product is laid out for a run at a time, so that its last bit may differ."""
     for alone, stacked in pairs(*([f"seed={n}", f"strategy.warmup_rounds={n}"] for n in range(3))):
@@ -82,6 +83,7 @@ def test_each_run_freezes_its_own_kernel_at_its_own_time(pairs):
         assert stacked.rows[-1]["stage"] == "frozen"
 
 
+@pytest.mark.slow
 def test_forks_go_on_together(pairs, tmp_path, train):
     each = []
     for seed in range(2):
@@ -94,6 +96,7 @@ def test_forks_go_on_together(pairs, tmp_path, train):
             torch.testing.assert_close(other[name], value, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_some_clients_a_round(pairs):
     words = ["strategy=fedavg", "num_clients=5", "participation=0.4", "partition.alpha=0.1"]
     for alone, stacked in pairs(*([*words, f"seed={seed}"] for seed in range(3))):
@@ -176,6 +179,7 @@ def test_more_runs_than_fit_follow_one_another(pairs):
         same(alone, stacked)
 
 
+@pytest.mark.slow
 def test_one_that_fails_stops_or_diverges_leaves_the_others_as_they_are(train, tmp_path, monkeypatch):
     from fedfrozen_app.server.hooks import MetricsFile
 

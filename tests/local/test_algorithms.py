@@ -92,6 +92,7 @@ class OwnModel(Algorithm):
         return task.loss(parameters, batch) + task.loss(v, batch) + 0.5 * near
 
 
+@pytest.mark.slow
 def test_arrays_that_train_beside_the_parameters(both, train, monkeypatch):
     one, other = both(OwnModel)
     states = assert_alike(one, other)
@@ -169,6 +170,7 @@ def head_first(plan, roles):
 
 
 @pytest.mark.parametrize("client", ["client.weight_decay=0.1", "client.clip=0.1", "client.head_lr=0.01"])
+@pytest.mark.slow
 def test_phases_train_their_names_one_after_another(both, client):
     """With clients of unequal size, so that slots are in different phases at the same time."""
     one, other = both(Algorithm, client, plan=head_first, folder=client)

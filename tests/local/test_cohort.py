@@ -60,6 +60,7 @@ def test_cohort_equals_sequential_in_float64(train, strategy, client):
 
 
 @pytest.mark.parametrize("client", ["client=adamw", "client=sgd"])
+@pytest.mark.slow
 def test_cohort_equals_sequential_in_float32(train, client):
     words = [client, "client.local_steps=5", "client.lr_schedule=constant", *THREE_ROUNDS]
     compare(
@@ -77,6 +78,7 @@ def test_clipping_and_class_weights_are_each_client_s_own(train, extra):
     compare(one, train(*words, "runtime.runner=cohort", folder="other"), 1e-9, per_tensor=True)
 
 
+@pytest.mark.slow
 def test_slots_do_not_change_the_result(train):
     words = ["model.dtype=float64", "num_clients=5", "runtime.runner=cohort", *THREE_ROUNDS]
     whole = train(*words, folder="whole")
@@ -96,6 +98,7 @@ def no_dropout(config):
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama", "gpt2"])
+@pytest.mark.slow
 def test_text_models_with_masks_train_as_a_cohort(train, tmp_path, kind):
     lines = ["text,label", *(f"{'good ' * (n % 7)}note {n},{n % 2}" for n in range(90))]
     path = tmp_path / "notes.csv"

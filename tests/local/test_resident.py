@@ -12,6 +12,7 @@ from tests.conftest import SMALL, Run, same_bits
 
 
 @pytest.mark.parametrize("runner", ["sequential", "cohort"])
+@pytest.mark.slow
 def test_a_resident_serves_run_after_run_as_a_new_one_would(train, tmp_path, runner):
     words = [*SMALL, f"runtime.runner={runner}", "client=sgd", "strategy.warmup_rounds=1"]
     fresh = train(*words, "seed=1", "partition.alpha=1.0", folder="fresh")

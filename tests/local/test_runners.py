@@ -105,6 +105,7 @@ def assert_close(one, other, place=""):
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(RUNS)
+@pytest.mark.slow
 def test_random_runs_are_alike(train, pictures, words):
     check_alike(train, pictures, " ".join(words).split())
 

@@ -203,6 +203,7 @@ def attending(folder, *words):
     return client
 
 
+@pytest.mark.slow
 def test_two_federations_at_once_both_pay(monkeypatch, tmp_path):
     """A site's record serves all its runs, and Flower may answer two of them at the same time."""
     client = attending(tmp_path, "privacy.selection_every=1")
@@ -248,6 +249,7 @@ def test_layers_of_another_run_s_model_are_chosen_anew(tmp_path):
     assert isinstance(result, LocalResult) and file.read().layers in ([0], [1])
 
 
+@pytest.mark.slow
 def test_os_noise_differs_between_runs_and_seeded_noise_repeats(train):
     words = ["strategy=fedavg", *PRIVATE, "num_rounds=1"]
     one, two = train(*words, folder="one"), train(*words, folder="two")
@@ -387,6 +389,7 @@ def test_a_client_that_moves_to_a_machine_without_its_record_spends_nothing_ther
 
 
 @pytest.mark.parametrize("weak", ["privacy.seeded_noise=true", "privacy.selection=unaccounted"])
+@pytest.mark.slow
 def test_what_was_not_private_does_not_become_so(train, weak):
     """Round 1 has no privacy that epsilon covers, so a run that goes on from it has none to claim."""
     words = ["strategy=safl", "privacy=dp_sgd", "client.local_steps=1", "strategy.top_k=1"]
@@ -444,6 +447,7 @@ def test_a_site_may_insist_on_privacy():
 # Choosing layers --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_choice_of_layers_is_paid_for_every_few_rounds(train):
     run = train("strategy=safl", *PRIVATE, "num_rounds=3", "privacy.selection_every=2")
     budget = budget_of(run, "0")

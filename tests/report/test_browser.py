@@ -95,6 +95,7 @@ def test_print_shows_what_is_folded(rows, save_run, visit):
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
+@pytest.mark.slow
 def test_odd_runs_are_drawn(tmp_path, visit):
     values = {"constant": 0.5, "tiny": 1e-12, "huge": 1e30, "all nan": math.nan}
     for kind in ["zero rounds", "one value", *values]:
@@ -109,6 +110,7 @@ def test_odd_runs_are_drawn(tmp_path, visit):
         assert "NaN" not in drawn and "Infinity" not in drawn, kind
 
 
+@pytest.mark.slow
 def test_a_large_report_stays_small(tmp_path, visit):
     rows = with_selection(make_rows(rounds=100, warmup=20, clients=50), layers=24, top=8)
     path = write_report(save(tmp_path / "run", rows, make_summary(rows)))

@@ -101,6 +101,7 @@ def test_hostile_names_stay_text(tmp_path):
     assert not {"img"} & {tag for tag, _ in page.tags}
 
 
+@pytest.mark.slow
 def test_it_is_drawn_hidden_and_hovered(sweep, visit):
     path = write_comparison(collect([sweep]), sweep / "comparison.html")
     page = visit(path)

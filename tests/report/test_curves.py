@@ -136,6 +136,7 @@ def test_a_panel_with_one_line_says_that_the_other_is_missing(tmp_path, monkeypa
 
 @settings(max_examples=50, deadline=None)
 @given(st.floats() | st.integers() | st.none() | st.text() | st.booleans() | st.lists(st.none()))
+@pytest.mark.slow
 def test_series_never_yields_an_infinite_value(value):
     (found,) = series([{"round": 3, "x": value}], "x").values
     assert math.isnan(found) or math.isfinite(found)

@@ -148,6 +148,7 @@ def test_a_page_is_made_once_for_all_who_look(tmp_path):
     assert watched.page("/", "") is watched.page("/", "")
 
 
+@pytest.mark.slow
 def test_an_open_page_grows_and_keeps_what_was_hidden(tmp_path, visit):
     rows = make_rows(rounds=9)
     folder = tmp_path / "run"

@@ -124,6 +124,7 @@ AUTO = ["strategy.warmup_rounds=auto", "num_rounds=6", "strategy.warmup_window=2
 EARLY = [*AUTO, "strategy.warmup_threshold=10", "strategy.warmup_minimum=3", "strategy.warmup_patience=2"]
 
 
+@pytest.mark.slow
 def test_auto_is_fedavg_until_it_freezes(train):
     plain = train("strategy=fedavg", "num_rounds=6", folder="plain")
     never = train(*AUTO, "strategy.warmup_threshold=-100", folder="never")
@@ -146,6 +147,7 @@ def test_partial_participation(train):
 @pytest.mark.parametrize(
     "stop", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_resumed_and_forked_runs_decide_as_the_unbroken_one(train, tmp_path, stop):
     words = [
         *AUTO,

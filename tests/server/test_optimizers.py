@@ -169,6 +169,7 @@ def test_a_name_that_freezes_leaves_and_one_that_comes_back_starts_anew(name):
 RUN = ("num_rounds=4", "num_clients=2", "dataset.limit=80", "strategy.warmup_rounds=2", "eval_every=4")
 
 
+@pytest.mark.slow
 def test_avgm_without_memory_is_the_mean_to_the_bit(train):
     plain = train(*RUN, folder="plain")
     words = ("server_optimizer=avgm", "server_optimizer.beta=0")

@@ -91,6 +91,7 @@ def test_without_a_round_before_nothing_is_far_out():
 
 
 @pytest.mark.parametrize("runner", [pytest.param("sequential", marks=pytest.mark.slow), "cohort"])
+@pytest.mark.slow
 def test_a_poisoned_run_and_its_cures(train, monkeypatch, runner):
     """One client of five sends its update times 500 in every round but the first."""
     from fedfrozen_app.inprocess import grid
@@ -127,6 +128,7 @@ def test_below_the_quorum_the_model_stays(train, monkeypatch):
     assert "discarded" not in run.rows[3]
 
 
+@pytest.mark.slow
 def test_far_out_resumes_as_it_was(train):
     words = ("aggregation.far_out=3", "num_rounds=4")
     whole = train(*words, folder="whole")

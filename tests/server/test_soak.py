@@ -82,6 +82,7 @@ def soak(train, monkeypatch, rounds):
 
 
 @pytest.mark.parametrize("rounds", [12, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_every_fault_is_accounted_for_and_none_gets_in(train, monkeypatch, rounds):
     run, thrown, memory = soak(train, monkeypatch, rounds)
     assert len(run.rows) == rounds + 1

@@ -139,6 +139,7 @@ def test_a_round_without_replies_moves_nothing_and_forgets_nothing(monkeypatch):
 RUN = ("num_rounds=4", "num_clients=2", "dataset.limit=80", "strategy.warmup_rounds=2", "eval_every=4")
 
 
+@pytest.mark.slow
 def test_momentum_killed_and_resumed_to_the_bit(train, monkeypatch, momentum):  # noqa: F811
     words = (*RUN, momentum, "+server_optimizer.beta=0.5")
     whole = train(*words, folder="whole")
@@ -190,6 +191,7 @@ def test_a_checkpoint_s_arrays_go_back_to_their_owners():
 AUTO = ("strategy.warmup_rounds=auto", "strategy.warmup_threshold=0", "num_rounds=3")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_owners_goes_on_to_the_same_bits(train, monkeypatch):
     whole = train(*AUTO, folder="whole")
     old = train(*AUTO, folder="old")

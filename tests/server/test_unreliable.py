@@ -116,6 +116,7 @@ def test_a_silent_node_does_not_take_the_others_answers_with_it(tmp_path, silent
     assert [row["clients_ok"] for row in found.rows[1:]] == sound
 
 
+@pytest.mark.slow
 def test_a_slow_node_is_waited_for(tmp_path, whole):
     class Slow(Grid):
         def replies(self, server_round, node, answer):
@@ -177,6 +178,7 @@ def test_an_answer_given_twice_counts_once(tmp_path, whole):
     assert [row["bytes_up"] for row in found.rows[1:]] == [row["bytes_up"] for row in whole.rows[1:]]
 
 
+@pytest.mark.slow
 def test_a_node_dies_in_a_round_and_comes_back_as_another(tmp_path):
     """Its process is new and so is its id; it is asked who it is, and sent what it lacks."""
 
@@ -336,6 +338,7 @@ def test_a_site_that_is_asked_again_and_again_does_not_make_a_mute_one_waited_fo
     assert conversation.present() == {"0": 1, "west": 3} and not conversation.waiting
 
 
+@pytest.mark.slow
 def test_the_wait_for_nodes_is_one_wait_and_names_them(tmp_path):
     """`gather` waits for the first node and then for all: together no longer than was said."""
     grid = Mute([*SMALL, *ROUNDS])
@@ -393,6 +396,7 @@ def test_one_round_without_anybody_is_got_over(tmp_path):
     assert [row["clients_ok"] for row in found.rows[1:]] == [3, 0, 3, 3]
 
 
+@pytest.mark.slow
 def test_a_client_that_went_between_rounds_is_waited_for_and_the_bits_are_the_same(tmp_path, whole):
     """As one whose SuperNode was killed: Flower no longer lists it, and then does again."""
 
@@ -411,6 +415,7 @@ def test_a_client_that_went_between_rounds_is_waited_for_and_the_bits_are_the_sa
     assert same_bits(found.model, whole.model)
 
 
+@pytest.mark.slow
 def test_one_that_stays_away_is_done_without_after_one_wait(tmp_path):
     class Lost(Grid):
         def get_node_ids(self):

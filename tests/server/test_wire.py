@@ -124,6 +124,7 @@ def test_what_a_client_trains_starts_where_its_model_lies(tmp_path, monkeypatch)
     assert seen == 3 * [{"meta"}]
 
 
+@pytest.mark.slow
 def test_private_arrays_that_no_checkpoint_holds_are_not_begun_anew(train, tmp_path, caplog):
     """As in Flower's simulation, whose nodes' state the server cannot see."""
     words = ["strategy=local", "num_rounds=2"]
@@ -139,6 +140,7 @@ def test_private_arrays_that_no_checkpoint_holds_are_not_begun_anew(train, tmp_p
     )
 
 
+@pytest.mark.slow
 def test_flower_takes_no_private_arrays_over_but_a_strategy_that_has_none_may_begin_there(
     train, tmp_path, monkeypatch, caplog
 ):
@@ -159,6 +161,7 @@ def test_flower_takes_no_private_arrays_over_but_a_strategy_that_has_none_may_be
 
 
 @pytest.mark.parametrize("harm", ["nothing", "deleted", "damaged", "deleted again and again"])
+@pytest.mark.slow
 def test_a_cache_that_was_harmed_after_the_freeze_changes_nothing(train, tmp_path, harm):
     one = train(*ROUNDS, folder="one")
     harmed = []
@@ -183,6 +186,7 @@ def test_a_cache_that_was_harmed_after_the_freeze_changes_nothing(train, tmp_pat
     assert more == 0 if harm == "nothing" else more > 0
 
 
+@pytest.mark.slow
 def test_a_client_s_model_is_built_once_for_all_messages(tmp_path, monkeypatch):
     forget_process()
     built = []

@@ -1,5 +1,7 @@
 """Sites in this process: real kits, executors, policies and bytes; only Flower's processes are left out."""
 
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,7 +62,7 @@ class Sites:
         self.executors = {name: Executor(self.kit(name)) for name in self.names}
 
     def words(self, *overrides: str) -> list[str]:
-        data = [f"dataset.path={self.folder}/data/server", "runtime.node_timeout=1"]
+        data = [f"dataset.path={self.folder}/data/server", "runtime.node_timeout=0.3"]
         return [*self.settings, "dataset=images", *data, "runtime.min_nodes=3", "run_id=test", *overrides]
 
     def train(
@@ -89,6 +91,16 @@ class Sites:
         gather(conversation, config)
         federate(job, conversation, resident)
         return Run(target)
+
+
+def copy_of(prepared: Path, folder: Path) -> Path:
+    """Kits and data of its own for one test; the hundreds of pictures, which nobody writes, are linked."""
+
+    def copy(source: str, target: str) -> None:
+        (os.link if source.endswith(".png") else shutil.copy2)(source, target)
+
+    shutil.copytree(prepared, folder, copy_function=copy)
+    return folder
 
 
 class SiteGrid(InProcessGrid):

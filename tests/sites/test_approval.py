@@ -1,7 +1,6 @@
 """`approval: ask`: nothing runs but what a person at the site has approved, by its hash."""
 
 import json
-import shutil
 import threading
 import time
 
@@ -14,7 +13,7 @@ from fedfrozen_app.sites.approval import Approvals
 from fedfrozen_app.sites.audit_log import read_audit
 from tests.conftest import Run
 from tests.sites.federation import SITES, federation
-from tests.sites.inprocess import SiteGrid, Sites
+from tests.sites.inprocess import SiteGrid, Sites, copy_of
 from tests.sites.twin import join, words
 
 ROUND = ("num_rounds=1", "strategy.warmup_rounds=1")
@@ -34,7 +33,7 @@ def prepared(tmp_path_factory):
 def sites(prepared, tmp_path, monkeypatch):
     monkeypatch.setattr("fedfrozen_app.report.output.write_curves", lambda *args, **kwargs: None)
     monkeypatch.setattr("fedfrozen_app.server.conversation.WAITING_PAUSE", 0.1)
-    shutil.copytree(prepared, tmp_path / "sites")
+    copy_of(prepared, tmp_path / "sites")
     return Sites(tmp_path / "sites")
 
 
@@ -95,6 +94,7 @@ def test_two_approve_and_one_has_not(sites):
     assert run.rows[1]["clients"] == ["north", "south"]
 
 
+@pytest.mark.slow
 def test_who_approves_late_joins_the_next_round(sites):
     class Late(people(sites, north="approve", south="approve")):
         def _answer(self, message):
@@ -109,6 +109,7 @@ def test_who_approves_late_joins_the_next_round(sites):
 
 
 @pytest.mark.parametrize("word", ["client.lr=0.5", "num_rounds=2", "privacy=dp_sgd", "runtime.view=main"])
+@pytest.mark.slow
 def test_what_was_changed_after_its_approval_waits_anew(sites, word):
     everybody = dict.fromkeys(sites.names, "approve")
     sites.train(*ROUND, make_grid=people(sites, **everybody))

@@ -36,6 +36,7 @@ def same_result(one: Run, other: Run) -> None:
     same_course(one, other)
 
 
+@pytest.mark.slow
 def test_two_sites_across_the_switch_equal_one_process(tmp_path):
     """The thin slice: TLS, keys, policy, each site its own folder; executors that have no network."""
     sites, rounds = SITES[:2], ("num_rounds=2", "strategy.warmup_rounds=1", "runtime.min_nodes=2")

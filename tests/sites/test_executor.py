@@ -26,7 +26,7 @@ from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.store import Budget, Price
 from tests.conftest import full_disk, same_bits
 from tests.sites.federation import VIEWS
-from tests.sites.inprocess import BUNDLE, SiteGrid, Sites
+from tests.sites.inprocess import BUNDLE, SiteGrid, Sites, copy_of
 
 NO_KERNEL = ["embedding", "value", "output", "mlp", "norm", "head"]
 ROUNDS = ("num_rounds=3", "strategy.warmup_rounds=2")
@@ -42,7 +42,7 @@ def prepared(tmp_path_factory):
 @pytest.fixture
 def sites(prepared, tmp_path, monkeypatch):
     monkeypatch.setattr("fedfrozen_app.report.output.write_curves", lambda *args, **kwargs: None)
-    shutil.copytree(prepared, tmp_path / "sites")
+    copy_of(prepared, tmp_path / "sites")
     return Sites(tmp_path / "sites")
 
 
@@ -359,7 +359,7 @@ def test_an_update_that_was_kept_and_never_sent_counts_when_it_is(sites, monkeyp
         ("local", 1),
         pytest.param("local", 2, marks=pytest.mark.slow),
         pytest.param("fedfrozen", 1, marks=pytest.mark.slow),
-        ("fedfrozen", 2),
+        pytest.param("fedfrozen", 2, marks=pytest.mark.slow),
     ],
 )
 def test_private_state_survives_restarts_and_no_round_counts_twice(sites, strategy, every):
@@ -393,6 +393,7 @@ def test_private_state_survives_restarts_and_no_round_counts_twice(sites, strate
 
 
 @pytest.mark.parametrize("strategy", ["local", pytest.param("fedfrozen", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_fork_says_that_sites_begin_their_private_parts_afresh(sites, caplog, strategy):
     words = (f"strategy={strategy}", "checkpoint.keep=9")
     told = ("a site without the executor begins them afresh", "the sites' private parts begin afresh")
@@ -496,6 +497,7 @@ def test_epsilon_is_spent_over_all_runs_and_then_refused(sites):
     assert [set(entry["metrics"]) for entry in sent] == [{"epsilon", "delta"}] * 2
 
 
+@pytest.mark.slow
 def test_delta_is_spent_over_all_runs_too(sites):
     for name in sites.names:
         sites.change(name, "policy.yaml", max_delta=2.5e-6)
@@ -536,6 +538,7 @@ def test_a_site_that_declines_sends_and_pays_nothing(sites, monkeypatch):
     assert not (sites.kit("north").var / "state" / "budget.json").exists()
 
 
+@pytest.mark.slow
 def test_a_private_run_s_name_is_no_way_around_the_budget(sites):
     sites.train(*private(3))
     assert "began with other settings" in refused(sites, *private(3, "seed=1"), folder="again")

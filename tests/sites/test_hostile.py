@@ -27,7 +27,7 @@ from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.local import resident as residents
 from fedfrozen_app.sites import desk
 from fedfrozen_app.sites.audit_log import read_audit
-from tests.sites.inprocess import BUNDLE, SiteGrid, Sites
+from tests.sites.inprocess import BUNDLE, SiteGrid, Sites, copy_of
 
 SECRET = "the-secret-of-this-site"
 ROLES = ("embedding", "query", "key", "value", "output", "mlp", "norm", "head")
@@ -48,7 +48,7 @@ def prepared(tmp_path_factory):
 def sites(prepared, tmp_path, monkeypatch):
     monkeypatch.setattr("fedfrozen_app.report.output.write_curves", lambda *args, **kwargs: None)
     monkeypatch.setenv("SECRET", SECRET)
-    shutil.copytree(prepared, tmp_path / "sites")
+    copy_of(prepared, tmp_path / "sites")
     found = Sites(tmp_path / "sites", names=("north",))
     found.restart()
     SiteGrid(found.executors)  # Flower lets messages be made where a run is known
@@ -59,7 +59,7 @@ def sites(prepared, tmp_path, monkeypatch):
 def one(prepared, tmp_path_factory):
     """One site for all attacks that change nothing there."""
     folder = tmp_path_factory.mktemp("one") / "sites"
-    shutil.copytree(prepared, folder)
+    copy_of(prepared, folder)
     found = Sites(folder, names=("north",))
     found.change("north", "policy.yaml", refusals_per_day=10**6)
     found.restart()

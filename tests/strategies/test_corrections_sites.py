@@ -72,6 +72,7 @@ def assert_server_has_the_mean(run, kept, space, prefix):
 
 
 @pytest.mark.parametrize("name", METHODS)
+@pytest.mark.slow
 def test_what_sites_keep_is_on_their_disks(tmp_path, name):
     write_sites(tmp_path / "data")
     nodes = nodes_in(tmp_path, "wired")

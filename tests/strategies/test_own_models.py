@@ -135,6 +135,7 @@ def test_apfl_by_hand(hand, runner):  # noqa: F811
     assert found.rows[-1]["alpha"] == pytest.approx(np.average(shares, weights=weights), abs=1e-9)
 
 
+@pytest.mark.slow
 def test_apfl_s_share_stays_within_its_bounds(train):
     """At this rate the second step of α would leave [0, 1]; those of w and v are clipped short."""
     found = train("strategy=apfl", "client=sgd", "client.lr=1e4", "client.clip=1e-5", "num_rounds=3")
@@ -143,6 +144,7 @@ def test_apfl_s_share_stays_within_its_bounds(train):
     assert shares and shares <= {0.0, 1.0}
 
 
+@pytest.mark.slow
 def test_a_share_of_zero_that_is_not_learned_makes_the_global_model_everybody_s(train):
     found = train("strategy=apfl", "strategy.alpha=0", "strategy.learn_alpha=false")
     clients = judged_in(found).values()
@@ -158,6 +160,7 @@ CLIPPED = ["client.clip=0.05", "client.weight_decay=0.1"]
     "words", [["strategy=ditto"], ["strategy=apfl"], ["strategy=apfl", "strategy.alpha=0"]]
 )
 @pytest.mark.parametrize("client", [[], CLIPPED, ["client=sgd", "client.clip=0.05"]])
+@pytest.mark.slow
 def test_the_shared_model_is_fedavg_s_to_the_bit(train, words, client):
     plain = train("strategy=fedavg", "participation=0.7", *client, folder="plain")
     found = train(*words, "participation=0.7", *client, folder="found")
@@ -170,7 +173,7 @@ FLOAT64 = ["model.dtype=float64", "client=sgd", "client.momentum=0", "client.lr=
 FLOAT64 += ["participation=0.7", "model.config.num_hidden_layers=1", "client.class_weights=true"]
 
 
-@pytest.mark.parametrize("clip", [[], ["client.clip=0.1"]])
+@pytest.mark.parametrize("clip", [["client.clip=0.1"], pytest.param([], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("strategy", METHODS)
 def test_both_runners_agree(train, strategy, clip):
     words = (f"strategy={strategy}", *FLOAT64, *clip)

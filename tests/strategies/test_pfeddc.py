@@ -129,6 +129,7 @@ def test_a_round_with_a_clip_of_published_size_sends_80_kib(train):
     assert run.rows[1]["clients_failed"] == 0
 
 
+@pytest.mark.slow
 def test_the_whole_strategy_with_a_tiny_random_clip(tmp_path):
     """The command as a user gives it: rounds, private parts, personal models, picture, checkpoints."""
     words = [*WORDS, "personal=true", "participation=0.7", f"hydra.run.dir={tmp_path}/run"]
@@ -224,6 +225,7 @@ def test_a_client_that_misses_five_rounds_goes_on_with_the_newest_global_prompts
     assert not any(torch.equal(first[name], value) for name, value in newest.items())
 
 
+@pytest.mark.slow
 def test_private_parts_outlive_a_restart(train):
     """Stopped after round 2 and resumed from the folder alone: the same bits, also of who was not drawn."""
     words = [*WORDS, *MISSES_FIVE, "num_rounds=4"]
@@ -286,6 +288,7 @@ def test_an_idle_fusion_is_called_so(train):
 
 
 @pytest.mark.parametrize("split", [1, 2])
+@pytest.mark.slow
 def test_folders_of_domains_are_clients_that_read_class_names(train, tmp_path, split):
     """PACS's layout, DOMAIN/CLASS/*: a client of each domain, or several, each judged within its own."""
     pixels, labels = load_digits(n_class=2, return_X_y=True)
@@ -308,6 +311,7 @@ def test_folders_of_domains_are_clients_that_read_class_names(train, tmp_path, s
 
 
 @pytest.mark.parametrize("fusion", ["cross", "sum"])
+@pytest.mark.slow
 def test_evaluate_judges_what_the_server_judged(tmp_path, capsys, fusion):
     """The global prompts alone: a server has no client's local ones."""
     words = [*WORDS, f"strategy.fusion={fusion}", "client.lr=1", f"hydra.run.dir={tmp_path}/run"]
@@ -512,6 +516,7 @@ def test_no_message_in_process_holds_a_private_array(train, tmp_path, monkeypatc
     nothing_private_in(tmp_path)
 
 
+@pytest.mark.slow
 def test_no_message_between_processes_holds_a_private_array(tmp_path, monkeypatch):
     """Arrays as bytes and the real ClientApp, as Flower's nodes run it."""
     watch(tmp_path, monkeypatch.setattr)

@@ -162,6 +162,7 @@ def test_scores_by_head_stay_with_the_client_and_say_what_it_chose(train, monkey
         assert list(top_k(scores.sum(dim=1), 2)) == layers
 
 
+@pytest.mark.slow
 def test_all_layers_are_fedavg_with_frozen_embeddings(train, monkeypatch):
     class FrozenEmbeddings(PlannedFedAvg):
         def plan(self, server_round):
@@ -177,6 +178,7 @@ def test_all_layers_are_fedavg_with_frozen_embeddings(train, monkeypatch):
     assert plain.rows[-1]["bytes_up_by_role"] == every.rows[-1]["bytes_up_by_role"]
 
 
+@pytest.mark.slow
 def test_the_wire_changes_nothing(train, tmp_path):
     words = [*DIGITS, "strategy.keep=0.625", "strategy.top_k=2", "num_rounds=2"]
     local, wired = train(*words), run_wired(tmp_path, extra=words)
@@ -232,6 +234,7 @@ def test_tokens_that_no_text_has_choose_nothing_and_it_is_said(train, caplog):
     assert "none of its profiled texts has a token of strategy.tokens" in caplog.text
 
 
+@pytest.mark.slow
 def test_random_layers_differ_by_client_and_round_and_repeat(train):
     words = [*DIGITS, "strategy.select=random", "strategy.top_k=2", "num_rounds=3"]
     one, two = (train(*words, folder=name) for name in "ab")

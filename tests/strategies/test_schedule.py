@@ -122,6 +122,7 @@ def test_configured_as_fedfrozen_it_gives_fedfrozen_s_bits(train):
     assert told[0] == told[1]
 
 
+@pytest.mark.slow
 def test_configured_as_fedpart_it_gives_fedpart_s_bits(train):
     words = ("num_rounds=8", "participation=0.7", "client.weight_decay=0.1")
     part = ("strategy.full_rounds=1", "strategy.group_rounds=1", "strategy.between_rounds=1")

@@ -124,6 +124,7 @@ def test_a_killed_process_is_not_running(tmp_path):
 # Whole sweeps -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_again_with_more_seeds_keeps_what_is_there(quick, capsys):
     assert command(["-m", *TINY, "seed=0,2", "output_dir=sweep"]) == 0
     sweep = quick / "sweep"
@@ -181,6 +182,7 @@ def test_a_sweep_without_a_trace_of_its_runs_has_failed(tmp_path):
         conclude(tmp_path, "t0")
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_and_takes_no_other_with_it(quick, capsys):
     words = ["-m", *TINY, "num_clients=500,3", "output_dir=sweep"]
     assert command(words) == 2
@@ -384,6 +386,7 @@ def test_seeds_train_side_by_side_and_leave_what_they_leave_alone(quick, caplog)
     assert {key: after[key] for key in before} == before and len(after) == 6  # kept, and two more
 
 
+@pytest.mark.slow
 def test_one_that_fails_side_by_side_is_told_and_the_others_are_complete(quick):
     words = ["-m", *TINY, "runtime.runner=cohort", "client=sgd", "client.lr=0.01,1e38", "seed=0,1"]
     assert command([*words, f"output_dir={quick / 'sweep'}", "runtime.stack_runs=4"]) == 1
