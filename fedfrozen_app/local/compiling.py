@@ -101,7 +101,6 @@ def outputs_of(resident: "Resident") -> int:
     return resident.outputs
 
 
-@torch.no_grad()
 def _count_outputs(resident: "Resident") -> int:
     count = 0
 
@@ -111,13 +110,9 @@ def _count_outputs(resident: "Resident") -> int:
 
     leaves = [part for part in resident.model.modules() if not any(part.children())]
     hooks = [part.register_forward_hook(add) for part in leaves]
-    row = {name: value[:1] for name, value in resident.train_table.inputs.items()}
-    was_training = resident.model.training
     try:
-        resident.model.eval()  # draws nothing
-        resident.model(**resident.task.prepare(row))
+        resident.call_once()
     finally:
-        resident.model.train(was_training)
         for hook in hooks:
             hook.remove()
     return count

@@ -4,7 +4,7 @@ Where training is in bf16, autocast would round every weight on its own, add bia
 float32 through attention. Here the whole matrix is rounded once, and products, biases and attention are bf16.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -13,16 +13,27 @@ from transformers.pytorch_utils import Conv1D
 
 from fedfrozen_app.exchange.block import Layout
 
-# What autocast computes in bf16, weights and biases alike.
-PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, Conv1D)
+PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, Conv1D)  # autocast rounds their weights and biases
 
 
-def rounded_names(model: nn.Module) -> frozenset[str]:
-    """The parameters that nothing reads but products."""
+def rounded_names(model: nn.Module, run: Callable[[], Any]) -> frozenset[str]:
+    """The parameters that nothing reads but products that `run` computes in autocast, and nowhere else."""
+    modes: dict[nn.Module, set[bool]] = {}
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        modes.setdefault(module, set()).add(torch.is_autocast_enabled(inputs[0].device.type))
+
+    products = [module for module in model.modules() if type(module) in PRODUCTS]
+    hooks = [module.register_forward_pre_hook(note) for module in products]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
     others = {
         id(value)
         for module in model.modules()
-        if type(module) not in PRODUCTS
+        if modes.get(module) != {True}
         for value in module._parameters.values()
     }
     return frozenset(name for name, value in model.named_parameters() if id(value) not in others)

@@ -32,7 +32,7 @@ from fedfrozen_app.exchange.names import (
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.algorithm import Finished, Start
 from fedfrozen_app.local.compiling import keep_what_is_compiled
-from fedfrozen_app.local.parts import parts_of, rounded_names
+from fedfrozen_app.local.parts import parts_of
 from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_scales
 from fedfrozen_app.local.slots import Schedule, Turn
 from fedfrozen_app.models.attention import folded
@@ -136,7 +136,7 @@ class Step:
         spaces = groupby(zip(self.layout.names, self.layout.spans, strict=True), lambda c: namespace_of(c[0]))
         self._parts = [sum(span for _, span in columns) for _, columns in spaces]
         # The parameters that are rounded before a step, where training is in bf16.
-        self._rounded = rounded_names(resident.model) if resident.task.bf16 else frozenset()
+        self._rounded = resident.rounded
         self._gradient: Gradient | None = None
         self.blocks: Blocks | None = None  # those that run compiled
         self._graph: torch.cuda.CUDAGraph | None = None
