@@ -12,16 +12,16 @@ import logging
 import os
 import platform
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from flwr.supercore.utils import get_flwr_home
+from torch import nn
 
+from fedfrozen_app.config import Config
 from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.models.blocks import Blocks
 from fedfrozen_app.words import counted
-
-if TYPE_CHECKING:
-    from fedfrozen_app.local.resident import Resident
 
 log = logging.getLogger(__name__)
 DEVICES = ("cuda",)  # on a CPU a step starts as quickly as it can
@@ -32,6 +32,20 @@ SECONDS_A_PART = 0.4  # of a model that is compiled as a whole
 SPARED = 5e-12
 
 
+class Trainee(Protocol):
+    """What is looked at here of the resident model."""
+
+    config: Config
+    device: torch.device
+    model: nn.Module
+    outputs: int | None  # of the model's parts for one example, once counted
+
+    @property
+    def blocks(self) -> Blocks: ...
+
+    def call_once(self) -> None: ...
+
+
 @dataclass
 class Compiling:
     """What was decided for the plan that trains now."""
@@ -40,7 +54,7 @@ class Compiling:
     since: int = 0  # the first round of it
     compiled: bool | None = None  # None: not decided yet
 
-    def mode(self, resident: "Resident", order: Order, steps: int, examples: int) -> str:
+    def mode(self, resident: Trainee, order: Order, steps: int, examples: int) -> str:
         """How to take this order's steps: `steps` a round, `examples` in each of them, padding included."""
         if resident.device.type not in DEVICES:
             return "eager"
@@ -55,7 +69,7 @@ class Compiling:
             self._decide(resident, rounds, rounds * steps, examples)
         return "compiled" if self.compiled else "captured"
 
-    def _decide(self, resident: "Resident", rounds: int, steps: int, examples: int) -> None:
+    def _decide(self, resident: Trainee, rounds: int, steps: int, examples: int) -> None:
         cost, spared = seconds_to_compile(resident), SPARED * outputs_of(resident) * examples * steps
         self.compiled = spared > cost
         log.info(
@@ -87,21 +101,21 @@ def plan_digest(order: Order) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def seconds_to_compile(resident: "Resident") -> float:
+def seconds_to_compile(resident: Trainee) -> float:
     blocks = resident.blocks
     if blocks.repeat:
         return SECONDS_A_GRAPH * blocks.kinds
     return SECONDS_A_GRAPH + SECONDS_A_PART * sum(1 for _ in resident.model.modules())
 
 
-def outputs_of(resident: "Resident") -> int:
+def outputs_of(resident: Trainee) -> int:
     """How many numbers the model's parts put out for one example: what a compiled step need not write."""
     if resident.outputs is None:
         resident.outputs = _count_outputs(resident)
     return resident.outputs
 
 
-def _count_outputs(resident: "Resident") -> int:
+def _count_outputs(resident: Trainee) -> int:
     count = 0
 
     def add(module: Any, inputs: Any, output: Any) -> None:

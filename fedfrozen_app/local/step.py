@@ -306,19 +306,31 @@ class Step:
         self._index, self._mask = index.clone(), mask.clone()
         start = self.flat.clone()
         drawn = torch.cuda.get_rng_state(self.flat.device)
+        try:
+            self._record()
+        except Exception as error:
+            if self.mode != "compiled":
+                raise
+            self._do_without(error)  # it may be what was compiled, which nothing depends on
+            self.admit(range(self.size), start.unbind())
+            self._record()
+        self.admit(range(self.size), start.unbind())
+        # What dropout draws must not depend on whether a round is the first of its process.
+        torch.cuda.set_rng_state(drawn, self.flat.device)
+        assert self._graph is not None
+        self._graph.replay()
+
+    def _record(self) -> None:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARMUP_STEPS):
                 self._eager(self._index, self._mask)
         torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
             self._eager(self._index, self._mask)
-        self.admit(range(self.size), start.unbind())
-        # What dropout draws must not depend on whether a round is the first of its process.
-        torch.cuda.set_rng_state(drawn, self.flat.device)
-        self._graph.replay()
+        self._graph = graph
 
     # From the clients' pure loss to one function of tensors ---------------------------------------------
 
@@ -420,14 +432,18 @@ class Step:
             compiled(*given)
             return compiled
         except Exception as error:  # noqa: BLE001  (see above)
-            self.blocks, self.mode = None, "captured"
-            self.resident.compiling.failed()
-            log.warning(
-                "The step could not be compiled, and goes on without: %s: %s",
-                type(error).__name__,
-                (str(error).strip().splitlines() or [""])[0],
-            )
+            self._do_without(error)
             return partial(self._in_ways, gradient)
+
+    def _do_without(self, error: Exception) -> None:
+        """Without what is compiled, from now on."""
+        self.blocks, self.mode, self._gradient = None, "captured", None
+        self.resident.compiling.failed()
+        log.warning(
+            "The step could not be compiled, and goes on without: %s: %s",
+            type(error).__name__,
+            (str(error).strip().splitlines() or [""])[0],
+        )
 
 
 def mapped_task(

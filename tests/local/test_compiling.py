@@ -1,7 +1,7 @@
 """Compiled steps: one graph for all layers, the plain step's numbers, and when they are chosen.
 
 On a CPU nothing is compiled by itself: here it is as if it were a GPU, without the recording. The quick tests
-go through torch's whole machinery but for the code that it writes at the end.
+trace, and leave the graphs as they are; slow ones go through torch's compiler.
 """
 
 import logging
@@ -13,7 +13,7 @@ from fedfrozen_app.files import checkpoint
 from fedfrozen_app.local import compiling, step
 from fedfrozen_app.local.step import Step
 from fedfrozen_app.models import blocks
-from fedfrozen_app.models.blocks import Blocks
+from fedfrozen_app.models.blocks import Blocks, compiled_by_torch
 from tests.app.test_bytes import BERT, GPT2, LLAMA
 from tests.app.test_bytes import checkpoint as folder_of
 from tests.conftest import same_bits
@@ -28,7 +28,8 @@ WORDS = ["runtime.runner=cohort", "model.dtype=float64", "client.local_steps=2"]
 def compiles(monkeypatch):
     """As on a GPU; the modes of the steps that were made, and how many graphs each compilation brought."""
     monkeypatch.setattr(compiling, "DEVICES", ("cuda", "cpu"))
-    monkeypatch.setattr(blocks, "BACKEND", "aot_eager")
+    for module in (blocks, step):
+        monkeypatch.setattr(module, "compiled_by_torch", lambda traced: traced)
     found = {"modes": [], "graphs": []}
     make, compile_for = Step.__init__, Blocks.compile_for
 
@@ -95,8 +96,11 @@ def test_a_model_without_blocks_is_compiled_as_a_whole(train, compiles):
 
 
 @pytest.mark.slow
-def test_what_torch_writes_gives_the_same_numbers(train, compiles, monkeypatch):
-    monkeypatch.setattr(blocks, "BACKEND", "inductor")
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_what_torch_compiles_gives_the_same_numbers(train, compiles, monkeypatch, backend):
+    for module in (blocks, step):
+        monkeypatch.setattr(module, "compiled_by_torch", compiled_by_torch)
+    monkeypatch.setattr(blocks, "BACKEND", backend)
     plain = train(*WORDS, "runtime.compile=false", folder="plain")
     quick = train(*WORDS, "runtime.compile=true", folder="quick")
     assert compiles["graphs"] == [1, 1]
