@@ -9,14 +9,18 @@ import logging
 import pytest
 import torch
 
+from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.data.federated import load_corpus
 from fedfrozen_app.files import checkpoint
+from fedfrozen_app.inprocess.stacked import Bench, run_stacked
 from fedfrozen_app.local import compiling, step
 from fedfrozen_app.local.step import Step
 from fedfrozen_app.models import blocks
 from fedfrozen_app.models.blocks import Blocks, compiled_by_torch
+from fedfrozen_app.run.job import Job
 from tests.app.test_bytes import BERT, GPT2, LLAMA
 from tests.app.test_bytes import checkpoint as folder_of
-from tests.conftest import same_bits
+from tests.conftest import SMALL, Run, same_bits
 from tests.flower.test_runtimes import is_key_bias
 from tests.local.test_cohort import no_dropout
 from tests.server.test_kills import killed_before_checkpoint
@@ -76,6 +80,23 @@ def test_blocks_of_text_models_with_masks(train, tmp_path, compiles, kind):
     quick = train(*words, "runtime.compile=true", folder="quick", small=False)
     assert compiles["graphs"] == [1]
     assert_alike(plain.model, quick.model)
+
+
+def test_blocks_of_runs_side_by_side(train, tmp_path, compiles):
+    """Each has its own frozen kernel: a vmap over runs around the one over clients."""
+    words = [*SMALL, *WORDS, "num_rounds=2", "runtime.compile=true"]
+    each = [[*words, f"seed={number}"] for number in range(2)]
+    alone = [train(*own, folder=f"alone{number}", small=False) for number, own in enumerate(each)]
+    compiles["graphs"].clear()
+    jobs = []
+    for number, own in enumerate(each):
+        resolved_config = resolved(compose_config(own))
+        jobs.append(Job(read(resolved_config), resolved_config, own, tmp_path / f"beside{number}"))
+    found = run_stacked(jobs, Bench(load_corpus(jobs[0].config), 2))
+    assert [outcome["status"] for outcome in found] == ["completed"] * 2
+    assert compiles["graphs"] == [1, 1]
+    for job, run in zip(jobs, alone, strict=True):
+        assert_alike(run.model, Run(job.folder).model)
 
 
 def test_a_model_without_blocks_is_compiled_as_a_whole(train, compiles):
