@@ -4,8 +4,6 @@ A recorded step starts at once; a compiled one makes its run wait first and is q
 of every plan is recorded, so that there is a result soon; with its second the rest of the run is weighed.
 Nothing that is measured has a say, and what was found goes into checkpoints: a resumed run takes the very
 steps of an unbroken one, whatever its machine has compiled before.
-
-A `resident` here is that of local/resident.py, which holds what this file decides.
 """
 
 import hashlib
@@ -14,20 +12,38 @@ import logging
 import os
 import platform
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from flwr.supercore.utils import get_flwr_home
+from torch import nn
 
+from fedfrozen_app.config import Config
 from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.models.blocks import Blocks
 from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
+DEVICES = ("cuda",)  # on a CPU a step starts as quickly as it can
 # For an H200: what a graph costs where nothing is in the cache, and what a compiled step spares for every
 # number that the model's parts put out for its examples, forwards and backwards.
 SECONDS_A_GRAPH = 12.0
 SECONDS_A_PART = 0.4  # of a model that is compiled as a whole
 SPARED = 5e-12
+
+
+class Trainee(Protocol):
+    """What is looked at here of the resident model."""
+
+    config: Config
+    device: torch.device
+    model: nn.Module
+    outputs: int | None  # of the model's parts for one example, once counted
+
+    @property
+    def blocks(self) -> Blocks: ...
+
+    def call_once(self) -> None: ...
 
 
 @dataclass
@@ -38,9 +54,9 @@ class Compiling:
     since: int = 0  # the first round of it
     compiled: bool | None = None  # None: not decided yet
 
-    def mode(self, resident: Any, order: Order, steps: int, examples: int) -> str:
+    def mode(self, resident: Trainee, order: Order, steps: int, examples: int) -> str:
         """How to take this order's steps: `steps` a round, `examples` in each of them, padding included."""
-        if resident.device.type != "cuda":
+        if resident.device.type not in DEVICES:
             return "eager"
         wish = str(resident.config.runtime.compile).lower()
         if wish != "auto":
@@ -53,7 +69,7 @@ class Compiling:
             self._decide(resident, rounds, rounds * steps, examples)
         return "compiled" if self.compiled else "captured"
 
-    def _decide(self, resident: Any, rounds: int, steps: int, examples: int) -> None:
+    def _decide(self, resident: Trainee, rounds: int, steps: int, examples: int) -> None:
         cost, spared = seconds_to_compile(resident), SPARED * outputs_of(resident) * examples * steps
         self.compiled = spared > cost
         log.info(
@@ -85,22 +101,21 @@ def plan_digest(order: Order) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def seconds_to_compile(resident: Any) -> float:
+def seconds_to_compile(resident: Trainee) -> float:
     blocks = resident.blocks
     if blocks.repeat:
         return SECONDS_A_GRAPH * blocks.kinds
     return SECONDS_A_GRAPH + SECONDS_A_PART * sum(1 for _ in resident.model.modules())
 
 
-def outputs_of(resident: Any) -> int:
+def outputs_of(resident: Trainee) -> int:
     """How many numbers the model's parts put out for one example: what a compiled step need not write."""
     if resident.outputs is None:
         resident.outputs = _count_outputs(resident)
     return resident.outputs
 
 
-@torch.no_grad()
-def _count_outputs(resident: Any) -> int:
+def _count_outputs(resident: Trainee) -> int:
     count = 0
 
     def add(module: Any, inputs: Any, output: Any) -> None:
@@ -109,13 +124,9 @@ def _count_outputs(resident: Any) -> int:
 
     leaves = [part for part in resident.model.modules() if not any(part.children())]
     hooks = [part.register_forward_hook(add) for part in leaves]
-    row = {name: value[:1] for name, value in resident.train_table.inputs.items()}
-    was_training = resident.model.training
     try:
-        resident.model.eval()  # draws nothing
-        resident.model(**resident.task.prepare(row))
+        resident.call_once()
     finally:
-        resident.model.train(was_training)
         for hook in hooks:
             hook.remove()
     return count

@@ -29,11 +29,12 @@ from fedfrozen_app.data.table import Corpus, Table
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.cache import Cache
 from fedfrozen_app.local.compiling import Compiling
+from fedfrozen_app.local.parts import rounded_names
 from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.models.blocks import Blocks
 from fedfrozen_app.models.build import parameters_of
 from fedfrozen_app.models.roles import head_of, roles_of
-from fedfrozen_app.models.task import Inputs, Task
+from fedfrozen_app.models.task import Batch, Inputs, Task
 from fedfrozen_app.models.wrapper import Wrapper, wrapper_of
 
 log = logging.getLogger(__name__)
@@ -98,6 +99,22 @@ class Resident:
     def blocks(self) -> Blocks:
         """The model's repeated blocks, and what was compiled for them."""
         return Blocks(self.model)
+
+    @cached_property
+    def rounded(self) -> frozenset[str]:
+        """The parameters that training in bf16 rounds wherever it reads them."""
+        return rounded_names(self.model, self.call_once) if self.task.bf16 else frozenset()
+
+    @torch.no_grad()
+    def call_once(self) -> None:
+        """The model as it trains, but for dropout, on one row: for those who look at how it computes."""
+        row = {name: value[:1] for name, value in self.train_table.inputs.items()}
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            self.task.logits(self.parameters, Batch(row, self.train_table.labels[:1]))
+        finally:
+            self.model.train(was_training)
 
     def can_switch_to(self, config: Config) -> bool:
         """Whether that run has this model, these data and this local training."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_map
 
 from fedfrozen_app.exchange.block import Layout
 from fedfrozen_app.exchange.names import (
@@ -31,10 +32,11 @@ from fedfrozen_app.exchange.names import (
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.algorithm import Finished, Start
 from fedfrozen_app.local.compiling import keep_what_is_compiled
+from fedfrozen_app.local.parts import parts_of
 from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_scales
 from fedfrozen_app.local.slots import Schedule, Turn
 from fedfrozen_app.models.attention import folded
-from fedfrozen_app.models.blocks import Blocks
+from fedfrozen_app.models.blocks import Blocks, compiled_by_torch
 from fedfrozen_app.models.convolution import as_products
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.profile import is_causal
@@ -48,6 +50,7 @@ Gradient = Callable[..., tuple[Tensor, Tensor]]  # of clients' rows and all that
 WARMUP_STEPS = 3  # before a capture: lazy initialisations must not be recorded
 
 
+NOTHING: Parameters = {}
 NO_START = Start({}, ())  # plain training looks at no start: none is laid out
 START = "start"  # the namespace of the private parameters with which a client began its round
 
@@ -132,6 +135,8 @@ class Step:
         # How many columns the parameters take, and each namespace that trains beside them.
         spaces = groupby(zip(self.layout.names, self.layout.spans, strict=True), lambda c: namespace_of(c[0]))
         self._parts = [sum(span for _, span in columns) for _, columns in spaces]
+        # The parameters that are rounded before a step, where training is in bf16.
+        self._rounded = resident.rounded
         self._gradient: Gradient | None = None
         self.blocks: Blocks | None = None  # those that run compiled
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -301,19 +306,31 @@ class Step:
         self._index, self._mask = index.clone(), mask.clone()
         start = self.flat.clone()
         drawn = torch.cuda.get_rng_state(self.flat.device)
+        try:
+            self._record()
+        except Exception as error:
+            if self.mode != "compiled":
+                raise
+            self._do_without(error)  # it may be what was compiled, which nothing depends on
+            self.admit(range(self.size), start.unbind())
+            self._record()
+        self.admit(range(self.size), start.unbind())
+        # What dropout draws must not depend on whether a round is the first of its process.
+        torch.cuda.set_rng_state(drawn, self.flat.device)
+        assert self._graph is not None
+        self._graph.replay()
+
+    def _record(self) -> None:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARMUP_STEPS):
                 self._eager(self._index, self._mask)
         torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
             self._eager(self._index, self._mask)
-        self.admit(range(self.size), start.unbind())
-        # What dropout draws must not depend on whether a round is the first of its process.
-        torch.cuda.set_rng_state(drawn, self.flat.device)
-        self._graph.replay()
+        self._graph = graph
 
     # From the clients' pure loss to one function of tensors ---------------------------------------------
 
@@ -335,17 +352,24 @@ class Step:
         plain = self._method.is_plain()
 
         def cohort(
-            model: Parameters, from_order: Tensor, columns: Inputs, labels: Tensor, *rows: Tensor
+            model: Parameters, from_order: Tensor, columns: Inputs, labels: Tensor, *rows: Any
         ) -> Tensor:
             """(clients,) the losses of one run's clients."""
 
-            task = mapped_task(self.resident, model)
+            frozen = {name: model[name].bfloat16() for name in self._rounded - set(self.layouts.names)}
 
-            def one(row: Tensor, weights: Tensor, held: Tensor, index: Tensor, mask: Tensor) -> Tensor:
+            def one(
+                row: Tensor, parts: Parameters, weights: Tensor, held: Tensor, index: Tensor, mask: Tensor
+            ) -> Tensor:
                 inputs = {key: value[index] for key, value in columns.items()}
-                parameters = parameters_in(self.layout.views(row))
-                start = NO_START if plain else self.layouts.start(model, row, held, from_order)
                 batch = Batch(inputs, labels[index], weights, mask)
+                if plain:
+                    task = mapped_task(self.resident, {**model, **frozen})
+                    return self._method.loss(parameters_in(parts), batch, task, NO_START)
+                # An algorithm computes with arrays as they are; the model is given those rounded already.
+                parameters = parameters_in(self.layout.views(row))
+                task = mapped_task(self.resident, model, {**frozen, **parts}, parameters)
+                start = self.layouts.start(model, row, held, from_order)
                 return self._method.loss(parameters, batch, task, start)
 
             return vmap(one, randomness="different")(*rows)
@@ -355,11 +379,15 @@ class Step:
             labels, columns = given[len(names)], dict(zip(keys, given[len(names) + 1 :], strict=False))
             class_weights, held, from_order, index, mask = given[-5:]
             flat = flat.detach().requires_grad_(True)
-            rows = (flat, class_weights, held, index, mask)
+            parts = parts_of(flat, self.layout, self._rounded) if plain or self._rounded else {}
+            if not plain:
+                parts = {name: part for name, part in parts.items() if name in self._rounded}
+            rows = (flat, parts, class_weights, held, index, mask)
             if self.runs == 1:
                 losses = cohort(model, from_order[0], columns, labels, *rows)
             else:
-                by_run = [part.unflatten(0, (self.runs, self.size // self.runs)) for part in rows]
+                lead = (self.runs, self.size // self.runs)
+                by_run = [tree_map(lambda part: part.unflatten(0, lead), part) for part in rows]
                 axes = {name: 0 if name in self.models else None for name in model}
                 over_runs = vmap(
                     cohort, in_dims=(axes, 0, None, None, *(0 for _ in rows)), randomness="different"
@@ -400,26 +428,37 @@ class Step:
                 return partial(self._in_ways, gradient)
             with self._ways():
                 traced = make_fx(gradient)(*given)
-            compiled = torch.compile(traced, dynamic=False)
+            compiled = compiled_by_torch(traced)
             compiled(*given)
             return compiled
         except Exception as error:  # noqa: BLE001  (see above)
-            self.blocks, self.mode = None, "captured"
-            self.resident.compiling.failed()
-            log.warning(
-                "The step could not be compiled, and goes on without: %s: %s",
-                type(error).__name__,
-                (str(error).strip().splitlines() or [""])[0],
-            )
+            self._do_without(error)
             return partial(self._in_ways, gradient)
 
+    def _do_without(self, error: Exception) -> None:
+        """Without what is compiled, from now on."""
+        self.blocks, self.mode, self._gradient = None, "captured", None
+        self.resident.compiling.failed()
+        log.warning(
+            "The step could not be compiled, and goes on without: %s: %s",
+            type(error).__name__,
+            (str(error).strip().splitlines() or [""])[0],
+        )
 
-def mapped_task(resident: "Resident", model: Parameters) -> Task:
-    """The task for parameters that are mapped over; those that it is not given are of `model`."""
+
+def mapped_task(
+    resident: "Resident", model: Parameters, rounded: Parameters = NOTHING, of: Parameters = NOTHING
+) -> Task:
+    """The task for parameters that are mapped over; those that it is not given are of `model`.
+
+    `rounded` stand for the arrays of `model` and `of`, where the model is called with these very ones.
+    """
     causal = is_causal(resident.model)
+    exact = {**model, **of}
 
     def call(parameters: Parameters, inputs: Inputs) -> Tensor:
         whole = {**model, **parameters}
+        whole |= {name: part for name, part in rounded.items() if whole[name] is exact[name]}
         ready = with_ready_mask(inputs, causal)
         return functional_call(resident.model, whole, args=(), kwargs=ready).logits
 
@@ -451,8 +490,10 @@ def look_rows(
 
     was_training = module.training
     module.eval()
-    found = vmap(one)(values, held, weights, index, mask)
-    module.train(was_training)
+    try:
+        found = vmap(one)(values, held, weights, index, mask)
+    finally:
+        module.train(was_training)
     return [{name: value[number] for name, value in found.items()} for number in range(len(values))]
 
 

@@ -19,6 +19,7 @@ from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+BACKEND = "inductor"
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)  # may be built into a graph
 A_TENSOR = object()  # stands where a tensor is to be put
 PLACE = "layer_idx"  # transformers' number of a layer, by which it finds its part of a cache
@@ -52,6 +53,7 @@ class Blocks:
     """The repeated blocks of one model, and what was compiled for them."""
 
     def __init__(self, model: nn.Module) -> None:
+        self._config: Any = getattr(model, "config", None)
         self._blocks = [block for stack in _outermost_lists(model) for block in stack]
         first: dict[Any, int] = {}
         self._alike = [first.setdefault(_kind(block), number) for number, block in enumerate(self._blocks)]
@@ -76,7 +78,13 @@ class Blocks:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Within it blocks run compiled where they are, and as they are where not."""
+        """Within it blocks run compiled where they are, and as they are where not.
+
+        Without a cache of keys and values, which blocks would fill and nobody reads.
+        """
+        cache = getattr(self._config, "use_cache", None)
+        if cache:
+            self._config.use_cache = False
         for number, block in enumerate(self._blocks):
             block.forward = partial(self._forward, number)  # type: ignore[method-assign]
         try:
@@ -84,6 +92,8 @@ class Blocks:
         finally:
             for block in self._blocks:
                 del block.forward
+            if cache:
+                self._config.use_cache = cache
 
     def compile_for(self, run: Callable[[], Any]) -> int:
         """Compile, forwards and backwards, whatever `run` calls within `used`: how many new graphs."""
@@ -97,7 +107,7 @@ class Blocks:
             # Traced first: a compiler that reads Python sees through neither vmap nor transformers.
             with _autocast(tensors, self._arguments[call.arguments].autocast), torch.enable_grad():
                 traced = make_fx(partial(self._run, call))(*tensors)
-            compiled = torch.compile(traced, dynamic=False)
+            compiled = compiled_by_torch(traced)
             with torch.enable_grad():
                 _forwards_and_backwards(compiled, tensors)
             self._compiled[key] = compiled
@@ -163,6 +173,11 @@ class Blocks:
         if self._noted is not None and key not in self._noted:
             self._noted[key] = call, [t.detach().requires_grad_(t.requires_grad) for t in tensors]
         return self._run(call, *tensors)
+
+
+def compiled_by_torch(run: Callable[..., Any]) -> Callable[..., Any]:
+    """For the sizes that it is called with: a graph that is replayed has no others."""
+    return torch.compile(run, dynamic=False, backend=BACKEND)
 
 
 class _Block(torch.autograd.Function):

@@ -14,7 +14,7 @@ from fedfrozen_app.data.table import Table
 from fedfrozen_app.digests import digests
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.inprocess.stacked import Bench, run_stacked
-from fedfrozen_app.local import cohort
+from fedfrozen_app.local import cohort, compiling
 from fedfrozen_app.local.algorithm import Algorithm
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, plain_loss
 from fedfrozen_app.privacy.ghost import GhostClipping
@@ -25,6 +25,7 @@ from tests.conftest import SMALL, Run, same_bits
 from tests.flower.test_runtimes import is_key_bias
 from tests.local.test_algorithms import Contrast, Normalised, OwnModel, head_first
 from tests.privacy.test_dpsgd import parts, task_of
+from tests.server.test_kills import killed_before_checkpoint
 from tests.server.test_wire import run_wired
 from tests.strategies import dual
 
@@ -47,18 +48,60 @@ def between(one, other):
     return float(sum((one[n].double() - other[n].double()).square().sum() for n in one) ** 0.5)
 
 
-@pytest.mark.parametrize("runner", ["cohort", "sequential"])
+HOW = {
+    "compiled": ["runtime.runner=cohort", "runtime.compile=true"],
+    "recorded": ["runtime.runner=cohort", "runtime.compile=false"],
+    "in turn": ["runtime.runner=sequential"],
+}
+
+
+@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
 @pytest.mark.parametrize("client", ["client=adamw", "client=sgd"])
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedfrozen"])
-def test_compiled_and_recorded_steps_equal_plain_ones(train, strategy, client, runner):
+def test_compiled_and_recorded_steps_equal_plain_ones(train, strategy, client, how):
     words = [*WORDS, f"strategy={strategy}", client]
     plain = train(*words, *EAGER, folder="plain")
-    quick = train(*words, f"runtime.runner={runner}", folder="quick")
+    quick = train(*words, *how, folder="quick")
     start = train(*words, "num_rounds=0", "strategy=fedavg", folder="start").model
     assert distance(start, plain, quick) <= 1e-3
     for row, twin in zip(plain.rows, quick.rows, strict=True):
         for key in ("bytes_up", "bytes_down", "bytes_up_by_role", "clients", "stage", "trained_params"):
             assert row.get(key) == twin.get(key), key
+
+
+@pytest.mark.parametrize("killed", [2, 4])
+def test_auto_resumes_to_the_bit_before_and_after_it_switches(train, monkeypatch, caplog, killed):
+    monkeypatch.setattr(compiling, "SPARED", 1.0)  # it compiles with the second round
+    words = [*WORDS, "num_rounds=4", "strategy=fedavg", "runtime.runner=cohort"]
+    words += ["model.config.hidden_dropout_prob=0.1"]
+    with caplog.at_level(logging.INFO, "fedfrozen_app"):
+        whole = train(*words, folder="whole")
+    assert "the step is compiled" in caplog.text and "could not be compiled" not in caplog.text
+    with killed_before_checkpoint(monkeypatch, killed):
+        train(*words, folder="broken")
+    assert same_bits(whole.model, train(*words, folder="broken", resume=True).model)
+
+
+@pytest.mark.parametrize("compiled", ["true", "false"])
+def test_attention_of_stacked_clients_in_bf16_is_fused(train, compiled):
+    words = [*WORDS, "num_rounds=1", "runtime.runner=cohort", "client.precision=bf16"]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        train(*words, f"runtime.compile={compiled}", "eval_every=9")
+    called = {event.key for event in seen.key_averages()}
+    assert "aten::_scaled_dot_product_attention_math" not in called
+    assert any(key.endswith(("_flash_attention", "_cudnn_attention")) for key in called)
+
+
+@pytest.mark.parametrize("compiled", ["true", "false"])
+@pytest.mark.parametrize("strategy", ["fedavg", "fedprox"])
+def test_bf16_of_stacked_clients_is_that_of_one_after_another(train, strategy, compiled):
+    words = [*WORDS, f"strategy={strategy}", "client=sgd"]
+    exact = train(*words, *EAGER, folder="exact")
+    plain = train(*words, *EAGER, "client.precision=bf16", folder="plain")
+    quick = ["client.precision=bf16", "runtime.runner=cohort", f"runtime.compile={compiled}"]
+    stacked = train(*words, *quick, folder="stacked")
+    start = train(*words, "num_rounds=0", "strategy=fedavg", folder="start").model
+    assert distance(start, exact, stacked) <= 1.5 * distance(start, exact, plain)
 
 
 def test_a_model_s_digests_do_not_depend_on_where_it_lies():
@@ -206,7 +249,7 @@ def test_arrays_of_an_algorithm_and_phases_in_a_recorded_step(train, monkeypatch
     monkeypatch.setitem(registry.REGISTERED, ("algorithms", name), algorithm)
     words = [*WORDS, "strategy=fedavg", "client=sgd", "client.momentum=0"]
     plain = train(*words, *EAGER, folder="plain")
-    quick = train(*words, f"runtime.runner={runner}", folder="quick")
+    quick = train(*words, f"runtime.runner={runner}", "runtime.compile=true", folder="quick")
     start = train(*words, "num_rounds=0", folder="start").model
     assert distance(start, plain, quick) <= 1e-3
     one, other = (checkpoint.newest(run.folder).clients for run in (plain, quick))

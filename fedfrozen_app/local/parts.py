@@ -1,0 +1,69 @@
+"""The stacked arrays of a step out of the matrix of clients' rows, and their slopes back into it.
+
+Where training is in bf16, autocast would round every weight on its own, add biases in float32 and so carry
+float32 through attention. Here the whole matrix is rounded once, and products, biases and attention are bf16.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from fedfrozen_app.exchange.block import Layout
+
+PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, Conv1D)  # autocast rounds their weights and biases
+
+
+def rounded_names(model: nn.Module, run: Callable[[], Any]) -> frozenset[str]:
+    """The parameters that nothing reads but products that `run` computes in autocast, and nowhere else."""
+    modes: dict[nn.Module, set[bool]] = {}
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        modes.setdefault(module, set()).add(torch.is_autocast_enabled(inputs[0].device.type))
+
+    products = [module for module in model.modules() if type(module) in PRODUCTS]
+    hooks = [module.register_forward_pre_hook(note) for module in products]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    others = {
+        id(value)
+        for module in model.modules()
+        if modes.get(module) != {True}
+        for value in module._parameters.values()
+    }
+    return frozenset(name for name, value in model.named_parameters() if id(value) not in others)
+
+
+class _Parts(torch.autograd.Function):
+    """Slopes are written once, each into its own columns: no sum of arrays that are mostly zero."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, layout: Layout, rounded: Collection[str]) -> tuple[Tensor, ...]:
+        ctx.layout, ctx.shape, ctx.dtype = layout, rows.shape, rows.dtype
+        views = layout.views(rows)
+        if rounded:
+            views |= {n: part for n, part in layout.views(rows.bfloat16()).items() if n in rounded}
+        return tuple(views.values())
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
+        layout: Layout = ctx.layout
+        whole = slopes[0].new_empty(ctx.shape, dtype=ctx.dtype)
+        columns = list(zip(whole.split(layout.spans, dim=1), layout.shapes, strict=True))
+        sizes = [shape.numel() for shape in layout.shapes]
+        padding = [part[:, size:] for (part, _), size in zip(columns, sizes, strict=True)]
+        if padding := [part for part in padding if part.numel()]:
+            torch._foreach_zero_(padding)
+        places = [part[:, : shape.numel()].unflatten(1, shape or (1,)) for part, shape in columns]
+        torch._foreach_copy_(places, [s.reshape(p.shape) for s, p in zip(slopes, places, strict=True)])
+        return whole, None, None
+
+
+def parts_of(rows: Tensor, layout: Layout, rounded: Collection[str] = ()) -> dict[str, Tensor]:
+    """(clients, width) -> name: (clients, *shape); those of `rounded` in bf16."""
+    return dict(zip(layout.names, _Parts.apply(rows, layout, rounded), strict=True))

@@ -1,0 +1,110 @@
+"""The stacked arrays of a step: views of the clients' rows, rounded once, slopes in their own columns."""
+
+import pytest
+import torch
+from torch import nn
+
+from clients.apfl import APFL
+from fedfrozen_app.exchange.block import Layout
+from fedfrozen_app.local import cohort
+from fedfrozen_app.local.parts import parts_of, rounded_names
+from fedfrozen_app.models import attention
+
+WORDS = ["runtime.runner=cohort", "client.local_steps=2", "num_rounds=1", "client.precision=bf16"]
+
+
+def layout_and_rows():
+    arrays = {"a.weight": torch.zeros(3, 5), "b": torch.zeros(()), "c": torch.zeros(64), "d": torch.zeros(7)}
+    layout = Layout.of(arrays)
+    generator = torch.Generator().manual_seed(0)
+    return layout, torch.randn(4, layout.width, generator=generator, dtype=torch.float64)
+
+
+def test_parts_and_their_slopes_are_those_of_plain_views():
+    layout, rows = layout_and_rows()
+    slopes = []
+    for split in (layout.views, lambda given: parts_of(given, layout)):
+        given = rows.clone().requires_grad_(True)
+        parts = split(given)
+        # "d" is read twice, "c" by nobody.
+        loss = (parts["a.weight"].sin().sum() * parts["b"].exp().sum()) + (parts["d"] ** 3 + parts["d"]).sum()
+        slopes.append(torch.autograd.grad(loss, given)[0])
+    assert torch.equal(*slopes)
+    assert slopes[1][:, layout.spans[0] - 1].eq(0).all()  # padding
+
+
+def test_rounded_parts_give_the_slopes_of_rounded_weights_in_full_precision():
+    layout, rows = layout_and_rows()
+    rows = rows.float().requires_grad_(True)
+    parts = parts_of(rows, layout, {"a.weight"})
+    assert {name: part.dtype for name, part in parts.items() if name != "a.weight"} == dict.fromkeys(
+        ("b", "c", "d"), torch.float32
+    )
+    assert torch.equal(parts["a.weight"], layout.views(rows)["a.weight"].bfloat16())
+    (slope,) = torch.autograd.grad((parts["a.weight"] * 3).float().sum() + parts["d"].sum(), rows)
+    found = layout.views(slope)
+    assert slope.dtype == torch.float32
+    assert found["a.weight"].eq(3).all() and found["d"].eq(1).all() and found["c"].eq(0).all()
+
+
+def test_only_what_products_alone_read_is_rounded():
+    model = nn.Module()
+    model.words, model.norm = nn.Embedding(4, 8), nn.LayerNorm(8)
+    model.dense, model.tied = nn.Linear(8, 8), nn.Linear(8, 4)
+    model.tied.weight = model.words.weight  # embeddings are not rounded by autocast
+    model.exact = nn.Linear(8, 8)
+
+    def run():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            seen = model.tied(model.dense(model.norm(model.words(torch.arange(4)))))
+            with torch.autocast("cpu", enabled=False):
+                model.exact(torch.zeros(1, 8))
+        return seen
+
+    assert rounded_names(model, run) == {"dense.weight", "dense.bias", "tied.bias"}
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedprox"])
+def test_attention_of_stacked_clients_is_given_bf16(train, monkeypatch, strategy):
+    plain, given = attention.scaled_dot_product_attention, []
+
+    def spied(*tensors, **settings):
+        given.extend(tensor.dtype for tensor in tensors[:3])
+        return plain(*tensors, **settings)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", spied)
+    train(*WORDS, f"strategy={strategy}")
+    assert set(given) == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedprox"])
+def test_bf16_of_stacked_clients_is_that_of_one_after_another(train, strategy):
+    """Both lie about as far from float32; what is rounded is the same."""
+    words = [*WORDS[:3], f"strategy={strategy}", "client=sgd"]
+    exact = train(*words, folder="exact").model
+    sequential = train(*words, WORDS[3], "runtime.runner=sequential", folder="sequential").model
+    stacked = train(*words, WORDS[3], folder="stacked").model
+    apart = [
+        sum(float((one[n] - exact[n]).square().sum()) for n in exact) ** 0.5 for one in (sequential, stacked)
+    ]
+    assert 0 < apart[1] <= 1.5 * apart[0]
+
+
+def test_a_look_that_fails_leaves_the_model_training(train, monkeypatch):
+    plain, seen = cohort.look_rows, []
+
+    def spied(resident, *given):
+        before = resident.model.training
+        try:
+            return plain(resident, *given)
+        finally:
+            seen.append((before, resident.model.training))
+
+    def fails(self, *given):
+        raise RuntimeError("seen enough")
+
+    monkeypatch.setattr(cohort, "look_rows", spied)
+    monkeypatch.setattr(APFL, "look", fails)
+    with pytest.raises(RuntimeError, match="seen enough"):
+        train("strategy=apfl", "runtime.runner=cohort", "num_rounds=1")
+    assert seen == [(True, True)]
