@@ -108,7 +108,11 @@ class Inbox(InMemoryNodeState):
     def _give_up_in_vain(self) -> None:
         """The work on a message whose run has ended, or whose sender waits no more."""
         message, now = self._awaited, time.monotonic()
-        if message is None or now < min(self._asked + ASK, self._until):
+        if message is None:
+            return
+        if self._has_failed():  # before the message was even there: an executor can be that quick
+            self._answer_for("The executor could not take the message in.")
+        if now < min(self._asked + ASK, self._until):
             return
         self._asked = now
         if now < self._until and not self.run_is_over(message.metadata.run_id):
@@ -117,6 +121,11 @@ class Inbox(InMemoryNodeState):
         if self._task is not None:  # without its task an executor cannot hand its answer in
             self.finish_task(self._task, SubStatus.FAILED, "Nobody waits for the answer.")
         self._answer_for("Nobody waits for the answer.")
+
+    def _has_failed(self) -> bool:
+        with self.lock_task_store:
+            task = None if self._task is None else self.task_store.get(self._task)
+            return task is not None and task.status.sub_status == SubStatus.FAILED
 
     def _answer_for(self, why: str) -> None:
         """Tell the server, which may send the message again, unless a whole answer lies there already."""

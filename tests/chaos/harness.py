@@ -150,7 +150,8 @@ class Units:
                     continue
                 if name not in due:
                     due[name] = time.monotonic() + (10 if name.endswith("supernode") else 3)
-                elif time.monotonic() >= due.pop(name):
+                elif time.monotonic() >= due[name]:
+                    del due[name]
                     self.restarts[name] += 1
                     self.start(name)
 
@@ -248,6 +249,7 @@ class Chaos:
             fault.after_round = rows_of(folder) - 1
             outcome, resumed, told = Outcome(fault, number), run.resumed, len(run.told)
             began.append(time.monotonic())
+            print(f"run {number}, after round {fault.after_round}: {fault}", flush=True)
             healer = threading.Thread(target=self.inject, args=(fault, run.process, folder))
             healer.start()
             if run.until_rows(fault.after_round + 2):

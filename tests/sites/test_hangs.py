@@ -220,6 +220,24 @@ def test_an_executor_that_dies_is_answered_for(node, moment):
     assert [crashed(reply) for reply in node.link.replies] == [True]
 
 
+def test_an_executor_that_is_quicker_than_its_message_is_answered_for(node, monkeypatch):
+    """Flower offers a task before its message is there; who takes it at once finds nothing."""
+    given = node.store.preregister
+
+    def preregister(run, tree):
+        if node.state.get_tasks(statuses=["pending"]):
+            task, _ = node.claim()
+            assert not node.state.get_messages_legacy(is_reply=False)
+            node.state.finish_task(task, "failed", "no message")
+        return given(run, tree)
+
+    monkeypatch.setattr(node.store, "preregister", preregister)
+    node.link.order(run=1, number=1)
+    assert node.fetch() == 1
+    ends(node.answer())
+    assert [crashed(reply) for reply in node.link.replies] == [True]
+
+
 def test_a_whole_answer_counts_even_if_its_executor_dies_right_after(node):
     node.link.order(run=1, number=1)
     node.fetch()
