@@ -209,7 +209,11 @@ def _check_fingerprint(received: Path, told: str) -> None:
 
 
 def _ask_for_fingerprint(received: Path) -> None:
-    public = read_trusted(received / "ca.crt")[0].public_key()
+    """Of the one that signed the list: a `ca.crt` from nobody knows where may name others beside it."""
+    manifest.read(received, received / "ca.crt")
+    text, signature = ((received / name).read_bytes() for name in (manifest.LIST, manifest.SIGNATURE))
+    trusted = read_trusted(received / "ca.crt")
+    public = next(found for found in trusted if signed_by_one_of(text, signature, [found])).public_key()
     assert isinstance(public, ec.EllipticCurvePublicKey)
     shown = fingerprint(public)
     if not sys.stdin.isatty():

@@ -262,6 +262,28 @@ def test_the_first_time_the_authority_s_fingerprint_must_be_told(world, capsys):
     assert [path.name for path in fresh.iterdir()] == ["node.key"]
 
 
+def test_the_fingerprint_that_is_shown_is_the_signer_s(world, capsys, monkeypatch):
+    """A ca.crt that names the true authority first, and then the stranger who signed this kit."""
+    fresh, received = world.folder / "fresh", world.kits / "north"
+    fresh.mkdir()
+    shutil.copy(world.party("north") / "node.key", fresh)
+    strange = Authority.make(world.folder / "strange", None)
+    files = list(manifest.read(received, received / "ca.crt").files)
+    (received / "ca.crt").write_bytes(world.authority().trusted() + strange.trusted())
+    (received / "supernode.sh").write_text("a stranger's")
+    manifest.sign(received, files, strange.current, "north", "site")
+    true = fingerprint(world.authority().current.key.public_key())
+    shown = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    # A person who compares with care what is on the screen.
+    monkeypatch.setattr(
+        "builtins.input",
+        lambda text: shown.append(capsys.readouterr().out) or ("y" if true in shown[0] else "n"),
+    )
+    assert command(["site", "install", str(received), str(fresh)]) == 2
+    assert fingerprint(strange.current.key.public_key()) in shown[0] and not (fresh / "supernode.sh").exists()
+
+
 def test_a_list_that_names_files_elsewhere_is_refused(world):
     """Even the authority writes into the kit alone."""
     received = world.kits / "north"
