@@ -21,7 +21,7 @@ from fedfrozen_app.run.job import Job, fork_start
 from fedfrozen_app.sweep.multirun import multirun, sweep_folder
 
 GROUPS = ("strategy", "dataset", "model", "partition", "client", "privacy", "aggregation", "runtime")
-GROUPS += ("server_optimizer", "experiment")
+GROUPS += ("server_optimizer", "experiment", "debug")
 
 
 def run(*overrides: str, **keys: Any) -> Run:

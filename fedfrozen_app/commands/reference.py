@@ -8,8 +8,8 @@ from fedfrozen_app.verb_table import GROUPS, VERBS, parser
 PAGE = conf_dir().parent / "docs" / "commands.md"
 HEAD = """# Commands
 
-`fedfrozen [KEY=VALUE ...]` trains; `fedfrozen -m KEY=A,B` is a sweep; every other use begins with a verb. This page is what
-`fedfrozen VERB --help` says (written by `python -m fedfrozen_app.commands.reference`).
+`fedfrozen [KEY=VALUE ...]` trains; `fedfrozen -m KEY=A,B` is a sweep; every other use begins with a verb.
+This page is what `fedfrozen VERB --help` says (written by `python -m fedfrozen_app.commands.reference`).
 """
 
 

@@ -1,7 +1,10 @@
 """The pages' Python and the notebooks are carried out, as a reader would."""
 
+import ast
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,7 +29,7 @@ def test_the_python_of_a_page_runs(name, tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
-    """Cell by cell; the last expression of each must be able to show itself, as a notebook would ask it to."""
+    """Cell by cell; the last expression of each must be able to show itself."""
     monkeypatch.chdir(tmp_path)
     scope = {"__name__": "notebook"}
     for cell in json.loads(path.read_text())["cells"]:
@@ -52,6 +55,20 @@ def test_notebooks_hold_no_results():
 
 
 def _statements(source):
-    import ast
-
     return [ast.get_source_segment(source, node) for node in ast.parse(source).body]
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path):
+    """Links and anchors too: `strict` fails at the first that leads nowhere. Needs the extra `docs`."""
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed (extra docs)")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site" / "tutorial" / "index.html").is_file()
+
+
+def test_every_page_is_in_the_sites_menu():
+    menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    listed = re.findall(r": ([\w-]+\.md)$", menu, re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
