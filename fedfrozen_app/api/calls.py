@@ -11,6 +11,7 @@ from typing import Any
 from fedfrozen_app.api.own import overrides_for
 from fedfrozen_app.api.results import Comparison, Run, Sweep, folders_of
 from fedfrozen_app.compare.collect import collect
+from fedfrozen_app.conf_files import choices
 from fedfrozen_app.config import check_keys, compose_config, quoted, read, with_absolute_paths
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files import status
@@ -19,9 +20,6 @@ from fedfrozen_app.launch import check_writable, execute
 from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.run.job import Job, fork_start
 from fedfrozen_app.sweep.multirun import multirun, sweep_folder
-
-GROUPS = ("strategy", "dataset", "model", "partition", "client", "privacy", "aggregation", "runtime")
-GROUPS += ("server_optimizer", "experiment", "debug")
 
 
 def run(*overrides: str, **keys: Any) -> Run:
@@ -83,7 +81,7 @@ def compare(
 
 def spelled(key: str, value: Any) -> list[str]:
     """A keyword as words of the command line."""
-    if key in GROUPS:
+    if key in choices() and not isinstance(value, dict):
         return overrides_for(key, value)
     key = "from" if key == "start_from" else key
     if isinstance(value, dict):

@@ -15,8 +15,6 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.spec import ModelSpec
 from fedfrozen_app.server.base import PlannedFedAvg
 
-Splits = datasets.Dataset | Mapping[str, datasets.Dataset]
-
 
 def overrides_for(group: str, thing: Any) -> list[str]:
     """The words that choose `thing` for a group of the configuration; a string is the name of a file."""
@@ -52,8 +50,8 @@ def own_name(group: str, word: str, thing: Any) -> str:
         name = f"{plain}_{number}"
 
 
-def own_dataset(splits: Splits) -> list[str]:
-    """A split called `test` is the test set; without one, a share of the rows is held out."""
+def own_dataset(splits: Any) -> list[str]:
+    """A `Dataset`, or a mapping of them: `test` is the test set; without it, a share of the rows is held out."""
     named = {"train": splits} if isinstance(splits, datasets.Dataset) else dict(splits)
     for name, part in named.items():
         if not isinstance(part, datasets.Dataset):
@@ -63,7 +61,7 @@ def own_dataset(splits: Splits) -> list[str]:
     def read(spec: DatasetSpec) -> Found:
         return from_splits(spec, named, "the data set")
 
-    name = own_name("datasets", "own_dataset", _same("datasets", splits, read))
+    name = own_name("datasets", "own_dataset", _same(splits, read))
     pictures = any(isinstance(kind, datasets.Image) for kind in named[next(iter(named))].features.values())
     # Pictures and texts each have a file that a fitting model comes with.
     group = ["dataset=digits"] if pictures else ["dataset=text", "dataset.path=null"]
@@ -82,9 +80,9 @@ def own_model(module: nn.Module) -> list[str]:
     return ["model=linear", f"model.source={name}", f"model.name={name}"]
 
 
-_READERS: dict[int, tuple[Any, Callable]] = {}
+_READERS: dict[int, tuple[Any, Callable]] = {}  # by the object's id; it is kept, so that no other gets the id
 
 
-def _same(group: str, thing: Any, reader: Callable) -> Callable:
+def _same(thing: Any, reader: Callable) -> Callable:
     """The reader that was made for this very object before: its name stays, and runs can be compared."""
     return _READERS.setdefault(id(thing), (thing, reader))[1]

@@ -3,8 +3,9 @@
 // The data of a page are {"charts": [...]}, each {"title", "kind", "unit", "note", "x", ...} where x is
 // {"label", "unit", "from", "to", "whole", "marks": [[place, label], ...]}, and by kind:
 //
-//   line, bars   "from_zero", "least", "series": [{"name", "colour", "stroke", "points": [[x, value or null], ...],
-//                                         "band": [[x, low, high], ...] or absent}]
+//   line, bars   "from_zero", "least",
+//                "series": [{"name", "colour", "stroke", "points": [[x, value or null], ...],
+//                            "band": [[x, low, high], ...] or absent}]
 //   path         the same, where every series has its own x: hover picks the nearest point
 //   dots         "series": [{"name", "colour", "mean", "low", "high", "values": [[name, value], ...]}]
 //   map          "rounds", "views": [{"name", "unit", "low", "high", "labels", "values": a list a label}]
@@ -79,8 +80,8 @@ function across(svg, axis, left, width, floor) {
   add(svg, "line", {class: "axis", x1: left, x2: width - RIGHT, y1: floor, y2: floor});
   const places = ticks(from, to, Math.max(width - left, 90) / 70, axis.whole ? 1 : 0);
   for (const place of places.filter((one) => one >= from && one <= to)) {
-    const half = short(place).length * 3.6;  // a label at the edge stays whole
-    add(svg, "text", {x: limit(x(place), half, width - half), y: floor + 16, "text-anchor": "middle"}, short(place));
+    const half = short(place).length * 3.6, at = limit(x(place), half, width - half);  // whole at the edge too
+    add(svg, "text", {x: at, y: floor + 16, "text-anchor": "middle"}, short(place));
   }
   const title = axis.label + (axis.unit ? ", " + axis.unit : "");
   add(svg, "text", {x: (left + width - RIGHT) / 2, y: floor + 32, "text-anchor": "middle"}, title);
