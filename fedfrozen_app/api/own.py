@@ -51,7 +51,7 @@ def own_name(group: str, word: str, thing: Any) -> str:
 
 
 def own_dataset(splits: Any) -> list[str]:
-    """A `Dataset`, or a mapping of them: `test` is the test set; without it, a share of the rows is held out."""
+    """A `Dataset`, or a mapping of them: `test` is the test set; without it, some rows are held out."""
     named = {"train": splits} if isinstance(splits, datasets.Dataset) else dict(splits)
     for name, part in named.items():
         if not isinstance(part, datasets.Dataset):

@@ -80,7 +80,7 @@ function across(svg, axis, left, width, floor) {
   add(svg, "line", {class: "axis", x1: left, x2: width - RIGHT, y1: floor, y2: floor});
   const places = ticks(from, to, Math.max(width - left, 90) / 70, axis.whole ? 1 : 0);
   for (const place of places.filter((one) => one >= from && one <= to)) {
-    const half = short(place).length * 3.6, at = limit(x(place), half, width - half);  // whole at the edge too
+    const half = short(place).length * 3.6, at = limit(x(place), half, width - half);  // whole at an edge
     add(svg, "text", {x: at, y: floor + 16, "text-anchor": "middle"}, short(place));
   }
   const title = axis.label + (axis.unit ? ", " + axis.unit : "");
