@@ -28,6 +28,7 @@ def word(*names: str, **options: Any) -> Declared:
 
 
 KIT = word("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
+UNGUARDED = word("--unguarded", action="store_true", help="without the watchdog")
 SERVER_KIT = word("kit", type=Path, help="the server's kit")
 HASH = word("hash", help="of the proposal, or its first characters")
 RUN = word("run", metavar="RUN", help="the folder of a run's results")
@@ -281,12 +282,13 @@ VERBS: dict[str, Verb] = {
                 help="Flower's own way, without executor and policy: each message starts the code that came "
                 "with it",
             ),
+            UNGUARDED,
         ),
         ("fedfrozen site node north",),
     ),
     "site exec": Verb(
         "Train, as far as the policy allows, with the site's own installed package.",
-        (KIT,),
+        (KIT, UNGUARDED),
         ("fedfrozen site exec north",),
     ),
     "site audit": Verb(
