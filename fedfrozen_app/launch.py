@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
@@ -24,7 +23,7 @@ from fedfrozen_app.flower.simulated import run_with_flower
 from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.inprocess.stacked import Bench, run_stacked, runs_at_once
 from fedfrozen_app.local.resident import Resident
-from fedfrozen_app.report.console import closing_table
+from fedfrozen_app.report.console import show_end
 from fedfrozen_app.report.track import check_installed
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.run.outline import shares_model
@@ -46,7 +45,7 @@ def execute(job: Job) -> dict[str, Any]:
         again = f" Go on with: fedfrozen resume {shlex.quote(str(job.folder))}" if state and not lost else ""
         print(f"Interrupted. What was done is in {job.folder}.{again}", file=sys.stderr)
         raise
-    Console().print(closing_table(summary, job.folder))
+    show_end(summary, job.folder)
     return summary
 
 
@@ -68,7 +67,7 @@ def execute_side_by_side(
     found = run_stacked(jobs, bench, within)
     for job, outcome in zip(jobs, found, strict=True):
         if isinstance(outcome, dict):
-            Console().print(closing_table(outcome, job.folder))
+            show_end(outcome, job.folder)
     return [None if isinstance(outcome, dict) else outcome for outcome in found]
 
 

@@ -28,6 +28,7 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
         "#dbe9f6",
         {
             "__main__": "the command: a verb, or overrides to train",
+            "api": "the same from Python",
             "commands": "the verbs, thin: plan, list, show, doctor, watch",
             "sites": "kits, policy",
             "audit": "attacks",

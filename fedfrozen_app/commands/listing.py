@@ -14,7 +14,7 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.files import status
 from fedfrozen_app.files.folders import run_folders
 from fedfrozen_app.files.rows import read_rows
-from fedfrozen_app.report.console import closing_table, human_bytes
+from fedfrozen_app.report.console import human_bytes, show_end
 from fedfrozen_app.sweep.sweep_table import read_summary, result_cells, state_of
 from fedfrozen_app.words import counted
 
@@ -64,7 +64,7 @@ def show_run(arguments: list[str]) -> None:
         raise UserError(f"{folder} holds no run: give a folder with summary.json or status.json.")
     console = Console()
     if summary:
-        console.print(closing_table(summary, folder))
+        show_end(summary, folder, console)
     else:
         rows = read_rows(folder) if (folder / "metrics.jsonl").is_file() else []
         sent = human_bytes(sum(row.get("bytes_up") or 0 for row in rows))

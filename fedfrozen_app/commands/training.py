@@ -9,7 +9,6 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
-from rich.console import Console
 from safetensors import SafetensorError
 
 from fedfrozen_app import conf_files, registry
@@ -19,7 +18,7 @@ from fedfrozen_app.files import checkpoint, status
 from fedfrozen_app.files.disk import whole_folder
 from fedfrozen_app.files.folders import check_free
 from fedfrozen_app.launch import check_writable, execute, load_run, run_folder, unwritable
-from fedfrozen_app.report.console import closing_table
+from fedfrozen_app.report.console import show_end
 from fedfrozen_app.run.job import Job, fork_start
 from fedfrozen_app.verb_table import parse
 from fedfrozen_app.words import counted
@@ -177,7 +176,7 @@ def attach(arguments: list[str]) -> None:
     except status.Detached as goes_on:
         print(goes_on)
         return
-    Console().print(closing_table(summary, run))
+    show_end(summary, run)
 
 
 def check_detach(config: Config, detach: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from fedfrozen_app.compare.model import FIGURES, Comparison, Group, Run, heading
 from fedfrozen_app.compare.tables import WRITTEN, footnotes, sheets
 from fedfrozen_app.files.rows import Row, number
-from fedfrozen_app.report.charts import Chart, chart, curve, per_unit, rounded
+from fedfrozen_app.report.charts import LEAST_SPAN, Chart, chart, curve, per_unit, rounded
 from fedfrozen_app.report.console import human_bytes
 from fedfrozen_app.report.curves import Series
 from fedfrozen_app.report.html import box, cards, document, figures, fold, pairs, raw_table, save, table, text
@@ -70,14 +70,16 @@ def make_charts(comparison: Comparison) -> list[Chart]:
 
     def lines(title: str, key: str) -> Chart:
         made = [_mean_curve(group, key, *looks[group.label]) for group in groups]
-        return {**chart(title, "", "line", made, rounds, from_zero=False), "note": over}
+        least = LEAST_SPAN if key == f"test_{metric}" else 0.0
+        note = f"{over} {equal_curves(made)}".strip()
+        return {**chart(title, "", "line", made, rounds, from_zero=False, least=least), "note": note}
 
     def path(title: str, cost_of: Callable[[Group], dict[int, float]], axis: str, unit: str = "") -> Chart:
         most = max((cost for group in groups for cost in cost_of(group).values()), default=0.0)
         made = [_path(group, f"test_{metric}", cost_of(group), *looks[group.label]) for group in groups]
         x = _axis(axis, 0.0, most * 1.02 or 1.0, unit=unit)
         return {
-            **chart(f"{label} against {title}", "", "path", made, x, from_zero=False),
+            **chart(f"{label} against {title}", "", "path", made, x, from_zero=False, least=LEAST_SPAN),
             "note": "Each point is a round: means over the seeds.",
         }
 
@@ -91,6 +93,16 @@ def make_charts(comparison: Comparison) -> list[Chart]:
     if any("epsilon_max" in row for row in rows):
         charts.append(path(f"epsilon{per_unit(rows)}", _epsilons, "largest epsilon of a client so far"))
     return charts
+
+
+def equal_curves(made: Sequence[Chart]) -> str:
+    """Says which curves lie upon each other, so that nobody looks for the second one."""
+    alike: dict[str, list[str]] = {}
+    for one in made:
+        if one["points"]:
+            alike.setdefault(str(one["points"]), []).append(one["name"])
+    found = [" and ".join(names) for names in alike.values() if len(names) > 1]
+    return " ".join(f"Equal in every round, so that one line covers the other: {names}." for names in found)
 
 
 def _looks(groups: Sequence[Group]) -> dict[str, tuple[str, str]]:
@@ -195,6 +207,7 @@ def _dots(comparison: Comparison, looks: dict[str, tuple[str, str]]) -> Chart:
         "unit": "",
         "kind": "dots",
         "x": _axis(title, 0.0, 1.0),
+        "least": LEAST_SPAN,
         "series": series,
         "note": "Large: the mean. Small: the seeds. Line: 95 % interval of the mean (Student's t).",
     }
@@ -238,19 +251,27 @@ def _cards(comparison: Comparison) -> str:
     found = []
     rated = [group for group in comparison.groups if comparison.tested in group.spreads]
     if rated:
-        best = max(rated, key=lambda group: group.spreads[comparison.tested].mean)
         title = heading(comparison.tested, comparison)
-        found.append((f"{best.spreads[comparison.tested].mean:.4f}", f"highest mean {title}: {best.label}"))
+        best = max(group.spreads[comparison.tested].mean for group in rated)
+        found.append((f"{best:.4f}", f"highest mean {title}: {_who(rated, comparison.tested, best)}"))
     sent = [group for group in comparison.groups if "bytes_up" in group.spreads]
     if sent:
-        least = min(sent, key=lambda group: group.spreads["bytes_up"].mean)
-        found.append((human_bytes(least.spreads["bytes_up"].mean), f"least sent up: {least.label}"))
+        least = min(group.spreads["bytes_up"].mean for group in sent)
+        found.append((human_bytes(least), f"least sent up: {_who(sent, 'bytes_up', least)}"))
     verdicts = [group.test.verdict for group in comparison.groups if group.test]
     if verdicts:
         for word in ("better", "worse"):
             described = f"of {counted(len(verdicts), 'group')} {word} than the baseline"
             found.append((str(verdicts.count(word)), described))
     return cards(found)
+
+
+def _who(groups: Sequence[Group], figure: str, mean: float) -> str:
+    """The groups that have it, all of them: of two that are equal none has won."""
+    names = [group.label for group in groups if group.spreads[figure].mean == mean]
+    if len(names) == 1:
+        return names[0]
+    return "all alike" if len(names) == len(groups) else f"{' and '.join(names)} alike"
 
 
 def _tables(comparison: Comparison) -> str:

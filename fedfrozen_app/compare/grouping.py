@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Its seed and name, where it was put and who else was told of it say nothing about what a run tried.
-NOT_SETTINGS = ("seed", "run_id", "output_dir", "overwrite", "track")
+NOT_SETTINGS = ("seed", "run_id", "output_dir", "overwrite", "track", "debug")
 Settings = dict[str, Any]
 
 

@@ -31,7 +31,7 @@ def compose_config(overrides: str | list[str], *, hydra: bool = False) -> DictCo
 
     With `hydra`, what Hydra knows of itself is under that key: which file of each group was chosen.
     """
-    overrides = shlex.split(overrides) if isinstance(overrides, str) else overrides
+    overrides = with_names(shlex.split(overrides) if isinstance(overrides, str) else overrides)
     prepare_hydra()
     GlobalHydra.instance().clear()
     try:
@@ -48,7 +48,7 @@ def with_hydra(
     job: Callable[[DictConfig], float | None], arguments: list[str], *, name: str = "config", verb: str = ""
 ) -> None:
     """Let Hydra read the command line and call `job`; what it cannot compose is a `UserError`."""
-    program = f"fedfrozen {verb}".rstrip()
+    program, arguments = f"fedfrozen {verb}".rstrip(), with_names(arguments)
     # Hydra's own parser, asked first: Hydra itself would print its usage.
     Arguments(prog=program, parents=[get_args_parser()], add_help=False).parse_args(arguments)
     prepare_hydra()
@@ -60,6 +60,11 @@ def with_hydra(
     except ValueError as error:
         _refuse_null_group(error)
         raise
+
+
+def with_names(words: list[str]) -> list[str]:
+    """The file `nan` of `debug` is meant by its name, which Hydra would read as a number."""
+    return ["debug='nan'" if word == "debug=nan" else word for word in words]
 
 
 def _refuse_null_group(error: ValueError) -> None:

@@ -123,6 +123,10 @@ frozen and private parts are left alone.
 
 {experiment_files}
 
+## To find out what is wrong
+
+{debug_files}
+
 ## What the files set
 
 Beside what a file inherits, and what the files that it chooses set.
@@ -137,7 +141,7 @@ def page() -> str:
     parts["root"] = table(_root_rows(usual))
     for group in NAMED:
         parts[group] = table(_named_rows(group))
-    for group in (*GROUPS, "strategy", "server_optimizer", "experiment"):
+    for group in (*GROUPS, "strategy", "server_optimizer", "experiment", "debug"):
         parts[f"{group}_files"] = _files(group)
     parts["differences"] = _differences()
     for name, text in parts.items():
@@ -223,7 +227,7 @@ def _files(group: str) -> str:
 def _differences() -> str:
     """What each file sets, out of the file itself."""
     lines = ["| file | sets |", "|---|---|"]
-    for group in ("strategy", *GROUPS, "experiment"):
+    for group in ("strategy", *GROUPS, "experiment", "debug"):
         for path in _paths(group):
             whole = "@package _global_" in path.read_text()
             inherited = {} if whole else base(f"{group}/base") or base(f"{group}/base_{path.stem}") or {}

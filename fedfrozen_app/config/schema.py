@@ -374,6 +374,16 @@ class TrackConfig:
 
 
 @dataclass
+class DebugConfig:
+    nan: bool = setting(
+        False, "Stop at the operation whose gradient is not a number, and name it; several times slower"
+    )
+    profile: bool = setting(
+        False, "Write where a round's time goes: `profile.png`, and every function in `profile.txt`"
+    )
+
+
+@dataclass
 class Config:
     # A strategy knows its own settings: its class checks these (see strategies/).
     strategy: dict[str, Any] = field(default_factory=dict)
@@ -419,6 +429,7 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     early_stop: EarlyStopConfig = field(default_factory=EarlyStopConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)
 
 
 def key_of(name: str) -> str:

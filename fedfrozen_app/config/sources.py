@@ -22,6 +22,8 @@ def base(path: str) -> dict[str, Any] | None:
     group, _, name = path.partition("/")
     if name == "base" and group in GROUPS:
         return defaults(sections()[group])
+    if (NAMED.get(group), name) in registry.REGISTERED:  # by this process: it has no file
+        return {"name": name} | registry.settings_of(NAMED[group], name)
     named = name.removeprefix("base_")
     if group in NAMED and named != name and named in registry.places(NAMED[group]):
         return {"name": named} | registry.settings_of(NAMED[group], named)

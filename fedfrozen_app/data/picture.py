@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedfrozen_app.files.disk import whole_file
 from fedfrozen_app.words import counted
@@ -90,7 +91,8 @@ def _heat_map(figure: Figure, axes: Axes, counts: np.ndarray, classes: Sequence[
         norm=PowerNorm(0.5, vmin=0, vmax=max(1, counts.max())),
         interpolation="nearest",
     )
-    figure.colorbar(shown, ax=axes, label="examples", pad=0.02)
+    ticks = MaxNLocator(nbins=6, integer=True)  # half an example is none
+    figure.colorbar(shown, ax=axes, label="examples", pad=0.02, ticks=ticks)
     columns = range(0, len(classes), _step(len(classes), 60))
     crowded = len(classes) > 12 or max(map(len, classes)) > 6
     axes.set_xticks(columns, [classes[column] for column in columns])

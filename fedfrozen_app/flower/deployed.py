@@ -22,7 +22,7 @@ from fedfrozen_app.bundles import source_digest
 from fedfrozen_app.config import Config, absolute_paths, device_of, quoted
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.proposal import propose
-from fedfrozen_app.files import lease, status
+from fedfrozen_app.files import checkpoint, lease, status
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.files.folders import sites_file
 from fedfrozen_app.files.stopping import ask_to_stop, forget
@@ -94,9 +94,16 @@ def follow_to_end(
             raise
     if end.status != "completed":
         leave_report(config, folder, "failed")
-        again = f"If it wrote a checkpoint, go on with: fedfrozen resume {shlex.quote(str(folder))}"
-        raise failure(end, again)
+        raise failure(end, how_to_go_on(folder))
     return json.loads((folder / "summary.json").read_text())
+
+
+def how_to_go_on(folder: Path) -> str:
+    """After a run that failed: from which round, or that there is none to go on from."""
+    kept = checkpoint.numbers(folder / "checkpoints")
+    if not kept:
+        return "It wrote no checkpoint: start it again."
+    return f"Go on after round {max(kept)} with: fedfrozen resume {shlex.quote(str(folder))}"
 
 
 def stop_run(connection: Connection, config: Config, folder: Path, run_id: int) -> None:

@@ -42,6 +42,7 @@ CLIENT_VIEWS = {
     "test_accuracy": "own model, test set",
     "test_f1": "own model, test set",
 }
+LEAST_SPAN = 0.05  # of an axis of accuracies
 MOST_CLIENTS = 200  # lines of a map: more would be thinner than a hair
 MOST_VIEWS = 60  # clients whose layers can be looked at one by one
 
@@ -51,9 +52,11 @@ def make_charts(rows: Sequence[Row], own: Iterable[tuple[str, str, str]] = ()) -
     metric = metric_name(rows)
     x = round_axis(rows)
 
-    def lines(title: str, unit: str, *specs: tuple[str, Series, str, str], zero: bool) -> Chart:
+    def lines(
+        title: str, unit: str, *specs: tuple[str, Series, str, str], zero: bool, least: float = 0.0
+    ) -> Chart:
         made = [curve(name, data, colour, stroke) for name, data, colour, stroke in specs]
-        return chart(title, unit, "line", made, x, from_zero=zero)
+        return chart(title, unit, "line", made, x, from_zero=zero, least=least)
 
     def of(name: str, key: str, colour: str, stroke: str = "") -> tuple[str, Series, str, str]:
         return name, series(rows, key), colour, stroke
@@ -70,6 +73,7 @@ def make_charts(rows: Sequence[Row], own: Iterable[tuple[str, str, str]] = ()) -
             of("clients before local training", "client_val_before", "purple", "dashed"),
             of("clients after local training", "client_val_after", "green"),
             zero=False,
+            least=LEAST_SPAN,
         ),
         lines(
             "Loss",
@@ -120,8 +124,13 @@ def round_axis(rows: Sequence[Row]) -> Chart:
     }
 
 
-def chart(title: str, unit: str, kind: str, made: list[Chart], x: Chart, *, from_zero: bool) -> Chart:
-    """Only series with something to draw are kept; the note says in words what is missing."""
+def chart(
+    title: str, unit: str, kind: str, made: list[Chart], x: Chart, *, from_zero: bool, least: float = 0.0
+) -> Chart:
+    """Only series with something to draw are kept; the note says in words what is missing.
+
+    `least`: what the value axis of a share spans at least.
+    """
     drawn = [one for one in made if any(point[1] is not None for point in one["points"])]
     absent = [one["name"] for one in made if not one["points"]]
     notes = [f"Not measured: {', '.join(absent)}."] if absent else []
@@ -139,6 +148,7 @@ def chart(title: str, unit: str, kind: str, made: list[Chart], x: Chart, *, from
         "kind": kind,
         "x": x,
         "from_zero": from_zero,
+        "least": least,
         "series": drawn,
         "note": " ".join(notes),
     }
@@ -243,7 +253,7 @@ def _client_spread(rows: Sequence[Row], x: Chart) -> Chart:
     deciles = {place: quantiles(values, n=10, method="inclusive") for place, values in many.items()}
     middle["band"] = [[place, rounded(cut[0]), rounded(cut[-1])] for place, cut in deciles.items()]
     made = [one("best", max, "green", "dotted"), middle, one("worst", min, "vermillion", "dashed")]
-    spread = chart("Spread over the clients", "", "line", made, x, from_zero=False)
+    spread = chart("Spread over the clients", "", "line", made, x, from_zero=False, least=LEAST_SPAN)
     spread["note"] = f"Of each round's clients: {CLIENT_VIEWS[key]}. The band holds the middle 80 %."
     return spread
 

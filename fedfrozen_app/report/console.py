@@ -127,12 +127,15 @@ def closing_table(summary: dict[str, Any], run_dir: Path) -> Table:
     # Text, not str: a "[" in a name or path is no markup.
     for label, value in final_figures(read_rows(run_dir), summary):
         table.add_row(Text(label), Text(value))
-    page = run_dir / "report.html"
-    if page.is_file():
-        table.add_row("Report", Text(str(page)))
-    else:
-        table.add_row("Results", Text(str(run_dir)))
     return table
+
+
+def show_end(summary: dict[str, Any], run_dir: Path, console: Console | None = None) -> None:
+    """The closing table, and below it where to look: on a line of its own, to be copied or clicked."""
+    console = console or Console()
+    console.print(closing_table(summary, run_dir))
+    page = run_dir / "report.html"
+    print(page if page.is_file() else run_dir, file=console.file)  # not by rich, which would wrap it
 
 
 def headline(summary: dict[str, Any]) -> str:
@@ -165,6 +168,7 @@ class Progress:
         self._total = total_rounds
         self._stream = stream if stream is not None else sys.stdout
         self._recent: deque[float] = deque(maxlen=ROUNDS_FOR_ESTIMATE)
+        self._first: float | None = None  # what the first round took here: it compiles and fills caches
         self._score = ""  # the latest one: rounds without evaluation keep showing it in the bar
         self._bytes = Counter[str]()
         self._moved: list[tuple[logging.StreamHandler[Any], TextIO]] = []
@@ -209,7 +213,10 @@ class Progress:
         """Show a round that has ended."""
         seconds = number((row.get("seconds") or {}).get("total"))
         if row["round"] > 0 and not math.isnan(seconds):
-            self._recent.append(seconds)
+            if self._first is None:
+                self._first = seconds
+            else:
+                self._recent.append(seconds)
         metric = metric_name([row])
         score = f"{metric} {number(row[key]):.3f}" if (key := f"test_{metric}") in row else ""
         stage = str(row.get("stage", "train"))
@@ -225,14 +232,16 @@ class Progress:
         self._score = score or self._score
         self._bytes.update({way: row.get(f"bytes_{way}") or 0 for way in ("up", "down")})
         sent = [f"{way} {human_bytes(self._bytes[way])}" for way in ("up", "down")]
-        parts = [stage, self._score, self._left(row), *sent]
+        parts = [self._score, stage, self._left(row), *sent]  # a narrow window cuts the last of them
         text = "  ".join(part for part in parts if part)
         self._bar.update(self._task, completed=row["round"], description=text)
 
     def _left(self, row: Row) -> str:
         rounds = self._total - row["round"]
-        if not self._recent or rounds <= 0:
+        if self._first is None or rounds <= 0:
             return ""
+        if not self._recent:
+            return f"at most {human_seconds(rounds * self._first)} left"
         estimate = rounds * sum(self._recent) / len(self._recent)
         return f"about {human_seconds(estimate)} left"
 

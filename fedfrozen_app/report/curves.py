@@ -17,6 +17,7 @@ from fedfrozen_app.files.rows import Row, metric_name, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +78,12 @@ def stage_marks(rows: Sequence[Row]) -> list[tuple[float, str]]:
 
 def write_curves(rows: Sequence[Row], path: Path, *, title: str) -> None:
     """Write a PNG of four panels: quality, loss, megabytes and client drift."""
+    figure = curves_figure(rows, title=title)
+    with whole_file(path) as part:
+        figure.savefig(part, format="png", dpi=130)
+
+
+def curves_figure(rows: Sequence[Row], *, title: str) -> "Figure":
     # Imported here so that the console, which needs the functions above, does not wait for it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -134,8 +141,7 @@ def write_curves(rows: Sequence[Row], path: Path, *, title: str) -> None:
         marks,
         from_zero=True,
     )
-    with whole_file(path) as part:
-        figure.savefig(part, format="png", dpi=130)
+    return figure
 
 
 def _draw(

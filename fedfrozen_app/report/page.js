@@ -3,8 +3,9 @@
 // The data of a page are {"charts": [...]}, each {"title", "kind", "unit", "note", "x", ...} where x is
 // {"label", "unit", "from", "to", "whole", "marks": [[place, label], ...]}, and by kind:
 //
-//   line, bars   "from_zero", "series": [{"name", "colour", "stroke", "points": [[x, value or null], ...],
-//                                         "band": [[x, low, high], ...] or absent}]
+//   line, bars   "from_zero", "least",
+//                "series": [{"name", "colour", "stroke", "points": [[x, value or null], ...],
+//                            "band": [[x, low, high], ...] or absent}]
 //   path         the same, where every series has its own x: hover picks the nearest point
 //   dots         "series": [{"name", "colour", "mean", "low", "high", "values": [[name, value], ...]}]
 //   map          "rounds", "views": [{"name", "unit", "low", "high", "labels", "values": a list a label}]
@@ -45,7 +46,9 @@ function ticks(low, high, count, smallest = 0) {
 
 const short = (value) => {
   const rounded = Number(value.toPrecision(5));
-  return Math.abs(rounded) >= 1e7 ? rounded.toExponential() : rounded.toLocaleString("en");
+  // Six decimals: with its usual three, neighbouring ticks would read alike.
+  return Math.abs(rounded) >= 1e7 ? rounded.toExponential()
+    : rounded.toLocaleString("en", {maximumFractionDigits: 6});
 };
 const exact = (value) => value === null ? "not finite"
   : Math.abs(value) < 1e-3 && value !== 0 ? value.toExponential(2)
@@ -54,10 +57,15 @@ const limit = (value, low, high) => Math.max(low, Math.min(value, high));
 const closest = (list, distance) =>
   list.reduce((best, one, i) => distance(one) < distance(list[best]) ? i : best, 0);
 
-// Ends of the value axis that are ticks, with room around a single value.
-function span(values, fromZero) {
+// Ends of the value axis that are ticks, with room around a single value. A share spans `least`, within 0..1:
+// what differs by a hair must not look like a mountain.
+function span(values, fromZero, least = 0) {
   let low = fromZero ? 0 : Math.min(...values), high = Math.max(...values);
   if (!values.length) [low, high] = [0, 1];
+  if (least && high - low < least) {
+    low = limit((low + high - least) / 2, 0, 1 - least);
+    high = low + least;
+  }
   if (high - low < 1e-9 * Math.abs(high) || high === low) {
     const room = Math.abs(high) * 0.1 || 1;
     [low, high] = [fromZero ? 0 : low - room, high + room];
@@ -72,7 +80,8 @@ function across(svg, axis, left, width, floor) {
   add(svg, "line", {class: "axis", x1: left, x2: width - RIGHT, y1: floor, y2: floor});
   const places = ticks(from, to, Math.max(width - left, 90) / 70, axis.whole ? 1 : 0);
   for (const place of places.filter((one) => one >= from && one <= to)) {
-    add(svg, "text", {x: x(place), y: floor + 16, "text-anchor": "middle"}, short(place));
+    const half = short(place).length * 3.6, at = limit(x(place), half, width - half);  // whole at an edge
+    add(svg, "text", {x: at, y: floor + 16, "text-anchor": "middle"}, short(place));
   }
   const title = axis.label + (axis.unit ? ", " + axis.unit : "");
   add(svg, "text", {x: (left + width - RIGHT) / 2, y: floor + 32, "text-anchor": "middle"}, title);
@@ -108,7 +117,7 @@ function drawValues(svg, chart, shown, width) {
   const stacked = stack(chart, shown);
   const values = stacked.flat().map((point) => point[2]).filter((value) => value !== null);
   for (const series of shown) for (const [, low, high] of series.band ?? []) values.push(low, high);
-  const steps = span(values, chart.from_zero), low = steps[0], high = steps.at(-1);
+  const steps = span(values, chart.from_zero, chart.least), low = steps[0], high = steps.at(-1);
   const left = 12 + 7.2 * Math.max(...steps.map((step) => short(step).length));
   const y = (value) => HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM);
   for (const step of steps) {
@@ -193,7 +202,7 @@ function alongPaths(svg, chart, shown, x, y) {
 function drawDots(svg, chart, shown, width) {
   const line = 38, floor = TOP + line * Math.max(shown.length, 1), left = 14;
   const every = shown.flatMap((one) => [one.mean, one.low, one.high, ...one.values.map((pair) => pair[1])]);
-  const steps = span(every.filter((value) => value !== null), false);
+  const steps = span(every.filter((value) => value !== null), false, chart.least);
   const x = across(svg, {...chart.x, from: steps[0], to: steps.at(-1)}, left, width, floor);
   const y = (i) => TOP + line * i + 26;
   svg.setAttribute("viewBox", "0 0 " + width + " " + (floor + BOTTOM));

@@ -6,8 +6,9 @@ SCRIPT = r"""
 // The data of a page are {"charts": [...]}, each {"title", "kind", "unit", "note", "x", ...} where x is
 // {"label", "unit", "from", "to", "whole", "marks": [[place, label], ...]}, and by kind:
 //
-//   line, bars   "from_zero", "series": [{"name", "colour", "stroke", "points": [[x, value or null], ...],
-//                                         "band": [[x, low, high], ...] or absent}]
+//   line, bars   "from_zero", "least",
+//                "series": [{"name", "colour", "stroke", "points": [[x, value or null], ...],
+//                            "band": [[x, low, high], ...] or absent}]
 //   path         the same, where every series has its own x: hover picks the nearest point
 //   dots         "series": [{"name", "colour", "mean", "low", "high", "values": [[name, value], ...]}]
 //   map          "rounds", "views": [{"name", "unit", "low", "high", "labels", "values": a list a label}]
@@ -48,7 +49,9 @@ function ticks(low, high, count, smallest = 0) {
 
 const short = (value) => {
   const rounded = Number(value.toPrecision(5));
-  return Math.abs(rounded) >= 1e7 ? rounded.toExponential() : rounded.toLocaleString("en");
+  // Six decimals: with its usual three, neighbouring ticks would read alike.
+  return Math.abs(rounded) >= 1e7 ? rounded.toExponential()
+    : rounded.toLocaleString("en", {maximumFractionDigits: 6});
 };
 const exact = (value) => value === null ? "not finite"
   : Math.abs(value) < 1e-3 && value !== 0 ? value.toExponential(2)
@@ -57,10 +60,15 @@ const limit = (value, low, high) => Math.max(low, Math.min(value, high));
 const closest = (list, distance) =>
   list.reduce((best, one, i) => distance(one) < distance(list[best]) ? i : best, 0);
 
-// Ends of the value axis that are ticks, with room around a single value.
-function span(values, fromZero) {
+// Ends of the value axis that are ticks, with room around a single value. A share spans `least`, within 0..1:
+// what differs by a hair must not look like a mountain.
+function span(values, fromZero, least = 0) {
   let low = fromZero ? 0 : Math.min(...values), high = Math.max(...values);
   if (!values.length) [low, high] = [0, 1];
+  if (least && high - low < least) {
+    low = limit((low + high - least) / 2, 0, 1 - least);
+    high = low + least;
+  }
   if (high - low < 1e-9 * Math.abs(high) || high === low) {
     const room = Math.abs(high) * 0.1 || 1;
     [low, high] = [fromZero ? 0 : low - room, high + room];
@@ -75,7 +83,8 @@ function across(svg, axis, left, width, floor) {
   add(svg, "line", {class: "axis", x1: left, x2: width - RIGHT, y1: floor, y2: floor});
   const places = ticks(from, to, Math.max(width - left, 90) / 70, axis.whole ? 1 : 0);
   for (const place of places.filter((one) => one >= from && one <= to)) {
-    add(svg, "text", {x: x(place), y: floor + 16, "text-anchor": "middle"}, short(place));
+    const half = short(place).length * 3.6, at = limit(x(place), half, width - half);  // whole at an edge
+    add(svg, "text", {x: at, y: floor + 16, "text-anchor": "middle"}, short(place));
   }
   const title = axis.label + (axis.unit ? ", " + axis.unit : "");
   add(svg, "text", {x: (left + width - RIGHT) / 2, y: floor + 32, "text-anchor": "middle"}, title);
@@ -111,7 +120,7 @@ function drawValues(svg, chart, shown, width) {
   const stacked = stack(chart, shown);
   const values = stacked.flat().map((point) => point[2]).filter((value) => value !== null);
   for (const series of shown) for (const [, low, high] of series.band ?? []) values.push(low, high);
-  const steps = span(values, chart.from_zero), low = steps[0], high = steps.at(-1);
+  const steps = span(values, chart.from_zero, chart.least), low = steps[0], high = steps.at(-1);
   const left = 12 + 7.2 * Math.max(...steps.map((step) => short(step).length));
   const y = (value) => HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM);
   for (const step of steps) {
@@ -196,7 +205,7 @@ function alongPaths(svg, chart, shown, x, y) {
 function drawDots(svg, chart, shown, width) {
   const line = 38, floor = TOP + line * Math.max(shown.length, 1), left = 14;
   const every = shown.flatMap((one) => [one.mean, one.low, one.high, ...one.values.map((pair) => pair[1])]);
-  const steps = span(every.filter((value) => value !== null), false);
+  const steps = span(every.filter((value) => value !== null), false, chart.least);
   const x = across(svg, {...chart.x, from: steps[0], to: steps.at(-1)}, left, width, floor);
   const y = (i) => TOP + line * i + 26;
   svg.setAttribute("viewBox", "0 0 " + width + " " + (floor + BOTTOM));
@@ -478,7 +487,7 @@ a { color: var(--blue); }
 .card, figure, details, .box { background: var(--card); border: 1px solid var(--rule);
   border-radius: .6rem; }
 .card { padding: .7rem .9rem; }
-.card b { display: block; font-size: 1.5rem; line-height: 1.25; }
+.card b { display: block; font-size: 1.5rem; line-height: 1.25; white-space: nowrap; }
 .card span { color: var(--soft); font-size: .85rem; }
 .wide { grid-column: 1 / -1; }
 .charts { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 1rem;
@@ -490,6 +499,9 @@ figcaption { font-weight: 600; }
 figcaption small { color: var(--soft); font-weight: 400; }
 figure img { display: block; max-width: 100%; height: auto; margin: .5rem auto 0; background: #fff;
   border-radius: .3rem; }
+@media (prefers-color-scheme: dark) { figure img { filter: invert(.9) hue-rotate(180deg); } }
+.scroll { overflow-x: auto; }
+.scroll img { min-width: 34rem; }  /* its words stay readable in a narrow window */
 .note { color: var(--soft); font-size: .85rem; }
 .legend { display: flex; flex-wrap: wrap; gap: .15rem .3rem; margin: .3rem 0 .2rem -.35rem; }
 .legend button { display: inline-flex; align-items: center; gap: .35rem; padding: .15rem .35rem;

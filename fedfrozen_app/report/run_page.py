@@ -45,6 +45,9 @@ from fedfrozen_app.report.html import (
 from fedfrozen_app.report.summary import method_of, read_summary
 from fedfrozen_app.words import counted
 
+ENDED = ("completed", "stopped early", "failed", "interrupted")  # states in which no round follows
+COARSE = "Each from the rows that this client holds out, which may be very few."
+
 
 def write_report(run_dir: Path) -> Path:
     """Write report.html of a run that has ended, or of what it has done so far."""
@@ -76,7 +79,7 @@ def render(
 <h2>Figures</h2>
 {box(pairs(final_figures(rows, summary)))}
 {_stage_table(rows)}
-{_client_table(rows)}
+{_client_table(rows, (summary.get("config") or {}).get("num_clients"))}
 {_failures(rows)}
 <h2>Rounds</h2>
 {fold(f"Every round ({counted(len(rows), 'row')})", _round_table(rows))}
@@ -117,8 +120,9 @@ def _status(rows: Sequence[Row], summary: dict[str, Any]) -> str:
 
 def _cards(rows: Sequence[Row], summary: dict[str, Any]) -> str:
     metric = metric_name(rows)
+    ended = str(summary.get("status", "completed")).partition(":")[0] in ENDED
     scores = (
-        (f"final_test_{metric}", f"final test {metric}", None),
+        (f"final_test_{metric}", f"{'final' if ended else 'latest'} test {metric}", None),
         (f"best_test_{metric}", "best", "best_test_round"),
         (f"selected_test_{metric}", "chosen by validation", "selected_round"),
     )
@@ -141,7 +145,8 @@ def _picture(labels: bytes | None) -> str:
     source = "data:image/png;base64," + base64.b64encode(labels).decode()
     return (
         "<figure><figcaption>Labels of the clients</figcaption>"
-        f'<img alt="How the labels are spread over the clients" src="{source}"></figure>'
+        f'<div class="scroll"><img alt="How the labels are spread over the clients" src="{source}"></div>'
+        "</figure>"
     )
 
 
@@ -180,8 +185,8 @@ def _stage_table(rows: Sequence[Row]) -> str:
     return f"<h2>Stages</h2>{box(table(head, body))}"
 
 
-def _client_table(rows: Sequence[Row]) -> str:
-    """Each client's latest accuracies: the map in figures."""
+def _client_table(rows: Sequence[Row], of_all: int | None) -> str:
+    """Each client's latest accuracies: the map in figures. `of_all`: how many clients the run has."""
     columns = {key: client_values(rows, key) for key in client_keys(rows)}
     if not columns:
         return ""
@@ -189,10 +194,14 @@ def _client_table(rows: Sequence[Row]) -> str:
     for client in in_order({client for values in columns.values() for client in values}):
         by_column = [values.get(client) or {} for values in columns.values()]
         rounds = {place for values in by_column for place in values}
-        cells = [_decimal(last(values)) if values else "" for values in by_column]
+        cells = [_coarse(last(values)) if values else "" for values in by_column]
         body.append([client, str(len(rounds)), str(max(rounds)), *cells])
     head = ["client", "rounds", "latest", *(CLIENT_VIEWS[key] for key in columns)]
-    return f"<h2>Clients</h2>{fold(f'Every client ({len(body)})', table(head, body))}"
+    told, note = f"Every client ({len(body)})", COARSE
+    if of_all is not None and len(body) < of_all:
+        told = f"{len(body)} of {of_all} clients"
+        note += f" {of_all - len(body)} told nothing: they were never drawn, or hold out no rows."
+    return f'<h2>Clients</h2>{fold(told, table(head, body))}<p class="note">{note}</p>'
 
 
 def _failures(rows: Sequence[Row]) -> str:
@@ -236,6 +245,11 @@ def _round_table(rows: Sequence[Row]) -> str:
         for row in rows
     ]
     return table(head, body, ruled=True)
+
+
+def _coarse(value: float) -> str:
+    """Two decimals: a client judges on few rows, and more would only look exact."""
+    return "" if math.isnan(value) else f"{value:.2f}"
 
 
 def _decimal(value: float) -> str:

@@ -25,6 +25,7 @@ from fedfrozen_app.report.console import Progress
 from fedfrozen_app.report.output import write_outputs
 from fedfrozen_app.report.track import Tracking
 from fedfrozen_app.run import evaluation
+from fedfrozen_app.run.debugging import debugging
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.run.prepare import StartingPoint, check_possible, prepare, private_parts_note
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
@@ -80,7 +81,8 @@ def federate(
     announce(job, strategy, conversation, resident)
     status, personal = "failed", None
     try:
-        with progress if job.shown else nullcontext(), tracking:
+        shown_by = progress if job.shown else nullcontext()
+        with shown_by, tracking, debugging(job.config.debug, job.folder):
             strategy.start(
                 conversation.grid,
                 to_record(start.model.pop(), local=True),  # nobody keeps the first model while others train

@@ -9,7 +9,7 @@ so freezing after 0, 1, …, T rounds of one walk costs less than the walk itsel
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields
 from functools import partial
@@ -18,6 +18,8 @@ from multiprocessing import get_context
 from typing import Any, TypeVar
 
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 
 from fedfrozen_app.server.agreement import Rule, follow, freeze_after
@@ -219,12 +221,18 @@ def in_processes(work: Callable[..., T], jobs: Sequence[tuple]) -> list[T]:
     torch.set_num_threads(1)  # its own threads would only wait
     try:
         if len(jobs) < FEW or cores == 1:
-            return [work(*job) for job in jobs]
+            return [work(*job) for job in shown(jobs, len(jobs))]
         start = partial(torch.set_num_threads, 1)
         with ProcessPoolExecutor(cores, get_context("spawn"), start) as pool:
-            return list(pool.map(work, *zip(*jobs, strict=True)))
+            return list(shown(pool.map(work, *zip(*jobs, strict=True)), len(jobs)))
     finally:
         torch.set_num_threads(threads)
+
+
+def shown(found: Iterable[T], total: int) -> Iterator[T]:
+    """The same one by one, with a bar and the time left where somebody looks on."""
+    console = Console(stderr=True)
+    yield from track(found, "walking", total=total, console=console, disable=not console.is_terminal)
 
 
 def _explore_one(setting: Setting, seeds: tuple[int, ...]) -> Outcome:

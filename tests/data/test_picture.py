@@ -1,8 +1,11 @@
+from contextlib import nullcontext
+
 import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
 
+from fedfrozen_app.data import picture
 from fedfrozen_app.data.picture import _step, label_picture
 
 
@@ -28,3 +31,15 @@ def test_a_run_without_examples_can_be_drawn(tmp_path):
 
 def test_ticks_come_in_round_steps():
     assert [_step(count, 40) for count in (1, 40, 41, 100, 1000, 1001)] == [1, 1, 2, 5, 50, 50]
+
+
+def test_the_colour_bar_counts_whole_examples(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(picture, "whole_file", lambda path: figures.append(path) or nullcontext(path))
+    made = []
+    original = picture.Figure.colorbar
+    monkeypatch.setattr(
+        picture.Figure, "colorbar", lambda self, *a, **k: made.append(original(self, *a, **k)) or made[-1]
+    )
+    label_picture(np.ones((40, 3), dtype=int), "abc", ["x"] * 40, tmp_path / "few.png")
+    assert figures and all(float(tick).is_integer() for tick in made[0].get_ticks())

@@ -127,3 +127,44 @@ def test_a_phone_scrolls_down_only(sweep, visit):
     for details in page.locator("summary").all():
         details.click()
     assert sideways(page) == 0
+
+
+@pytest.fixture
+def twins(tmp_path):
+    """Two strategies whose runs are equal to the last digit, and differ from round to round by a hair."""
+    sweep = make_sweep(tmp_path, strategies=("fedavg", "fedprox"), seeds=2, rounds=4)
+    for number in range(4):
+        path = sweep / str(number) / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for row in rows:
+            row["test_accuracy"] = 0.093 + 0.0005 * row["round"]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        summary = json.loads(path.with_name("summary.json").read_text())
+        summary["final_test_accuracy"] = rows[-1]["test_accuracy"]
+        path.with_name("summary.json").write_text(json.dumps(summary))
+    return sweep
+
+
+def test_equal_runs_are_called_equal(twins):
+    comparison = collect([twins])
+    lines = make_charts(comparison)[0]
+    assert lines["note"].endswith("one line covers the other: fedavg and fedprox.")
+    page = write_comparison(comparison, twins / "comparison.html").read_text()
+    assert "highest mean final test accuracy: all alike" in page
+
+
+def test_an_axis_of_accuracies_spans_enough_and_its_ticks_differ(twins, visit):
+    page = visit(write_comparison(collect([twins]), twins / "comparison.html"), width=400)
+    for chart in range(3):
+        texts = page.locator("figure").nth(chart).locator("svg text").all()
+        shown = [text.text_content() for text in texts if text.get_attribute("text-anchor") == "end"]
+        ticks = [float(word) for word in shown if word.replace(".", "").isdigit()]
+        if ticks:
+            assert len(set(ticks)) == len(ticks) and max(ticks) - min(ticks) >= 0.05 - 1e-9
+    cut = page.evaluate(
+        """() => [...document.querySelectorAll("svg text")].filter((text) => {
+            const box = text.getBoundingClientRect(), edge = text.ownerSVGElement.getBoundingClientRect();
+            return box.right > edge.right + 1 || box.left < edge.left - 1;
+        }).map((text) => text.textContent)"""
+    )
+    assert cut == []

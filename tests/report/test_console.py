@@ -17,6 +17,7 @@ from fedfrozen_app.report.console import (
     final_figures,
     human_bytes,
     human_seconds,
+    show_end,
 )
 
 from .conftest import make_rows, make_summary
@@ -81,11 +82,11 @@ def test_a_line_a_round_when_it_is_no_terminal():
         {"round": 2, **base, "bytes_down": 1_900_000, "seconds": {"total": 1.2}},
         {"round": 3, **base, "bytes_down": 1_900_000, "seconds": {"total": 0.8}},
     ]
-    # After round 3, 17 rounds of (1.2 + 0.8) / 2 seconds are left.
+    # After round 3, 17 rounds of 0.8 seconds are left: the first that ran here may have compiled.
     assert lines_of(rows, 20) == [
         "round 0/20  initial  accuracy 0.100",
-        "round 2/20  warmup  accuracy 0.812  up 1.2 MB  down 1.9 MB  1.2 s  about 22 s left",
-        "round 3/20  warmup  accuracy 0.812  up 1.2 MB  down 1.9 MB  0.8 s  about 17 s left",
+        "round 2/20  warmup  accuracy 0.812  up 1.2 MB  down 1.9 MB  1.2 s  at most 22 s left",
+        "round 3/20  warmup  accuracy 0.812  up 1.2 MB  down 1.9 MB  0.8 s  about 14 s left",
     ]
 
 
@@ -155,7 +156,7 @@ def test_the_bar_counts_bytes_so_far_and_log_lines_stand_above_it(terminal):
     *above, bar = screen(read())
     assert above == ["client 1 is [late]", "client 2 is [late]", "client 3 is [late]"]
     assert "round 3/3" in bar
-    assert "train  accuracy 0.300  up 3.0 MB  down 1.5 kB" in bar
+    assert "accuracy 0.300  train  up 3.0 MB  down 1.5 kB" in bar
 
 
 def test_the_bar_ends_cleanly_when_the_run_is_interrupted(terminal):
@@ -167,11 +168,11 @@ def test_the_bar_ends_cleanly_when_the_run_is_interrupted(terminal):
         raise KeyboardInterrupt
     text = read()
     assert text.rstrip().endswith("\x1b[?25h")  # the cursor is shown again
-    assert "about 15 s left" in screen(text)[-1]
+    assert "at most 15 s left" in screen(text)[-1]
     assert (sys.stdout, sys.stderr) == before
 
 
-@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("columns", [40, 60, 80])
 def test_a_narrow_window_keeps_round_score_and_time(terminal, monkeypatch, columns):
     stream, read = terminal
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -181,7 +182,8 @@ def test_a_narrow_window_keeps_round_score_and_time(terminal, monkeypatch, colum
     (bar,) = screen(read())
     assert len(bar) <= columns
     assert "round 19/20" in bar
-    assert "frozen  accuracy 0.900  about 1" in bar
+    assert "accuracy 0.900" in bar
+    assert columns < 60 or "accuracy 0.900  frozen  at most 1" in bar
 
 
 def test_a_dumb_terminal_gets_lines(terminal, monkeypatch):
@@ -208,9 +210,27 @@ def test_closing_table(rows, save_run):
     # By hand: 10 clients x (278,300 or 212,300 role bytes + 420), 5 and 15 rounds.
     assert "45.8 MB (45,844,000 bytes)" in text
     assert "20 of 20: 5 warmup, 15 frozen" in text
-    assert "Results" in text
-    (run_dir / "report.html").write_text("")
-    assert "report.html" in shown(closing_table(summary, run_dir))
+    assert str(run_dir) not in text
+
+
+def test_the_path_of_the_report_stands_on_a_line_of_its_own(rows, save_run):
+    """At 40 columns too: it can be copied and clicked."""
+    run_dir = save_run(rows)
+    for page in (run_dir, run_dir / "report.html"):
+        stream = io.StringIO()
+        show_end(make_summary(rows), run_dir, Console(file=stream, width=40))
+        assert stream.getvalue().splitlines()[-1] == str(page)
+        (run_dir / "report.html").write_text("")
+
+
+def test_the_first_round_does_not_stand_for_those_to_come(rows):
+    """It compiles: 130 s, and then rounds of a second."""
+    stream = io.StringIO()
+    with Progress(5, stream=stream) as progress:
+        for number, seconds in ((1, 130.0), (2, 1.0), (3, 1.0)):
+            progress.update({"round": number, "seconds": {"total": seconds}})
+    said = [line.rpartition("  ")[2] for line in stream.getvalue().splitlines()]
+    assert said == ["at most 8 min 40 s left", "about 3.0 s left", "about 2.0 s left"]
 
 
 def test_figures_of_an_interrupted_f1_run_with_failures():

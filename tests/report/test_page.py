@@ -230,3 +230,21 @@ def test_any_configuration_and_any_losses_make_a_page(config, losses):
     rows = [{"round": place, "test_loss": loss} for place, loss in enumerate(losses)]
     page = Page(render(rows, {"config": config}, None, name="run"))
     assert page.charts["Loss"]["title"] == "Loss"
+
+
+def test_a_running_run_has_no_final_figure(rows):
+    summary = make_summary(rows)
+    assert "final test accuracy" in render(rows, summary, None, name="run")
+    running = render(rows, summary | {"status": "running, last row at 12:00"}, None, name="run")
+    assert "latest test accuracy" in running and "final test accuracy" not in running
+
+
+def test_clients_that_told_nothing_are_counted(rows):
+    told = [{**row, "by_client": {"client_val_after": {"3": 0.5, "7": 1 / 3}}} for row in rows]
+    summary = make_summary(rows)
+    summary["config"]["num_clients"] = 1000
+    page = render(told, summary, None, name="run")
+    assert "2 of 1000 clients" in page and "998 told nothing" in page
+    assert "0.33<" in page and "0.3333<" not in page.partition("<h2>Clients</h2>")[2].partition("<h2>")[0]
+    summary["config"]["num_clients"] = 2
+    assert "Every client (2)" in render(told, summary, None, name="run")

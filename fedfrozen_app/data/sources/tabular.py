@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,14 @@ def read_hub(spec: DatasetSpec) -> Found:
             f"Could not load {spec.path!r} from the Hugging Face hub ({first_line(error)}): check "
             "the name and the network, or use files with dataset.kind=parquet and dataset.path."
         ) from error
+    return from_splits(spec, splits, str(spec.path))
+
+
+def from_splits(spec: DatasetSpec, splits: Mapping[str, Any], whose: str) -> Found:
+    """The rows of a `DatasetDict`, by the names that the settings give its splits."""
     if spec.train_split not in splits:
         raise UserError(
-            f"{spec.path} has no split {spec.train_split!r}: "
+            f"{whose} has no split {spec.train_split!r}: "
             f"set dataset.train_split to one of {', '.join(splits)}."
         )
 

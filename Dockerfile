@@ -1,0 +1,22 @@
+# fedfrozen on a CPU, or on a GPU with CUDA:
+#   docker build -t fedfrozen .
+#   docker build -t fedfrozen-cuda --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu126 .
+#   docker run --rm -v "$PWD/outputs:/work/outputs" fedfrozen num_rounds=10
+#   docker run --rm --gpus all -v "$PWD/outputs:/work/outputs" fedfrozen-cuda
+# The tests: docker build --target tests -t fedfrozen-tests . && docker run --rm fedfrozen-tests
+FROM python:3.11-slim AS base
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ENV PIP_NO_CACHE_DIR=1 FLWR_TELEMETRY_ENABLED=0
+WORKDIR /src
+RUN pip install --index-url "$TORCH_INDEX" "torch>=2.11,<2.14"
+COPY . .
+
+FROM base AS tests
+RUN pip install -e ".[dev]"
+CMD ["pytest"]
+
+FROM base AS app
+RUN pip install . && useradd --create-home fed && mkdir /work && chown fed /work
+USER fed
+WORKDIR /work
+ENTRYPOINT ["fedfrozen"]
