@@ -169,6 +169,7 @@ def main(arguments: list[str]) -> None:
     parser = Arguments("fedfrozen site exec", description="The resident executor of a site.")
     parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
     kit = Kit.read(parser.parse_args(arguments).kit)
+    os.umask(0o077)  # also where it is started without executor.sh: what it keeps is made of the site's rows
     try:
         manifest.check(kit.folder)
         with alone(kit):
