@@ -298,10 +298,12 @@ class RuntimeConfig:
     max_block: int | None = setting(
         None, "`cohort`: train at most so many clients at once. `null`: as many as fit", least=1
     )
-    compile: bool = setting(
-        True,
-        "`cohort` on a GPU: compile the step before it is captured as a CUDA graph. `false` starts a minute "
-        "earlier and steps slower",
+    compile: Any = setting(
+        "auto",
+        "`cohort` on a GPU: compile the step before it is captured as a CUDA graph. `false` starts at once "
+        "and steps slower; `auto` starts so too, and compiles from a plan's second round on where the rest "
+        "of the run is long enough to pay for it",
+        choices=("auto", "true", "false"),
     )
     capture: bool = setting(
         True, "`sequential` on a GPU: replay one recorded step (a CUDA graph). `false`: step by step"

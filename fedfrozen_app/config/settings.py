@@ -43,8 +43,9 @@ class About:
         """What to say after `key=`; empty where the value is fine."""
         if value is None:
             return ""
-        if self.choices and value not in self.choices:
-            return f"{value} is unknown: choose one of {', '.join(self.choices)}."
+        word = str(value).lower() if isinstance(value, bool) else value
+        if self.choices and word not in self.choices:
+            return f"{word} is unknown: choose one of {', '.join(self.choices)}."
         numeric = isinstance(value, float) or (self.bounded and isinstance(value, int))
         if not numeric or self.holds(value):
             return ""

@@ -117,6 +117,7 @@ def restore(
             f"This run has another {other[0]} than the checkpoint, whose clients keep private arrays for "
             "rows of their own: give the same seed, num_clients, partition and dataset."
         )
+    resident.compiling.load_state_dict(start.hooks.get("compiling", {}))
     for context in grid.contexts.values():
         arrays = start.clients.get(str(context.node_config["partition-id"]))
         if arrays is not None:

@@ -43,12 +43,6 @@ def cannot_serve(order: Order) -> str | None:
     return None
 
 
-def step_mode(resident: "Resident") -> str:
-    if resident.device.type != "cuda":
-        return "eager"
-    return "compiled" if resident.config.runtime.compile else "captured"
-
-
 class Rows:
     """Where each client of a round starts: the common row, and what it keeps for itself."""
 
@@ -155,6 +149,7 @@ class Work:
     start: Tensor  # (width,) where a client starts that keeps nothing of its own
     rows: Rows
     before: Mapping[str, float]  # by client: its figure on its validation rows as the round begins
+    mode: str  # of the step
 
     def blocks(self) -> Iterator[list[Turn]]:
         """The turns, those that end first before the others, as many at a time as there are slots."""
@@ -218,7 +213,9 @@ class CohortRunner:
         if before and order.plan.private:  # then others were loaded to be judged
             resident.load(common, {})
         rows = Rows(layouts, order, common, start, own)
-        return Work(resident, clients, order, base, layouts, slots, schedule, start, rows, before)
+        steps, _, width = schedule.index.shape
+        mode = resident.compiling.mode(resident, order, steps, slots * width)
+        return Work(resident, clients, order, base, layouts, slots, schedule, start, rows, before, mode)
 
     def _trained(self, work: Work) -> Iterator[tuple[Tensor, Tensor]]:
         """For each of the work's blocks: (clients, width) what was trained, and (clients,) mean losses."""
@@ -226,7 +223,7 @@ class CohortRunner:
         if self._plan != order.plan:  # the freeze: the old step's memory is not needed again
             self._steps.clear()
             self._plan = order.plan
-        step = self._step(work.layouts, work.slots, schedule.index.shape[2], order)
+        step = self._step(work, schedule.index.shape[2])
         step.begin(order, work.base)
         for turns in work.blocks():
             first = work.clients[turns[0].client]
@@ -294,30 +291,39 @@ class CohortRunner:
 
     def _measure(self, client: str, order: Order) -> int:
         """How many clients fit: the memory that one more client takes in a real step, and what is free."""
-        layouts, peaks = self._layouts(order), []
+        peaks = []
         for size in (1, 2):
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            step = Step(self.resident, layouts, size, order, mode="eager")
-            schedule = lay_out(self.resident, [client] * size, order, size)
-            step.begin(order, {})
-            start = loaded(self.resident, layouts.trained)
-            step.admit(range(size), [start] * size)
-            step.run(schedule.index[0], schedule.mask[0])
+            result = self._try_step(client, order, size)
             torch.cuda.synchronize()
-            peaks.append(torch.cuda.max_memory_allocated() - before + size * start.nbytes)  # its result too
-            del step
+            peaks.append(torch.cuda.max_memory_allocated() - before + size * result)
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info()
         fixed, each = 2 * peaks[0] - peaks[1], max(peaks[1] - peaks[0], 1)
         return max(1, int((SPARE * free - max(fixed, 0)) // each))
 
-    def _step(self, layouts: Layouts, size: int, width: int, order: Order) -> "Step":
+    def _try_step(self, client: str, order: Order, size: int) -> int:
+        """One step of so many clients, whose numbers nobody needs; the bytes that a client's result takes."""
+        layouts = self._layouts(order)
+        step = Step(self.resident, layouts, size, order, mode="eager")
+        schedule = lay_out(self.resident, [client] * size, order, size)
+        came = layouts.from_order
+        step.begin(order, came.views(loaded(self.resident, came)) if came.names else {})
+        start = loaded(self.resident, layouts.trained)
+        step.admit(range(size), [start] * size)
+        step.run(schedule.index[0], schedule.mask[0])
+        return start.nbytes
+
+    def _step(self, work: Work, width: int) -> "Step":
+        order, names = work.order, work.layouts.trained.names
         settings = json.dumps(dict(order.settings), sort_keys=True)
-        key = (layouts.trained.names, size, width, order.algorithm, settings)
+        key = (names, work.slots, width, order.algorithm, settings, work.mode)
         if key not in self._steps:
-            self._steps[key] = Step(self.resident, layouts, size, order, mode=step_mode(self.resident))
+            # Of steps that are taken in another mode none is needed again.
+            self._steps = {other: step for other, step in self._steps.items() if other[-1] == work.mode}
+            self._steps[key] = Step(self.resident, work.layouts, work.slots, order, mode=work.mode)
         return self._steps[key]
 
     # Judging -----------------------------------------------------------------------------------------------

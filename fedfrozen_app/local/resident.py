@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ from fedfrozen_app.data.sources import needs_path
 from fedfrozen_app.data.table import Corpus, Table
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.cache import Cache
+from fedfrozen_app.local.compiling import Compiling
 from fedfrozen_app.logs import prepare_logging
+from fedfrozen_app.models.blocks import Blocks
 from fedfrozen_app.models.build import parameters_of
 from fedfrozen_app.models.roles import head_of, roles_of
 from fedfrozen_app.models.task import Inputs, Task
@@ -88,7 +90,14 @@ class Resident:
         self._rows: dict[str, ClientRows] = {}
         self._loaded: dict[str, str | None] = {}
         self.recorder: Any = None  # of local/captured.py, which keeps a recorded step between messages
+        self.outputs: int | None = None  # of the model's parts for one example, once counted
+        self.compiling = Compiling()
         self.cohort: Any = None  # of inprocess/runtime.py: the cohort runner, which keeps a compiled step
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The model's repeated blocks, and what was compiled for them."""
+        return Blocks(self.model)
 
     def can_switch_to(self, config: Config) -> bool:
         """Whether that run has this model, these data and this local training."""
@@ -100,6 +109,7 @@ class Resident:
             raise ValueError("a resident cannot switch to a run of another model, dataset or local training")
         self.config, self.shares, self.cache = config, shares, Cache()
         self._rows, self._loaded = {}, {}
+        self.compiling = Compiling()
         self.load(self.initial(), {})
 
     def _build(self) -> torch.nn.Module:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedfrozen_app.exchange.order import Order
-from fedfrozen_app.local.cohort import CohortRunner, Work, enter, step_mode
+from fedfrozen_app.local.cohort import CohortRunner, Work, enter
 from fedfrozen_app.local.slots import Schedule, Turn
 from fedfrozen_app.local.step import Step
 from fedfrozen_app.seeds import seeded
@@ -68,7 +68,9 @@ class Stack:
     def _step(self, works: Sequence[Work]) -> Step:
         """One that has room for these: a run that has left leaves its slots idle, up to half of all."""
         lead, slots = works[0], max(work.slots for work in works)
-        key = (kind(lead), max(work.schedule.index.shape[2] for work in works))
+        # One that was resumed goes on as it began, and takes those beside it along.
+        mode = max(works, key=lambda work: work.mode == "compiled").mode
+        key = (kind(lead), max(work.schedule.index.shape[2] for work in works), mode)
         for number, (other, step) in enumerate(self._steps):
             roomy = step.runs >= len(works) > step.runs // 2 and step.size // step.runs >= slots
             if other == key and roomy:
@@ -81,7 +83,7 @@ class Stack:
             lead.layouts,
             len(works) * slots,
             lead.order,
-            mode=step_mode(lead.resident),
+            mode=mode,
             runs=len(works),
         )
         self._steps.append((key, made))

@@ -6,8 +6,11 @@ parameters are the resident model's own: held once, whatever the number of clien
 runs share a step (local/stack.py), they are held once for each run.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +30,11 @@ from fedfrozen_app.exchange.names import (
 )
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.algorithm import Finished, Start
+from fedfrozen_app.local.compiling import keep_what_is_compiled
 from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_scales
 from fedfrozen_app.local.slots import Schedule, Turn
 from fedfrozen_app.models.attention import folded
+from fedfrozen_app.models.blocks import Blocks
 from fedfrozen_app.models.convolution import as_products
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.profile import is_causal
@@ -38,6 +43,8 @@ from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
 if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
 
+log = logging.getLogger(__name__)
+Gradient = Callable[..., tuple[Tensor, Tensor]]  # of clients' rows and all that a step reads: losses, slopes
 WARMUP_STEPS = 3  # before a capture: lazy initialisations must not be recorded
 
 
@@ -125,7 +132,8 @@ class Step:
         # How many columns the parameters take, and each namespace that trains beside them.
         spaces = groupby(zip(self.layout.names, self.layout.spans, strict=True), lambda c: namespace_of(c[0]))
         self._parts = [sum(span for _, span in columns) for _, columns in spaces]
-        self._gradient: Callable[..., tuple[Tensor, Tensor]] | None = None
+        self._gradient: Gradient | None = None
+        self.blocks: Blocks | None = None  # those that run compiled
         self._graph: torch.cuda.CUDAGraph | None = None
         # A graph replays what it recorded: the rate is a tensor that later rounds change in place.
         self._lr = torch.ones(runs, device=resident.device).unbind()
@@ -255,7 +263,7 @@ class Step:
 
     def run(self, index: Tensor, mask: Tensor) -> None:
         """One step on rows `index`, (clients, batch), of which `mask` says which are real."""
-        if self.mode == "eager":
+        if self.mode == "eager" or not self.on_gpu:
             self._eager(index, mask)
         elif self._graph is None:
             self._capture(index, mask)
@@ -292,6 +300,7 @@ class Step:
         """Record the step, then undo what recording did and take the first real one."""
         self._index, self._mask = index.clone(), mask.clone()
         start = self.flat.clone()
+        drawn = torch.cuda.get_rng_state(self.flat.device)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -302,6 +311,8 @@ class Step:
         with torch.cuda.graph(self._graph):
             self._eager(self._index, self._mask)
         self.admit(range(self.size), start.unbind())
+        # What dropout draws must not depend on whether a round is the first of its process.
+        torch.cuda.set_rng_state(drawn, self.flat.device)
         self._graph.replay()
 
     # From the clients' pure loss to one function of tensors ---------------------------------------------
@@ -319,9 +330,8 @@ class Step:
             self.from_order,
         ]
 
-    def _make_gradient(self, index: Tensor, mask: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
+    def _make_gradient(self, index: Tensor, mask: Tensor) -> Gradient:
         names, keys = list(self.resident.parameters), list(self.resident.train_table.inputs)
-        trained = set(self.layouts.names)
         plain = self._method.is_plain()
 
         def cohort(
@@ -346,24 +356,62 @@ class Step:
             class_weights, held, from_order, index, mask = given[-5:]
             flat = flat.detach().requires_grad_(True)
             rows = (flat, class_weights, held, index, mask)
-            module = self.resident.model
-            with folded(module), as_products(module, trained), torch.enable_grad():
-                if self.runs == 1:
-                    losses = cohort(model, from_order[0], columns, labels, *rows)
-                else:
-                    by_run = [part.unflatten(0, (self.runs, self.size // self.runs)) for part in rows]
-                    axes = {name: 0 if name in self.models else None for name in model}
-                    over_runs = vmap(
-                        cohort, in_dims=(axes, 0, None, None, *(0 for _ in rows)), randomness="different"
-                    )
-                    losses = over_runs(model, from_order, columns, labels, *by_run).flatten()
-                (slope,) = torch.autograd.grad(losses.sum(), flat)
+            if self.runs == 1:
+                losses = cohort(model, from_order[0], columns, labels, *rows)
+            else:
+                by_run = [part.unflatten(0, (self.runs, self.size // self.runs)) for part in rows]
+                axes = {name: 0 if name in self.models else None for name in model}
+                over_runs = vmap(
+                    cohort, in_dims=(axes, 0, None, None, *(0 for _ in rows)), randomness="different"
+                )
+                losses = over_runs(model, from_order, columns, labels, *by_run).flatten()
+            (slope,) = torch.autograd.grad(losses.sum(), flat)
             return losses.detach(), slope
 
-        if self.mode != "compiled":
-            return gradient
-        traced = make_fx(gradient)(self.flat, *self._fixed(), index, mask)
-        return torch.compile(traced, dynamic=False)
+        if self.mode == "compiled":
+            return self._compiled(gradient, index, mask)
+        return partial(self._in_ways, gradient)
+
+    def _in_ways(self, gradient: Gradient, *given: Tensor) -> tuple[Tensor, Tensor]:
+        with self._ways():
+            return gradient(*given)
+
+    @contextmanager
+    def _ways(self) -> Iterator[None]:
+        """Within it the model computes in ways that a vmap over clients is quick with."""
+        module = self.resident.model
+        blocks = self.blocks.used() if self.blocks is not None else nullcontext()
+        with folded(module), as_products(module, self.layouts.names), blocks, torch.enable_grad():
+            yield
+
+    def _compiled(self, gradient: Gradient, index: Tensor, mask: Tensor) -> Gradient:
+        """The same function compiled: its blocks where they repeat, else the whole of it.
+
+        A compiler can fail in any way, and nothing depends on it: then the step stays as it is.
+        """
+        given = (self.flat, *self._fixed(), index, mask)
+        keep_what_is_compiled(self.resident.device)
+        blocks = self.resident.blocks
+        try:
+            if blocks.repeat:
+                self.blocks = blocks
+                with self._ways():
+                    blocks.compile_for(lambda: gradient(*given))
+                return partial(self._in_ways, gradient)
+            with self._ways():
+                traced = make_fx(gradient)(*given)
+            compiled = torch.compile(traced, dynamic=False)
+            compiled(*given)
+            return compiled
+        except Exception as error:  # noqa: BLE001  (see above)
+            self.blocks, self.mode = None, "captured"
+            self.resident.compiling.failed()
+            log.warning(
+                "The step could not be compiled, and goes on without: %s: %s",
+                type(error).__name__,
+                (str(error).strip().splitlines() or [""])[0],
+            )
+            return partial(self._in_ways, gradient)
 
 
 def mapped_task(resident: "Resident", model: Parameters) -> Task:

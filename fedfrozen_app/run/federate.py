@@ -65,7 +65,15 @@ def federate(
     )  # as their bytes count too
     progress = Progress(job.config.num_rounds, start_round=start.first_round - 1)
     tracking = Tracking(job.config.track, job.resolved_config, job.folder, start.first_round)
-    saver = Checkpoints.of(job.config, job.resolved_config, job.overrides, job.folder, best, client_state)
+    saver = Checkpoints.of(
+        job.config,
+        job.resolved_config,
+        job.overrides,
+        job.folder,
+        best,
+        client_state,
+        resident.compiling.state_dict,
+    )
     hooks = [WorkersAlive(), best, *privacy_spent(job.config, start.history), saver, metrics]
     shown = [ShowProgress(progress)] if job.shown else []
     strategy = make_strategy(job, conversation, start, [*hooks, *shown, tracking, SomebodyTakesPart()])

@@ -89,6 +89,7 @@ class Checkpoints:
     num_rounds: int
     best: BestModel
     client_state: Callable[[], dict[str, dict[str, Tensor]]]
+    step_state: Callable[[], dict[str, Any]] = dict  # what was chosen about local steps
 
     @classmethod
     def of(
@@ -99,6 +100,7 @@ class Checkpoints:
         folder: Path,
         best: BestModel,
         client_state: Callable[[], dict[str, dict[str, Tensor]]],
+        step_state: Callable[[], dict[str, Any]] = dict,
     ) -> "Checkpoints":
         settings = config.checkpoint
         target = folder / "checkpoints"
@@ -111,6 +113,7 @@ class Checkpoints:
             config.num_rounds,
             best,
             client_state,
+            step_state,
         )
 
     def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
@@ -118,6 +121,7 @@ class Checkpoints:
         if not self.every or number == 0 or (number % self.every and number != self.num_rounds):
             return False, {}
         began = time.perf_counter()
+        steps = self.step_state()
         state = checkpoint.Checkpoint(
             round=number,
             config=self.config,
@@ -125,7 +129,8 @@ class Checkpoints:
             model=strategy.model,
             row=row,
             ledger=strategy.federation.conversation.ledger.state_dict(),
-            hooks={"best": self.best.state_dict(), "private": strategy.clients_keep(number)},
+            hooks={"best": self.best.state_dict(), "private": strategy.clients_keep(number)}
+            | ({"compiling": steps} if steps else {}),
             clients=self.client_state(),
             strategy=arrays_to_keep(strategy),
             metadata=self.best.metadata,

@@ -166,6 +166,7 @@ def test_rows_that_were_lost_before_a_checkpoint_are_told(train, caplog):
 
 
 @pytest.mark.parametrize("runner", ["sequential", "cohort"])
+@pytest.mark.slow
 def test_a_run_that_goes_on_with_another_dtype_has_that_alone(train, runner):
     words = ("strategy.warmup_rounds=0", f"runtime.runner={runner}")  # the kernel is never sent back
     train(*words, "num_rounds=1")

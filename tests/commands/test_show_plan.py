@@ -26,7 +26,10 @@ from tests.conftest import SMALL
             "num_clients=5",
             "participation=0.5",
         ],
-        ["strategy=fedfrozen", "strategy.freeze_scope=random", "model.dtype=float64"],
+        pytest.param(
+            ["strategy=fedfrozen", "strategy.freeze_scope=random", "model.dtype=float64"],
+            marks=pytest.mark.slow,
+        ),
         ["strategy=safl", "strategy.select=fixed", "strategy.top_k=1", "model.config.num_hidden_layers=3"],
     ],
     ids=" ".join,

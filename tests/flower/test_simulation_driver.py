@@ -176,6 +176,7 @@ def test_impossible_resources_are_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "no-address"])
+@pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_named_and_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:

@@ -79,7 +79,7 @@ STOPS = {"fedavg": 2, "fedfrozen": 1, "fedfrozen_auto": 2, "local": 2, "safl": 2
 STOPS_FLOAT64 = {"fedfrozen": 3}
 # Clients that choose layers of their own train one by one under the cohort runner too; `safl` alone shows it.
 ONE_BY_ONE = {"safl_keep", "safl_random"}
-# Variants whose strategy is there in float64 already.
+# Variants whose strategy is there in float64 already; they wait for a release.
 FLOAT32_ONLY = {"fedfrozen_random", "safl_fixed", "safl_random", "pfeddc_global"}
 # These show the cohort runner in every test run; the other twins wait for a release.
 TWINS_OF = {"fedavg", "fedfrozen", "safl", "pfeddc"}
@@ -102,7 +102,8 @@ def _inprocess() -> list[Case]:
     for family, model in (DIGITS, TINY), (SAFL, TINY), (PFEDDC, []):
         for name, words in family.items():
             words = [*model, *words]
-            add(f"{name}-sequential", [*words, "runtime.runner=sequential"], STOPS.get(name))
+            rare = name in FLOAT32_ONLY | ONE_BY_ONE
+            add(f"{name}-sequential", [*words, "runtime.runner=sequential"], STOPS.get(name), slow=rare)
             if name not in ONE_BY_ONE:
                 add(f"{name}-cohort", [*words, "runtime.runner=cohort"], slow=name not in TWINS_OF)
             if name not in FLOAT32_ONLY:
@@ -110,10 +111,10 @@ def _inprocess() -> list[Case]:
                 add(f"{name}-float64", double, STOPS_FLOAT64.get(name), slow=name != "fedfrozen")
     for name in ("fedavg", "fedfrozen"):
         words = [*TINY, *DIGITS[name], "runtime.runner=cohort", "model.dtype=float64"]
-        add(f"{name}-cohort-float64", words)
+        add(f"{name}-cohort-float64", words, slow=name == "fedavg")
     for rule in ("krum", "median", "trimmed_mean"):  # of five: with four the last two would be the same
         words = [*TINY, *DIGITS["fedavg"], f"aggregation={rule}", "num_clients=5"]
-        add(f"{rule}-sequential", [*words, "runtime.runner=sequential"])
+        add(f"{rule}-sequential", [*words, "runtime.runner=sequential"], slow=rule != "median")
     add("trimmed_mean-cohort", [*words, "runtime.runner=cohort"], slow=True)
     # Clients that clip every example train one by one, whatever the runner.
     add("private_fedavg", [*TINY, *DIGITS["fedavg"], *SEEDED, "runtime.runner=sequential"], stop=2)

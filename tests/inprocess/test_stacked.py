@@ -67,7 +67,7 @@ def same(alone: Run, stacked: Run, tolerance: float = 0.0) -> None:
         assert same_bits(alone.model, stacked.model)
 
 
-@pytest.mark.parametrize("client", ["client=adamw", "client=sgd"])
+@pytest.mark.parametrize("client", ["client=adamw", pytest.param("client=sgd", marks=pytest.mark.slow)])
 def test_seeds_skews_and_rates_together_are_the_same_runs(pairs, client):
     """Nothing is frozen, so that every run's step is the same operations in the same order."""
     each = [["seed=0"], ["seed=1", "client.lr=0.01"], ["seed=2", "partition.alpha=5", "num_clients=4"]]

@@ -122,6 +122,7 @@ def test_a_full_disk_ends_with_a_sentence_and_goes_on_when_there_is_room(train, 
         pytest.param(PRIVATE, 3, 20, id="private", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_killed_anywhere_it_goes_on_to_the_same_model(train, monkeypatch, words, seed, points):
     reaper = Reaper(monkeypatch)
     whole = train(*words, folder="whole")

@@ -91,6 +91,7 @@ def test_without_a_round_before_nothing_is_far_out():
 
 
 @pytest.mark.parametrize("runner", [pytest.param("sequential", marks=pytest.mark.slow), "cohort"])
+@pytest.mark.slow
 def test_a_poisoned_run_and_its_cures(train, monkeypatch, runner):
     """One client of five sends its update times 500 in every round but the first."""
     from fedfrozen_app.inprocess import grid

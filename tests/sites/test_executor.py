@@ -358,7 +358,7 @@ def test_an_update_that_was_kept_and_never_sent_counts_when_it_is(sites, monkeyp
         ("local", 1),
         pytest.param("local", 2, marks=pytest.mark.slow),
         pytest.param("fedfrozen", 1, marks=pytest.mark.slow),
-        ("fedfrozen", 2),
+        pytest.param("fedfrozen", 2, marks=pytest.mark.slow),
     ],
 )
 def test_private_state_survives_restarts_and_no_round_counts_twice(sites, strategy, every):

@@ -173,7 +173,7 @@ FLOAT64 = ["model.dtype=float64", "client=sgd", "client.momentum=0", "client.lr=
 FLOAT64 += ["participation=0.7", "model.config.num_hidden_layers=1", "client.class_weights=true"]
 
 
-@pytest.mark.parametrize("clip", [[], ["client.clip=0.1"]])
+@pytest.mark.parametrize("clip", [["client.clip=0.1"], pytest.param([], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("strategy", METHODS)
 def test_both_runners_agree(train, strategy, clip):
     words = (f"strategy={strategy}", *FLOAT64, *clip)

@@ -288,6 +288,7 @@ def test_an_idle_fusion_is_called_so(train):
 
 
 @pytest.mark.parametrize("split", [1, 2])
+@pytest.mark.slow
 def test_folders_of_domains_are_clients_that_read_class_names(train, tmp_path, split):
     """PACS's layout, DOMAIN/CLASS/*: a client of each domain, or several, each judged within its own."""
     pixels, labels = load_digits(n_class=2, return_X_y=True)

@@ -1,0 +1,203 @@
+"""How long until there is a result: the end of round 1 and of round 20, with and without compiling.
+
+    python benchmarks/first_round.py  (on a GPU; --models vit_d192 --rounds 20 --device cuda)
+
+Models of three sizes with random weights on random rows, which take as long as real ones. FedFrozen freezes
+the kernel after half of the rounds, where a step changes. Every line is a fresh process: first with an empty
+cache of compiled code ("cold"), then with what the cold one left ("warm"). Clocks start when data and imports
+are there: building the model, CUDA's start, compiling and recording are all in.
+"""
+
+import io
+import logging
+import os
+import sys
+import tempfile
+import time
+from contextlib import redirect_stdout
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from common import arguments, in_fresh_process, show, write_result
+from echo import Told, app_telling
+
+from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.data.table import Corpus, Table
+from fedfrozen_app.inprocess.runtime import run_in_process
+from fedfrozen_app.run.job import Job
+
+CLASSES = tuple("abcdefghij")
+WISHES = ("auto", "true", "false")
+STEPS = 30  # a client takes in a round
+TEST_ROWS = 1000
+
+
+def sized(**settings: int) -> list[str]:
+    return [f"+model.config.{key}={value}" for key, value in settings.items()]
+
+
+# Clients, examples in a batch, side of a picture or tokens of a text, words.
+MODELS: dict[str, tuple[int, int, int, list[str]]] = {
+    "vit_d192": (10, 64, 32, ["dataset=digits", "model=vit_cifar"]),
+    "dinov2_s": (
+        *(10, 32, 84),
+        [
+            *("dataset=digits", "model=hub", "model.source=config", "model.path=null"),
+            *("model.model_type=dinov2", "model.name=dinov2_s"),
+            *sized(hidden_size=384, num_hidden_layers=12, num_attention_heads=6, patch_size=14),
+        ],
+    ),
+    "minilm": (
+        *(8, 16, 128),
+        [
+            *("dataset=digit_words", "model=hub", "model.source=config", "model.path=null"),
+            *("model.model_type=bert", "model.name=minilm", "dataset.max_tokens=128"),
+            *sized(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536),
+            *("+model.config.hidden_dropout_prob=0", "+model.config.attention_probs_dropout_prob=0"),
+        ],
+    ),
+}
+
+
+def corpus_of(name: str) -> Corpus:
+    """Random rows: as many for each client as its steps need, and some to test on."""
+    clients, batch, size, words = MODELS[name]
+    picture = "dataset=digits" in words
+    random = np.random.default_rng(0)
+
+    def table(count: int) -> Table:
+        labels = torch.from_numpy(random.permutation(np.arange(count) % len(CLASSES)))
+        if picture:
+            pixels = random.integers(0, 256, (count, 3, size, size), dtype=np.uint8)
+            return Table({"pixel_values": torch.from_numpy(pixels)}, labels)
+        lengths = torch.from_numpy(random.integers(size // 4, size + 1, count))
+        mask = (torch.arange(size) < lengths[:, None]).long()
+        tokens = torch.from_numpy(random.integers(5, 30_000, (count, size))) * mask
+        return Table({"input_ids": tokens, "attention_mask": mask}, labels)
+
+    train, test = table(clients * batch * STEPS), table(TEST_ROWS)
+    channels = 3 if picture else 0
+    return Corpus(
+        name="random",
+        task="image" if picture else "text",
+        classes=CLASSES,
+        train=train,
+        test=test,
+        columns={},
+        mean=(0.5,) * channels,
+        std=(0.25,) * channels,
+        vocab_size=0 if picture else 30_522,
+        pad_token_id=0,
+        strata=train.labels.numpy(),
+        stratum_names=CLASSES,
+        units=np.arange(len(train)),
+        test_strata=test.labels.numpy(),
+        test_units=np.arange(len(test)),
+    )
+
+
+def words_for(name: str, rounds: int, device: str, wish: str) -> list[str]:
+    clients, batch, _, words = MODELS[name]
+    common = ["strategy=fedfrozen", f"strategy.warmup_rounds={rounds // 2}", f"num_rounds={rounds}"]
+    common += [f"num_clients={clients}", f"client.batch_size={batch}", f"client.local_steps={STEPS}"]
+    common += ["partition=iid", "dataset.validation=0", "dataset.client_validation=0", "eval_every=100000"]
+    common += ["client=adamw", "client.lr=1e-4", "client.precision=bf16", "checkpoint.every=0"]
+    common += ["runtime.runner=cohort", f"runtime.compile={wish}", f"device={device}"]
+    return [*common, *words]
+
+
+def measure(name: str, rounds: int, device: str, wish: str, cache: str) -> dict[str, Any]:
+    """Seconds until each round was over, and what was said of compiling."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    corpus, words = corpus_of(name), words_for(name, rounds, device, wish)
+    resolved_config = resolved(compose_config(words))
+    ends: list[float] = []
+    said: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "compile" in record.getMessage():
+                said.append(record.getMessage())
+
+    logger = logging.getLogger("fedfrozen_app")
+    logger.addHandler(Keep())
+    logger.setLevel(logging.INFO)
+    began = time.perf_counter()
+    told = Told(ends=lambda number: ends.append(time.perf_counter() - began))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        app_telling("fedfrozen", told),
+        redirect_stdout(io.StringIO()),
+    ):
+        run_in_process(Job(read(resolved_config), resolved_config, words, Path(folder)), corpus=corpus)
+    peak = torch.cuda.max_memory_allocated() / 1e6 if device == "cuda" else None
+    return {"ends": ends, "said": said, "peak_mb": peak}
+
+
+def line(found: dict[str, Any], rounds: int) -> dict[str, Any]:
+    """The figures of one process."""
+    ends = found["ends"]
+    each = np.diff([0.0, *ends])
+    quiet = [seconds for number, seconds in enumerate(each, 1) if number > 3 and number != rounds // 2 + 1]
+    return {
+        "round_1": ends[0],
+        f"round_{rounds}": ends[-1],
+        "longest_later_round": float(max(each[1:], default=0.0)),
+        "usual_round": float(np.median(quiet)) if quiet else None,
+        **found,
+    }
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "", repeats=1)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--compile", nargs="+", choices=WISHES, default=WISHES)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no process after so many")
+    parser.add_argument("--out", type=Path, help="the result file, in place of results/first_round.json")
+    given = parser.parse_args()
+    found: dict[str, Any] = {}
+    rows, began = [], time.perf_counter()
+    for name, wish in product(given.models, given.compile):
+        starts = ["cold"] if wish == "false" else ["cold", *["warm"] * given.repeats]
+        with tempfile.TemporaryDirectory() as cache:
+            for number, start in enumerate(starts):
+                if time.perf_counter() - began > given.seconds:
+                    break
+                key = f"{name}, compile={wish}, {start}" + (f" ({number})" if number > 1 else "")
+                result = in_fresh_process(measure, name, given.rounds, given.device, wish, cache)
+                found[key] = line(result, given.rounds)
+                print(key, {k: v for k, v in found[key].items() if k != "ends"}, flush=True)
+                path = write_result("first_round", {"lines": found}, given.out)  # what is done is kept
+    last = f"round_{given.rounds}"
+    for key, figures in found.items():
+        usual = figures["usual_round"]
+        rows.append(
+            [
+                key,
+                f"{figures['round_1']:.1f}",
+                f"{figures[last]:.1f}",
+                f"{figures['longest_later_round']:.1f}",
+                "-" if usual is None else f"{1000 * usual:.0f}",
+            ]
+        )
+    checks = {}
+    for name in given.models:
+        own = {wish: found.get(f"{name}, compile={wish}, cold") for wish in WISHES}
+        if own["auto"] is not None:
+            checks[f"{name}: round 1 within 5 s, cold"] = own["auto"]["round_1"] <= 5
+            others = [figures[last] for wish, figures in own.items() if wish != "auto" and figures]
+            if others:
+                checks[f"{name}: {last} at most 10 % after the better choice"] = own["auto"][
+                    last
+                ] <= 1.1 * min(others)
+    columns = ["", "round 1, s", f"{last.replace('_', ' ')}, s", "longest later round, s", "usual round, ms"]
+    show("Time to a result", columns, rows, checks, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

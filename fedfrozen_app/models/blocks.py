@@ -1,0 +1,233 @@
+"""A model's repeated blocks, compiled once: all layers of a Transformer are one graph with other numbers.
+
+A step of twelve layers as a whole takes a compiler minutes, one layer seconds. Within `used` the blocks of a
+model go through a function with a rule for `vmap`, where the stacked tensors of all clients are at hand. A
+first pass notes how blocks are called, and one graph is made for all that are called alike. It is kept for
+later steps: after a freeze nothing is compiled again but what is called in another way.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
+from torch.func import functional_call, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)  # may be built into a graph
+A_TENSOR = object()  # stands where a tensor is to be put
+PLACE = "layer_idx"  # transformers' number of a layer, by which it finds its part of a cache
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a block is called. Its tensors come as one flat list: parameters and buffers, then arguments."""
+
+    block: int  # the first of those that are alike
+    names: tuple[str, ...]  # of the parameters and buffers
+    arguments: int  # a number of `Blocks._arguments`
+    # For each vmap around it, the innermost first: the axis of each tensor.
+    axes: tuple[tuple[int | None, ...], ...] = ()
+
+    def within(self, axes: Sequence[int | None]) -> "Call":
+        return replace(self, axes=(*self.axes, tuple(axes)))
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """What a block is given beside tensors."""
+
+    structure: pytree.TreeSpec
+    others: tuple[Any, ...]  # with A_TENSOR in the places of tensors
+    autocast: torch.dtype | None
+    training: bool
+
+
+class Blocks:
+    """The repeated blocks of one model, and what was compiled for them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._blocks = [block for stack in _outermost_lists(model) for block in stack]
+        first: dict[Any, int] = {}
+        self._alike = [first.setdefault(_kind(block), number) for number, block in enumerate(self._blocks)]
+        self._arguments: list[Arguments] = []
+        self._compiled: dict[Any, Callable[..., tuple[Tensor, ...]]] = {}
+        self._noted: dict[Any, tuple[Call, list[Tensor]]] | None = None
+        self._returns: dict[tuple[int, int], pytree.TreeSpec] = {}  # by block and arguments
+
+    @property
+    def repeat(self) -> bool:
+        """Whether some are alike: then one graph serves several."""
+        return self.kinds < len(self._alike)
+
+    @property
+    def kinds(self) -> int:
+        """How many unlike ones there are."""
+        return len(set(self._alike))
+
+    @property
+    def graphs(self) -> int:
+        return len(self._compiled)
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Within it blocks run compiled where they are, and as they are where not."""
+        for number, block in enumerate(self._blocks):
+            block.forward = partial(self._forward, number)  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            for block in self._blocks:
+                del block.forward
+
+    def compile_for(self, run: Callable[[], Any]) -> int:
+        """Compile, forwards and backwards, whatever `run` calls within `used`: how many new graphs."""
+        self._noted = {}
+        try:
+            run()
+            noted = self._noted
+        finally:
+            self._noted = None
+        for key, (call, tensors) in noted.items():
+            # Traced first: a compiler that reads Python sees through neither vmap nor transformers.
+            with _autocast(tensors, self._arguments[call.arguments].autocast), torch.enable_grad():
+                traced = make_fx(partial(self._run, call))(*tensors)
+            compiled = torch.compile(traced, dynamic=False)
+            with torch.enable_grad():
+                _forwards_and_backwards(compiled, tensors)
+            self._compiled[key] = compiled
+        return len(noted)
+
+    def _forward(self, number: int, *args: Any, **kwargs: Any) -> Any:
+        block = self._blocks[number]
+        own = dict(block.named_parameters()) | dict(block.named_buffers())
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        tensors = [*own.values(), *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
+        others = tuple(A_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+        # Where it is given something that it may change, such as a cache, or nothing of any client's.
+        unfit = not all(other is A_TENSOR or isinstance(other, PLAIN) for other in others)
+        if unfit or not any(is_batchedtensor(tensor) for tensor in tensors):
+            return self._as_it_is(number, lambda: block(*args, **kwargs))
+        device = tensors[0].device.type
+        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        arguments = self._number_of(Arguments(structure, others, autocast, block.training))
+        call = Call(self._alike[number], tuple(own), arguments)
+        results = _Block.apply(self, call, *tensors)
+        return pytree.tree_unflatten(results, self._returns[call.block, arguments])
+
+    def _number_of(self, arguments: Arguments) -> int:
+        """Compared and not hashed: a structure holds lists."""
+        if arguments not in self._arguments:
+            self._arguments.append(arguments)
+        return self._arguments.index(arguments)
+
+    def _as_it_is(self, number: int, run: Callable[[], Any]) -> Any:
+        """With the block's own forward, which comes back to nothing of this."""
+        block = self._blocks[number]
+        ours = block.__dict__.pop("forward", None)
+        try:
+            return run()
+        finally:
+            if ours is not None:
+                block.forward = ours
+
+    def _one(self, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The block for one client."""
+        block, given, count = self._blocks[call.block], self._arguments[call.arguments], len(call.names)
+        rest = iter(tensors[count:])
+        leaves = [next(rest) if other is A_TENSOR else other for other in given.others]
+        args, kwargs = pytree.tree_unflatten(leaves, given.structure)
+        own = dict(zip(call.names, tensors[:count], strict=True))
+        found = self._as_it_is(call.block, lambda: functional_call(block, own, args, kwargs))
+        results, self._returns[call.block, call.arguments] = pytree.tree_flatten(found)
+        return tuple(results)
+
+    def _run(self, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The same for all clients."""
+        run: Callable[..., tuple[Tensor, ...]] = partial(self._one, call)
+        for axes in call.axes:
+            run = vmap(run, in_dims=axes, randomness="different")
+        return run(*tensors)
+
+    def stacked(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Plain tensors at last: no vmap is around them any more."""
+        key = (call, torch.is_grad_enabled(), tuple(_described(tensor) for tensor in tensors))
+        if (compiled := self._compiled.get(key)) is not None:
+            with _autocast(tensors, None):  # what was traced has its casts in it
+                return compiled(*tensors)
+        if self._noted is not None and key not in self._noted:
+            self._noted[key] = call, [t.detach().requires_grad_(t.requires_grad) for t in tensors]
+        return self._run(call, *tensors)
+
+
+class _Block(torch.autograd.Function):
+    """A block with a rule for vmap. Gradients are those of the stacked call, as in models/attention.py."""
+
+    @staticmethod
+    def forward(blocks: Blocks, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+        raise NotImplementedError("blocks are called with clients' tensors only")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing to keep: outside vmap nobody calls this."""
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], blocks: Blocks, call: Call, *tensors: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        call = call.within(in_dims[2:])
+        # Within another vmap, over runs, this rule applies once more.
+        nested = any(is_batchedtensor(tensor) for tensor in tensors)
+        results = _Block.apply(blocks, call, *tensors) if nested else blocks.stacked(call, tensors)
+        return results, (0,) * len(results)
+
+
+def _outermost_lists(module: nn.Module) -> Iterator[nn.ModuleList]:
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            yield child
+        else:
+            yield from _outermost_lists(child)
+
+
+def _kind(block: nn.Module) -> Any:
+    """Equal for blocks that compute the same with other numbers."""
+    return tuple((name, *_kind_of_part(part)) for name, part in block.named_modules())
+
+
+def _kind_of_part(part: nn.Module) -> Any:
+    arrays = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+    shapes = tuple((name, tuple(value.shape), value.dtype) for name, value in arrays)
+    by_place = getattr(part, "scale_attn_by_inverse_layer_idx", False)  # of GPT-2: then it is computed by
+    own = {key: value for key, value in vars(part).items() if not key.startswith("_")}
+    own = {key: value for key, value in own.items() if key not in ("training", "forward")}
+    if not by_place:
+        own.pop(PLACE, None)
+    settings = ((key, value if isinstance(value, PLAIN) else _identity(value)) for key, value in own.items())
+    return type(part), shapes, tuple(sorted(settings, key=lambda pair: pair[0]))
+
+
+def _identity(value: Any) -> Any:
+    """Of an attribute that is neither module, array nor plain: the same object, or lists of equal ones."""
+    return repr(value) if isinstance(value, (list, tuple, torch.Size)) else id(value)
+
+
+def _described(tensor: Tensor) -> Any:
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad
+
+
+def _autocast(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> torch.autocast:
+    device = tensors[0].device.type
+    return torch.autocast(device, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
+
+
+def _forwards_and_backwards(run: Callable[..., tuple[Tensor, ...]], tensors: Sequence[Tensor]) -> None:
+    results = [result for result in run(*tensors) if result.requires_grad]
+    sources = [tensor for tensor in tensors if tensor.requires_grad]
+    if results:
+        torch.autograd.grad(results, sources, [torch.ones_like(r) for r in results], allow_unused=True)
