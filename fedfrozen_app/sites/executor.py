@@ -6,6 +6,7 @@ every answer to the site's desk. Names marked internal are no public API of Flow
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
