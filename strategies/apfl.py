@@ -11,7 +11,7 @@ FedAvg's to the bit; with α = 0, not learned, the personal model is the global 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedfrozen_app.config import setting
+from fedfrozen_app.config import ClientConfig, setting
 from fedfrozen_app.server import base
 
 
@@ -30,5 +30,6 @@ class APFL(base.PlannedFedAvg):
     Settings = Settings
     algorithm = "apfl"
 
-    def client_settings(self) -> dict[str, Any]:
-        return asdict(self.settings)
+    @classmethod
+    def client_settings(cls, settings: Any, client: ClientConfig) -> dict[str, Any]:
+        return asdict(settings)

@@ -10,7 +10,7 @@ model is FedAvg's to the bit, whatever λ (with dropout, within its draws).
 from dataclasses import dataclass
 from typing import Any
 
-from fedfrozen_app.config import setting
+from fedfrozen_app.config import ClientConfig, setting
 from fedfrozen_app.server import base
 
 
@@ -28,5 +28,6 @@ class Ditto(base.PlannedFedAvg):
     Settings = Settings
     algorithm = "ditto"
 
-    def client_settings(self) -> dict[str, Any]:
-        return {"lam": self.settings.lam}
+    @classmethod
+    def client_settings(cls, settings: Any, client: ClientConfig) -> dict[str, Any]:
+        return {"lam": settings.lam}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedfrozen_app.config import setting
+from fedfrozen_app.config import ClientConfig, setting
 from fedfrozen_app.exchange.names import PARAMETERS
 from fedfrozen_app.server import base
 from fedfrozen_app.server.aggregate import Update
@@ -42,8 +42,9 @@ class FedDyn(base.PlannedFedAvg):
         super().__init__(*args, **kwargs)
         self.h: dict[str, Tensor] = {}
 
-    def client_settings(self) -> dict[str, Any]:
-        return {"alpha": self.settings.alpha}
+    @classmethod
+    def client_settings(cls, settings: Any, client: ClientConfig) -> dict[str, Any]:
+        return {"alpha": settings.alpha}
 
     def step(self, update: Update) -> dict[str, Tensor]:
         share, alpha = update.replies / update.population, self.settings.alpha

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from clients.fednova import STEPS
-from fedfrozen_app.config import Config, require_client
+from fedfrozen_app.config import ClientConfig, Config, require_client
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.server.aggregate import Update
 from fedfrozen_app.server.base import PlannedFedAvg
@@ -39,8 +39,9 @@ class FedNova(PlannedFedAvg):
                 "model.dtype=float32."
             )
 
-    def client_settings(self) -> dict[str, Any]:
-        return {"momentum": self.federation.client.momentum}
+    @classmethod
+    def client_settings(cls, settings: Any, client: ClientConfig) -> dict[str, Any]:
+        return {"momentum": client.momentum}
 
     def step(self, update: Update) -> dict[str, Tensor]:
         if STEPS not in update.figures:  # every client of ours tells it

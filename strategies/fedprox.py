@@ -6,7 +6,7 @@ hᵢ(w) = fᵢ(w) + (μ/2)‖w − w_t‖²        over the trained names; μ = 
 from dataclasses import dataclass
 from typing import Any
 
-from fedfrozen_app.config import setting
+from fedfrozen_app.config import ClientConfig, setting
 from fedfrozen_app.server import base
 
 
@@ -27,5 +27,6 @@ class FedProx(base.PlannedFedAvg):
     Settings = Settings
     algorithm = "fedprox"
 
-    def client_settings(self) -> dict[str, Any]:
-        return {"mu": self.settings.mu}
+    @classmethod
+    def client_settings(cls, settings: Any, client: ClientConfig) -> dict[str, Any]:
+        return {"mu": settings.mu}

@@ -8,7 +8,7 @@ reads.
 from dataclasses import dataclass
 from typing import Any
 
-from fedfrozen_app.config import setting
+from fedfrozen_app.config import ClientConfig, setting
 from fedfrozen_app.server import base
 
 
@@ -25,5 +25,6 @@ class Moon(base.PlannedFedAvg):
     Settings = Settings
     algorithm = "moon"
 
-    def client_settings(self) -> dict[str, Any]:
-        return {"mu": self.settings.mu, "temperature": self.settings.temperature}
+    @classmethod
+    def client_settings(cls, settings: Any, client: ClientConfig) -> dict[str, Any]:
+        return {"mu": settings.mu, "temperature": settings.temperature}

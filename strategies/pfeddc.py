@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from fedfrozen_app.config import setting
+from fedfrozen_app.config import ClientConfig, setting
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files.rows import Row
@@ -84,5 +84,6 @@ class PFedDC(base.PlannedFedAvg):
         state = "fusion active" if max(gaps.values(), default=0) >= ACTIVE else "fusion inactive"
         return {"fusion": {**gaps, "state": state}} if gaps else {}
 
-    def client_settings(self) -> dict[str, Any]:
-        return {"mu": self.settings.mu} if self.settings.mu else {}
+    @classmethod
+    def client_settings(cls, settings: Any, client: ClientConfig) -> dict[str, Any]:
+        return {"mu": settings.mu} if settings.mu else {}

@@ -9,7 +9,7 @@ layer over the clients that sent it; one that nobody sent keeps its value. K = L
 embeddings. Baselines with the same K: random layers, fixed layers, and the head alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -22,7 +22,7 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.order import NamedSettings
 from fedfrozen_app.exchange.plan import Plan, layers_of
 from fedfrozen_app.files.rows import Row
-from fedfrozen_app.models.roles import is_embedding
+from fedfrozen_app.models.roles import Role, is_embedding
 from fedfrozen_app.server import base
 
 OWN = ("attention", "random")  # the rules by which clients differ
@@ -74,6 +74,10 @@ class Settings(base.Settings):
         return self
 
 
+def _top_k(settings: Settings, layers: Sequence[int]) -> int:
+    return settings.top_k or max(1, round(len(layers) / 3))
+
+
 class SAFL(base.PlannedFedAvg):
     """Every client trains and sends the layers that its own attention points at."""
 
@@ -83,7 +87,6 @@ class SAFL(base.PlannedFedAvg):
     def __init__(self, federation: base.Federation, *args: Any, **kwargs: Any) -> None:
         super().__init__(federation, *args, **kwargs)
         self.zero_fill = self.settings.zero_fill
-        self.codec = ("keep", self.settings.keep) if self.settings.keep < 1 else None
         self._chosen: dict[str, list[int]] = {}
         if not self.layers:
             raise UserError(
@@ -105,7 +108,7 @@ class SAFL(base.PlannedFedAvg):
 
     @property
     def top_k(self) -> int:
-        return self.settings.top_k or max(1, round(len(self.layers) / 3))
+        return _top_k(self.settings, self.layers)
 
     def _common(self) -> list[int]:
         """The layers of every client under a fixed rule; otherwise the last K, which stand for any K."""
@@ -128,11 +131,17 @@ class SAFL(base.PlannedFedAvg):
         plan = super().plan(server_round).freeze(name for name, role in roles.items() if is_embedding(role))
         return plan if self.settings.select in OWN else plan.keep_layers(self.common, roles)
 
-    def choice(self, server_round: int) -> NamedSettings | None:
-        if self.settings.select not in OWN:
+    @classmethod
+    def choice_for(cls, settings: Settings, roles: Mapping[str, Role]) -> NamedSettings | None:
+        if settings.select not in OWN:
             return None
-        settings = {"tokens": self.settings.tokens, "examples": self.settings.profile_examples}
-        return NamedSettings(self.settings.select, {"top_k": self.top_k, **settings})
+        top_k = _top_k(settings, layers_of(roles, roles))
+        more = {"tokens": settings.tokens, "examples": settings.profile_examples}
+        return NamedSettings(settings.select, {"top_k": top_k, **more})
+
+    @classmethod
+    def codec_for(cls, settings: Settings) -> tuple[str, Any] | None:
+        return ("keep", settings.keep) if settings.keep < 1 else None
 
     def client_plan(self, server_round: int) -> Plan:
         return self.plan(server_round).keep_layers(self.common, self.federation.roles)

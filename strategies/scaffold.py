@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedfrozen_app.config import Config, require_client
+from fedfrozen_app.config import ClientConfig, Config, require_client
 from fedfrozen_app.server.aggregate import Update
 from fedfrozen_app.server.base import PlannedFedAvg
 
@@ -30,8 +30,9 @@ class Scaffold(PlannedFedAvg):
         because = "reads gradients off the movement of plain SGD"
         require_client(config, because, optimizer="sgd", weight_decay=0, clip=None, head_lr=None)
 
-    def client_settings(self) -> dict[str, Any]:
-        return {"momentum": self.federation.client.momentum}
+    @classmethod
+    def client_settings(cls, settings: Any, client: ClientConfig) -> dict[str, Any]:
+        return {"momentum": client.momentum}
 
     def step(self, update: Update) -> dict[str, Tensor]:
         share = update.replies / update.population

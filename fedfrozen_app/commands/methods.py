@@ -71,7 +71,7 @@ def _method(name: str, says: str, paper: str, config: Config, ground: Ground) ->
     found, strategy = forecast(config, ground), outlined(config, ground)
     visits = max(sum(stage.client_rounds for stage in found.stages), 1)
     trains = told_stages(found.stages, found.model)
-    if strategy.choice(1) is not None:
+    if strategy.order(1, {}).choice is not None:
         trains += "; of it each client its own layers"
     return Method(
         name,

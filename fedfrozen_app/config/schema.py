@@ -199,7 +199,8 @@ class PrivacyConfig:
     max_grad_norm: float = setting(
         1.0,
         "C: each example's gradient is clipped to this norm, over all trained parameters together",
-        above=0,
+        least=1e-6,  # far smaller ones have no digits left in float32, and clipped gradients would be longer
+        most=1e6,
     )
     unit: str = setting(
         "example",

@@ -35,9 +35,10 @@ class LocalResult:
     )  # that it sends beside parameters, and in their place
 
     def sent(self, shared: tuple[str, ...]) -> dict[str, Tensor]:
-        """The arrays of the reply."""
+        """The arrays of the reply. An algorithm may have made some for all that trains: the rest stays."""
+        names = set(shared)
         own = {name: self.trained[name] for name in shared if name in self.trained}
-        return own | self.reply
+        return own | {name: value for name, value in self.reply.items() if parameter_of(name) in names}
 
 
 @dataclass(frozen=True)

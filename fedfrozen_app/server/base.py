@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from torch import Tensor
 
-from fedfrozen_app.config import Config
+from fedfrozen_app.config import ClientConfig, Config
 from fedfrozen_app.digests import digests
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.check import problem_of_names
@@ -20,6 +20,7 @@ from fedfrozen_app.exchange.names import is_parameter
 from fedfrozen_app.exchange.order import NamedSettings, Order
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files.rows import Row
+from fedfrozen_app.models.roles import Role
 from fedfrozen_app.server.aggregate import Update
 from fedfrozen_app.server.carried import Carried, add_to, follow
 from fedfrozen_app.server.conversation import Conversation
@@ -43,7 +44,6 @@ class PlannedFedAvg(OwnLoop):
     )
     algorithm = "fedavg"  # the file in clients/ that says how a client trains
     undecided = ""  # a sentence for `fedfrozen plan`, where plans depend on what training finds out
-    codec: tuple[str, Any] | None = None  # how uploads are encoded: the name of a codec and its setting
     zero_fill = False  # whether a client that did not send a name counts as one that did not change it
     # Namespaces whose means count every reply alike, not by its examples; PARAMETERS: those of the model too.
     equal: tuple[str, ...] = ()
@@ -95,9 +95,21 @@ class PlannedFedAvg(OwnLoop):
         """What this strategy reads the model through; None: it trains the model as it is."""
         return None
 
-    def client_settings(self) -> dict[str, Any]:
-        """What the client's algorithm needs to know beside the plan."""
+    @classmethod
+    def client_settings(cls, settings: Any, client: ClientConfig) -> dict[str, Any]:
+        """What the client's algorithm needs to know beside the plan; a site holds an order against it."""
         return {}
+
+    @classmethod
+    def choice_for(cls, settings: Any, roles: Mapping[str, Role]) -> NamedSettings | None:
+        """The rule by which each client takes its own layers of the plan; None: all train the whole plan.
+        A site holds an order against it, and against `codec_for`."""
+        return None
+
+    @classmethod
+    def codec_for(cls, settings: Any) -> tuple[str, Any] | None:
+        """How uploads are encoded: the name of a codec and its setting."""
+        return None
 
     def step(self, update: Update) -> dict[str, Tensor]:
         """The next values of the names in `update.model`, whose memory it may reuse.
@@ -127,10 +139,6 @@ class PlannedFedAvg(OwnLoop):
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore them; empty where the checkpoint is another strategy's."""
-
-    def choice(self, server_round: int) -> NamedSettings | None:
-        """The rule by which each client takes its own layers of the plan; None: all train the whole plan."""
-        return None
 
     def client_plan(self, server_round: int) -> Plan:
         """What one client trains and sends; where clients choose, a plan of the size that all have."""
@@ -216,9 +224,9 @@ class PlannedFedAvg(OwnLoop):
             plan=plan,
             base={name: value for name, value in self.digests.items() if name not in private},
             algorithm=self.algorithm_for(self.settings),
-            settings=self.client_settings(),
-            choice=self.choice(server_round),
-            codec=self.codec,
+            settings=self.client_settings(self.settings, self.federation.client),
+            choice=self.choice_for(self.settings, self.federation.roles),
+            codec=self.codec_for(self.settings),
             participations=drawn,
         )
 

@@ -20,7 +20,7 @@ from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.files.seal import DAMAGED
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.policy import Policy
-from fedfrozen_app.sites.store import Budget
+from fedfrozen_app.sites.store import UPDATES, Budget
 from fedfrozen_app.verb_table import parse
 from fedfrozen_app.words import counted
 
@@ -91,6 +91,7 @@ def described(proposal: Proposal, kit: Kit, policy: Policy) -> list[str]:
     where = f"{view.name} ({view.kind})" if view else f"{proposal.data.view}, WHICH THIS SITE DOES NOT HAVE"
     allowed = [role for role in run.roles if role in policy.upload_roles]
     others = [role for role in run.roles if role not in policy.upload_roles]
+    figures = policy.metrics and not policy.privacy_required
     lines = [
         f"hash      {proposal.hash}",
         f"run       {run.id}, {counted(run.num_rounds, 'round')}",
@@ -99,16 +100,20 @@ def described(proposal: Proposal, kit: Kit, policy: Policy) -> list[str]:
         f"view      {where}",
         f"leaves    updates of the parameters: {', '.join(allowed) or 'none'}",
         *([f"          refused by the policy: {', '.join(others)}"] if others else []),
-        f"figures   {'losses and accuracies too' if policy.metrics else 'none but what privacy costs'}",
+        f"figures   {'losses and accuracies too' if figures else 'none but what privacy costs'}",
     ]
     spent = Budget(kit.var / "state" / "budget.json").spent()
     left = policy.max_epsilon - spent[0], policy.max_delta - spent[1]
     if proposal.epsilon is None:
+        most = counted(UPDATES * run.num_rounds, "update")
         lines.append("privacy   NONE: updates leave as they are, without noise")
+        lines.append(f"          at most {most}: one that is resumed may ask for a round twice")
     else:
         unit = view.unit if view else privacy.unit
         cost = f"epsilon {proposal.epsilon:g}, delta {proposal.delta:g}"
         lines.append(f"privacy   {cost} for each {unit}, over the whole run")
+    if privacy.audited == kit.name:
+        lines.append(f"audit     {privacy.canaries} made-up examples train too: not a model to use")
     lines.append(f"budget    epsilon {left[0]:g} and delta {left[1]:g} are left, before this run")
     return lines
 

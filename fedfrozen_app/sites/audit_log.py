@@ -2,7 +2,8 @@
 
 Each line holds its own SHA-256 and that of the line before, so that a line removed or changed later shows.
 Lines cut off at the end would not: so the last digest, the log's head, goes with every answer, and the server
-keeps it (`anchors.jsonl` in its run's folder). A copy may go to syslog.
+keeps it (`anchors.jsonl` in its run's folder). Each line also holds a random salt: whoever knows the digest
+could else try all times and all reasons, and would know why a site refuses. A copy may go to syslog.
 """
 
 import datetime
@@ -12,6 +13,7 @@ import json
 import logging
 import logging.handlers
 import os
+import secrets
 from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from typing import Any
 from fedfrozen_app.errors import UserError
 
 FIRST = "0" * 64
-COUNTED = ("sent", "hello", "pending", "refused", "failed", "declined", "judged")
+COUNTED = ("sent", "again", "lacks", "hello", "pending", "refused", "failed", "declined", "judged")
 
 
 class AuditLog:
@@ -30,12 +32,14 @@ class AuditLog:
         self._digests = {FIRST}
         self._times: dict[str, deque[str]] = defaultdict(deque)  # of the events that are counted
         self.spending: dict[str, set[str]] = defaultdict(set)  # private run: its rounds that were sent
+        self._answered: dict[tuple[str, str], set[str]] = defaultdict(set)  # run and proposal: orders
         for entry in read_audit(path):
             self._learn(entry)
 
     def write(self, event: str, **details: Any) -> None:
         """On the disk when this returns: what is sent is on record before it is sent."""
-        entry = {"time": _now().isoformat(), "event": event, **details, "previous": self.head}
+        entry = {"time": _now().isoformat(), "event": event, **details}
+        entry |= {"salt": secrets.token_hex(16), "previous": self.head}
         entry["digest"] = _digest(entry)
         line = (json.dumps(entry) + "\n").encode()
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,19 +64,21 @@ class AuditLog:
     def _learn(self, entry: dict[str, Any]) -> None:
         self.head = entry["digest"]
         self._digests.add(self.head)
-        event = entry["event"]
-        if event in COUNTED and not entry.get("again"):
+        event = "again" if entry.get("again") else entry["event"]
+        if event in COUNTED:
             self._times[event].append(entry["time"])
-        if event == "sent" and entry.get("epsilon") is not None:
-            self.spending[entry["run"]].add(str(entry["round"]))
+        if entry["event"] == "sent":
+            self._answered[entry.get("run", ""), entry.get("proposal", "")].add(entry.get("order", ""))
+            if entry.get("epsilon") is not None:
+                self.spending[entry["run"]].add(str(entry["round"]))
 
     def holds(self, digest: str) -> bool:
         """Whether a line of this log has, or had, that digest as the log's head."""
         return digest in self._digests
 
     def today(self, *events: str) -> int:
-        """How many of these events there were in the last 24 hours; an update that was sent again counts
-        once."""
+        """How many of these events there were in the last 24 hours; an update that was sent before is
+        `again`, and not `sent`."""
         since = (_now() - datetime.timedelta(days=1)).isoformat()
         for event in events:
             times = self._times[event]
@@ -81,9 +87,12 @@ class AuditLog:
         return sum(len(self._times[event]) for event in events)
 
     def has_sent(self, run: str, order: str) -> bool:
-        """Whether this very order of the run was answered before; looked up in the file, as it is rare."""
-        wanted = ("sent", run, order)
-        return any((e["event"], e.get("run"), e.get("order")) == wanted for e in read_audit(self.path))
+        """Whether this very order of the run was answered before."""
+        return any(order in orders for (name, _), orders in self._answered.items() if name == run)
+
+    def updates(self, run: str, proposal: str) -> int:
+        """How many different orders of the run, under this proposal, were answered."""
+        return len(self._answered[run, proposal])
 
 
 def read_audit(path: Path) -> list[dict[str, Any]]:

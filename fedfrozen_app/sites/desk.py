@@ -11,9 +11,10 @@ from functools import lru_cache
 from typing import cast
 
 import huggingface_hub.constants
-from flwr.app import ArrayRecord, Context, Error, Message, MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode  # internal
+from torch import Tensor
 
 from fedfrozen_app import client_app
 from fedfrozen_app.config import device_of
@@ -32,18 +33,20 @@ from fedfrozen_app.exchange.messages import (
     ticket_of,
     train_reply,
 )
+from fedfrozen_app.exchange.names import parameter_of
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.proposal import HASH, RUN_ID, Proposal, read_proposal
 from fedfrozen_app.local.private import units_of
 from fedfrozen_app.local.resident import Resident, Told, disk_cache, resident_for, tell
+from fedfrozen_app.local.sequential import drawn_rows
 from fedfrozen_app.sites.accepted import Accepted, accepted_run
 from fedfrozen_app.sites.approval import Approvals
 from fedfrozen_app.sites.audit_log import AuditLog
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.orders import read_strict_order
 from fedfrozen_app.sites.policy import Policy
-from fedfrozen_app.sites.store import Budget, Price, RunStore
-from fedfrozen_app.sites.views import View
+from fedfrozen_app.sites.store import UPDATES, Budget, Price, RunStore
+from fedfrozen_app.sites.views import View, rounded
 from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
@@ -168,24 +171,30 @@ class Executor:
         details |= {"round": order.round, "order": order.digest}
         store = self._store(proposal)
         resident = self._resident(context, run, store)
-        if problem := policy.problem_of_order(order, run, resident.roles, *self._counts(resident, view)):
+        counts = [self._counts(resident, view, rows) for rows in self._rows(resident, order)]
+        if problem := policy.problem_of_order(order, run, resident.roles, *fewest(counts)):
             raise Refused(problem)
         if order.judge:
             self._check_limit("judgements", policy.judgements_per_day, "judged")
         reply = None if order.judge else store.reply_to(order.round, order.digest)
         again = reply is not None and self.audit.has_sent(proposal.run.id, order.digest)
         price = Price.of(proposal, view.unit)
+        if again:  # it costs nothing but a line in the log, and these have an end too
+            self._check_limit("answers given again", policy.rounds_per_day, "again")
         if problem := self._used_up(order, proposal, price, policy, again):
             raise Refused(problem)
         if reply is None:
+            if price is not None:  # a record of the run that is lost, or older than this, is no fresh start
+                context.state["privacy"] = ConfigRecord({"rounds": self.budget.rounds(proposal.run.id)})
             answer = self._carry_out(message, context, order, store)
             reply = read_reply(answer)
             if reply.lacks:
+                self._check_limit("orders with arrays that are not here", policy.rounds_per_day, "lacks")
                 self.audit.write("lacks", **details, names=len(reply.lacks))
                 return train_reply(message, replace(reply, anchor=self.audit.head), local=False)
             if reply.declined:
                 raise Declined(reply.declined)
-        reply = self._outgoing(reply, policy, view)
+        reply = self._outgoing(reply, order, policy, view)
         if price is not None:
             self.budget.charge(proposal.run.id, price, order.round, order.digest, self.audit.head)
         epsilon, delta = self.budget.spent()
@@ -235,9 +244,17 @@ class Executor:
             context.node_config["declared-examples"] = declared
         return resident
 
-    def _counts(self, resident: Resident, view: View) -> tuple[int, int | None]:
+    def _rows(self, resident: Resident, order: Order) -> list[Tensor]:
+        """The rows of each phase of the round: some only, where its steps do not get through all of them."""
+        rows, client, seed = resident.rows(self.kit.name).train, resident.config.client, resident.config.seed
+        some = client.local_steps is not None and client.local_steps * client.batch_size < len(rows)
+        if not some or resident.config.privacy.name != "none":  # a private step draws from all
+            return [rows]
+        who = self.kit.name, order.round
+        return [drawn_rows(rows, client, seed, *who, phase, 1)[0] for phase, _ in enumerate(order.plan.steps)]
+
+    def _counts(self, resident: Resident, view: View, rows: Tensor) -> tuple[int, int | None]:
         """(rows that would train, people that they are of; None where the view does not tell)."""
-        rows = resident.rows(self.kit.name).train
         if view.unit == "example":  # the steward says that every row stands for itself
             return len(rows), len(rows)
         if view.unit != "patient" or view.column not in resident.corpus.columns:
@@ -251,6 +268,9 @@ class Executor:
         if not again and not order.judge and self.audit.today("sent") >= policy.rounds_per_day:
             given = counted(policy.rounds_per_day, "update")
             return f"it has sent {given} in 24 hours, and that is all it gives"
+        most = UPDATES * proposal.run.num_rounds
+        if not again and not order.judge and self.audit.updates(proposal.run.id, proposal.hash) >= most:
+            return f"it has sent {counted(most, 'update')} of this run, and that is all it gives"
         if price is not None:
             return self.budget.problem_of_round(proposal.run.id, order.round, order.digest)
         return None
@@ -268,10 +288,16 @@ class Executor:
             store.write(order.round, reply, to_tensors(cast(ArrayRecord, private)) if private else {})
         return answer
 
-    def _outgoing(self, reply: Reply, policy: Policy, view: View) -> Reply:
-        """The reply less what the policy keeps: its figures, and the true number of rows."""
+    def _outgoing(self, reply: Reply, order: Order, policy: Policy, view: View) -> Reply:
+        """The reply less what the policy keeps: its figures, and the true numbers of rows."""
+        known = {*order.plan.shared, *(order.coder.extra_names if order.coder else ())}
+        if strange := sorted(name for name in reply.arrays if parameter_of(name) not in known):
+            raise Refused(f"{strange[0]} was about to leave, which the order does not share")
         if policy.metrics and not policy.privacy_required:
             metrics = dict(reply.metrics)
+            if order.judge:
+                metrics["train_rows"] = view.told(int(metrics["train_rows"]))
+                metrics["test_rows"] = rounded(int(metrics["test_rows"])) if metrics["test_rows"] else 0
         else:
             metrics = {key: value for key, value in reply.metrics.items() if key in ACCOUNT}
         return replace(reply, metrics=metrics, examples=view.told(reply.examples))
@@ -303,6 +329,12 @@ class Executor:
             reply = Reply("", declined=f"failed: {client_app.FAILED}", anchor=self.audit.head)
             return train_reply(message, reply, local=False)
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, client_app.FAILED), reply_to=message)
+
+
+def fewest(counts: list[tuple[int, int | None]]) -> tuple[int, int | None]:
+    """Of a round's phases: each is a training of its own."""
+    people = [found for _, found in counts if found is not None]
+    return min(rows for rows, _ in counts), min(people) if people else None
 
 
 @lru_cache(maxsize=8)  # what was accepted is made into a configuration once

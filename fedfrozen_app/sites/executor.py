@@ -6,6 +6,7 @@ every answer to the site's desk. Names marked internal are no public API of Flow
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -177,6 +178,7 @@ def alone(kit: Kit) -> Iterator[None]:
 def main(arguments: list[str]) -> None:
     """The verb."""
     kit = Kit.read(parse("site exec", arguments).kit)
+    os.umask(0o077)  # also where it is started without executor.sh: what it keeps is made of the site's rows
     try:
         manifest.check(kit.folder)
         with alone(kit):

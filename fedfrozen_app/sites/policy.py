@@ -4,8 +4,9 @@ A proposal is judged before anything of it runs, an order before anything trains
 site's own log: to the server every refusal is the same.
 """
 
+import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,8 +98,17 @@ class Policy:
         """Why this order is not carried out; `examples` are the rows that it would train on, of `people`."""
         proposal = run.proposal
         strategy = registry.find("strategies", proposal.strategy["name"])
-        if order.algorithm != strategy.algorithm_for(strategy_settings(run.config)):
+        settings = strategy_settings(run.config)
+        if order.algorithm != strategy.algorithm_for(settings):
             return f"the order asks for the algorithm {order.algorithm}, which is not the strategy's"
+        choice = None if order.judge else strategy.choice_for(settings, roles)
+        codec = None if order.judge else strategy.codec_for(settings)
+        if not same(order.settings, strategy.client_settings(settings, run.config.client)):
+            return f"the order gives the algorithm {order.algorithm} other settings than the proposal"
+        if not same(order.choice and asdict(order.choice), choice and asdict(choice)):
+            return "the order lets clients choose layers in another way than the proposal"
+        if not same(order.codec, codec):
+            return "the order has updates encoded in another way than the proposal"
         names = {*order.plan.trained, *order.plan.shared, *order.plan.private}
         names |= {name for name in order.base if not belongs(name, order.method.comes)}
         if unknown := sorted(names - set(roles)):
@@ -134,6 +144,11 @@ class Policy:
         if people is not None and people < self.min_people:
             return f"it would train on rows of fewer than {self.min_people} people"
         return None
+
+
+def same(told: Any, expected: Any) -> bool:
+    """Whether these are the same values in JSON, in which an order travels."""
+    return json.loads(json.dumps(told)) == json.loads(json.dumps(expected))
 
 
 def belongs(name: str, namespaces: tuple[str, ...]) -> bool:

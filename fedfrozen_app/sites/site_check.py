@@ -45,7 +45,14 @@ SILENCE = 60.0  # seconds without an answer of the server, which is asked every 
 LOOK = 2.0  # seconds, to see whether a process computes
 EXPIRED = 10  # OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED
 SECRETS = ("node.key", "link.pem")
-HIDDEN_FIELDS = ("time", "event", "previous", "digest", "bundle")  # of an entry, where it is shown in a line
+HIDDEN_FIELDS = (
+    "time",
+    "event",
+    "salt",
+    "previous",
+    "digest",
+    "bundle",
+)  # of an entry, where it is shown in a line
 
 
 def main(arguments: list[str]) -> None:

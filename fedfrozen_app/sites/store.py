@@ -27,6 +27,8 @@ from fedfrozen_app.files.disk import flush, fresh_folder, replace_file, save_ten
 from fedfrozen_app.files.seal import DAMAGED, sealed, unsealed
 from fedfrozen_app.sites.audit_log import FIRST, AuditLog
 
+UPDATES = 2  # for each round of a run: one that is resumed may ask for a round anew, from another model
+
 
 @dataclass(frozen=True)
 class RunStore:
@@ -142,8 +144,8 @@ class Budget:
             ("epsilon", price.epsilon, self.spent()[0], max_epsilon),
             ("delta", price.delta, self.spent()[1], max_delta),
         ):
-            left = max(0.0, limit - spent)
-            if asked > left + 1e-9 * limit:  # 0.1 + 0.1 + 0.1 is more than 0.3 in floating point
+            if spent + asked > limit * (1 + 1e-9):  # 0.1 + 0.1 + 0.1 is more than 0.3 in floating point
+                left = max(0.0, limit - spent)
                 return f"the run asks for {what} {asked:g}, and {round(left, 12):g} is left"
         return None
 
@@ -154,6 +156,10 @@ class Budget:
             if done in (None, order)
             else f"round {server_round} of this private run was answered already"
         )
+
+    def rounds(self, run: str) -> int:
+        """How many rounds of this private run were answered."""
+        return len(self._read().get(run, {"rounds": {}})["rounds"])
 
     def charge(self, run: str, price: Price, server_round: int, order: str, head: str) -> None:
         """`head`: the audit log's last digest now, which the log must still hold when the site starts."""

@@ -71,7 +71,12 @@ class View:
 
     def told(self, count: int) -> int:
         """The number that leaves the site in place of its true number of rows or units."""
-        return self.examples or max(ROUNDED_TO, round(count / ROUNDED_TO) * ROUNDED_TO)
+        return self.examples or rounded(count)
+
+
+def rounded(count: int) -> int:
+    """To tens, and no fewer than ten."""
+    return max(ROUNDED_TO, round(count / ROUNDED_TO) * ROUNDED_TO)
 
 
 def read_views(found: Mapping[str, Any], path: Path) -> dict[str, View]:

@@ -294,10 +294,9 @@ def test_how_a_model_does_on_a_site_s_rows_is_a_figure_too(sites):
 def test_people_are_those_of_the_view_s_column(sites, unit, column, people):
     sites.restart()
     view = replace(sites.kit("north").view(None), unit=unit, unit_column=column)
-    rows = SimpleNamespace(train=torch.arange(5))
     columns = {"who": np.array(["a", "b", "b", "a", "a", "c"], dtype=object)}
-    resident = SimpleNamespace(rows=lambda name: rows, corpus=SimpleNamespace(columns=columns))
-    assert sites.executors["north"]._counts(resident, view) == (5, people)
+    resident = SimpleNamespace(corpus=SimpleNamespace(columns=columns))
+    assert sites.executors["north"]._counts(resident, view, torch.arange(5)) == (5, people)
 
 
 # What a site remembers --------------------------------------------------------------------------------------
@@ -581,6 +580,34 @@ def test_what_is_left_can_be_spent_to_the_last_tenth(tmp_path):
 
 
 TENTH = Price(0.1, 1e-6, "example", "a")
+
+
+def test_nothing_is_left_for_the_smallest_run_when_all_is_spent(tmp_path):
+    budget = Budget(tmp_path / "budget.json")
+    budget.charge("all", Price(1.0, 1e-6, "example", "h"), 1, "o", FIRST)
+    for epsilon in (1e-3, 1e-6, 1e-9):
+        small = Price(epsilon, 0.0, "example", "h2")
+        for number in range(3):
+            if budget.problem(f"more{number}", small, 1.0, 1e-6) is None:
+                budget.charge(f"more{number}", small, 1, "o", FIRST)
+    assert budget.spent()[0] <= 1.0 + 1.001e-9
+
+
+def test_a_private_run_whose_own_record_is_lost_is_no_fresh_start(sites):
+    """The budget knows of rounds that were paid for: they would be paid for once, and taken twice."""
+    words = ("privacy=dp_sgd", "privacy.epsilon=2", "num_rounds=2", "strategy.warmup_rounds=2")
+
+    class Forgetful(SiteGrid):
+        def _answer(self, message):
+            if message.metadata.group_id == "2":
+                shutil.rmtree(sites.kit("north").var / "state" / "test" / "privacy", ignore_errors=True)
+                for context in self.contexts.values():  # Flower's memory ends with its process
+                    context.state.clear()
+            return super()._answer(message)
+
+    run = sites.train(*words, make_grid=Forgetful)
+    assert [row["clients_ok"] for row in run.rows[1:]] == [3, 2]
+    assert [entry["event"] for entry in events(sites)] == ["hello", "sent", "failed"]
 
 
 def test_a_damaged_budget_ends_all_work(tmp_path):

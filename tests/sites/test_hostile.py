@@ -10,23 +10,36 @@ import os
 import re
 import shutil
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedfrozen_app import client_app
-from fedfrozen_app.config import ClientConfig, PrivacyConfig, compose_config, read, resolved
+from fedfrozen_app.config import ClientConfig, Config, PrivacyConfig, compose_config, read, resolved
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.arrays import to_tensors
 from fedfrozen_app.exchange.messages import ticket_of
+from fedfrozen_app.exchange.names import parameter_of
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.plan import Phase, Plan
 from fedfrozen_app.exchange.proposal import propose, read_proposal
 from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.local import resident as residents
+from fedfrozen_app.local.sequential import batches, drawn_rows
 from fedfrozen_app.sites import desk
-from fedfrozen_app.sites.audit_log import read_audit
+from fedfrozen_app.sites.audit_log import _digest, read_audit
+from fedfrozen_app.sites.desk import fewest
+from fedfrozen_app.sites.policy import Policy
+from fedfrozen_app.sites.store import RunStore
+from tests.sites.federation import VIEWS
 from tests.sites.inprocess import BUNDLE, SiteGrid, Sites, copy_of
 
 SECRET = "the-secret-of-this-site"
@@ -187,6 +200,9 @@ ATTACKS = {
     # Numbers.
     "less noise than said": put("privacy/epsilon", 1e30),
     "a negative epsilon": put("privacy/epsilon", -1),
+    # In float32 its clipped gradients come out up to twice as long, and the noise is made for the bound.
+    "a bound below all digits": put("privacy/max_grad_norm", 1e-44),
+    "a bound above all digits": put("privacy/max_grad_norm", 1e38),
     "a word for a number": put("client/batch_size", "16"),
     "true for a number": put("client/batch_size", True),
     "half a round": put("run/num_rounds", 1.5),
@@ -376,6 +392,153 @@ def test_an_order_asks_only_for_the_roles_of_its_proposal(sites, monkeypatch):
     """People approved what the proposal says; the policy alone would let the rest leave too."""
     monkeypatch.setattr("fedfrozen_app.server_app.shared_roles", lambda *args: {"head"})
     assert "of which its proposal says nothing" in last_reason(sites, tamper=lambda message: None)
+
+
+def changed(**values):
+    """An order with other values; one that is a function is given what was there."""
+
+    def tamper(message: Message) -> None:
+        order = json.loads(str(message.content["order"]["json"]))
+        for key, value in values.items():
+            order[key] = value(order.get(key)) if callable(value) else value
+        message.content["order"] = ConfigRecord({"json": json.dumps(order)})
+
+    return tamper
+
+
+def answers(sites: Sites, *words: str, tamper, run: str = "run") -> list[Message]:
+    """What the site answers to the orders of a run, when they are changed on the way."""
+    kept: list[Tampering] = []
+    grid = type("Grid", (Tampering,), {"tamper": lambda self, message: tamper(message)})
+    with suppress(RuntimeError, UserError):
+        make = lambda *args: kept.append(grid(*args)) or kept[-1]  # noqa: E731
+        sites.train("runtime.min_nodes=1", *words, make_grid=make, folder=run)
+    return [r for r in kept[0].replies if r.metadata.message_type == MessageType.TRAIN]
+
+
+@pytest.mark.parametrize("strategy", ["fednova", "scaffold"])
+def test_no_algorithm_sends_what_the_order_does_not_share(sites, strategy):
+    """Both send arrays of their own making, for whatever trains: these too are held to what may leave."""
+    sites.change("north", "policy.yaml", strategies=[strategy], upload_roles=["head"])
+    words = (f"strategy={strategy}", "client.optimizer=sgd", "client.weight_decay=0", "num_rounds=1")
+    only_head = changed(shared=lambda names: [name for name in names if name.startswith("classifier")])
+    (answer,) = answers(sites, *words, tamper=only_head)
+    sent = to_tensors(answer.content["arrays"])
+    assert {parameter_of(name) for name in sent} <= {"classifier.weight", "classifier.bias"}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "change", "reason"),
+    [
+        ("fedprox", {"settings": {"mu": 1e3}}, "other settings than the proposal"),
+        ("fedavg", {"settings": {"mu": 1e3}}, "other settings than the proposal"),
+        (
+            "fedavg",
+            {"selection": {"rule": "attention", "top_k": 1, "examples": 1, "tokens": "cls"}},
+            "choose layers in another way than the proposal",
+        ),
+        ("fedavg", {"keep": 0.01}, "encoded in another way than the proposal"),
+    ],
+)
+def test_what_was_proposed_is_how_clients_train(sites, strategy, change, reason):
+    """A stronger pull, a choice by a single row: nobody has judged or approved that."""
+    sites.change("north", "policy.yaml", strategies=[strategy])
+    answers(sites, f"strategy={strategy}", "num_rounds=1", tamper=changed(**change))
+    assert reason in read_audit(sites.kit("north").audit)[-1]["reason"]
+
+
+def test_a_run_has_an_end_however_often_its_rounds_are_asked_for(sites):
+    """Without privacy each of them was answered for every new model, for ever, under one approval."""
+    answers(sites, *ROUND, tamper=lambda message: None)
+    order = {"run": "test", "proposal": read_audit(sites.kit("north").audit)[-1]["proposal"], "epsilon": None}
+    executor = sites.executors["north"]
+    executor.audit.write("sent", **order, round=1, order="another model's", again=False)
+    proposal = RunStore(sites.kit("north").var / "state" / "test", keep=1).proposal()
+    policy = Policy.read(sites.kit("north").policy)
+    new = Order(1, Plan.full(["a"]), {})
+    found = executor._used_up(new, proposal, None, policy, again=False)
+    assert found == "it has sent 2 updates of this run, and that is all it gives"
+    assert executor._used_up(new, proposal, None, policy, again=True) is None
+    sites.restart()  # and the disk remembers
+    assert sites.executors["north"]._used_up(new, proposal, None, policy, again=False) == found
+
+
+def test_no_line_of_the_log_is_written_for_nothing_for_ever(sites):
+    """Asked for what was sent, or told of arrays that are not there: each is a line on the site's disk."""
+    sites.change("north", "policy.yaml", rounds_per_day=1)
+    sites.train(*ROUND, "runtime.min_nodes=1")
+    audit = sites.kit("north").audit
+
+    def asked(*tampers) -> list[str]:
+        """The same run from its beginning, as often as there are words for how its orders are changed."""
+        for tamper in tampers:
+            answers(sites, *ROUND, tamper=tamper, run=f"run{len(list(sites.folder.iterdir()))}")
+        return [entry["event"] for entry in read_audit(audit) if entry["event"] in ("sent", "lacks")]
+
+    assert asked(*[lambda message: None] * 2) == [
+        "sent",
+        "sent",
+    ]  # the second is the same, and there is no third
+    absent = changed(base=lambda base: base | {"vit.embeddings.cls_token": "0" * 64})
+    sites.change("north", "policy.yaml", rounds_per_day=2)
+    assert asked(*[absent] * 3) == ["sent", "sent", "lacks", "lacks"]
+
+
+def test_the_head_of_the_log_does_not_tell_what_was_written(sites):
+    """Its time is known to a moment and the reasons are public: without a salt all could be tried."""
+    began = datetime.datetime.now(datetime.UTC)
+    told = ask(sites, "{")["anchor"]
+    last = read_audit(sites.kit("north").audit)[-1]
+    guess = {key: last[key] for key in ("event", "message", "flower_run", "bundle", "reason", "previous")}
+    microsecond = datetime.timedelta(microseconds=1)
+    at = datetime.datetime.fromisoformat(last["time"]) - 500 * microsecond
+    assert at > began - datetime.timedelta(seconds=1)
+    tried = {_digest({"time": (at + n * microsecond).isoformat(), **guess}) for n in range(1000)}
+    assert told == last["digest"] and told not in tried
+    assert len(bytes.fromhex(last["salt"])) == 16
+    ask(sites, "{")
+    assert read_audit(sites.kit("north").audit)[-1]["salt"] != last["salt"]
+
+
+def test_true_numbers_of_rows_are_no_figures(sites):
+    sites.change("north", "policy.yaml", strategies=["local"])
+    for examples, train_rows in ((None, lambda rows: rows % 10 == 0), (500, lambda rows: rows == 500)):
+        views = {"main": VIEWS["main"] | ({"examples": examples} if examples else {"limit": 197})}
+        sites.change("north", "site.yaml", views=views)
+        sites.train("strategy=local", "num_rounds=1", "runtime.min_nodes=1", f"run_id=of-{examples or 0}")
+        judged = read_audit(sites.kit("north").audit)[-1]
+        assert judged["event"] == "judged" and "personal" in judged["metrics"]
+        assert train_rows(judged["metrics"]["train_rows"]) and judged["metrics"]["test_rows"] % 10 == 0
+
+
+def test_people_are_counted_among_the_rows_that_train(sites):
+    """Some steps see some rows: that these are of few people is not hidden by those that they leave out."""
+    sites.restart()
+    executor = sites.executors["north"]
+    rows = torch.arange(100)
+    who = np.array([*["one"] * 80, *(f"other {n}" for n in range(20))], dtype=object)
+    resident = SimpleNamespace(
+        rows=lambda name: SimpleNamespace(train=rows),
+        corpus=SimpleNamespace(columns={"patient": who}),
+        config=Config(client=ClientConfig(local_steps=1, batch_size=20), seed=3),
+    )
+    view = replace(executor.kit.view(None), unit="patient", unit_column=None)
+    order = Order(1, Plan(("a", "b"), ("a",), ("b",), (Phase(("b",), 5), Phase(("a",)))), {})
+    drawn = executor._rows(resident, order)
+    trained = [
+        batches(rows, resident.config.client, 3, "north", 1)[0],
+        drawn_rows(rows, resident.config.client, 3, "north", 1, 1)[0],
+    ]
+    assert all((one == other).all() for one, other in zip(drawn, trained, strict=True))
+    counts = [executor._counts(resident, view, found) for found in drawn]
+    people = [len({who[row] for row in found.tolist()}) for found in drawn]
+    assert [count for count, _ in counts] == [20, 20] and [found for _, found in counts] == people
+    assert fewest(counts) == (20, min(people)) and min(people) < 20
+    resident.config.client.local_steps = None
+    assert fewest([executor._counts(resident, view, found) for found in executor._rows(resident, order)]) == (
+        100,
+        21,
+    )
 
 
 def test_no_answer_to_an_order_tells_more_than_another(sites):

@@ -82,13 +82,13 @@ def test_two_clients_with_overlapping_layers():
 
 def test_the_plan_and_what_one_client_sends():
     safl = strategy(*a_model(), top_k=1)
-    order = Order(1, safl.plan(1), {}, choice=safl.choice(1), codec=("keep", 0.5))
+    order = Order(1, safl.plan(1), {}, choice=safl.order(1, {}).choice, codec=("keep", 0.5))
     assert order.plan.shared == ("0.query", "0.mlp", "1.query", "1.mlp", "2.query", "2.mlp", "norm", "head")
     assert read_order(order.json) == order
     assert safl.client_plan(1).shared == ("2.query", "2.mlp", "norm", "head")
     assert safl.upload_bytes(1) == {"query": 8, "mlp": 8, "norm": 8, "head": 8}
     none = strategy(*a_model(), select="none")
-    assert none.plan(1).trained == ("norm", "head") and none.choice(1) is None
+    assert none.plan(1).trained == ("norm", "head") and none.order(1, {}).choice is None
     named = strategy(*a_model(), select="fixed", top_k=2, layers=[0, 2])
     assert layers_of(named.plan(1).trained, named.federation.roles) == [0, 2]
     last = strategy(*a_model(), select="fixed", top_k=2)
@@ -103,7 +103,7 @@ def test_the_plan_and_what_one_client_sends():
 def test_replies_that_are_no_choice_of_layers_are_set_aside():
     model, roles = a_model()
     safl = strategy(model, roles, top_k=2)
-    order = Order(1, safl.plan(1), {}, choice=safl.choice(1))
+    order = Order(1, safl.plan(1), {}, choice=safl.order(1, {}).choice)
 
     def problem(*names):
         arrays = {name: model.get(name, torch.zeros(1)) for name in names}
