@@ -21,122 +21,37 @@ script goes on with what is missing, the most telling first.
 """
 
 import argparse
-import gc
-import json
-import logging
 import math
-import multiprocessing
-import os
 import shutil
 import statistics
 import sys
 import time
-import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import pairwise
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-# What the map needs of the project, in one place -----------------------------------------------------------
-
-Words = list[str]
-Row = dict[str, Any]
-
-
-class Laboratory:
-    """Trains runs in this process, and keeps what the next of a kind can share.
-
-    A run is overrides in, a folder out: the way of the command line. What is shared is the corpus, the
-    partition, and (as long as the kind stays the same) the models and the recorded steps.
-    """
-
-    def __init__(self, corpus: Any) -> None:
-        from fedfrozen_app.files import checkpoint
-        from fedfrozen_app.inprocess import stacked
-        from fedfrozen_app.report import output
-        from fedfrozen_app.run import evaluation
-
-        self.corpus = corpus
-        self.kept: dict[Any, Any] = {}  # benches by the kind of their runs
-        self.wanted: set[int] = set()  # rounds whose checkpoint somebody will fork from
-        # Nobody looks at hundreds of runs one by one, and pictures take longer than a fork trains.
-        output.write_curves = lambda *args, **kwargs: None
-        output.write_report = lambda *args: None
-        evaluation.draw_labels = lambda *args: None
-        write, share_out = checkpoint.write, stacked.share_out
-        checkpoint.write = lambda state, *args: state.round in self.wanted and write(state, *args)
-        # Dealing 50,000 rows takes seconds: forks of one seed share it.
-        dealt: dict[str, Any] = {}
-
-        def deal(corpus: Any, config: Any, count: int | None) -> Any:
-            key = repr((config.partition, config.dataset, config.seed, count))
-            if key not in dealt:
-                dealt[key] = share_out(corpus, config, count)
-            return dealt[key]
-
-        stacked.share_out = deal
-
-    def train(
-        self, runs: Sequence[tuple[Words, Path]], kind: Any, wanted: set[int]
-    ) -> list[tuple[list[Row], Row] | BaseException]:
-        """For each run its rows and what is to be said of its data, or why it failed. Runs of one `kind`
-        differ by seed, skew and rate alone, or by when they freeze; all of these keep the same rounds."""
-        from fedfrozen_app.config import compose_config, read, resolved
-        from fedfrozen_app.files import checkpoint
-        from fedfrozen_app.files.rows import read_rows
-        from fedfrozen_app.inprocess import stacked
-        from fedfrozen_app.run.job import Job
-
-        jobs = []
-        for words, folder in runs:
-            shutil.rmtree(folder, ignore_errors=True)
-            resolved_config = resolved(compose_config(words))
-            config = read(resolved_config)
-            start = checkpoint.read(Path(config.start_from)) if config.start_from else None
-            jobs.append(Job(config, resolved_config, words, folder, start))
-        if kind not in self.kept:
-            while len(self.kept) >= KEPT:
-                self.kept.pop(next(iter(self.kept)))
-                gc.collect()  # model, runner and step know each other: only this frees their device memory
-            self.kept[kind] = stacked.Bench(self.corpus, len(jobs))
-        self.wanted = wanted
-        bench = self.kept[kind]
-        bench.stack.runs = len(jobs)
-        found: list[tuple[list[Row], Row] | BaseException] = []
-        for job, outcome in zip(jobs, stacked.run_stacked(jobs, bench), strict=True):
-            if isinstance(outcome, BaseException):
-                found.append(outcome)
-                continue
-            labels, config = self.corpus.train.labels.numpy(), job.config
-            parts = stacked.share_out(self.corpus, config, config.num_clients).partition
-            told = {"classes_per_client": classes_per_client([labels[rows] for rows in parts.indices])}
-            found.append((read_rows(job.folder), told | {"partition": parts.note}))
-        return found
-
-
-def load_data(words: Words) -> Any:
-    from fedfrozen_app.config import compose_config, read, resolved
-    from fedfrozen_app.data.federated import load_corpus
-
-    return load_corpus(read(resolved(compose_config(words))))
-
-
-def has_gpu(device: str) -> bool:
-    from fedfrozen_app.config import device_of
-
-    return device_of(device).type == "cuda"
-
-
-def is_result(error: BaseException) -> bool:
-    """Whether the training itself failed, such as at a rate at which every client diverges: that is told and
-    not tried again. A full disk or a wrong path is nobody's result."""
-    from fedfrozen_app.errors import RunFailed
-
-    return isinstance(error, RunFailed) and error.__cause__ is None
+from cells import (
+    LAST,
+    Difference,
+    Laboratory,
+    Pace,
+    Row,
+    Words,
+    append,
+    completed,
+    curve,
+    fill,
+    is_result,
+    mean_of_last,
+    merge,
+    paired,
+    read,
+    scores,
+    table,
+    training_arguments,
+)
 
 
 def freezing(after: int) -> Words:
@@ -145,8 +60,6 @@ def freezing(after: int) -> Words:
 
 # What is run -----------------------------------------------------------------------------------------------
 
-KEPT = 2  # kinds of runs for which a worker holds on to models, data on the device and recorded steps
-LAST = 5  # evaluations that make a score
 TUNING_SEED = 100  # of no table
 RESULTS = Path(__file__).parent / "results" / "regimes"
 NEVER, COSINE, LATE, LAST_ROUND = "never", "cosine", "late", "last"
@@ -316,6 +229,11 @@ class Cell:
     tuning: bool = False
 
     @property
+    def title(self) -> str:
+        what = "rate tried" if self.tuning else self.method
+        return f"{self.setting.name}, seed {self.seed}, lr {self.lr:g}, {what}"
+
+    @property
     def rounds(self) -> int:
         return STUDIES[self.study].rounds[self.setting.local_steps]
 
@@ -471,32 +389,6 @@ def line_of(cell: Cell, outcome: tuple[list[Row], Row] | BaseException) -> Row:
     return row
 
 
-def curve(rows: Sequence[Row], key: str) -> list[float]:
-    """Of a trained model: round 0 says nothing."""
-    return [row[key] for row in rows if key in row and row["round"]]
-
-
-def mean_of_last(values: Sequence[float]) -> float:
-    return round(statistics.fmean(values[-LAST:]), 5)
-
-
-def scores(values: Sequence[float]) -> Row:
-    """Accuracy and stability. `swing` is the standard deviation of an evaluation as its neighbours show it
-    (over the second half; a trend does not count). `rise` says how far a run is from having levelled off: its
-    last quarter against the one before."""
-    quarter = max(1, len(values) // 4)
-    late = values[len(values) // 2 :]
-    found = {
-        "score": statistics.fmean(values[-LAST:]),
-        "final": values[-1],
-        "swing": math.sqrt(statistics.fmean((a - b) ** 2 / 2 for a, b in pairwise(late))),
-        "worst_drop": max(0.0, *(a - b for a, b in pairwise(late))),
-        "rise": statistics.fmean(values[-quarter:])
-        - statistics.fmean(values[-2 * quarter : -quarter] or values),
-    }
-    return {key: round(value, 5) for key, value in found.items()}
-
-
 def drifts(rows: Sequence[Row], points: int = 16) -> list[list[float | None]]:
     """At some rounds: round, then of kernel and rest the clients' disagreement and their common movement."""
     trained = [row for row in rows if row["round"] and "drift" in row]
@@ -512,60 +404,6 @@ def drifts(rows: Sequence[Row], points: int = 16) -> list[list[float | None]]:
     return found
 
 
-def classes_per_client(labels: Sequence[Any]) -> float:
-    """How many equally frequent classes a client's labels amount to: exp of the entropy, weighed by rows."""
-    total, found = sum(len(own) for own in labels), 0.0
-    for own in labels:
-        counts = Counter(own.tolist()).values()
-        entropy = -sum(n / len(own) * math.log(n / len(own)) for n in counts)
-        found += len(own) / total * math.exp(entropy)
-    return round(found, 3)
-
-
-# Many runs -------------------------------------------------------------------------------------------------
-
-
-def serve(pipe: Connection, work: Path, more: Sequence[str]) -> None:
-    """A worker: the corpus comes first, then one group of cells after another."""
-    import torch
-
-    import fedfrozen_app.inprocess.stacked  # noqa: F401  (seconds, while the corpus is still being read)
-
-    torch.set_num_threads(1)
-    for name in ("flwr", "fedfrozen_app", "strategies"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    sys.stdout = sys.stderr = (work / f"worker-{os.getpid()}.log").open("w", buffering=1)
-    laboratory = Laboratory(pipe.recv())
-    while True:
-        try:
-            pipe.send(measure(pipe.recv(), laboratory, work, more))
-        except EOFError:
-            return
-        except Exception:  # noqa: BLE001  (whatever it was, the device may be unusable now: the parent must know)
-            pipe.send(traceback.format_exc())
-            return
-
-
-@dataclass
-class Worker:
-    process: Any
-    pipe: Connection
-    cells: tuple[Cell, ...] = ()  # that it is training
-
-    @classmethod
-    def start(cls, work: Path, more: Sequence[str]) -> "Worker":
-        spawn = multiprocessing.get_context("spawn")
-        here, there = spawn.Pipe()
-        process = spawn.Process(target=serve, args=(there, work, more), daemon=True)
-        process.start()
-        there.close()
-        return cls(process, here)
-
-    def give(self, cells: tuple[Cell, ...]) -> None:
-        self.pipe.send(cells)
-        self.cells = cells
-
-
 class Schedule:
     """Who trains what next, and whether there is still time for it."""
 
@@ -574,8 +412,7 @@ class Schedule:
         self.rows, self.tuning = read(options.rows / f"{study.name}.jsonl"), read(tuning_file(study, options))
         self.given_up: set[Cell] = set()
         self.made: set[tuple[Setting, int]] = set()  # whole runs of this call
-        # Seconds a step and how many trained at once, by group and participation.
-        self.pace: dict[tuple[str, float], list[tuple[float, int]]] = {}
+        self.pace = Pace()  # by group and participation
 
     def next(self, busy: set[Cell]) -> tuple[Cell, ...]:
         """The most urgent that can start and will end in time, with others of its shape; empty: none."""
@@ -600,12 +437,9 @@ class Schedule:
         return next((group for group in groups if self.fits(group)), ())
 
     def fits(self, cells: Sequence[Cell]) -> bool:
-        setting = cells[0].setting
-        own = self.pace.get((setting.group, setting.participation), [])
-        paces = own or [pace for others in self.pace.values() for pace in others]  # better than no idea
-        each = [seconds * max(1.0, len(cells) / count) for seconds, count in paces[-5:]]
-        expected = 1.15 * cells[0].steps * statistics.median(each) if each else 0.0
-        return time.time() + expected < self.until
+        first = cells[0]
+        kind = (first.setting.group, first.setting.participation)
+        return time.time() + self.pace.expected(kind, first.steps, len(cells)) < self.until
 
     def take(self, cells: Sequence[Cell], rows: Sequence[Row] | str) -> None:
         """A text is why the worker broke."""
@@ -614,9 +448,7 @@ class Schedule:
             print(rows, file=sys.stderr, flush=True)
             return
         first = cells[0]
-        if first.steps and not any("failed" in row for row in rows):
-            own = self.pace.setdefault((first.setting.group, first.setting.participation), [])
-            own.append((sum(row["seconds"] for row in rows) / first.steps, len(cells)))
+        self.pace.note((first.setting.group, first.setting.participation), first.steps, rows)
         for cell, row in zip(cells, rows, strict=True):
             if cell.method == NEVER:
                 self.made.add((cell.setting, cell.seed))
@@ -630,96 +462,6 @@ class Schedule:
                 append(path, row)
 
 
-def fill(study: Study, options: argparse.Namespace) -> None:
-    """Train what is missing until nothing is, or no run would end in time."""
-    began = time.time()
-    until = began + 60 * options.minutes - 3
-    os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded: the workers are the parallel part
-    options.work.mkdir(parents=True, exist_ok=True)
-    more = [*options.set, f"device={options.device}"]
-    more += [f"dataset.path={options.data.resolve()}"] if options.data else []
-    workers = [Worker.start(options.work, more) for _ in range(options.workers)]
-    corpus = load_data([*study.words, *more])  # while they import
-    for worker in workers:
-        worker.pipe.send(corpus)
-    schedule, broken = Schedule(study, options, until), 0
-    try:
-        while True:
-            for worker in workers:
-                if not worker.cells:
-                    busy = {cell for other in workers for cell in other.cells}
-                    if cells := schedule.next(busy):
-                        worker.give(cells)
-            training = {worker.pipe: worker for worker in workers if worker.cells}
-            if not training:
-                break
-            ready = wait(list(training), timeout=None if math.isinf(until) else max(0.0, until - time.time()))
-            if not ready:
-                lost = ", ".join(
-                    f"{w.cells[0].setting.name} {w.cells[0].method} ({len(w.cells)})"
-                    for w in training.values()
-                )
-                print(f"Time is up; these were not over: {lost}.", flush=True)
-                break
-            for pipe in ready:
-                worker = training[pipe]
-                cells, worker.cells = worker.cells, ()
-                try:
-                    rows = pipe.recv()
-                except EOFError:
-                    rows = f"The worker died over {cells}."
-                schedule.take(cells, rows)
-                for number, cell in enumerate(cells):
-                    row = rows if isinstance(rows, str) else rows[number]
-                    print(f"{time.time() - began:6.0f} s  {told(cell, row)}", flush=True)
-                if isinstance(rows, str):
-                    broken += 1
-                    workers.remove(worker)
-                    if broken <= BROKEN:
-                        workers.append(Worker.start(options.work, more))
-                        workers[-1].pipe.send(corpus)
-    finally:
-        for worker in workers:
-            worker.pipe.close()
-            worker.process.terminate()
-            worker.process.join()
-
-
-BROKEN = 3  # workers that are replaced before it is clear that something is wrong for all
-
-
-def told(cell: Cell, row: Row | str) -> str:
-    what = "rate tried" if cell.tuning else cell.method
-    name = f"{cell.setting.name}, seed {cell.seed}, lr {cell.lr:g}, {what}"
-    if isinstance(row, str) or "failed" in row:
-        return f"{name}: FAILED, {row.strip().splitlines()[-1] if isinstance(row, str) else row['failed']}"
-    return f"{name}: {row.get('score', row['val']):.4f} in {row['seconds']:.1f} s"
-
-
-# The lines -------------------------------------------------------------------------------------------------
-
-
-def read(path: Path) -> list[Row]:
-    """A last line that was cut short is as if its run had not been."""
-    found = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            found.append(json.loads(line))
-        except json.JSONDecodeError:
-            print(f"{path.name}: a line is cut short and was left out", file=sys.stderr)
-    return found
-
-
-def append(path: Path, row: Row) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":  # after a line cut short
-            file.write(b"\n")
-        file.write((json.dumps(row) + "\n").encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def tuning_file(study: Study, options: argparse.Namespace) -> Path:
     return options.rows / f"{study.name}-rates.jsonl"
 
@@ -728,47 +470,7 @@ def same_cell(a: Row, b: Row) -> bool:
     return all(a[key] == b[key] for key in ("setting", "seed", "method", "lr"))
 
 
-def merge(folder: Path, others: Sequence[Path]) -> None:
-    """Take over the cells of other folders that are not here yet."""
-    for source in sorted(path for other in others for path in other.glob("*.jsonl")):
-        here = read(folder / source.name)
-        for row in read(source):
-            if not any(same_cell(row, other) for other in here):
-                here.append(row)
-                append(folder / source.name, row)
-        print(f"{source.name}: {len(here)} cells")
-
-
 # What came out ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A method against FedAvg that never freezes, over the seeds that both have."""
-
-    mean: float
-    half: float  # of the 95 % interval by Student's t; infinite for one seed
-    p: float
-    seeds: int
-
-    def __str__(self) -> str:
-        half = "" if math.isinf(self.half) else f" ± {self.half:.1f}"
-        return f"{self.mean:+.1f}{half}"
-
-
-def paired(ours: dict[int, float], theirs: dict[int, float]) -> Difference | None:
-    """None without a common seed. Equal differences, which have no spread, are no evidence: p is 1."""
-    from scipy import stats
-
-    values = [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
-    if not values:
-        return None
-    mean, count = statistics.fmean(values), len(values)
-    error = statistics.stdev(values) / math.sqrt(count) if count > 1 else math.inf
-    if not 0 < error < math.inf:
-        return Difference(mean, error, 1.0, count)
-    p = 2 * float(stats.t.sf(abs(mean) / error, count - 1))
-    return Difference(mean, float(stats.t.ppf(0.975, count - 1)) * error, p, count)
 
 
 def by_seed(rows: Sequence[Row], setting: str, method: str, key: str) -> dict[int, float]:
@@ -901,11 +603,6 @@ def significant(rows: Sequence[Row], names: Sequence[str]) -> Iterator[str]:
             yield f"- {name}, {method}: {difference} points, p = {worst:.2g} (Holm), {difference.seeds} seeds"
 
 
-def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    rows = ["| " + " | ".join(cells) + " |" for cells in (head, *lines)]
-    return "\n".join([rows[0], "|" + "---|" * len(head), *rows[1:]])
-
-
 def draw(study: Study, rows: Sequence[Row], path: Path) -> None:
     """The gain of each warm-up, against the skew and against the local steps."""
     import matplotlib
@@ -959,16 +656,7 @@ def main(words: Sequence[str] | None = None) -> None:
     for name, text in (("run", "choose what rates are missing, then train"), ("tune", "choose rates alone")):
         command = commands.add_parser(name, help=text)
         command.add_argument("study", choices=STUDIES)
-        command.add_argument("--data", type=Path, help="cifar10: the folder of its two parquet files")
-        command.add_argument("--work", type=Path, default=Path("outputs/regimes"), help="where runs go")
-        command.add_argument("--minutes", type=float, default=math.inf, help="be through after so long")
-        command.add_argument("--workers", type=int, default=1, help="processes")
-        command.add_argument(
-            "--stack", type=int, help="runs of one shape at once; default: 20 on a GPU, 1 on a CPU"
-        )
-        command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-        command.add_argument("--seeds", type=int, help="how many, from 0 on")
-        command.add_argument("--set", nargs="*", default=[], help="more overrides")
+        training_arguments(command, work="outputs/regimes")
     command = commands.add_parser("report", help="Markdown, and a figure, of what is there")
     command.add_argument("studies", nargs="+", choices=STUDIES)
     command.add_argument("--figures", type=Path, help="the folder for STUDY.png")
@@ -978,7 +666,7 @@ def main(words: Sequence[str] | None = None) -> None:
         command.add_argument("--rows", type=Path, default=RESULTS, help="where the lines are kept")
     options = parser.parse_args(words)
     if options.command == "merge":
-        merge(options.rows, options.others)
+        merge(options.rows, options.others, same_cell)
     elif options.command == "report":
         for name in options.studies:
             picture = options.figures / f"{name}.png" if options.figures else None
@@ -986,9 +674,8 @@ def main(words: Sequence[str] | None = None) -> None:
     else:
         if options.study == "cifar10" and options.data is None:
             parser.error("cifar10 needs --data DIR")
-        options.work = options.work.resolve()
-        options.stack = options.stack or (20 if has_gpu(options.device) else 1)
-        fill(STUDIES[options.study], options)
+        study, options = STUDIES[options.study], completed(options)
+        fill(Schedule(study, options, options.until), measure, study.words, options)
 
 
 if __name__ == "__main__":

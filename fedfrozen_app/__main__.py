@@ -5,9 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.commands.help_page import answer
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.files.folders import check_free
 from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.signals import ignore_signals, interrupt_on_signals
 from fedfrozen_app.streams import forgive_streams
@@ -27,6 +26,9 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run a command line; the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    if (text := answer(arguments)) is not None:
+        print(text)
+        return 0
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors reach us: Hydra would print several lines and exit 1
     prepare_logging()
@@ -38,6 +40,10 @@ def run(arguments: list[str]) -> int:
         if is_plain_training(plain):
             # Before the heavy imports and before Hydra writes into the run's folder: a typo should cost
             # neither.
+            from fedfrozen_app.config import check_keys, compose_config, read, resolved
+            from fedfrozen_app.files.folders import check_free
+
+            check_keys(plain)
             config = read(resolved(compose_config(plain)))
             if config.output_dir is not None:
                 check_free(Path(config.output_dir).expanduser().resolve(), overwrite=config.overwrite)

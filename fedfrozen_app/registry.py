@@ -4,15 +4,14 @@ What is built in is the table below. Other installed packages add theirs through
 `fedfrozen.strategies`, `fedfrozen.algorithms` and so on: name = "module:object".
 """
 
-import ast
 import difflib
 import importlib
-import importlib.util
+from dataclasses import fields
 from functools import lru_cache
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
+from fedfrozen_app import declared
 from fedfrozen_app.errors import UserError
 
 BUILT_IN: dict[str, dict[str, str]] = {
@@ -122,20 +121,19 @@ def described(group: str, name: str) -> tuple[str, str]:
     Read off the source, where there is one: importing what is described brings torch with it.
     """
     module, _, attribute = places(group).get(name, "").partition(":")
-    spec = importlib.util.find_spec(module) if module and (group, name) not in REGISTERED else None
-    if spec is None or not (spec.origin or "").endswith(".py"):
-        thing = find(group, name)
-        return (thing.__doc__ or "").strip().partition("\n")[0], getattr(thing, "paper", "")
-    tree = ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8"))
-    found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == attribute]
-    says = (ast.get_docstring(found[0]) or "").partition("\n")[0] if found else ""
-    papers = [
-        node.value.value
-        for node in (found[0].body if found else ())
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        if [target.id for target in node.targets if isinstance(target, ast.Name)] == ["paper"]
-    ]
-    return says, str(papers[0]) if papers else ""
+    if (group, name) not in REGISTERED and (found := declared.summary(module, attribute)) is not None:
+        return found
+    thing = find(group, name)
+    return (thing.__doc__ or "").strip().partition("\n")[0], getattr(thing, "paper", "")
+
+
+def settings_of(group: str, name: str) -> dict[str, Any]:
+    """Key -> default of the settings of what is named; it is imported only where its source does not tell."""
+    module, _, attribute = places(group).get(name, "").partition(":")
+    if (group, name) not in REGISTERED and (found := declared.settings(module, attribute)) is not None:
+        return found
+    plain = find(group, name).Settings()
+    return {one.name: getattr(plain, one.name) for one in fields(plain)}
 
 
 def find(group: str, name: str) -> Any:

@@ -88,6 +88,8 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
         {
             "files": "what a run leaves on disk, and how it is read again",
             "config": "every setting with its default, bounds and sentence",
+            "conf_files": "what can be chosen",
+            "verb_table": "what each verb takes",
             "registry": "names, and where they lie",
             "arguments": "words after a verb",
             "digests": "",
@@ -98,6 +100,7 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
             "bundles": "",
             "streams": "",
             "signals": "",
+            "declared": "",
         },
     ),
 ]

@@ -33,6 +33,7 @@ VERBS = {
     "align": "fedfrozen_app.align.command:make",
 }
 TRAIN = "fedfrozen_app.commands.training:train"
+TAKE_SETTINGS = ("plan", "methods", "doctor")  # verbs whose words are those of training
 
 
 def dispatch(arguments: list[str]) -> int:
@@ -45,6 +46,10 @@ def dispatch(arguments: list[str]) -> int:
     place, rest = (VERBS[verb], arguments[1:]) if verb in VERBS else (TRAIN, arguments)
     if place == TRAIN:
         _check_dashes(rest)
+    if place == TRAIN or verb in TAKE_SETTINGS:
+        from fedfrozen_app.config import check_keys
+
+        check_keys(rest)
     module, _, function = place.partition(":")
     try:
         return getattr(importlib.import_module(module), function)(rest) or 0

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from fedfrozen_app import registry
 from fedfrozen_app.commands.forecast import Ground, ground_of, outlined
-from fedfrozen_app.config import Config, compose_config, conf_dir, read, resolved
+from fedfrozen_app.conf_files import conf_dir
+from fedfrozen_app.config import Config, compose_config, read, resolved
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.local.cohort import cannot_serve
 from fedfrozen_app.privacy.cover import cannot_cover

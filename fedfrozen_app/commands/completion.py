@@ -3,9 +3,13 @@
 The words are written into the script, so that a press of Tab starts no Python.
 """
 
+from collections.abc import Iterator
+
+import yaml
+
 from fedfrozen_app.commands import VERBS
-from fedfrozen_app.compare.grouping import flatten
-from fedfrozen_app.config import choices, compose_config, resolved
+from fedfrozen_app.conf_files import choices, conf_dir
+from fedfrozen_app.config import keys_of, known_keys
 from fedfrozen_app.errors import UserError
 
 SHELLS = ("bash", "zsh", "fish")
@@ -19,12 +23,19 @@ def completion(arguments: list[str]) -> None:
 
 def words() -> list[str]:
     """Verbs, a word for each file of a group, and every key with its equals sign."""
-    groups = choices()
-    chosen = [f"{group}={name}" for group, names in groups.items() for name in names]
-    keys: dict[str, None] = {}
-    for strategy in groups["strategy"]:
-        keys |= dict.fromkeys(flatten(resolved(compose_config([f"strategy={strategy}"]))))
-    return [*VERBS, *chosen, *(f"{key}=" for key in keys if not key.endswith(".name")), "-m"]
+    chosen = [f"{group}={name}" for group, names in choices().items() for name in names]
+    known = dict.fromkeys([*known_keys(), *_model_keys()])
+    holders = {key.rpartition(".")[0] for key in known}
+    keys = [key for key in known if key not in holders and not key.endswith(".name")]
+    return [*VERBS, *chosen, *(f"{key}=" for key in keys), "-m"]
+
+
+def _model_keys() -> Iterator[str]:
+    """What the models' own files set: model.config.hidden_size."""
+    for path in sorted((conf_dir() / "model").glob("*.yaml")):
+        yield from keys_of(
+            yaml.safe_load(path.read_text(encoding="utf-8")).get("config", {}), "model.config."
+        )
 
 
 def script(shell: str, found: list[str]) -> str:

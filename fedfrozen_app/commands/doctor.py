@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedfrozen_app.config import Config, compose_config, conf_dir, read, resolved
+from fedfrozen_app.conf_files import conf_dir
+from fedfrozen_app.config import Config, compose_config, read, resolved
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.report.console import human_bytes
 from fedfrozen_app.report.summary import versions

@@ -3,15 +3,16 @@
 import json
 import logging
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 from safetensors import SafetensorError
 
-from fedfrozen_app import registry
-from fedfrozen_app.arguments import Arguments
+from fedfrozen_app import conf_files, registry
 from fedfrozen_app.config import Config, compose_config, read, resolved, with_absolute_paths, with_hydra
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.files import checkpoint, status
@@ -20,6 +21,7 @@ from fedfrozen_app.files.folders import check_free
 from fedfrozen_app.launch import check_writable, execute, load_run, run_folder, unwritable
 from fedfrozen_app.report.console import closing_table
 from fedfrozen_app.run.job import Job, fork_start
+from fedfrozen_app.verb_table import parse
 from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,8 @@ def train(arguments: list[str]) -> None:
         try:
             check_writable(folder)
             check_free(folder, overwrite=bool(resolved_config["overwrite"]))
+            if line := what_was_brought(settings.runtime.choices, settings.overrides.task):
+                log.info(line)
             with status.recorded(folder, resolved_config, overrides):
                 config = read(resolved_config)
                 check_detach(config, detach)
@@ -66,6 +70,22 @@ def train(arguments: list[str]) -> None:
         raise unwritable(error.filename, error) from error  # Hydra makes the folder before it calls the job
     if failed:
         raise failed[0]
+
+
+def what_was_brought(choices: Mapping[str, Any], overrides: Sequence[str]) -> str:
+    """What a chosen strategy or dataset took with it, for somebody who did not name it; else ""."""
+    named = {word.partition("=")[0] for word in overrides}
+    if "experiment" in named:
+        return ""
+    brought = [
+        f"{group}={choices[group]}"
+        for group, usual in conf_files.usual().items()
+        if group not in named and choices[group] != usual
+    ]
+    askers = [f"{group}={choices[group]}" for group in ("strategy", "dataset") if group in named]
+    if not brought or not askers:
+        return ""
+    return f"Using {' and '.join(brought)}, which {' and '.join(askers)} brings: name others to replace them."
 
 
 def resume(arguments: list[str]) -> None:
@@ -136,16 +156,7 @@ def attach(arguments: list[str]) -> None:
     """`fedfrozen attach RUN [--on-interrupt detach|stop] [--stop]`: watch a deployed run that is going."""
     from fedfrozen_app.flower.deployed import connect, follow_to_end, stop_run
 
-    parser = Arguments(prog="fedfrozen attach", description="Watch a deployed run that is going, or stop it.")
-    parser.add_argument("run", metavar="RUN", help="the folder of its results")
-    parser.add_argument(
-        "--on-interrupt",
-        choices=("detach", "stop"),
-        default="detach",
-        help="what Ctrl-C does: leave the run going (the default), or stop it",
-    )
-    parser.add_argument(STOP, action="store_true", help="stop the run now, with a whole report")
-    given = parser.parse_args(arguments)
+    given = parse("attach", arguments)
     run, _ = run_folder("attach", [given.run])
     known = status.read(run)
     if known is None or not known.flower_run:

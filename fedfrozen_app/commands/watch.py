@@ -12,22 +12,21 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.compare.compare_page import linked
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.folders import run_folders
 from fedfrozen_app.report.html import document, save
 from fedfrozen_app.report.run_page import run_page, write_report
 from fedfrozen_app.sweep.sweep_page import sweep_page
+from fedfrozen_app.verb_table import parse
 
-HOST, PORT = "127.0.0.1", 8765
+HOST = "127.0.0.1"
 WATCHED_FILES = ("metrics.jsonl", "summary.json", "status.json")
 
 
 def report(arguments: list[str]) -> None:
     """`fedfrozen report DIR`: report.html of a run, comparison.html of a sweep, finished or not."""
-    parser = _words("report", "Write the page of a run or a sweep, finished or not.")
-    folder = _existing(parser.parse_args(arguments).folder)
+    folder = _existing(parse("report", arguments).folder)
     if _is_run(folder):
         path = write_report(folder)
     elif run_folders([folder]):
@@ -40,9 +39,7 @@ def report(arguments: list[str]) -> None:
 
 def watch(arguments: list[str]) -> None:
     """`fedfrozen watch DIR [--port N]`: the live page of a run or a sweep, until Ctrl-C."""
-    parser = _words("watch", "Serve the live page of a run or sweep, on this machine only.")
-    parser.add_argument("--port", type=int, default=PORT, help=f"default: {PORT}; 0: any that is free")
-    given = parser.parse_args(arguments)
+    given = parse("watch", arguments)
     with make_server(_existing(given.folder), given.port) as server:
         address = f"http://{HOST}:{server.server_port}/"
         print(f"Watching {given.folder} at {address} (Ctrl-C ends it).", flush=True)
@@ -139,12 +136,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing: a line for each request would bury the terminal."""
-
-
-def _words(verb: str, description: str) -> Arguments:
-    parser = Arguments(prog=f"fedfrozen {verb}", description=description)
-    parser.add_argument("folder", metavar="DIR", help="the folder of a run, or one that holds runs")
-    return parser
 
 
 def _existing(word: str) -> Path:

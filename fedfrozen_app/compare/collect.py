@@ -13,8 +13,6 @@ from fedfrozen_app.compare.statistics import spread
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.rows import metric_name
 
-TESTED = ("final", "selected", "best")
-
 
 def collect(
     folders: Sequence[Path],

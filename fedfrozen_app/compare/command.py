@@ -5,41 +5,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedfrozen_app.arguments import Arguments
-from fedfrozen_app.compare.collect import TESTED, collect
+from fedfrozen_app.compare.collect import collect
 from fedfrozen_app.compare.compare_page import write_comparison
 from fedfrozen_app.compare.model import Comparison
 from fedfrozen_app.compare.tables import footnotes, runs_csv, to_csv, to_latex, to_markdown, to_terminal
 from fedfrozen_app.files.disk import replace_file
+from fedfrozen_app.verb_table import parse
 
 
 def compare(arguments: list[str]) -> None:
     """`fedfrozen compare DIR... [--baseline KEY=VALUE ...] [--target X] [--figure F] [--out DIR]`."""
-    parser = Arguments(
-        prog="fedfrozen compare",
-        description="Compare finished runs: grouped by everything but the seed, tested against a baseline.",
-    )
-    parser.add_argument(
-        "folders", nargs="+", type=Path, metavar="DIR", help="runs, or folders that hold runs"
-    )
-    parser.add_argument(
-        "--baseline",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="settings of the baseline; default: strategy=fedavg, where there is one",
-    )
-    parser.add_argument(
-        "--target",
-        type=float,
-        help="test accuracy to reach; default: the highest hundredth that every group reaches on average",
-    )
-    parser.add_argument("--figure", choices=TESTED, default="final", help="what is tested; default: final")
-    parser.add_argument(
-        "--out", type=Path, help="where the files go; default: DIR if it is one, else this folder"
-    )
-    given = parser.parse_args(arguments)
+    given = parse("compare", arguments)
     comparison = collect(given.folders, baseline=given.baseline, target=given.target, tested=given.figure)
     target = given.out or (given.folders[0] if len(given.folders) == 1 else Path())
     show(comparison, write_all(comparison, target))

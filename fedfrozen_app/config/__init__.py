@@ -34,9 +34,8 @@ from fedfrozen_app.config.schema import (
     RuntimeConfig,
     TrackConfig,
 )
-from fedfrozen_app.config.sentences import sentence
+from fedfrozen_app.config.sentences import check_keys, keys_of, known_keys, sentence
 from fedfrozen_app.config.settings import check_settings, setting
-from fedfrozen_app.config.sources import choices, conf_dir
 
 __all__ = [
     "DEFAULT_CLIENTS",
@@ -53,11 +52,12 @@ __all__ = [
     "TrackConfig",
     "absolute_paths",
     "check_config",
+    "check_keys",
     "check_settings",
-    "choices",
     "compose_config",
-    "conf_dir",
     "device_of",
+    "keys_of",
+    "known_keys",
     "quoted",
     "read",
     "require_client",

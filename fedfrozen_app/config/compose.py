@@ -14,10 +14,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedfrozen_app import registry
 from fedfrozen_app.arguments import Arguments
+from fedfrozen_app.conf_files import conf_dir
 from fedfrozen_app.config.sentences import sentence
-from fedfrozen_app.config.sources import conf_dir, prepare_hydra
+from fedfrozen_app.config.sources import prepare_hydra
 from fedfrozen_app.errors import UserError
 
 # Where Hydra keeps its own files: in output_dir too, and not in a second folder that may not be writable.
@@ -26,25 +26,17 @@ OmegaConf.register_new_resolver(
 )
 
 
-def _strategies() -> str:
-    """A line for each, for --help."""
-    names = registry.names("strategies")
-    width = max(map(len, names))
-    described = ((name, *registry.described("strategies", name)) for name in names)
-    return "\n".join(f"{n:{width}}  {says}{f' ({paper})' if paper else ''}" for n, says, paper in described)
+def compose_config(overrides: str | list[str], *, hydra: bool = False) -> DictConfig:
+    """Compose as the command line would, for code that has none (Flower's apps, tests).
 
-
-OmegaConf.register_new_resolver("strategies", _strategies, replace=True)
-
-
-def compose_config(overrides: str | list[str]) -> DictConfig:
-    """Compose as the command line would, for code that has none (Flower's apps, tests)."""
+    With `hydra`, what Hydra knows of itself is under that key: which file of each group was chosen.
+    """
     overrides = shlex.split(overrides) if isinstance(overrides, str) else overrides
     prepare_hydra()
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(conf_dir()), version_base=None):
-            return compose("config", overrides=overrides)
+            return compose("config", overrides=overrides, return_hydra_config=hydra)
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(sentence(error)) from error
     except ValueError as error:

@@ -12,10 +12,11 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from fedfrozen_app import registry
+from fedfrozen_app.conf_files import conf_dir
 from fedfrozen_app.config.compose import compose_config
 from fedfrozen_app.config.schema import GROUPS, NAMED, Config, defaults, key_of, sections
 from fedfrozen_app.config.settings import About, about
-from fedfrozen_app.config.sources import base, conf_dir
+from fedfrozen_app.config.sources import base
 
 PAGE = conf_dir().parent / "docs" / "configuration.md"
 TEMPLATE = """\

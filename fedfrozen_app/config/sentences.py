@@ -3,8 +3,7 @@
 import contextlib
 import difflib
 import re
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from hydra.errors import (
@@ -17,7 +16,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedfrozen_app import registry
-from fedfrozen_app.config.schema import NAMED, Config
+from fedfrozen_app.conf_files import choices
+from fedfrozen_app.config.schema import NAMED, Config, key_of
 from fedfrozen_app.errors import UserError
 
 
@@ -47,12 +47,14 @@ def sentence(error: Exception, within: str = "") -> str:
 
 def _unknown_key(error: Exception, within: str = "") -> str:
     found = re.search(r"Could not override '([^']+)'|Key '([^']+)' (?:is )?not in", str(error))
-    if not found:
-        return ""
-    key = within + (found[1] or found[2])
+    return unknown_key(within + (found[1] or found[2])) if found else ""
+
+
+def unknown_key(key: str) -> str:
+    """What to say of a key that a configuration does not have."""
     if key.startswith("model.config"):
         return f"The model's file does not set '{key}': write +{key}=VALUE to add it."
-    known = [*_known_keys(OmegaConf.to_container(OmegaConf.structured(Config))), "from", *_named_keys()]
+    known = known_keys()
     if key in known:  # another file of the group has it
         group = key.partition(".")[0]
         return f"The chosen {group} has no key '{key}': leave it out, or choose another {group}."
@@ -61,20 +63,37 @@ def _unknown_key(error: Exception, within: str = "") -> str:
     return f"There is no key '{key}' in this configuration: {hint}"
 
 
-def _known_keys(node: Any, prefix: str = "") -> list[str]:
+def check_keys(words: Iterable[str]) -> None:
+    """Refuse a key that no configuration has: at once, before what trains is imported or anything composed.
+
+    A key that another file of a group has is for Hydra to refuse, and so is everything but plain KEY=VALUE.
+    """
+    known = {*known_keys(), *choices()}
+    for word in words:
+        key, equals, _ = word.partition("=")
+        plain = equals and re.fullmatch(r"[a-z_][a-z0-9_.]*", key)
+        if plain and key not in known and not key.startswith(("model.config.", "hydra.")):
+            raise UserError(unknown_key(key))
+
+
+def known_keys() -> list[str]:
+    """Every key that some configuration has, but those that a model's own `config` brings."""
+    declared = keys_of(OmegaConf.to_container(OmegaConf.structured(Config)))
+    return [*(key_of(key) for key in declared), *_named_keys()]
+
+
+def keys_of(node: Any, prefix: str = "") -> list[str]:
+    """Dotted, with those that hold others."""
     keys = []
     for key, value in node.items():
         keys.append(prefix + key)
         if isinstance(value, dict):
-            keys += _known_keys(value, f"{prefix}{key}.")
+            keys += keys_of(value, f"{prefix}{key}.")
     return keys
 
 
 def _named_keys() -> Iterator[str]:
     for key, group in NAMED.items():
         for name in registry.names(group):
-            with contextlib.suppress(
-                UserError
-            ):  # another's package that is broken is not what was asked about
-                settings = registry.find(group, name).Settings
-                yield from (f"{key}.{found.name}" for found in fields(settings))
+            with contextlib.suppress(UserError):  # of another's package that is broken nobody asked
+                yield from (f"{key}.{found}" for found in registry.settings_of(group, name))

@@ -1,9 +1,6 @@
 """Where Hydra finds files: our `conf/`, those of installed packages, and the defaults that files inherit."""
 
-import importlib.util
-import logging
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -14,45 +11,8 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from fedfrozen_app import registry
+from fedfrozen_app.conf_files import package_dirs
 from fedfrozen_app.config.schema import GROUPS, NAMED, defaults, root_defaults, sections
-from fedfrozen_app.errors import UserError
-
-log = logging.getLogger(__name__)
-
-
-def conf_dir() -> Path:
-    """`conf/` of a checkout or a Flower bundle; inside the package when installed from a wheel."""
-    package = Path(__file__).resolve().parents[1]
-    for folder in (package.parent / "conf", package / "conf"):
-        if (folder / "config.yaml").is_file():
-            return folder
-    raise UserError(f"The folder conf/ is missing beside {package}: install fedfrozen again.")
-
-
-def package_dirs() -> list[Path]:
-    """`conf/` of every installed package that has an entry point in the group `fedfrozen.conf`."""
-    found = []
-    for name, package in sorted(registry.places("conf").items()):
-        try:
-            spec = importlib.util.find_spec(package)
-        except ImportError:
-            spec = None
-        folders = [Path(place) / "conf" for place in (spec and spec.submodule_search_locations) or ()]
-        if not any(folder.is_dir() for folder in folders):
-            log.warning(
-                "The installed package '%s' has no folder conf/ in %s: mend or remove it.", name, package
-            )
-        found += [folder for folder in folders if folder.is_dir()]
-    return found
-
-
-def choices() -> dict[str, list[str]]:
-    """By group, the files that may be chosen; ours and those of installed packages."""
-    found: dict[str, set[str]] = {}
-    for folder in (conf_dir(), *package_dirs()):
-        for path in folder.glob("*/*.yaml"):
-            found.setdefault(path.parent.name, set()).add(path.stem)
-    return {group: sorted(found[group]) for group in sorted(found)}
 
 
 def base(path: str) -> dict[str, Any] | None:
@@ -64,8 +24,7 @@ def base(path: str) -> dict[str, Any] | None:
         return defaults(sections()[group])
     named = name.removeprefix("base_")
     if group in NAMED and named != name and named in registry.places(NAMED[group]):
-        # Imported here, when it is chosen: what is named brings torch with it.
-        return {"name": named} | defaults(registry.find(NAMED[group], named).Settings)
+        return {"name": named} | registry.settings_of(NAMED[group], named)
     return None
 
 

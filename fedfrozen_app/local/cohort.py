@@ -291,24 +291,30 @@ class CohortRunner:
 
     def _measure(self, client: str, order: Order) -> int:
         """How many clients fit: the memory that one more client takes in a real step, and what is free."""
-        layouts, peaks = self._layouts(order), []
+        peaks = []
         for size in (1, 2):
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-            step = Step(self.resident, layouts, size, order, mode="eager")
-            schedule = lay_out(self.resident, [client] * size, order, size)
-            step.begin(order, {})
-            start = loaded(self.resident, layouts.trained)
-            step.admit(range(size), [start] * size)
-            step.run(schedule.index[0], schedule.mask[0])
+            result = self._try_step(client, order, size)
             torch.cuda.synchronize()
-            peaks.append(torch.cuda.max_memory_allocated() - before + size * start.nbytes)  # its result too
-            del step
+            peaks.append(torch.cuda.max_memory_allocated() - before + size * result)
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info()
         fixed, each = 2 * peaks[0] - peaks[1], max(peaks[1] - peaks[0], 1)
         return max(1, int((SPARE * free - max(fixed, 0)) // each))
+
+    def _try_step(self, client: str, order: Order, size: int) -> int:
+        """One step of so many clients, whose numbers nobody needs; the bytes that a client's result takes."""
+        layouts = self._layouts(order)
+        step = Step(self.resident, layouts, size, order, mode="eager")
+        schedule = lay_out(self.resident, [client] * size, order, size)
+        came = layouts.from_order
+        step.begin(order, came.views(loaded(self.resident, came)) if came.names else {})
+        start = loaded(self.resident, layouts.trained)
+        step.admit(range(size), [start] * size)
+        step.run(schedule.index[0], schedule.mask[0])
+        return start.nbytes
 
     def _step(self, work: Work, width: int) -> "Step":
         order, names = work.order, work.layouts.trained.names

@@ -2,10 +2,10 @@
 
 Logistic regression is the floor that a Transformer should beat. The convolutional network is that of
 pfl-research's CIFAR-10 benchmark, to be measured beside it: convolutions of 3x3 to 32 and 64 channels, a 2x2
-maximum, dropout ¼, 128 hidden units, dropout ½.
+maximum, dropout ¼, 128 hidden units, dropout ½; `model.config.dropout=false` leaves both out.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ class PixelConfig:
     channels: int
     image_size: int
     num_labels: int
+    dropout: bool = False
 
 
 class Output(NamedTuple):
@@ -54,13 +55,16 @@ class SimpleCnn(nn.Module):
         self.conv2 = nn.Conv2d(32, 64, 3)
         self.hidden = nn.Linear(64 * side * side, 128)
         self.classifier = nn.Linear(128, config.num_labels)
+        self.dropout = (0.25, 0.5) if config.dropout else (0.0, 0.0)
 
     def forward(self, pixel_values: Tensor) -> Output:
         # (batch, channels, s, s) -> (batch, 64, s - 4, s - 4) -> (batch, 16 (s - 4)²) -> (batch, classes)
         seen = self.conv2(self.conv1(pixel_values).relu()).relu()
-        seen = functional.dropout(functional.max_pool2d(seen, 2), 0.25, self.training)
-        seen = functional.dropout(self.hidden(seen.flatten(1)).relu(), 0.5, self.training)
-        return Output(self.classifier(seen))
+        early, late = self.dropout
+        seen = functional.max_pool2d(seen, 2)
+        seen = functional.dropout(seen, early, self.training) if early else seen
+        seen = self.hidden(seen.flatten(1)).relu()
+        return Output(self.classifier(functional.dropout(seen, late, self.training) if late else seen))
 
 
 def linear(spec: ModelSpec) -> LinearClassifier:
@@ -68,14 +72,18 @@ def linear(spec: ModelSpec) -> LinearClassifier:
 
 
 def cnn(spec: ModelSpec) -> SimpleCnn:
-    return SimpleCnn(_sizes("simple_cnn", spec))
+    dropout = spec.config.get("dropout", True)
+    if not isinstance(dropout, bool):
+        raise UserError(f"model.config.dropout is {dropout!r}, but must be true or false")
+    return SimpleCnn(replace(_sizes("simple_cnn", spec, "dropout"), dropout=dropout))
 
 
-def _sizes(name: str, spec: ModelSpec) -> PixelConfig:
-    """Read from the data: these models have no settings of their own."""
+def _sizes(name: str, spec: ModelSpec, *settings: str) -> PixelConfig:
+    """Read from the data: these models have no sizes of their own to set."""
     shape = spec.shape
     if shape.task != "image":
         raise UserError(f"the {name} model reads pixels: choose another model for text data")
-    if spec.config:
-        raise UserError(f"the {name} model has no settings: remove {', '.join(spec.config)}")
+    if unknown := sorted(spec.config.keys() - set(settings)):
+        known = f"no settings but {', '.join(settings)}" if settings else "no settings"
+        raise UserError(f"the {name} model has {known}: remove {', '.join(unknown)}")
     return PixelConfig(name, shape.channels, shape.image_size, len(shape.classes))

@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 # at a site decide, which costs the site nothing.
 FIRST_PAUSE, PAUSE, WAITING_PAUSE = 2.0, 300.0, 3.0
 LOOK = 2.0  # seconds between two looks at who is connected
+CRASHES = 2  # of a client's executor over one order: it may not be able to do it at all
 TRANSFER = 15.0  # seconds that an order may be on its way when a run is stopped
 
 
@@ -333,8 +334,13 @@ class Conversation:
         traffic: Traffic,
         deadline: float,
     ) -> Reply | str:
-        message = self._pull(message_id, deadline)
-        while message is not None and is_gone(message) and (back := self._returned(client, deadline)):
+        message, crashes = self._pull(message_id, deadline), 0
+        while message is not None and message.has_error():
+            crashes += has_crashed(message)
+            if not is_gone(message) and not (has_crashed(message) and crashes <= CRASHES):
+                break
+            if (back := self._returned(client, deadline)) is None:
+                break
             # What it had begun is lost with it; what it had finished it sends again, and does not do twice.
             node = back
             names = self.ledger.missing(client, order.base)
@@ -445,3 +451,8 @@ def with_grace(timeout: float) -> float:
 def is_gone(message: Message) -> bool:
     """Flower answers for a node that has not been heard of for two of its heartbeats."""
     return message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE
+
+
+def has_crashed(message: Message) -> bool:
+    """A node answers so for an executor that was killed or hung, and is being started again."""
+    return message.has_error() and message.error.code == ErrorCode.CLIENT_APP_CRASHED

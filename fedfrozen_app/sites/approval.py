@@ -14,7 +14,6 @@ import pwd
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.proposal import HASH, Proposal, read_proposal
 from fedfrozen_app.files.disk import replace_file
@@ -22,6 +21,7 @@ from fedfrozen_app.files.seal import DAMAGED
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.store import Budget
+from fedfrozen_app.verb_table import parse
 from fedfrozen_app.words import counted
 
 SHORTEST = 8  # characters of a hash that tell it apart
@@ -113,19 +113,15 @@ def described(proposal: Proposal, kit: Kit, policy: Policy) -> list[str]:
     return lines
 
 
-def _read(words: list[str], verb: str, says: str, *, with_hash: bool) -> tuple[Kit, Approvals, str]:
-    parser = Arguments(f"fedfrozen site {verb}", description=says)
-    if with_hash:
-        parser.add_argument("hash", help="of the proposal, or its first characters")
-    parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
-    options = parser.parse_args(words)
+def _read(words: list[str], verb: str) -> tuple[Kit, Approvals, str]:
+    options = parse(f"site {verb}", words)
     kit = Kit.read(options.kit)
-    return kit, Approvals(kit.approvals), options.hash if with_hash else ""
+    return kit, Approvals(kit.approvals), getattr(options, "hash", "")
 
 
 def pending(words: list[str]) -> None:
     """`fedfrozen site pending [KIT]`."""
-    kit, approvals, _ = _read(words, "pending", "The runs that wait for an answer.", with_hash=False)
+    kit, approvals, _ = _read(words, "pending")
     waiting = [one for one in approvals.proposals() if approvals.decision(one.hash) is None]
     for one in waiting:
         cost = "no privacy" if one.epsilon is None else f"epsilon {one.epsilon:g}"
@@ -136,7 +132,7 @@ def pending(words: list[str]) -> None:
 
 def show(words: list[str]) -> None:
     """`fedfrozen site show HASH [KIT]`."""
-    kit, approvals, word = _read(words, "show", "What a run asks for, in plain words.", with_hash=True)
+    kit, approvals, word = _read(words, "show")
     proposal = approvals.find(word)
     print("\n".join(described(proposal, kit, Policy.read(kit.policy))))
     if (decision := approvals.decision(proposal.hash)) is not None:
@@ -146,7 +142,7 @@ def show(words: list[str]) -> None:
 
 def approve(words: list[str]) -> None:
     """`fedfrozen site approve HASH [KIT]`."""
-    _, approvals, word = _read(words, "approve", "Let this run begin, as it is proposed.", with_hash=True)
+    _, approvals, word = _read(words, "approve")
     proposal = approvals.find(word)
     approvals.decide(proposal.hash, approved=True)
     print(f"Approved: the run {proposal.run.id}, {proposal.hash}.")
@@ -154,7 +150,7 @@ def approve(words: list[str]) -> None:
 
 def refuse(words: list[str]) -> None:
     """`fedfrozen site refuse HASH [KIT]`; a run that has begun gets no further answer."""
-    _, approvals, word = _read(words, "refuse", "Take no part in this run, or no further.", with_hash=True)
+    _, approvals, word = _read(words, "refuse")
     proposal = approvals.find(word)
     approvals.decide(proposal.hash, approved=False)
     print(f"Refused: the run {proposal.run.id}, {proposal.hash}.")

@@ -5,17 +5,19 @@ model and the data loaded, runs the ClientApp of the package installed here, nev
 every answer to the site's desk. Names marked internal are no public API of Flower's.
 """
 
-import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import httpx
 from flwr.common.constant import SubStatus  # internal
+from flwr.proto.message_pb2 import (  # internal
+    PullObjectRequest,
+    PullObjectResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+)
 from flwr.proto.runtime_pb2 import (  # internal
     AcquireTaskRequest,
     AcquireTaskResponse,
@@ -24,6 +26,7 @@ from flwr.proto.runtime_pb2 import (  # internal
 from flwr.supercore.constant import TaskType  # internal
 from flwr.supercore.fab import Fab  # internal
 from flwr.supercore.heartbeat import HeartbeatSender  # internal
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError  # internal
 from flwr.supercore.interceptors import (  # internal
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -31,38 +34,41 @@ from flwr.supercore.interceptors import (  # internal
 from flwr.supercore.run import RunNotRunningException  # internal
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output  # internal
 
-from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.bundles import bundle_digest
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.sites import manifest
 from fedfrozen_app.sites.desk import Executor
 from fedfrozen_app.sites.kit import Kit
-from fedfrozen_app.sites.link import SuperNodeClient, is_stranger, only_one
+from fedfrozen_app.sites.link import Patience, SuperNodeClient, is_stranger, only_one
+from fedfrozen_app.sites.sign import Idleness, Note
+from fedfrozen_app.verb_table import parse
 
 log = logging.getLogger(__name__)
 POLL = 0.25  # seconds between two looks for a message, on this machine alone
 PATIENCE = 2.0  # seconds, where its SuperNode is not there yet
-SIGN_OF_LIFE = 2.0  # seconds between two notes of what the executor is doing
+NAME = "executor"
 
 
 def serve(kit: Kit, executor: Executor, *, forever: Callable[[], bool] = lambda: True) -> None:
     """Take tasks from the site's SuperNode, one at a time, for as long as the process lives."""
-    note = Note(kit)
+    note, began = Note(kit.meeting, NAME), False
+    note.write("waiting", kit.limits.transfer)
     log.info("The executor of %s waits for work at %s.", kit.name, kit.meeting)
     while forever():
         try:
             # Without Flower's retries, which would end the process.
             with SuperNodeClient(kit, [RuntimeVersionHttpInterceptor(component_name="SuperExec")]) as desk:
                 while forever():
-                    note.write("waiting")
+                    if not began:
+                        desk.begin()
+                        began = True
                     task = _next_task(desk)
+                    note.write("waiting", kit.limits.transfer)
                     if task is None:
                         time.sleep(POLL)
                         continue
-                    note.write("working", now=True)
-                    handle(kit, executor, task.token)
-                    note.write("waiting", now=True)
-        except httpx.TransportError as error:
+                    handle(kit, executor, task.token, note)
+        except httpx.HTTPError as error:
             why = "No SuperNode answers in %s (%s): trying again."
             if is_stranger(error):
                 why = (
@@ -71,7 +77,7 @@ def serve(kit: Kit, executor: Executor, *, forever: Callable[[], bool] = lambda:
                 )
             if note.state != "alone":  # once, not every two seconds
                 log.warning(why, kit.meeting, error)
-            note.write("alone")
+            note.write("alone", kit.limits.transfer)
             time.sleep(PATIENCE)
 
 
@@ -80,80 +86,84 @@ def _next_task(desk: SuperNodeClient) -> AcquireTaskResponse | None:
     return task if task.HasField("task") and task.token else None
 
 
-def handle(kit: Kit, executor: Executor, token: str) -> None:
-    """One task: its message in, our answer out. If the SuperNode goes meanwhile, its next one asks again."""
-    interceptors = (
-        RuntimeVersionHttpInterceptor(component_name="flwr-clientapp"),
-        RuntimeTokenHttpInterceptor(token),
-    )
-    # Without Flower's retries, which end the process when a task has lapsed: this one stays for the next.
-    with SuperNodeClient(kit, interceptors) as client:
+class TaskClient(SuperNodeClient):
+    """For one task: notes every piece of a message that comes or goes, and how long none has."""
 
-        def beat() -> bool:
-            try:
-                client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-            except httpx.HTTPError as error:
-                log.debug("no heartbeat: %s", error)
+    def __init__(self, kit: Kit, token: str, note: Note) -> None:
+        # Without Flower's retries, which end the process when a task has lapsed: this one stays for the next.
+        version = RuntimeVersionHttpInterceptor(component_name="flwr-clientapp")
+        super().__init__(kit, [version, RuntimeTokenHttpInterceptor(token)])
+        self._note, self._patience = note, Patience(kit.limits.transfer)
+
+    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
+        answer = self._patience.check(request, super().PullObject(request))
+        if answer.object_available:
+            self._note.again()
+        return answer
+
+    def PushObject(self, request: PushObjectRequest) -> PushObjectResponse:
+        answer = super().PushObject(request)
+        self._note.again()
+        return answer
+
+
+class Pulse:
+    """The heartbeat of a task: it stops where the work hangs, and hears when nobody wants it any more."""
+
+    def __init__(self, client: SuperNodeClient, note: Note) -> None:
+        self._client, self._note, self._idleness = client, note, Idleness()
+        self.dropped = False
+
+    def beat(self) -> bool:
+        """Always true: a false one would only be sent again sooner."""
+        sign, idle = self._note.last, self._idleness.look(time.process_time())
+        if time.monotonic() > sign.until or idle > (sign.idle or float("inf")):
+            log.warning("The work on a message hangs (%s): its heart beats no more.", sign.state)
             return True
+        try:
+            if not self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success:
+                self.dropped = True
+        except httpx.HTTPStatusError as error:
+            log.debug("no heartbeat: %s", error)
+            self.dropped |= error.response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+        except httpx.HTTPError as error:
+            log.debug("no heartbeat: %s", error)
+        return True
 
-        heartbeat = HeartbeatSender(beat)
+
+def handle(kit: Kit, executor: Executor, token: str, note: Note) -> None:
+    """One task: its message in, our answer out. If the SuperNode goes meanwhile, its next one asks again."""
+    limits = kit.limits
+    note.write("pulling", limits.transfer, now=True)
+    with TaskClient(kit, token, note) as client:
+        pulse = Pulse(client, note)
+        heartbeat = HeartbeatSender(pulse.beat)
         heartbeat.start()
         try:
-            message, context, _, fab = pull_task_input(client)
+            try:
+                message, context, _, fab = pull_task_input(client)
+            except (ObjectPullError, RuntimeError) as error:  # Flower's word for a task without a message
+                log.warning("A message did not come whole (%s): it is given up.", error)
+                push_task_output(client, None, SubStatus.FAILED, "The message did not come whole.")
+                return
+            note.write("working", limits.training, idle=limits.idle, now=True)
             reply = executor.answer(message, context, bundle_of(fab))
+            note.write("pushing", limits.transfer, now=True)
+            if pulse.dropped:
+                log.warning("An answer was dropped: nobody waits for it any more.")
+                return
             push_message(client, reply, context)
             push_task_output(client, context, SubStatus.COMPLETED, "")
-        except (httpx.HTTPError, RunNotRunningException) as error:
+        except (httpx.HTTPError, ObjectPushError, RunNotRunningException) as error:
             log.warning("A message could not be finished (%s): its SuperNode or its run is gone.", error)
         finally:
             heartbeat.stop()
+            note.write("waiting", limits.transfer, now=True)
 
 
 def bundle_of(fab: Fab) -> str:
     """Of its content: the digest that travels with it is only the sender's word."""
     return bundle_digest(fab.content)
-
-
-@dataclass(frozen=True)
-class Sign:
-    """What an executor said of itself, and when: a loop that hangs says nothing more."""
-
-    pid: int
-    state: str  # waiting | working | alone (no SuperNode answers it)
-    since: float
-    seen: float
-
-
-class Note:
-    """Keeps `executor.json` in the meeting folder. The loop itself writes it: a thread would not hang."""
-
-    def __init__(self, kit: Kit) -> None:
-        self._path = kit.meeting / "executor.json"
-        self._last = Sign(os.getpid(), "", 0.0, 0.0)
-
-    @property
-    def state(self) -> str:
-        return self._last.state
-
-    def write(self, state: str, *, now: bool = False) -> None:
-        moment = time.time()
-        if not now and state == self._last.state and moment - self._last.seen < SIGN_OF_LIFE:
-            return
-        since = self._last.since if state == self._last.state else moment
-        self._last = Sign(os.getpid(), state, since, moment)
-        part = self._path.with_suffix(".part")
-        part.write_text(json.dumps(asdict(self._last)))
-        part.replace(self._path)
-
-
-def last_sign(kit: Kit) -> Sign | None:
-    """The last note of this kit's executor, None where none has run yet."""
-    try:
-        return Sign(**json.loads((kit.meeting / "executor.json").read_text()))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{kit.meeting}/executor.json cannot be read ({error}): delete it.") from error
 
 
 @contextmanager
@@ -166,9 +176,7 @@ def alone(kit: Kit) -> Iterator[None]:
 
 def main(arguments: list[str]) -> None:
     """The verb."""
-    parser = Arguments("fedfrozen site exec", description="The resident executor of a site.")
-    parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
-    kit = Kit.read(parser.parse_args(arguments).kit)
+    kit = Kit.read(parse("site exec", arguments).kit)
     try:
         manifest.check(kit.folder)
         with alone(kit):

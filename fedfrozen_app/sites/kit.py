@@ -1,6 +1,6 @@
 """A site's kit, as its processes read it: `site.yaml`, and where everything lies."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,16 @@ import yaml
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.sites.views import View, read_views
 
-KEYS = ("name", "superlink", "views", "model_path", "folder", "cache_gb", "syslog")
+KEYS = ("name", "superlink", "views", "model_path", "folder", "cache_gb", "syslog", "limits")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds after which a part of this site counts as hung, and is started again."""
+
+    transfer: float = 300  # without a piece of a message coming or going
+    idle: float = 300  # of work on a message that does not compute
+    training: float = 86400  # of work on one message
 
 
 @dataclass(frozen=True)
@@ -21,6 +30,7 @@ class Kit:
     model_path: str | None
     var: Path  # cache, state, approvals, audit log
     cache_gb: float
+    limits: Limits = Limits()
     syslog: str | None = None  # where a copy of the audit log goes: a socket such as /dev/log, or HOST:PORT
 
     @classmethod
@@ -54,6 +64,7 @@ class Kit:
             model_path=_below(folder, found.get("model_path")),
             var=folder / found["folder"],
             cache_gb=float(room),
+            limits=_limits(found.get("limits", {}), path),
             syslog=found.get("syslog"),
         )
 
@@ -83,6 +94,16 @@ class Kit:
     def node_config(self) -> dict[str, Any]:
         """What the ClientApp is told of this site, in Flower's own way."""
         return {"site": self.name, "cache-dir": str(self.var / "cache"), "cache-gb": self.cache_gb}
+
+
+def _limits(found: Any, path: Path) -> Limits:
+    known = [field.name for field in fields(Limits)]
+    if not isinstance(found, dict) or set(found) - set(known):
+        raise UserError(f"{path}: limits must hold {', '.join(known)}, in seconds, and nothing else.")
+    for key, value in found.items():
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise UserError(f"{path}: {key} of limits must be a number above 0.")
+    return Limits(**found)
 
 
 def _below(folder: Path, path: Any) -> str | None:

@@ -11,6 +11,7 @@ import socket
 import ssl
 import stat
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse  # internal
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError  # internal
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor  # internal
 from flwr.supercore.runtime import RuntimeHttpClient  # internal
 
@@ -28,7 +31,9 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.sites.kit import Kit
 
 NAME = "supernode"  # of the socket, and in the certificate that a client checks
-CONTACT = "/contact"  # a question that Flower's SuperNode does not know; ours answers it
+# What Flower's SuperNode does not know, and ours does:
+CONTACT = "/contact"  # a question
+BEGIN = "/begin"  # a new executor says that it is there
 NEVER = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)  # as RFC 5280 says it; the file can be deleted
 
 
@@ -37,7 +42,8 @@ class Contact:
     """A SuperNode's standing with the server; it changes as the server answers."""
 
     node: int | None = None  # the number by which the server knows it; None: not let in yet
-    heard: float | None = None  # when the server last answered its question for messages
+    heard: float | None = None  # when the server last answered its question for messages (monotonic clock)
+    beat: float | None = None  # when the server last took its heartbeat; without one it counts as gone
 
 
 class SuperNodeClient(RuntimeHttpClient):
@@ -60,11 +66,35 @@ class SuperNodeClient(RuntimeHttpClient):
         answer.raise_for_status()
         return Contact(**answer.json())
 
+    def begin(self) -> None:
+        """Whatever an executor before this one was at is lost, and the server need not wait for it."""
+        self._client.post(f"https://{NAME}{BEGIN}").raise_for_status()
+
     def close(self) -> None:
         super().close()
         if self._folder >= 0:
             os.close(self._folder)
             self._folder = -1
+
+
+class Patience:
+    """Whether the pieces of a message still come or go: Flower itself asks for hours for one that does not.
+
+    A piece is asked for again and again until it is there, so that no single request hangs.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit, self._last = limit, time.monotonic()
+
+    def check(self, piece: PullObjectRequest, answer: PullObjectResponse) -> PullObjectResponse:
+        if answer.object_available:
+            self.progress()
+        elif time.monotonic() - self._last > self._limit:
+            raise ObjectPullError(piece.object_id, f"no piece of its message came for {self._limit:g} s")
+        return answer
+
+    def progress(self) -> None:
+        self._last = time.monotonic()
 
 
 def is_stranger(error: BaseException | None) -> bool:

@@ -22,7 +22,6 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.bundles import source_digest
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.flower.app_folder import app_folder
@@ -32,6 +31,7 @@ from fedfrozen_app.sites.authority import DAYS, PEM, Authority, Passphrase, fing
 from fedfrozen_app.sites.files import PUBLIC, SCRIPT, write
 from fedfrozen_app.sites.kit import port_number, read_yaml
 from fedfrozen_app.sites.request import KEYS, NAME, certificate_file, make_key, make_secret
+from fedfrozen_app.verb_table import parse
 
 RESERVED = ("server", "authority", "all")
 
@@ -82,28 +82,9 @@ def provision(arguments: list[str]) -> None:
         everything(arguments)
 
 
-POSITIONAL = {
-    "request": "the .csr that `fedfrozen site request` made",
-    "federation": "YAML file: server: {address, port}, sites: [names]",
-}
-
-
-def _parser(verb: str, *positional: str) -> Arguments:
-    parser = Arguments(f"fedfrozen provision{verb}", description=__doc__)
-    for name in positional:
-        parser.add_argument(name, type=Path, help=POSITIONAL[name])
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the kits")
-    parser.add_argument("--passphrase-file", type=Path, help="holds the authority's passphrase")
-    return parser
-
-
 def everything(arguments: list[str]) -> None:
     """All kits at once, to try a federation on one machine."""
-    parser = _parser("", "federation")
-    parser.add_argument(
-        "--renew", metavar="PARTY", help="a party or 'all': make its key and certificate anew"
-    )
-    options = parser.parse_args(arguments)
+    options = parse("provision", arguments)
     plan = read_federation(options.federation)
     if options.renew not in (None, "all", *plan.parties()):
         raise UserError(
@@ -120,7 +101,7 @@ def everything(arguments: list[str]) -> None:
 
 def init(arguments: list[str]) -> None:
     """The authority alone."""
-    options = _parser(" init", "federation").parse_args(arguments)
+    options = parse("provision init", arguments)
     read_federation(options.federation)
     folder = options.output / "authority"
     if (folder / "ca.key").exists():
@@ -132,9 +113,7 @@ def init(arguments: list[str]) -> None:
 
 def sign(arguments: list[str]) -> None:
     """A party's request becomes its certificate and its kit."""
-    parser = _parser(" sign", "request", "federation")
-    parser.add_argument("--fingerprint", help="the key's, told by the party in another way")
-    options = parser.parse_args(arguments)
+    options = parse("provision sign", arguments)
     plan = read_federation(options.federation)
     name, role, public = read_request(options.request, plan)
     _compare(name, fingerprint(public), options.fingerprint)
@@ -152,10 +131,7 @@ def sign(arguments: list[str]) -> None:
 
 def rotate(arguments: list[str]) -> None:
     """Another authority: begin, and finish once every party is renewed."""
-    parser = _parser(" rotate")
-    parser.add_argument("--finish", action="store_true", help="the old authority counts no more")
-    parser.add_argument("--anyway", action="store_true", help="finish although some parties are not renewed")
-    options = parser.parse_args(arguments)
+    options = parse("provision rotate", arguments)
     passphrase = Passphrase(options.passphrase_file)
     authority = Authority.read(options.output / "authority", passphrase)
     if not options.finish:

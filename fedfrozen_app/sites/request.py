@@ -16,12 +16,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.sites import manifest
 from fedfrozen_app.sites.authority import (
     PEM,
-    ROLES,
     fingerprint,
     problem_of,
     read_certificate,
@@ -31,6 +29,7 @@ from fedfrozen_app.sites.authority import (
 )
 from fedfrozen_app.sites.files import PUBLIC, SCRIPT, SECRET, write
 from fedfrozen_app.sites.kit import read_yaml
+from fedfrozen_app.verb_table import parse
 
 KEYS = {"site": "node.key", "server": "server.key", "operator": "operator.key"}
 NAME = re.compile(r"[a-z][a-z0-9_-]{0,40}")  # also a file name, and a word in scripts and in nginx's list
@@ -47,11 +46,7 @@ def certificate_file(role: str) -> str:
 
 def request(arguments: list[str]) -> None:
     """`fedfrozen site request NAME`."""
-    parser = Arguments("fedfrozen site request", description=__doc__)
-    parser.add_argument("name", help="the party's name in federation.yaml")
-    parser.add_argument("--as", dest="role", choices=ROLES, default="site", help="what it is (default: site)")
-    parser.add_argument("-o", "--output", type=Path, help="folder of the kit to be (default: ./NAME)")
-    options = parser.parse_args(arguments)
+    options = parse("site request", arguments)
     if not NAME.fullmatch(options.name):
         raise UserError(f"The name {options.name!r} cannot be used: take small letters, digits, - and _.")
     folder = options.output or Path(options.name)
@@ -63,10 +58,7 @@ def request(arguments: list[str]) -> None:
 
 def renew(arguments: list[str]) -> None:
     """`fedfrozen site renew [KIT]`."""
-    parser = Arguments("fedfrozen site renew", description=__doc__)
-    parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the kit (default: here)")
-    parser.add_argument("--new-key", action="store_true", help="with a new key; the old one counts till then")
-    options = parser.parse_args(arguments)
+    options = parse("site renew", arguments)
     folder = options.kit.expanduser().resolve()
     role = role_of(folder)
     key = folder / KEYS[role]
@@ -80,13 +72,7 @@ def renew(arguments: list[str]) -> None:
 
 def install(arguments: list[str]) -> None:
     """`fedfrozen site install RECEIVED [KIT]`."""
-    parser = Arguments("fedfrozen site install", description=__doc__)
-    parser.add_argument("received", type=Path, help="the folder that the authority sent back")
-    parser.add_argument(
-        "kit", type=Path, nargs="?", default=Path(), help="where the key lies (default: here)"
-    )
-    parser.add_argument("--authority", metavar="FINGERPRINT", help="the authority's, told by another way")
-    options = parser.parse_args(arguments)
+    options = parse("site install", arguments)
     folder = options.kit.expanduser().resolve()
     found = install_kit(options.received.expanduser().resolve(), folder, options.authority)
     print(f"{folder} is the kit of the {found.role} {found.name}, signed and whole.")

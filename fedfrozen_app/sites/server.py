@@ -30,11 +30,11 @@ from flwr.superlink.cli.flower_superlink import (  # internal
 )
 from flwr.superlink.main import create_app  # internal
 
-from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.sites import admitted, manifest
 from fedfrozen_app.sites.authority import who
 from fedfrozen_app.sites.link import listening, open_folder, running, short
+from fedfrozen_app.verb_table import parse
 
 log = logging.getLogger(__name__)
 NAME = "superlink"
@@ -43,10 +43,6 @@ FLAGS = (
     "--database {}/state.db --superexec-auth-secret-file {}/superexec.secret "
     "--ssl-ca-certfile {}/ca.crt --ssl-certfile {}/server.crt --ssl-keyfile {}/server.key"
 )
-
-
-def _kit(parser: Arguments) -> None:
-    parser.add_argument("kit", type=Path, help="the server's kit")
 
 
 def _folder(path: Path) -> Path:
@@ -58,9 +54,7 @@ def _folder(path: Path) -> Path:
 
 def link(arguments: list[str]) -> None:
     """`fedfrozen server link KIT`: the SuperLink."""
-    parser = Arguments("fedfrozen server link", description=__doc__)
-    _kit(parser)
-    folder = _folder(parser.parse_args(arguments).kit)
+    folder = _folder(parse("server link", arguments).kit)
     manifest.check(folder)
     os.umask(0o077)
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -79,12 +73,7 @@ def link(arguments: list[str]) -> None:
 
 def admit(arguments: list[str]) -> None:
     """`fedfrozen server admit KIT [CERTIFICATE ...]`: let parties in; without one, all that were before."""
-    parser = Arguments("fedfrozen server admit", description=admit.__doc__)
-    _kit(parser)
-    parser.add_argument(
-        "certificates", type=Path, nargs="*", help="node.crt of a site, operator.crt of a person"
-    )
-    options = parser.parse_args(arguments)
+    options = parse("server admit", arguments)
     folder = _folder(options.kit)
     for path in options.certificates:
         try:
@@ -114,10 +103,7 @@ def admit(arguments: list[str]) -> None:
 
 def revoke(arguments: list[str]) -> None:
     """`fedfrozen server revoke KIT NAME`: a party is turned away from now on."""
-    parser = Arguments("fedfrozen server revoke", description=revoke.__doc__)
-    _kit(parser)
-    parser.add_argument("name", help="the site or operator")
-    options = parser.parse_args(arguments)
+    options = parse("server revoke", arguments)
     folder = _folder(options.kit)
     path = folder / "admitted" / f"{options.name}.crt"
     if options.name not in admitted.admitted(folder):

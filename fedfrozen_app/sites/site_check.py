@@ -20,21 +20,22 @@ from flwr.supernode.fleet_http_client import FleetHttpClient  # internal
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # internal
 
 from fedfrozen_app import registry
-from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.sites import manifest
 from fedfrozen_app.sites.audit_log import AuditLog, check_anchors, read_audit
 from fedfrozen_app.sites.authority import problem_of, read_certificate, read_trusted
-from fedfrozen_app.sites.executor import last_sign
+from fedfrozen_app.sites.executor import NAME as EXECUTOR
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.link import Contact, SuperNodeClient, is_stranger, running
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.request import key_of
+from fedfrozen_app.sites.sign import ask, last_sign, processor_time
 from fedfrozen_app.sites.store import Budget
 from fedfrozen_app.sites.supernode import server_context
 from fedfrozen_app.sites.views import View
+from fedfrozen_app.verb_table import parse
 from fedfrozen_app.words import counted
 
 MIN_FREE_GB = 2.0
@@ -49,9 +50,7 @@ HIDDEN_FIELDS = ("time", "event", "previous", "digest", "bundle")  # of an entry
 
 def main(arguments: list[str]) -> None:
     """The verb: every check on its own line; exit code 2 when one of them fails."""
-    parser = Arguments("fedfrozen site check", description=__doc__)
-    parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
-    kit = Kit.read(parser.parse_args(arguments).kit)
+    kit = Kit.read(parse("site check", arguments).kit)
     failed = 0
     for name, check in CHECKS.items():
         try:
@@ -65,12 +64,7 @@ def main(arguments: list[str]) -> None:
 
 def audit(arguments: list[str]) -> None:
     """`fedfrozen site audit [KIT]`: the audit log, one line an event."""
-    parser = Arguments("fedfrozen site audit", description="What was asked, sent and refused.")
-    parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
-    parser.add_argument(
-        "--anchors", type=Path, help="anchors.jsonl of a run's folder: what the server was told of this log"
-    )
-    options = parser.parse_args(arguments)
+    options = parse("site audit", arguments)
     kit = Kit.read(options.kit)
     for entry in read_audit(kit.audit):
         head = f"{entry['time'][:19]}  {entry['event']:8}"
@@ -192,9 +186,15 @@ def _standing(kit: Kit) -> str:
     found = _contact(kit)
     if found.node is None or found.heard is None:
         raise UserError("the server has not let this site's SuperNode in yet: see its log, supernode.sh.")
-    silent = time.time() - found.heard
+    now = time.monotonic()
+    silent = now - found.heard
     if silent > SILENCE:
         raise UserError(f"the server has not answered this site's SuperNode for {silent:.0f} s.")
+    if found.beat is not None and now - found.beat > 2 * SILENCE:
+        raise UserError(
+            f"the server has taken no heartbeat of this site's SuperNode for {now - found.beat:.0f} s, and "
+            "counts it as gone: see its log, supernode.sh."
+        )
     return f"registered, as node {found.node}; the server answered {silent:.0f} s ago"
 
 
@@ -217,38 +217,43 @@ def check_supernode(kit: Kit) -> str:
 
 
 def check_executor(kit: Kit) -> str:
-    """By what its loop wrote last: one that hangs writes nothing."""
+    """Asked, as its loop is the one to answer; at work it cannot, and then its notes tell."""
     if not running(kit.var / "executor.lock"):
         return "not started"
-    sign = last_sign(kit)
+    sign = last_sign(kit.meeting, EXECUTOR)
     if sign is None:
         return "starting"
-    silent, long = time.time() - sign.seen, time.time() - sign.since
-    if sign.state == "working":  # on one message, in which it writes nothing
-        if long > PATIENCE and not computes(sign.pid, LOOK):
+    now = time.monotonic()
+    silent, long = now - sign.seen, now - sign.since
+    if sign.state == "alone":
+        raise UserError(f"no SuperNode answers it, for {long:.0f} s: start supernode.sh, see its log.")
+    if sign.state != "waiting":
+        if now > sign.until:
+            raise UserError(
+                f"it is {sign.state} for {long:.0f} s, longer than limits in site.yaml allow: it hangs. Its "
+                "watchdog starts it again; without one (--unguarded) do it yourself."
+            )
+        if sign.state == "working" and long > PATIENCE and not computes(sign.pid, LOOK):
             raise UserError(
                 f"it is at one message for {long:.0f} s and did not compute in the last {LOOK:g} s: it waits "
                 "for a disk, or hangs. Look again, and if it stays so start it again."
             )
-        return f"at work on a message, for {long:.0f} s"
-    if silent > PATIENCE:
-        raise UserError(f"it has looked for no message for {silent:.0f} s: it hangs. Start it again.")
-    if sign.state == "alone":
-        raise UserError(f"no SuperNode answers it, for {long:.0f} s: start supernode.sh, see its log.")
-    return f"waits for messages, and looked {silent:.1f} s ago"
+        return f"at work on a message ({sign.state}), for {long:.0f} s"
+    took = ask(kit.meeting, EXECUTOR, PATIENCE)
+    if took is None:
+        raise UserError(
+            f"it did not answer within {PATIENCE:g} s, and has looked for no message for "
+            f"{silent + PATIENCE:.0f} s: it hangs. Start it again."
+        )
+    return f"waits for messages, and answers, after {1000 * took:.0f} ms"
 
 
 def computes(pid: int, seconds: float) -> bool:
     """Whether a process uses the processor, watched for so long."""
-
-    def used() -> int:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return int(words[11]) + int(words[12])  # in user and in kernel mode, of all its threads
-
     try:
-        before = used()
+        before = processor_time(pid)
         time.sleep(seconds)
-        return used() > before
+        return processor_time(pid) > before
     except OSError:  # it has ended meanwhile, and its lock will say so
         return False
 

@@ -12,48 +12,54 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
+import httpx
 import uvicorn
+from fastapi import FastAPI
 from flwr.common.constant import ISOLATION_MODE_PROCESS, ISOLATION_MODE_SUBPROCESS  # internal
-from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse  # internal
+from flwr.proto.fleet_pb2 import (  # internal
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse  # internal
+from flwr.proto.message_pb2 import (  # internal
+    PullObjectRequest,
+    PullObjectResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+)
+from flwr.proto.node_pb2 import Node  # internal
+from flwr.proto.run_pb2 import GetRunRequest  # internal
 from flwr.supercore.exit import add_exit_handler  # internal
-from flwr.supercore.object_store import ObjectStoreFactory  # internal
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor  # internal
 from flwr.supercore.retry import RetryInvoker  # internal
 from flwr.supernode import fleet_http_connection  # internal
 from flwr.supernode.fleet_http_client import FleetHttpClient  # internal
 from flwr.supernode.main import create_app  # internal
-from flwr.supernode.nodestate import NodeStateFactory  # internal
 from flwr.supernode.start_client_internal import start_client_internal  # internal
 
-from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.sites import manifest
+from fedfrozen_app.sites.inbox import Inbox, InboxFactory
 from fedfrozen_app.sites.kit import Kit
-from fedfrozen_app.sites.link import CONTACT, NAME, Contact, context, listening
+from fedfrozen_app.sites.link import BEGIN, CONTACT, NAME, Contact, Patience, context, listening
 from fedfrozen_app.sites.request import key_of
+from fedfrozen_app.sites.sign import Note
+from fedfrozen_app.verb_table import parse
 
 GRACE = 5.0  # seconds for requests under way, when it ends
 
 
 def main(arguments: list[str]) -> None:
     """The verb."""
-    parser = Arguments("fedfrozen site node", description=__doc__)
-    parser.add_argument("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
-    parser.add_argument("--max-retries", type=int, help="give up after so many failed calls (default: never)")
-    parser.add_argument(
-        "--run-code-of-server",
-        action="store_true",
-        help="Flower's own way, without executor and policy: each message starts the code that came with it",
-    )
-    options = parser.parse_args(arguments)
+    options = parse("site node", arguments)
     kit = Kit.read(options.kit)
     manifest.check(kit.folder)
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
-    states = NodeStateFactory(objectstore_factory=ObjectStoreFactory())
-    contact = Contact()
+    states, contact = InboxFactory(), Contact()
     connect = partial(_connect, kit, states, contact, options.max_retries)
     if options.run_code_of_server:
         view = kit.view(None)
@@ -73,12 +79,9 @@ def main(arguments: list[str]) -> None:
         connect(isolation=ISOLATION_MODE_PROCESS, node_config={})
 
 
-def _serve(
-    states: NodeStateFactory, contact: Contact, bound: socket.socket, tls: ssl.SSLContext | None
-) -> None:
+def _serve(states: InboxFactory, contact: Contact, bound: socket.socket, tls: ssl.SSLContext | None) -> None:
     """Let the executor in, beside the loop that asks the server for messages."""
-    app = create_app(states)
-    app.add_api_route(CONTACT, lambda: asdict(contact))
+    app = desk_of(states, contact)
     config = uvicorn.Config(app, loop="asyncio", access_log=False, log_level="warning", workers=1)
     config.load()
     config.ssl = tls
@@ -99,12 +102,18 @@ def _serve(
     add_exit_handler(stop)
 
 
-def _connect(
-    kit: Kit, states: NodeStateFactory, contact: Contact, max_retries: int | None, **how: Any
-) -> None:
+def desk_of(states: InboxFactory, contact: Contact) -> FastAPI:
+    """What the executor can ask: Flower's own questions, and two more."""
+    app = create_app(states)
+    app.add_api_route(CONTACT, lambda: asdict(contact))
+    app.add_api_route(BEGIN, states.inbox.executor_began, methods=["POST"])
+    return app
+
+
+def _connect(kit: Kit, states: InboxFactory, contact: Contact, max_retries: int | None, **how: Any) -> None:
     """Flower's own loop: ask the server for messages, hand the answers in, until the process ends."""
     key = key_of(kit.folder / "node.key")
-    use_client_of(kit, contact)
+    use_client_of(kit, contact, states.inbox)
     start_client_internal(
         state_factory=states,
         server_address=kit.superlink,
@@ -130,11 +139,14 @@ def server_context(kit: Kit) -> ssl.SSLContext:
     return made
 
 
-def use_client_of(kit: Kit, contact: Contact) -> None:
-    """Let Flower use a client that shows this site's certificate and notes when the server answered.
+def use_client_of(kit: Kit, contact: Contact, inbox: Inbox) -> None:
+    """Let Flower use a client that shows this site's certificate, and sees to it that nothing hangs.
 
     Flower's SuperNode knows no client certificates, and makes its client in one place: it is put there.
     """
+    note = Note(kit.meeting, NAME)
+    limit = kit.limits.transfer
+    patience = Patience(limit)
 
     class OfThisKit(FleetHttpClient):
         @classmethod
@@ -155,8 +167,48 @@ def use_client_of(kit: Kit, contact: Contact) -> None:
             )
 
         def PullMessages(self, request: PullMessagesRequest) -> PullMessagesResponse:
+            note.write("asking", limit)
+            inbox.abandon()
             answer = super().PullMessages(request)
-            contact.node, contact.heard = request.node.node_id, time.time()
+            contact.node, contact.heard = request.node.node_id, time.monotonic()
+            inbox.run_is_over = partial(self.is_over, request.node)
+            patience.progress()
             return answer
 
+        def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
+            note.write("fetching a message", limit)
+            return patience.check(request, super().PullObject(request))
+
+        def PushMessages(self, request: PushMessagesRequest) -> PushMessagesResponse:
+            note.write("sending an answer", limit)
+            return super().PushMessages(request)
+
+        def PushObject(self, request: PushObjectRequest) -> PushObjectResponse:
+            note.write("sending an answer", limit)
+            return super().PushObject(request)
+
+        def SendNodeHeartbeat(self, request: SendNodeHeartbeatRequest) -> SendNodeHeartbeatResponse:
+            try:
+                answer = super().SendNodeHeartbeat(request)
+                if not answer.success:
+                    raise httpx.RemoteProtocolError("the server does not know this site's SuperNode")
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code == httpx.codes.UNAUTHORIZED:  # then Flower ends the process
+                    raise
+                # Anything else would end Flower's heart and nothing besides: it beats again a little later.
+                raise httpx.RemoteProtocolError(str(error)) from error
+            contact.beat = time.monotonic()
+            return answer
+
+        def is_over(self, node: Node, run: int) -> bool:
+            """Whether the server says that this run has ended; where it says nothing it may go on."""
+            try:
+                self.GetRun(GetRunRequest(node=node, run_id=run))
+            except httpx.HTTPStatusError as error:
+                return error.response.status_code == httpx.codes.FORBIDDEN
+            except httpx.HTTPError:
+                return False
+            return False
+
+    inbox.sign_of_life = partial(note.write, "waiting for the executor", limit)
     fleet_http_connection.FleetHttpClient = OfThisKit  # type: ignore[misc]

@@ -361,6 +361,9 @@ views:
 model_path: null       # folder of a pretrained model, where runs start from one (model=checkpoint)
 folder: var            # cache, state and audit.jsonl; needs room for some copies of the model
 cache_gb: 4            # of arrays kept between rounds
+# Seconds after which a part of this site counts as hung and is started again: without a piece of a message
+# coming or going; at work on a message without computing; at work on one message at all.
+limits: {transfer: 300, idle: 300, training: 86400}
 """
 
 POLICY_YAML = """\

@@ -5,8 +5,8 @@ import importlib
 from fedfrozen_app.errors import UserError
 
 WORDS = {
-    "node": "fedfrozen_app.sites.supernode:main",
-    "exec": "fedfrozen_app.sites.executor:main",
+    "node": "fedfrozen_app.sites.guard:node",
+    "exec": "fedfrozen_app.sites.guard:executor",
     "check": "fedfrozen_app.sites.site_check:main",
     "request": "fedfrozen_app.sites.request:request",
     "install": "fedfrozen_app.sites.request:install",

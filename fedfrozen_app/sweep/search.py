@@ -19,7 +19,6 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 from joblib import Parallel, delayed
 from rich.console import Console
 
-from fedfrozen_app.arguments import Arguments
 from fedfrozen_app.config import compose_config, resolved, with_absolute_paths
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.disk import replace_file
@@ -27,20 +26,18 @@ from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.sweep.member import Asked, run_member
 from fedfrozen_app.sweep.multirun import new_token, raise_failures, sweep_folder
 from fedfrozen_app.sweep.sweep_table import members, sweep_table
+from fedfrozen_app.verb_table import parser
 
 Ask = Callable[[Any], str]  # an Optuna trial in, an override out
 
 
 def search(arguments: list[str]) -> None:
-    parser = Arguments(prog="fedfrozen search", description="Search settings with Optuna.")
-    parser.add_argument("--trials", type=int, default=20, help="how many runs; default: 20")
-    parser.add_argument("--jobs", type=int, default=1, help="how many at once; default: 1")
-    parser.add_argument("--seed", type=int, default=0, help="of the sampler, not of the runs; default: 0")
-    given, overrides = parser.parse_known_args(arguments)
+    given, unknown = parser("search").parse_known_intermixed_args(arguments)
+    overrides = given.overrides
     if given.trials < 1 or given.jobs < 1 or given.seed < 0:
         raise UserError("--trials and --jobs must be at least 1, and --seed at least 0.")
-    if flags := [word for word in overrides if word.startswith("-")]:
-        raise UserError(f"Searching takes no {flags[0]}: see fedfrozen search --help.")
+    if unknown:
+        raise UserError(f"Searching takes no {unknown[0]}: see fedfrozen search --help.")
     try:
         import optuna
     except ImportError as error:

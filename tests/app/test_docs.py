@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 from fedfrozen_app import registry
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.commands import VERBS
-from fedfrozen_app.config import Config, compose_config, conf_dir, docs, read, resolved
+from fedfrozen_app.conf_files import conf_dir
+from fedfrozen_app.config import Config, compose_config, docs, read, resolved
 from fedfrozen_app.config.schema import NAMED, sections
 from fedfrozen_app.config.settings import about
 from fedfrozen_app.config.sources import base

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 from PIL import Image
 
-from fedfrozen_app.config import conf_dir
+from fedfrozen_app.conf_files import conf_dir
 
 FILES = sorted((conf_dir() / "experiment").glob("*.yaml"))
 TINY = {

@@ -9,52 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
 
-from fedfrozen_app.files import checkpoint
 from fedfrozen_app.inprocess import stacked
-from fedfrozen_app.report import output
-from fedfrozen_app.run import evaluation
 
 
 @pytest.fixture
-def regimes(monkeypatch):
-    """The script as a module; what it changes in the project is put back."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
-    patched = [(output, "write_curves"), (output, "write_report"), (evaluation, "draw_labels")]
-    for place, name in (*patched, (checkpoint, "write"), (stacked, "share_out")):
-        monkeypatch.setattr(place, name, getattr(place, name))
+def regimes(cells):
     import regimes
 
     return regimes
 
 
 @pytest.fixture
-def inline(regimes, monkeypatch):
-    """Workers that train in this process, at once: a new interpreter takes longer than the study."""
-
-    once = []  # it changes the project's functions: not twice over
-
-    class Pipe:
-        def __init__(self, work, more):
-            self.work, self.more, self.laboratory, self.rows = work, more, None, []
-
-        def send(self, given):
-            if self.laboratory is None:
-                once[:] = once or [regimes.Laboratory(given)]
-                self.laboratory = once[0]
-            else:
-                self.rows.append(regimes.measure(given, self.laboratory, self.work, self.more))
-
-        def recv(self):
-            return self.rows.pop()
-
-        def close(self):
-            pass
-
-    process = argparse.Namespace(terminate=lambda: None, join=lambda: None)
-    monkeypatch.setattr(regimes.Worker, "start", lambda *given: regimes.Worker(process, Pipe(*given)))
-    monkeypatch.setattr(regimes, "wait", lambda pipes, timeout: pipes)
+def inline(regimes, workers_here):
     return regimes
 
 
@@ -156,11 +123,11 @@ def test_a_tuning_line_knows_nothing_of_the_test_rows(inline, tmp_path):
         assert 0 <= row["val"] <= 1
 
 
-def test_the_validation_rows_are_neither_trained_nor_tested_on(regimes):
+def test_the_validation_rows_are_neither_trained_nor_tested_on(regimes, cells):
     for name in ("digits", "tiny"):
         own = regimes.tuning_cells(regimes.STUDIES[name])[0]
         words = own.words(Path("work"), ["device=cpu"])
-        corpus = regimes.load_data(words)
+        corpus = cells.load_data(words)
         from fedfrozen_app.config import compose_config, read, resolved
 
         config = read(resolved(compose_config(words)))
@@ -257,26 +224,6 @@ def test_a_cell_begins_only_where_it_ends_in_time(regimes, tmp_path, monkeypatch
 # Figures ---------------------------------------------------------------------------------------------------
 
 
-def test_scores_by_hand(regimes):
-    values = [0.1, 0.2, 0.3, 0.5, 0.4, 0.6, 0.5, 0.6]
-    found = regimes.scores(values)
-    assert found["score"] == pytest.approx((0.5 + 0.4 + 0.6 + 0.5 + 0.6) / 5)
-    assert found["final"] == 0.6 and found["worst_drop"] == pytest.approx(0.1)
-    assert found["swing"] == pytest.approx(math.sqrt((0.04 + 0.01 + 0.01) / 3 / 2), abs=1e-5)
-    assert found["rise"] == pytest.approx(0.55 - 0.5)
-
-
-def test_paired_differences_by_hand(regimes):
-    ours, theirs = {0: 3.0, 1: 5.0, 2: 4.0, 7: 99.0}, {0: 2.0, 1: 2.0, 2: 2.0, 8: 0.0}
-    found = regimes.paired(ours, theirs)
-    assert (found.seeds, found.mean) == (3, 2.0)
-    assert found.half == pytest.approx(4.303 * 1 / math.sqrt(3), abs=1e-3)  # Student's t with 2 degrees
-    assert found.p == pytest.approx(stats.ttest_rel([3, 5, 4], [2, 2, 2]).pvalue)
-    assert str(found) == "+2.0 ± 2.5"
-    assert str(regimes.paired({0: 3.0}, {0: 2.0})) == "+1.0" and regimes.paired({0: 3.0}, {1: 2.0}) is None
-    assert regimes.paired({0: 1.0, 1: 1.0}, {0: 0.5, 1: 0.5}).p == 1.0  # equal differences are no evidence
-
-
 def test_only_what_survives_holm_is_called_a_difference(regimes):
     rows = []
     for seed, noise in enumerate((-0.001, 0.001, 0.0005, -0.0005, 0.0, 0.0002)):
@@ -306,24 +253,6 @@ def test_one_run_counts_for_all_warm_ups_of_its_length(regimes):
 def test_rounds_to_a_target(regimes):
     row = {"every": 4, "curve": [0.1, 0.3, 0.2, 0.5]}
     assert regimes.reached(row, 0.3) == 8 and regimes.reached(row, 0.6) == math.inf
-
-
-def test_classes_a_client(regimes):
-    one, two = np.array([1, 1]), np.array([0, 1, 0, 1, 2, 3, 2, 3])
-    assert regimes.classes_per_client([one]) == 1.0
-    assert regimes.classes_per_client([one, two]) == pytest.approx((2 * 1 + 8 * 4) / 10)
-
-
-def test_merging_takes_each_cell_once(regimes, tmp_path):
-    here, there = tmp_path / "here", tmp_path / "there"
-    row = {"setting": "a", "seed": 0, "method": "never", "lr": 0.1}
-    regimes.append(here / "tiny.jsonl", row | {"score": 1})
-    regimes.append(there / "tiny.jsonl", row | {"score": 2})
-    regimes.append(there / "tiny.jsonl", row | {"seed": 1})
-    for _ in range(2):
-        regimes.merge(here, [there])
-    assert [r["seed"] for r in regimes.read(here / "tiny.jsonl")] == [0, 1]
-    assert regimes.read(here / "tiny.jsonl")[0]["score"] == 1
 
 
 @pytest.mark.slow

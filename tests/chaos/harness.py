@@ -1,8 +1,9 @@
 """Random faults on three real sites over TLS, and what must hold after each of them.
 
-`python -m tests.chaos.harness --faults 60 --seed 1 --out chaos.json` runs a whole series; the test runs a
-short one. Processes that end are started again as the kits' units would; nobody mends anything else by hand,
-but the command is given again (`resume`) where it has ended.
+`python -m tests.chaos.harness --faults 60 --seed 1 --out chaos.jsonl` runs a whole series, a line for each
+fault; given again with the same file it goes on where it ended, and `--table` prints what the file holds. The
+test runs a short one. Processes that end are started again as the kits' units would; nobody mends anything
+else by hand, but the command is given again (`resume`) where it has ended.
 """
 
 import argparse
@@ -21,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -31,13 +33,25 @@ from fedfrozen_app.files import lease, status
 from fedfrozen_app.flower.processes import free_port
 from fedfrozen_app.sites.audit_log import read_audit
 from fedfrozen_app.sites.kit import Kit
+from fedfrozen_app.sites.sign import last_sign
 from tests.chaos import clock
 from tests.conftest import Run
-from tests.sites.federation import ROOT, SITES, Deployment, federation, wait_for_port, write_data
+from tests.sites.federation import (
+    OPEN,
+    ROOT,
+    SITES,
+    VIEWS,
+    Deployment,
+    federation,
+    wait_for_port,
+    wait_for_socket,
+    write_data,
+)
 from tests.sites.twin import SAFL, words
 
-ROUNDS = 6
-COMMON = ("runtime.min_nodes=3", "runtime.node_timeout=150", "runtime.round_timeout=200", "eval_every=3")
+ROUNDS = 8
+A_RUN = 6  # faults, of which each takes a round or two
+COMMON = ("runtime.min_nodes=3", "runtime.node_timeout=150", "runtime.round_timeout=200", "eval_every=4")
 STATEFUL = "scaffold" if "scaffold" in registry.names("strategies") else "local"
 METHODS = {
     "fedfrozen": (f"num_rounds={ROUNDS}", "strategy.warmup_rounds=2"),
@@ -54,30 +68,33 @@ class Fault:
     kind: str  # a signal's name, "stop", "cut", "slow", "disk" or "clock"
     target: str
     method: str
-    after_round: int
-    delay: float  # seconds after that round's row
+    delay: float  # seconds after a round's row
     seconds: float = 0.0  # how long it lasts
+    inner: bool = False  # of a site's part: the process itself, not its watchdog
+    after_round: int = 0
 
 
 @dataclass
 class Outcome:
     fault: Fault
+    run: int  # several faults hit one run: what holds at its end holds for all of them
     completed: bool = False
     same: bool = False  # the bits of the unbroken run; of a private one its epsilon
     trained_twice: list[str] = field(default_factory=list)
+    mute: list[str] = field(default_factory=list)  # sites that were not in the run's last round
     failed_replies: list[str] = field(default_factory=list)
     resumed: int = 0  # how often the command had to be given again
     to_next_round: float | None = None  # seconds from the fault to the next row
-    to_end: float | None = None  # seconds from the fault to the end of the run
+    to_end: float | None = None  # seconds from the run's last fault to its end
     unbroken: float = 0.0  # seconds that the rounds after it take without a fault
     told: list[str] = field(default_factory=list)  # the last line of each command that failed
 
     @property
     def good(self) -> bool:
-        return self.completed and self.same and not self.trained_twice
+        return self.completed and self.same and not self.trained_twice and not self.mute
 
 
-def draw(chance: random.Random, *, pause: float, clocks: bool, disks: bool) -> Fault:
+def draw(chance: random.Random, method: str, *, pause: float, clocks: bool, disks: bool) -> Fault:
     """One fault at a random moment of a random run."""
     kinds = [*SIGNALS, "stop", "cut", "slow"] + ["disk"] * disks + ["clock"] * clocks
     kind = chance.choice(kinds)
@@ -87,9 +104,9 @@ def draw(chance: random.Random, *, pause: float, clocks: bool, disks: bool) -> F
         target = chance.choice(["command", *SITES])
     else:
         target = chance.choice(PARTS)
-    moment = chance.randint(1, ROUNDS - 1), chance.uniform(0, 8)
     lasts = {"stop": pause, "cut": chance.uniform(5, 30), "slow": 30.0, "disk": 15.0, "clock": 20.0}
-    return Fault(kind, target, chance.choice(list(METHODS)), *moment, lasts.get(kind, 0.0))
+    inner = target in SITE_PARTS and chance.random() < 0.5
+    return Fault(kind, target, method, chance.uniform(0, 6), lasts.get(kind, 0.0), inner)
 
 
 class Units:
@@ -216,50 +233,45 @@ class Chaos:
     def last_line(self) -> str:
         return (self.place / "commands.log").read_text().strip().splitlines()[-1]
 
-    def trial(self, fault: Fault, number: int, deadline: float = 500) -> Outcome:
-        """Run, break, and wait for the end, giving the command again where it has ended."""
+    def trial(self, faults: Sequence[Fault], number: int, deadline: float = 1500) -> list[Outcome]:
+        """A run with faults in a row, each once the one before has passed and another round is done."""
         run_id = f"trial-{os.getpid()}-{number}"
         folder = (self.disks.get("command") or self.place) / run_id
-        outcome = Outcome(fault, unbroken=sum(self.whole[fault.method]["seconds"][fault.after_round + 1 :]))
-        process = self.command(*self.line(fault.method, folder, run_id))
-        limit = time.monotonic() + deadline
-        while rows_of(folder) <= fault.after_round and process.poll() is None and time.monotonic() < limit:
-            time.sleep(0.05)
-        time.sleep(fault.delay)
-        rows, began = rows_of(folder), time.monotonic()
-        healer = threading.Thread(target=self.inject, args=(fault, process, folder))
-        healer.start()
-        while time.monotonic() < limit:
-            if outcome.to_next_round is None and rows_of(folder) > rows:
-                outcome.to_next_round = time.monotonic() - began
-            code = process.poll()
-            if code == 0:
-                outcome.completed = status.read(folder).state == "complete"
+        run = Running(self, faults[0].method, folder, run_id, time.monotonic() + deadline)
+        outcomes: list[Outcome] = []
+        began: list[float] = []
+        for fault in faults:
+            run.until_rows(rows_of(folder) + 1)
+            time.sleep(fault.delay)
+            if run.ended():
                 break
-            if code is not None and status.read(folder).state == "complete":  # while it was asked to resume
-                outcome.completed = True
-                break
-            if code is not None:
-                healer.join()
-                outcome.told.append(f"{code}: {self.last_line()}")
-                outcome.resumed += 1
-                time.sleep(2)
-                again = ["resume", str(folder), "--stop"]
-                if not list((folder / "checkpoints").glob("[0-9]*")):  # it was hit before its first round
-                    again = [*self.line(fault.method, folder, run_id), "overwrite=true"]
-                process = self.command(*again)
-            time.sleep(0.1)
-        else:
-            process.kill()
-        healer.join()
-        outcome.to_end = time.monotonic() - began
-        if outcome.completed:
-            found = Run(folder).rows
+            fault.after_round = rows_of(folder) - 1
+            outcome, resumed, told = Outcome(fault, number), run.resumed, len(run.told)
+            began.append(time.monotonic())
+            healer = threading.Thread(target=self.inject, args=(fault, run.process, folder))
+            healer.start()
+            if run.until_rows(fault.after_round + 2):
+                outcome.to_next_round = time.monotonic() - began[-1]
+            run.wait_for(healer)
+            outcome.resumed, outcome.told = run.resumed - resumed, run.told[told:]
+            outcomes.append(outcome)
+        completed = run.until_end()
+        found = Run(folder).rows if completed else []
+        if completed:
             assert [row["round"] for row in found] == list(range(ROUNDS + 1)), run_id
-            outcome.same = self.same(fault.method, folder)
-            outcome.failed_replies = [text for row in found for text in row.get("failures", ())]
-        outcome.trained_twice = self.trained_twice(run_id)
-        return outcome
+        for outcome in outcomes:
+            outcome.completed, outcome.trained_twice = completed, self.trained_twice(run_id)
+            if completed:
+                outcome.same = self.same(faults[0].method, folder)
+                outcome.mute = sorted(set(SITES) - set(found[-1]["clients"]))
+                outcome.failed_replies = [text for row in found for text in row.get("failures", ())]
+        if outcomes:  # more commands may have been needed after the last fault
+            outcomes[-1].resumed += run.resumed - sum(one.resumed for one in outcomes)
+            outcomes[-1].to_end = time.monotonic() - began[-1]
+            outcomes[-1].unbroken = sum(
+                self.whole[faults[0].method]["seconds"][outcomes[-1].fault.after_round + 1 :]
+            )
+        return outcomes
 
     # Faults -----------------------------------------------------------------------------------------
 
@@ -291,6 +303,10 @@ class Chaos:
             clock.set_step(self.units.steps / name, 0)
             return
         pid = self.pid(fault.target, process, folder)
+        if fault.inner and pid is not None:
+            site, _, part = fault.target.partition("-")
+            sign = last_sign(self.deployment.kits / site / "run", part)
+            pid = None if sign is None else sign.pid
         if pid is None:
             return
         with contextlib.suppress(ProcessLookupError):
@@ -310,6 +326,60 @@ class Chaos:
         if process.returncode:
             return list(SITES)
         return sorted(set(SITES) - set(Run(folder).rows[-1]["clients"]))
+
+
+class Running:
+    """A run, and the person who gives the command again where it has ended before its time."""
+
+    def __init__(self, chaos: Chaos, method: str, folder: Path, run_id: str, limit: float) -> None:
+        self.chaos, self.folder, self.limit = chaos, folder, limit
+        self.line = chaos.line(method, folder, run_id)
+        self.process = chaos.command(*self.line)
+        self.resumed = 0
+        self.told: list[str] = []  # the last line of each command that failed
+
+    def ended(self) -> bool:
+        return rows_of(self.folder) > ROUNDS or time.monotonic() > self.limit
+
+    def until_rows(self, count: int) -> bool:
+        while rows_of(self.folder) < count and not self._is_over():
+            time.sleep(0.05)
+        return rows_of(self.folder) >= count
+
+    def wait_for(self, healer: threading.Thread) -> None:
+        while healer.is_alive() and not self._is_over():
+            time.sleep(0.05)
+        healer.join()
+
+    def until_end(self) -> bool:
+        """Whether it is complete."""
+        while not self._is_over():
+            time.sleep(0.1)
+        if self.process.poll() is None:
+            self.process.kill()
+        return self._complete()
+
+    def _complete(self) -> bool:
+        found = status.read(self.folder)
+        return found is not None and found.state == "complete"
+
+    def _is_over(self) -> bool:
+        """Gives the command again where it has ended and the run has not."""
+        code = self.process.poll()
+        if code is None:
+            return time.monotonic() > self.limit
+        if code == 0 or self._complete():  # the latter while it was asked to resume
+            return True
+        if time.monotonic() > self.limit:
+            return True
+        self.told.append(f"{code}: {self.chaos.last_line()}")
+        self.resumed += 1
+        time.sleep(2)
+        again = ["resume", str(self.folder), "--stop"]
+        if not list((self.folder / "checkpoints").glob("[0-9]*")):  # it was hit before its first round
+            again = [*self.line, "overwrite=true"]
+        self.process = self.chaos.command(*again)
+        return False
 
 
 def rows_of(folder: Path) -> int:
@@ -362,17 +432,16 @@ def standing(place: Path) -> Iterator[Chaos]:
         controls = {}
         for site in SITES:
             port, controls[site] = free_port(), place / f"link-{site}.json"
-            relay = [sys.executable, "-m", "tests.chaos.relay", str(port), str(deployment.internal)]
+            relay = [sys.executable, "-m", "tests.chaos.relay", str(port), str(deployment.port)]
             os.environ["PYTHONPATH"] = str(ROOT)
             deployment.children.start(f"relay-{site}", [*relay, str(controls[site])], place / "relay_home")
             wait_for_port(port)
-            for path in (deployment.kits / site).glob("*"):
-                if path.suffix in (".sh", ".yaml", ".service"):
-                    text = path.read_text().replace(f"127.0.0.1:{deployment.internal}", f"127.0.0.1:{port}")
-                    path.write_text(text)
-            strategies = ["fedfrozen", "safl", STATEFUL]
-            deployment.change(site, "policy.yaml", min_examples=10, strategies=strategies)
-            deployment.change(site, "policy.yaml", rounds_per_day=100_000, max_epsilon=1_000_000.0)
+            limits = {"transfer": 90, "idle": 90, "training": 600}
+            address = f"127.0.0.1:{port}"
+            deployment.change(site, "site.yaml", views=VIEWS, superlink=address, limits=limits)
+            much = dict.fromkeys(("rounds_per_day", "hellos_per_day", "refusals_per_day"), 100_000)
+            allowed = {"strategies": ["fedfrozen", "safl", STATEFUL], "max_epsilon": 1e6, "max_delta": 0.5}
+            deployment.change(site, "policy.yaml", **OPEN | much | allowed)
             if disks:
                 (deployment.kits / site / "var").symlink_to(disks[site])
         for name in ("server-superlink", "server-superexec"):  # again, with clocks of their own
@@ -381,7 +450,7 @@ def standing(place: Path) -> Iterator[Chaos]:
         for name in names:
             units.start(name)
             if name == "server-superlink":
-                wait_for_port(deployment.internal)
+                wait_for_socket(deployment.kits / "server" / "run" / "superlink.sock")
         for site in SITES:
             deployment.wait_for_line(f"{site}-supernode", "SuperNode ID", timeout=180)
         clock.set_step(units.steps / "command", 0)
@@ -394,36 +463,55 @@ def standing(place: Path) -> Iterator[Chaos]:
 
 def series(
     place: Path, faults: int, seed: int, out: Path, *, pause: float = 60.0, only: Sequence[str] = ()
-) -> list[Outcome]:
-    """So many faults one after another on one federation; the figures go to `out` after each.
+) -> list[dict[str, Any]]:
+    """Faults one after another on one federation, until `out` holds so many: a line each.
 
     `only` names kinds and methods to draw from: without any, all.
     """
-    chance, found = random.Random(seed), []
+    found = read(out)
     with standing(place) as chaos:
         options = {"pause": pause, "clocks": chaos.units.library is not None, "disks": bool(chaos.disks)}
-        for number in range(faults):
-            fault = draw(chance, **options)
-            while not wanted(fault, only):
-                fault = draw(chance, **options)
-            if fault.method not in chaos.whole:
-                chaos.unbroken(fault.method)
-            found.append(chaos.trial(fault, number))
-            record = [asdict(one) | {"good": one.good} for one in found]
-            figures = {"seed": seed, "good": sum(one.good for one in found), "faults": len(found)}
-            out.write_text(json.dumps(figures | {"trials": record}, indent=2))
-            print(json.dumps(record[-1]), flush=True)
+        while len(found) < faults:
+            number = found[-1]["run"] + 1 if found else 0
+            chance = random.Random(f"{seed}-{number}")
+            methods = [method for method in METHODS if method in only] or list(METHODS)
+            method = methods[number % len(methods)]
+            drawn = [draw(chance, method, **options) for _ in range(200)]
+            drawn = [one for one in drawn if one.kind in only or not set(only) - set(METHODS)][:A_RUN]
+            if method not in chaos.whole:
+                chaos.unbroken(method)
+            for outcome in chaos.trial(drawn, number):
+                found.append(asdict(outcome) | {"good": outcome.good, "seed": seed})
+                with out.open("a") as file:
+                    file.write(json.dumps(found[-1]) + "\n")
+                print(json.dumps(found[-1]), flush=True)
         mute = chaos.mute()
-        restarts = dict(chaos.units.restarts)
-        out.write_text(json.dumps(figures | {"mute": mute, "restarts": restarts, "trials": record}, indent=2))
+        print(f"mute: {mute or 'nobody'}; started again: {dict(chaos.units.restarts)}", flush=True)
         assert not mute, mute
     return found
 
 
-def wanted(fault: Fault, only: Sequence[str]) -> bool:
-    methods = set(METHODS) & set(only) or set(METHODS)
-    kinds = set(only) - set(METHODS)
-    return fault.method in methods and (not kinds or fault.kind in kinds)
+def read(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """Seconds from a fault to the next finished round, less those that a round takes, by what was done."""
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for one in found:
+        kinds.setdefault(one["fault"]["kind"], []).append(one)
+    lines = ["| fault | how many | all as unbroken | given again | s to the next round | s to the end |"]
+    lines.append("|---|---|---|---|---|---|")
+    for kind, ones in kinds.items():
+        good, again = sum(one["good"] for one in ones), sum(one["resumed"] > 0 for one in ones)
+        spans = [_span([one[key] for one in ones]) for key in ("to_next_round", "to_end")]
+        lines.append(f"| {kind} | {len(ones)} | {good} | {again} | {spans[0]} | {spans[1]} |")
+    return "\n".join(lines)
+
+
+def _span(values: list[float | None]) -> str:
+    known = sorted(value for value in values if value is not None)
+    return f"{median(known):.0f} ({known[0]:.0f}–{known[-1]:.0f})" if known else ""
 
 
 def main() -> None:
@@ -432,11 +520,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pause", type=float, default=60.0, help="seconds that a process stands still")
     parser.add_argument("--only", nargs="+", default=[], help="these kinds and methods; default: all")
-    parser.add_argument("--out", type=Path, default=Path("chaos.json"))
+    parser.add_argument("--out", type=Path, default=Path("chaos.jsonl"))
+    parser.add_argument("--table", action="store_true", help="print what --out holds, and end")
     given = parser.parse_args()
+    if given.table:
+        print(table(read(given.out)))
+        return
     place = Path(tempfile.mkdtemp(prefix="chaos-"))
     found = series(place, given.faults, given.seed, given.out, pause=given.pause, only=given.only)
-    print(f"{sum(one.good for one in found)} of {len(found)} good; the figures are in {given.out}.")
+    print(table(found))
     shutil.rmtree(place, ignore_errors=True)
 
 

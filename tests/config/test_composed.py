@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedfrozen_app.compare.grouping import flatten
-from fedfrozen_app.config import compose_config, conf_dir
+from fedfrozen_app.conf_files import conf_dir
+from fedfrozen_app.config import compose_config
 
 RECORD = Path(__file__).with_name("composed.json")
 FILES = [

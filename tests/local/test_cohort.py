@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.files.checkpoint import read as checkpoint_of
+from fedfrozen_app.local.cohort import CohortRunner
 from fedfrozen_app.local.slots import cheapest_size, take_turns
 from tests.app.test_bytes import BERT, GPT2, LLAMA, checkpoint
 from tests.conftest import same_bits
@@ -85,6 +86,20 @@ def test_slots_do_not_change_the_result(train):
     for size in (1, 2):
         parts = train(*words, f"runtime.max_block={size}", folder=str(size))
         compare(whole, parts, 1e-9, per_tensor=True)
+
+
+@pytest.mark.parametrize("strategy", ["scaffold", "moon", "apfl"])
+def test_a_step_that_only_measures_memory_suits_every_kind_of_method(train, monkeypatch, strategy):
+    """On a GPU it comes before the first round: with arrays from the order, kept ones, and trained ones."""
+
+    def measured(self, clients, order):
+        assert self._try_step(clients[0], order, 2) > 0
+        return len(clients)
+
+    words = (f"strategy={strategy}", "runtime.runner=cohort", "client=sgd", "client.momentum=0")
+    usual = train(*words, folder="usual")
+    monkeypatch.setattr(CohortRunner, "_largest", measured)
+    assert same_bits(train(*words, folder="measured").model, usual.model)
 
 
 def test_a_cohort_run_repeats_to_the_bit(train):

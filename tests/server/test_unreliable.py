@@ -239,6 +239,36 @@ def test_a_killed_node_that_returns_in_time_is_asked_again_and_nothing_is_lost(t
     assert found.rows[2]["bytes_up"] == whole.rows[2]["bytes_up"]
 
 
+class Crashes(Grid):
+    """The executor of client 1 is killed over its order, in round 2, so often."""
+
+    times = 1
+
+    def replies(self, server_round, node, answer):
+        if (server_round, node) != (2, BAD) or self.polls >= self.times:
+            return [answer()]
+        self.polls += 1
+        return [Message(Error(ErrorCode.CLIENT_APP_CRASHED, "it stopped"), reply_to=reply_to(self, BAD))]
+
+
+def test_an_executor_that_was_killed_is_asked_again_and_nothing_is_lost(tmp_path, whole):
+    class Twice(Crashes):
+        times = 2
+
+    found, _ = run(tmp_path, Twice)
+    assert same_bits(whole.model, found.model)
+    assert all(row["clients_failed"] == 0 for row in found.rows[1:])
+
+
+def test_an_executor_that_every_order_kills_is_done_without(tmp_path):
+    class Always(Crashes):
+        times = 100
+
+    found, grid = run(tmp_path, Always)
+    assert [row["clients_ok"] for row in found.rows[1:]] == [3, 2, 3] and grid.polls == 3
+    assert found.rows[2]["failures"] == ["Client 1 was set aside: it failed: it stopped."]
+
+
 def test_a_killed_node_that_stays_away_is_not_waited_for_for_ever(tmp_path):
     found, _ = run(tmp_path, Killed)
     assert [row["clients_ok"] for row in found.rows[1:]] == [3, 2, 2]

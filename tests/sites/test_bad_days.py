@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedfrozen_app.files import lease, status
+from fedfrozen_app.sites.sign import last_sign
 from tests.conftest import Run, same_bits
 from tests.sites.federation import ROOT, SITES, Deployment, federation
 from tests.sites.twin import join, words
@@ -207,6 +208,62 @@ def test_a_mute_site_is_named_waited_for_once_and_done_without(deployment, tmp_p
         assert max(seconds[1:]) < 15, seconds  # later rounds do not wait for it
     finally:
         deployment.start("south", "executor")
+
+
+@pytest.fixture
+def impatient(deployment) -> Iterator[Deployment]:
+    """The site south notices within seconds what hangs."""
+    for part in ("executor", "supernode"):
+        deployment.children.kill(f"south-{part}", signal.SIGKILL)
+    deployment.change("south", "site.yaml", limits={"transfer": 20, "idle": 8, "training": 300})
+    deployment.restart_site("south")
+    yield deployment
+
+
+def wait_for_log(deployment: Deployment, name: str, text: str, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 240
+    while text not in deployment.log(name):
+        assert time.monotonic() < deadline and process.poll() is None, deployment.log(name)[-2000:]
+        time.sleep(0.2)
+
+
+def test_training_that_hangs_is_ended_and_done_again(impatient, tmp_path):
+    """A picture of the site's lies on a disk that does not answer, until it does."""
+    rounds = (*LONG, "num_rounds=3", "runtime.round_timeout=300")
+    code, told = finish(*words(impatient, tmp_path / "whole", *rounds))
+    assert code == 0, told
+    impatient.children.kill("south-executor", signal.SIGKILL)
+    picture = next((impatient.kits / "south" / "data").glob("*/*.png"))
+    content = picture.read_bytes()
+    picture.unlink()
+    os.mkfifo(picture)
+    try:
+        impatient.start("south", "executor")
+        training = start(*words(impatient, tmp_path / "run", *rounds))
+        wait_for_log(impatient, "south-executor", "hangs (working, and has not computed for", training)
+    finally:
+        picture.unlink()
+        picture.write_bytes(content)
+    told, _ = training.communicate(timeout=400)
+    assert training.returncode == 0, told
+    is_whole_after(tmp_path / "run", 3)
+    assert same_bits(Run(tmp_path / "whole").model, Run(tmp_path / "run").model)
+
+
+@pytest.mark.parametrize("part", ["executor", "supernode"])
+def test_a_process_that_stands_still_for_good_is_started_again(impatient, tmp_path, part):
+    rounds = (*LONG, "num_rounds=6", "runtime.round_timeout=300")
+    code, told = finish(*words(impatient, tmp_path / "whole", *rounds))
+    assert code == 0, told
+    training = start(*words(impatient, tmp_path / "run", *rounds))
+    wait_for_rows(tmp_path / "run", 3, training)
+    sign = last_sign(impatient.kits / "south" / "run", part)
+    os.kill(sign.pid, signal.SIGSTOP)
+    told, _ = training.communicate(timeout=400)
+    assert training.returncode == 0, told
+    assert f"The {part} hangs" in impatient.log(f"south-{part}")
+    is_whole_after(tmp_path / "run", 6)
+    assert same_bits(Run(tmp_path / "whole").model, Run(tmp_path / "run").model)
 
 
 def test_a_folder_that_holds_a_deployed_run_is_refused(deployment, tmp_path):

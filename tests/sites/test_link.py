@@ -17,13 +17,13 @@ import pytest
 import uvicorn
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supernode.main import create_app
-from flwr.supernode.nodestate import NodeStateFactory
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.sites import executor, link, site_check
+from fedfrozen_app.sites.inbox import InboxFactory
 from fedfrozen_app.sites.kit import Kit
+from fedfrozen_app.sites.sign import Note, Sign, last_sign
+from fedfrozen_app.sites.supernode import desk_of
 from tests.sites.test_provision import wait_until
 
 VERSION = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
@@ -41,11 +41,10 @@ def kit_in(folder) -> Kit:
 
 
 @contextmanager
-def supernode(kit, contact=None):
-    """Flower's own API of a SuperNode, as `fedfrozen site node` serves it."""
+def supernode(kit, contact=None, states=None):
+    """The API of a SuperNode, as `fedfrozen site node` serves it."""
     with link.listening(kit.meeting, link.NAME) as bound:
-        app = create_app(NodeStateFactory(objectstore_factory=ObjectStoreFactory()))
-        app.add_api_route(link.CONTACT, lambda: asdict(contact or link.Contact()))
+        app = desk_of(states or InboxFactory(), contact or link.Contact())
         config = uvicorn.Config(app, loop="asyncio", log_level="warning")
         config.load()
         config.ssl = link.context(kit, server=True)
@@ -132,14 +131,14 @@ def test_a_rogue_listener_is_told_nothing_and_not_obeyed(tmp_path, caplog, monke
     with rogue(kit, tls) as told:
         thread.start()
         wait_until(lambda: len(told) >= 2)
-        wait_until(lambda: executor.last_sign(kit).state == "alone")
+        wait_until(lambda: last_sign(kit.meeting, "executor").state == "alone")
     if tls:
         assert all(piece.startswith(b"refused") for piece in told)
         assert "is not the SuperNode of this kit" in caplog.text
     else:  # a ClientHello, which names nothing but the word `supernode`
         assert all(piece[:1] == b"\x16" and b"POST" not in piece for piece in told)
     with supernode(kit):
-        wait_until(lambda: executor.last_sign(kit).state == "waiting")
+        wait_until(lambda: last_sign(kit.meeting, "executor").state == "waiting")
         ended.set()
         thread.join()
 
@@ -229,12 +228,12 @@ def test_a_check_asks_the_supernode_and_times_it(tmp_path, monkeypatch):
         assert "answers, after" in site_check.check_supernode(kit)
         with pytest.raises(UserError, match="has not let this site's SuperNode in yet"):
             site_check._standing(kit)
-    with supernode(kit, link.Contact(7, time.time() - 5)):
+    with supernode(kit, link.Contact(7, time.monotonic() - 5)):
         assert re.fullmatch(
             r"registered, as node 7; the server answered \d+ s ago", site_check._standing(kit)
         )
     silent = pytest.raises(UserError, match=r"has not answered this site's SuperNode for 5\d\d s")
-    with supernode(kit, link.Contact(7, time.time() - 500)), silent:
+    with supernode(kit, link.Contact(7, time.monotonic() - 500)), silent:
         site_check._standing(kit)
     # One that is there and answers nothing.
     monkeypatch.setattr(site_check, "PATIENCE", 0.5)
@@ -252,19 +251,24 @@ def test_a_check_tells_a_hung_executor_from_a_busy_one(tmp_path, monkeypatch):
     with executor.alone(kit):
         assert site_check.check_executor(kit) == "starting"
         kit.meeting.mkdir(mode=0o700)
-        executor.Note(kit).write("waiting")
-        assert "waits for messages" in site_check.check_executor(kit)
+        Note(kit.meeting, "executor").write("waiting", 300)
 
-        def said(state, ago, pid=1):
-            sign = executor.Sign(pid, state, time.time() - ago, time.time() - ago)
+        def said(state, ago, pid=1, limit=300):
+            moment = time.monotonic() - ago
+            sign = Sign(pid, state, moment, moment, moment + limit)
             (kit.meeting / "executor.json").write_text(json.dumps(asdict(sign)))
 
+        monkeypatch.setattr(site_check, "PATIENCE", 1.0)
         said("waiting", 60)
-        with pytest.raises(UserError, match="for no message for 60 s: it hangs"):
+        with pytest.raises(UserError, match="for no message for 61 s: it hangs"):
             site_check.check_executor(kit)
+        said("pulling", 60, limit=50)
+        with pytest.raises(UserError, match="it is pulling for 60 s, longer than limits"):
+            site_check.check_executor(kit)
+        monkeypatch.setattr(site_check, "PATIENCE", 10.0)
         monkeypatch.setattr(site_check, "LOOK", 0.3)
         said("working", 5, pid=0)  # not for long: nobody looks closer
-        assert "at work on a message, for 5 s" in site_check.check_executor(kit)
+        assert "at work on a message (working), for 5 s" in site_check.check_executor(kit)
         for command, hangs in ((["sleep", "60"], True), (["sh", "-c", "while :; do :; done"], False)):
             with subprocess.Popen(command) as process:
                 said("working", 60, process.pid)
@@ -273,7 +277,7 @@ def test_a_check_tells_a_hung_executor_from_a_busy_one(tmp_path, monkeypatch):
                         with pytest.raises(UserError, match="60 s and did not compute in the last"):
                             site_check.check_executor(kit)
                     else:
-                        assert "at work on a message, for 60 s" in site_check.check_executor(kit)
+                        assert "at work on a message (working), for 60 s" in site_check.check_executor(kit)
                 finally:
                     process.kill()
         said("alone", 5)
@@ -281,4 +285,4 @@ def test_a_check_tells_a_hung_executor_from_a_busy_one(tmp_path, monkeypatch):
             site_check.check_executor(kit)
     (kit.meeting / "executor.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
-        executor.last_sign(kit)
+        last_sign(kit.meeting, "executor")

@@ -214,8 +214,8 @@ def running_in(group: int) -> bool:
     return False
 
 
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + 30
+def wait_until(condition, patience: float = 30) -> None:
+    deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

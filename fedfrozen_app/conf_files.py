@@ -1,0 +1,54 @@
+"""The files of `conf/`: where they lie, and what can be chosen among them. Hydra is not needed for that."""
+
+import importlib.util
+import logging
+from pathlib import Path
+
+from fedfrozen_app import registry
+from fedfrozen_app.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+def conf_dir() -> Path:
+    """`conf/` of a checkout or a Flower bundle; inside the package when installed from a wheel."""
+    package = Path(__file__).resolve().parent
+    for folder in (package.parent / "conf", package / "conf"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise UserError(f"The folder conf/ is missing beside {package}: install fedfrozen again.")
+
+
+def package_dirs() -> list[Path]:
+    """`conf/` of every installed package that has an entry point in the group `fedfrozen.conf`."""
+    found = []
+    for name, package in sorted(registry.places("conf").items()):
+        try:
+            spec = importlib.util.find_spec(package)
+        except ImportError:
+            spec = None
+        folders = [Path(place) / "conf" for place in (spec and spec.submodule_search_locations) or ()]
+        if not any(folder.is_dir() for folder in folders):
+            log.warning(
+                "The installed package '%s' has no folder conf/ in %s: mend or remove it.", name, package
+            )
+        found += [folder for folder in folders if folder.is_dir()]
+    return found
+
+
+def choices() -> dict[str, list[str]]:
+    """By group, the files that may be chosen; ours and those of installed packages."""
+    found: dict[str, set[str]] = {}
+    for folder in (conf_dir(), *package_dirs()):
+        for path in folder.glob("*/*.yaml"):
+            found.setdefault(path.parent.name, set()).add(path.stem)
+    return {group: sorted(found[group]) for group in sorted(found)}
+
+
+def usual() -> dict[str, str]:
+    """By group, the file that is taken where none is chosen."""
+    import yaml
+
+    listed = yaml.safe_load((conf_dir() / "config.yaml").read_text(encoding="utf-8"))["defaults"]
+    chosen = (next(iter(entry.items())) for entry in listed if isinstance(entry, dict))
+    return {group: name for group, name in chosen if name and not group.startswith("override ")}

@@ -1,0 +1,181 @@
+"""What a SuperNode holds of messages: one at a time, and each gets an answer or is dropped.
+
+Flower's own keeps what a run has left behind when it ended in the middle of a transfer: an executor then
+waits for arrays that never come, or its answer is taken for the next message's, and all later ones are one
+behind. It also waits without end for the answer of an executor that has gone. Names marked internal are no
+public API of Flower's.
+"""
+
+import datetime
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode, SubStatus  # internal
+from flwr.proto.task_pb2 import Task  # internal
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree  # internal
+from flwr.supercore.object_store import (  # internal
+    NoObjectInStoreError,
+    ObjectStore,
+    ObjectStoreFactory,
+)
+from flwr.supernode.nodestate import NodeState, NodeStateFactory  # internal
+from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState  # internal
+
+log = logging.getLogger(__name__)
+ASK = 10.0  # seconds between two questions whether a run still goes on
+
+
+class Inbox(InMemoryNodeState):
+    """The message that is worked on, and its answer."""
+
+    def __init__(self, object_store: ObjectStore) -> None:
+        super().__init__(object_store)
+        self.run_is_over: Callable[[int], bool] = lambda run: False
+        self.sign_of_life: Callable[[], None] = lambda: None  # of the loop that waits for the answer
+        self._task: int | None = None
+        self._awaited: Message | None = None
+        self._until = self._asked = 0.0
+
+    # What Flower's loop and the executor do ----------------------------------------------------------
+
+    def create_task(self, *given: Any, **named: Any) -> int | None:
+        self._task = super().create_task(*given, **named)
+        return self._task
+
+    def store_message(self, message: Message) -> str | None:
+        if not message.metadata.reply_to_message_id:
+            self._awaited, self._asked = message, time.monotonic()
+            self._until = time.monotonic() + message.metadata.ttl
+        return super().store_message(message)
+
+    def delete_messages(self, *, message_ids: Sequence[str] | None = None) -> None:
+        awaited = self._awaited
+        if awaited is not None and (message_ids is None or awaited.metadata.message_id in message_ids):
+            self._awaited = self._task = None
+        super().delete_messages(message_ids=message_ids)
+
+    def finish_task(self, task_id: int, sub_status: str, details: str) -> bool:
+        done = super().finish_task(task_id, sub_status, details)
+        if done and sub_status == SubStatus.FAILED and task_id == self._task:
+            self._answer_for("The executor could not take the message in.")
+        return done
+
+    def _on_task_tokens_expired(self, tasks: list[Task]) -> None:
+        if self._task in [task.task_id for task in tasks]:
+            self._answer_for("The executor stopped responding.")
+
+    def get_messages_legacy(
+        self,
+        *,
+        run_ids: Sequence[int] | None = None,
+        is_reply: bool | None = None,
+        limit: int | None = None,
+    ) -> Sequence[Message]:
+        """Of answers only the one that is waited for, once it is whole."""
+        if is_reply:
+            self.sign_of_life()
+            with self.lock_task_store:
+                self._cleanup_expired_task_tokens_locked()
+            self._give_up_in_vain()
+            with self.lock_msg_store:
+                reply = self._sorted_out()
+            if reply is not None and not self._is_whole(reply):
+                return []
+        return super().get_messages_legacy(run_ids=run_ids, is_reply=is_reply, limit=limit)
+
+    # What is done about those that hang --------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """A message is fetched next, so the last one was answered, or its run ended while it travelled."""
+        message, task = self._awaited, self._task
+        if message is None:
+            return
+        log.warning("A message was given up: its run ended on the way. Nothing of it is answered.")
+        self._drop(message)
+        if task is not None:
+            self.finish_task(task, SubStatus.FAILED, "Its run ended while its message travelled.")
+
+    def executor_began(self) -> None:
+        """A new executor is there: what the one before had begun will not come."""
+        with self.lock_task_store:
+            for record in self.task_token_store.values():
+                record.active_until = datetime.datetime.fromtimestamp(0, datetime.UTC)
+            self._cleanup_expired_task_tokens_locked()
+
+    def _give_up_in_vain(self) -> None:
+        """The work on a message whose run has ended, or whose sender waits no more."""
+        message, now = self._awaited, time.monotonic()
+        if message is None or now < min(self._asked + ASK, self._until):
+            return
+        self._asked = now
+        if now < self._until and not self.run_is_over(message.metadata.run_id):
+            return
+        log.warning("A message is worked on in vain, for nobody waits for the answer: it was given up.")
+        if self._task is not None:  # without its task an executor cannot hand its answer in
+            self.finish_task(self._task, SubStatus.FAILED, "Nobody waits for the answer.")
+        self._answer_for("Nobody waits for the answer.")
+
+    def _answer_for(self, why: str) -> None:
+        """Tell the server, which may send the message again, unless a whole answer lies there already."""
+        with self.lock_msg_store:
+            message = self._awaited
+            if message is None:
+                return
+            reply = self._sorted_out()
+            if reply is not None and self._is_whole(reply):
+                return
+            if reply is not None:
+                self._drop(reply)
+            number = message.metadata.message_id
+            answer = Message(Error(ErrorCode.CLIENT_APP_CRASHED, why), reply_to=message)
+            answer.metadata.__dict__["_message_id"] = answer.object_id
+            self._store_generated_message(answer)
+            if number not in self.time_store:  # nobody has taken it in
+                self.record_message_processing_start(number)
+            self.record_message_processing_end(number)
+            self.store_message(answer)
+
+    def _sorted_out(self) -> Message | None:
+        """The answer to the message that is waited for; those to others are dropped."""
+        found, wanted = None, self._awaited.metadata.message_id if self._awaited else None
+        for entry in list(self.msg_store.values()):
+            answered = entry.message.metadata.reply_to_message_id
+            if answered and answered == wanted:
+                found = entry.message
+            elif answered and not entry.is_retrieved:
+                log.warning("An answer that nobody waits for any more was dropped.")
+                self._drop(entry.message)
+        return found
+
+    def _is_whole(self, reply: Message) -> bool:
+        try:
+            tree = self.object_store.get_object_tree(reply.metadata.message_id)
+        except NoObjectInStoreError:
+            return False
+        return all(self.object_store.get(part.object_id) for part in iterate_object_tree(tree))
+
+    def _drop(self, message: Message) -> None:
+        number = message.metadata.message_id
+        self.delete_messages(message_ids=[number])
+        self.object_store.delete(number)
+
+
+class InboxFactory(NodeStateFactory):
+    """Gives Flower's parts of a SuperNode this inbox."""
+
+    def __init__(self) -> None:
+        super().__init__(objectstore_factory=ObjectStoreFactory())
+
+    @property
+    def inbox(self) -> Inbox:
+        with self.lock:
+            if self.state_instance is None:
+                self.state_instance = Inbox(self.objectstore_factory.store())
+            assert isinstance(self.state_instance, Inbox)
+            return self.state_instance
+
+    def state(self) -> NodeState:
+        return self.inbox

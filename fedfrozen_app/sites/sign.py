@@ -1,0 +1,125 @@
+"""What a process of a site says of itself in its meeting folder, and how one tells that it hangs.
+
+Read by the watchdog, which must stay small: nothing heavy is imported here. All times are of the machine's
+monotonic clock, which all its processes share and nobody can step.
+"""
+
+import json
+import os
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fedfrozen_app.errors import UserError
+
+SIGN_OF_LIFE = 2.0  # seconds between two notes that say the same
+SHARE = 0.02  # of a processor: who uses less does not compute (a heartbeat alone needs far less)
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What a process said of itself, and when: one that hangs says nothing more."""
+
+    pid: int
+    state: str  # executor: waiting | alone (no SuperNode answers it) | pulling | working | pushing
+    since: float
+    seen: float
+    until: float  # it has said something new by then, or it hangs
+    idle: float | None = None  # it computes meanwhile: after so many seconds without it hangs
+    answer: str = ""  # to the last question that it has read
+
+
+class Note:
+    """Keeps NAME.json in the meeting folder. Who works writes it himself: a thread beside would not hang."""
+
+    def __init__(self, meeting: Path, name: str) -> None:
+        self._path = meeting / f"{name}.json"
+        self._question = meeting / f"{name}.question"
+        self._last = Sign(os.getpid(), "", 0.0, 0.0, 0.0)
+        self._lock = threading.Lock()  # pieces of a message travel in several threads
+
+    @property
+    def last(self) -> Sign:
+        return self._last
+
+    @property
+    def state(self) -> str:
+        return self._last.state
+
+    def write(self, state: str, limit: float, *, idle: float | None = None, now: bool = False) -> None:
+        """Say what is done now, and within how many seconds the next note comes."""
+        with self._lock:
+            moment, last = time.monotonic(), self._last
+            answer = _read_text(self._question)
+            pause = min(SIGN_OF_LIFE, limit / 4)
+            if not now and (state, answer) == (last.state, last.answer) and moment - last.seen < pause:
+                return
+            since = last.since if state == last.state else moment
+            self._last = Sign(os.getpid(), state, since, moment, moment + limit, idle, answer)
+            part = self._path.with_suffix(".part")
+            try:
+                part.write_text(json.dumps(asdict(self._last)))
+                part.replace(self._path)
+            except OSError:  # a full disk: the note grows old, and whoever reads it sees that
+                part.unlink(missing_ok=True)
+
+    def again(self) -> None:
+        """The same is still done, and goes on."""
+        last = self._last
+        self.write(last.state, last.until - last.seen, idle=last.idle)
+
+
+def last_sign(meeting: Path, name: str) -> Sign | None:
+    """The last note of this process, None where none has run yet."""
+    path = meeting / f"{name}.json"
+    try:
+        return Sign(**json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} cannot be read ({error}): delete it.") from error
+
+
+def ask(meeting: Path, name: str, patience: float) -> float | None:
+    """Put a question to the loop of a process: the seconds until its answer, None where there is none."""
+    question = f"{os.getpid()}-{time.monotonic_ns()}"
+    path = meeting / f"{name}.question"
+    began = time.monotonic()
+    path.write_text(question)
+    try:
+        while (took := time.monotonic() - began) < patience:
+            sign = last_sign(meeting, name)
+            if sign is not None and sign.answer == question:
+                return took
+            time.sleep(0.02)
+        return None
+    finally:
+        path.unlink(missing_ok=True)
+
+
+class Idleness:
+    """Since when a process has not computed, from looks at the processor time that it has used."""
+
+    def __init__(self) -> None:
+        self._mark: tuple[float, float] | None = None  # when it last computed, and what it had used by then
+
+    def look(self, used: float) -> float:
+        """Seconds without computing, after a look that found so many seconds of processor time used."""
+        moment = time.monotonic()
+        if self._mark is None or used - self._mark[1] > SHARE * (moment - self._mark[0]):
+            self._mark = moment, used
+        return moment - self._mark[0]
+
+
+def processor_time(pid: int) -> float:
+    """Seconds that all threads of a process have computed; OSError where it has ended."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,118 @@
+"""What the command says of itself: whole, true, and without importing what training needs."""
+
+import re
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+from fedfrozen_app import conf_files, registry
+from fedfrozen_app.__main__ import run
+from fedfrozen_app.commands import VERBS as PLACES
+from fedfrozen_app.commands.help_page import answer, help_page
+from fedfrozen_app.commands.training import what_was_brought
+from fedfrozen_app.config import compose_config
+from fedfrozen_app.sites.verbs import SERVER_WORDS, WORDS
+from fedfrozen_app.verb_table import GROUPS, VERBS, parser
+
+HEAVY = {"torch", "transformers", "datasets", "flwr", "ray", "matplotlib", "scipy", "sklearn", "numpy"}
+LINES = ["--help", "--version", "plan --help", "site check --help", "completion bash", "lst", "num_round=5"]
+LINES += ["strategy=fedprox strategy.nu=1", "strategy=fedfrozn", "-m num_round=5,6", "plan num_round=5"]
+
+
+def test_nothing_heavy_is_imported_to_say_a_word():
+    """All in one process: what any of them imports is seen."""
+    code = f"""
+import sys
+from fedfrozen_app.__main__ import run
+for line in {LINES!r}:
+    run(line.split())
+print(*({HEAVY!r} & set(sys.modules)), file=sys.stderr)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "", done.stderr
+    assert "fedfrozen: There is no key 'strategy.nu' in this configuration: did you mean" in done.stderr
+
+
+def test_the_page_names_every_verb_and_every_choice():
+    page = help_page()
+    for verb in PLACES:
+        assert re.search(rf"^  {verb} ", page, re.M), verb
+    for group, names in conf_files.choices().items():
+        for name in (group, *names):
+            assert re.search(rf"\b{name}\b", page), name
+    assert "powered by Hydra" not in page
+    assert re.search(r"strategy +fedfrozen ", page)  # the default first
+
+
+def test_every_verb_and_every_word_of_one_is_told_once():
+    told = [verb for verbs in GROUPS.values() for verb in verbs]
+    assert sorted(told) == sorted(PLACES)
+    words = {*PLACES, *(f"site {word}" for word in WORDS), *(f"server {word}" for word in SERVER_WORDS)}
+    assert words | {"provision init", "provision sign", "provision rotate"} == set(VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_has_help_with_examples_of_its_own(verb, capsys):
+    assert run([*verb.split(), "--help"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"usage: fedfrozen {verb}")
+    examples = said.partition("examples:\n")[2]
+    assert f"fedfrozen {verb}" in examples
+    assert max(map(len, said.splitlines())) <= 130
+
+
+def test_a_folder_named_like_a_flag_is_no_question():
+    assert answer(["export", "run"]) is None
+    assert answer(["strategy=fedavg"]) is None
+    assert answer(["-h"]) == help_page()
+
+
+def test_versions_are_ours(capsys):
+    assert run(["--version"]) == 0
+    assert re.fullmatch(r"fedfrozen \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("group", ["strategies", "server_optimizers"])
+def test_settings_read_off_the_source_are_those_of_the_class(group):
+    for name in registry.names(group):
+        made = registry.find(group, name).Settings()
+        assert registry.settings_of(group, name) == {
+            one.name: getattr(made, one.name) for one in fields(made)
+        }
+
+
+def test_what_the_source_does_not_tell_is_imported(monkeypatch, tmp_path):
+    (tmp_path / "worked_out.py").write_text(
+        "from dataclasses import dataclass\n@dataclass\nclass Settings:\n    size: int = 2 ** 3\n"
+        "class Method:\n    Settings = Settings\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(registry.BUILT_IN["strategies"], "worked_out", "worked_out:Method")
+    registry.places.cache_clear()
+    try:
+        assert registry.settings_of("strategies", "worked_out") == {"size": 8}
+    finally:
+        registry.places.cache_clear()
+
+
+def test_a_search_takes_settings_on_either_side_of_its_flags():
+    given, unknown = parser("search").parse_known_intermixed_args(["a=1", "--trials", "3", "b=2"])
+    assert (given.overrides, given.trials, unknown) == (["a=1", "b=2"], 3, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "said"),
+    [
+        ("dataset=synthetic_clinical strategy=fedavg", "bert_small", "model=bert_small"),
+        ("strategy=safl", "bert_small", "model=bert_small and dataset=synthetic_clinical"),
+        ("strategy=safl dataset=digits", "vit_tiny", ""),
+        ("dataset=synthetic_clinical model=bert_tiny", "bert_tiny", ""),
+        ("seed=3", "vit_tiny", ""),
+    ],
+)
+def test_data_bring_a_model_that_can_read_them_and_the_run_says_so(words, model, said):
+    composed = compose_config(words, hydra=True)
+    line = what_was_brought(composed.hydra.runtime.choices, words.split())
+    assert composed.model.name == model
+    assert (f"Using {said}, which" in line) if said else not line
