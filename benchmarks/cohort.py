@@ -36,7 +36,7 @@ CASES = [
 ]
 GOALS = {10: 12, 50: 25}  # times faster than clients in turn, step by step
 RUNNERS = {
-    "cohort": ["runtime.runner=cohort"],
+    "cohort": ["runtime.runner=cohort", "runtime.compile=true"],
     "in turn, recorded": ["runtime.runner=sequential"],
     "in turn, step by step": ["runtime.runner=sequential", "runtime.capture=false"],
 }

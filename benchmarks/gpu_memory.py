@@ -32,6 +32,7 @@ def words_for(data: str, clients: int, rounds: int, batch: int) -> list[str]:
     words += ["dataset.validation=0", "dataset.client_validation=0", "partition=iid", "client.precision=bf16"]
     words += [f"num_clients={clients}", f"participation={COHORT / clients}", f"client.batch_size={batch}"]
     words += [f"num_rounds={rounds}", "client.local_steps=2", "eval_every=10", "runtime.runner=cohort"]
+    words += ["runtime.compile=true"]
     return [*words, "client.lr=1e-3", "client.lr_schedule=constant"]
 
 

@@ -39,7 +39,13 @@ def words_for(options: Any) -> list[str]:
     words += ["client.local_epochs=1", f"client.lr={RATE}", "client.lr_schedule=constant"]
     words += ["client.momentum=0", "client.weight_decay=0", "num_rounds=100000", f"eval_every={TEST_EVERY}"]
     words += [f"client.precision={options.precision}", "track.tensorboard=false"]
-    return [*words, "checkpoint.every=0", "runtime.runner=cohort", f"device={options.device}"]
+    return [
+        *words,
+        "checkpoint.every=0",
+        "runtime.runner=cohort",
+        "runtime.compile=true",
+        f"device={options.device}",
+    ]
 
 
 class Data:

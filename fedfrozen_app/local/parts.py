@@ -45,10 +45,7 @@ class _Parts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, layout: Layout, rounded: Collection[str]) -> tuple[Tensor, ...]:
         ctx.layout, ctx.shape, ctx.dtype = layout, rows.shape, rows.dtype
-        views = layout.views(rows)
-        if rounded:
-            views |= {n: part for n, part in layout.views(rows.bfloat16()).items() if n in rounded}
-        return tuple(views.values())
+        return tuple(views_of(rows, layout, rounded).values())
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
@@ -64,6 +61,20 @@ class _Parts(torch.autograd.Function):
         return whole, None, None
 
 
-def parts_of(rows: Tensor, layout: Layout, rounded: Collection[str] = ()) -> dict[str, Tensor]:
-    """(clients, width) -> name: (clients, *shape); those of `rounded` in bf16."""
+def parts_of(
+    rows: Tensor, layout: Layout, rounded: Collection[str] = (), *, traced: bool = False
+) -> dict[str, Tensor]:
+    """(clients, width) -> name: (clients, *shape); those of `rounded` in bf16.
+
+    `traced`: for a compiler that is given the whole step, and makes one copy of many itself.
+    """
+    if traced:
+        return views_of(rows, layout, rounded)
     return dict(zip(layout.names, _Parts.apply(rows, layout, rounded), strict=True))
+
+
+def views_of(rows: Tensor, layout: Layout, rounded: Collection[str]) -> dict[str, Tensor]:
+    views = layout.views(rows)
+    if rounded:
+        views |= {name: part for name, part in layout.views(rows.bfloat16()).items() if name in rounded}
+    return views

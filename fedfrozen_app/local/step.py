@@ -138,6 +138,7 @@ class Step:
         # The parameters that are rounded before a step, where training is in bf16.
         self._rounded = resident.rounded
         self._gradient: Gradient | None = None
+        self._whole = mode == "compiled" and not resident.blocks.repeat  # compiled as one graph
         self.blocks: Blocks | None = None  # those that run compiled
         self._graph: torch.cuda.CUDAGraph | None = None
         # A graph replays what it recorded: the rate is a tensor that later rounds change in place.
@@ -379,7 +380,9 @@ class Step:
             labels, columns = given[len(names)], dict(zip(keys, given[len(names) + 1 :], strict=False))
             class_weights, held, from_order, index, mask = given[-5:]
             flat = flat.detach().requires_grad_(True)
-            parts = parts_of(flat, self.layout, self._rounded) if plain or self._rounded else {}
+            parts: Parameters = {}
+            if plain or self._rounded:
+                parts = parts_of(flat, self.layout, self._rounded, traced=self._whole)
             if not plain:
                 parts = {name: part for name, part in parts.items() if name in self._rounded}
             rows = (flat, parts, class_weights, held, index, mask)
@@ -421,7 +424,7 @@ class Step:
         keep_what_is_compiled(self.resident.device)
         blocks = self.resident.blocks
         try:
-            if blocks.repeat:
+            if not self._whole:
                 self.blocks = blocks
                 with self._ways():
                     blocks.compile_for(lambda: gradient(*given))
@@ -437,7 +440,7 @@ class Step:
 
     def _do_without(self, error: Exception) -> None:
         """Without what is compiled, from now on."""
-        self.blocks, self.mode, self._gradient = None, "captured", None
+        self.blocks, self.mode, self._gradient, self._whole = None, "captured", None, False
         self.resident.compiling.failed()
         log.warning(
             "The step could not be compiled, and goes on without: %s: %s",
