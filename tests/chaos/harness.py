@@ -49,9 +49,9 @@ from tests.sites.federation import (
 )
 from tests.sites.twin import SAFL, words
 
-ROUNDS = 8
-A_RUN = 6  # faults, of which each takes a round or two
-COMMON = ("runtime.min_nodes=3", "runtime.node_timeout=150", "runtime.round_timeout=200", "eval_every=4")
+ROUNDS = 16
+A_RUN = 12  # faults, of which each takes a round or two
+COMMON = ("runtime.min_nodes=3", "runtime.node_timeout=150", "runtime.round_timeout=200", "eval_every=8")
 STATEFUL = "scaffold" if "scaffold" in registry.names("strategies") else "local"
 METHODS = {
     "fedfrozen": (f"num_rounds={ROUNDS}", "strategy.warmup_rounds=2"),
