@@ -49,9 +49,9 @@ from tests.sites.federation import (
 )
 from tests.sites.twin import SAFL, words
 
-ROUNDS = 16
-A_RUN = 12  # faults, of which each takes a round or two
-COMMON = ("runtime.min_nodes=3", "runtime.node_timeout=150", "runtime.round_timeout=200", "eval_every=8")
+ROUNDS = 8
+A_RUN = 6  # faults, of which each takes a round or two
+COMMON = ("runtime.min_nodes=3", "runtime.node_timeout=150", "runtime.round_timeout=200", "eval_every=4")
 STATEFUL = "scaffold" if "scaffold" in registry.names("strategies") else "local"
 METHODS = {
     "fedfrozen": (f"num_rounds={ROUNDS}", "strategy.warmup_rounds=2"),
@@ -222,7 +222,7 @@ class Chaos:
     def unbroken(self, method: str) -> None:
         folder = self.place / f"whole-{method}"
         clock.set_step(self.units.steps / "command", 0)
-        done = self.command(*self.line(method, folder, f"whole-{method}")).wait(400)
+        done = self.command(*self.line(method, folder, f"whole-{method}")).wait(900)
         assert done == 0, (method, self.last_line())
         rows = Run(folder).rows
         assert all(row["clients_failed"] == 0 for row in rows[1:])
@@ -324,7 +324,7 @@ class Chaos:
         folder = self.place / f"probe-{time.monotonic_ns()}"
         line = self.line("fedfrozen", folder, f"probe-{time.monotonic_ns()}")
         process = self.command(*line, "num_rounds=1", "strategy.warmup_rounds=1", "runtime.min_nodes=1")
-        process.wait(400)
+        process.wait(900)
         if process.returncode:
             return list(SITES)
         return sorted(set(SITES) - set(Run(folder).rows[-1]["clients"]))
