@@ -20,7 +20,7 @@ from tests.conftest import Run, same_bits
 from tests.sites.federation import ROOT, SITES, Deployment, federation
 from tests.sites.twin import join, words
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 TWO = SITES[:2]
 STRATEGIES = ["fedavg", "fedprox", "fedfrozen", "safl"]
 LONG = ("num_rounds=60", "strategy.warmup_rounds=2", "runtime.min_nodes=2", "runtime.node_timeout=90")
@@ -43,7 +43,7 @@ def start(*arguments: str) -> subprocess.Popen:
     )
 
 
-def finish(*arguments: str, timeout: float = 300) -> tuple[int, str]:
+def finish(*arguments: str, timeout: float = 600) -> tuple[int, str]:
     process = start(*arguments)
     told, _ = process.communicate(timeout=timeout)
     return process.returncode, told
@@ -227,7 +227,7 @@ def impatient(deployment) -> Iterator[Deployment]:
 
 
 def wait_for_log(deployment: Deployment, name: str, text: str, process: subprocess.Popen) -> None:
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 400
     while text not in deployment.log(name):
         assert time.monotonic() < deadline and process.poll() is None, deployment.log(name)[-2000:]
         time.sleep(0.2)
@@ -250,7 +250,7 @@ def test_training_that_hangs_is_ended_and_done_again(impatient, tmp_path):
     finally:
         picture.unlink()
         picture.write_bytes(content)
-    told, _ = training.communicate(timeout=400)
+    told, _ = training.communicate(timeout=600)
     assert training.returncode == 0, told
     is_whole_after(tmp_path / "run", 3)
     assert same_bits(Run(tmp_path / "whole").model, Run(tmp_path / "run").model)
@@ -265,7 +265,7 @@ def test_a_process_that_stands_still_for_good_is_started_again(impatient, tmp_pa
     wait_for_rows(tmp_path / "run", 3, training)
     sign = last_sign(impatient.kits / "south" / "run", part)
     os.kill(sign.pid, signal.SIGSTOP)
-    told, _ = training.communicate(timeout=400)
+    told, _ = training.communicate(timeout=600)
     assert training.returncode == 0, told
     assert f"The {part} hangs" in impatient.log(f"south-{part}")
     is_whole_after(tmp_path / "run", 6)
