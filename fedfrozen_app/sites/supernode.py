@@ -139,6 +139,15 @@ def server_context(kit: Kit) -> ssl.SSLContext:
     return made
 
 
+def was_cut(error: BaseException | None) -> bool:
+    """Whether the link ended in the middle of a handshake; a certificate that is refused is another thing."""
+    while error is not None:
+        if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def use_client_of(kit: Kit, contact: Contact, inbox: Inbox) -> None:
     """Let Flower use a client that shows this site's certificate, and sees to it that nothing hangs.
 
@@ -165,6 +174,15 @@ def use_client_of(kit: Kit, contact: Contact, inbox: Inbox) -> None:
                 verify=server_context(kit),
                 retry_invoker=retry_invoker,
             )
+
+        def _unary_unary(self, **request: Any) -> Any:
+            try:
+                return super()._unary_unary(**request)
+            except httpx.TransportError as error:
+                if not was_cut(error):
+                    raise
+                # Flower ends the process where an error names SSL: a link that was cut is tried again.
+                raise httpx.ReadError("the connection was cut while it was made") from error
 
         def PullMessages(self, request: PullMessagesRequest) -> PullMessagesResponse:
             note.write("asking", limit)

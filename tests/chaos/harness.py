@@ -222,7 +222,7 @@ class Chaos:
     def unbroken(self, method: str) -> None:
         folder = self.place / f"whole-{method}"
         clock.set_step(self.units.steps / "command", 0)
-        done = self.command(*self.line(method, folder, f"whole-{method}")).wait(400)
+        done = self.command(*self.line(method, folder, f"whole-{method}")).wait(900)
         assert done == 0, (method, self.last_line())
         rows = Run(folder).rows
         assert all(row["clients_failed"] == 0 for row in rows[1:])
@@ -324,7 +324,7 @@ class Chaos:
         folder = self.place / f"probe-{time.monotonic_ns()}"
         line = self.line("fedfrozen", folder, f"probe-{time.monotonic_ns()}")
         process = self.command(*line, "num_rounds=1", "strategy.warmup_rounds=1", "runtime.min_nodes=1")
-        process.wait(400)
+        process.wait(900)
         if process.returncode:
             return list(SITES)
         return sorted(set(SITES) - set(Run(folder).rows[-1]["clients"]))

@@ -1,8 +1,11 @@
 """Nothing at a site hangs for good: messages whose run has ended, executors that stop, work that stands."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -13,23 +16,27 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import yaml
 from flwr.app import Array, ArrayRecord, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
+from flwr.proto.fleet_pb2 import PullMessagesRequest
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.supernode import start_client_internal
+from flwr.supernode import fleet_http_connection, start_client_internal
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.sites import executor, guard, inbox, site_check
+from fedfrozen_app.sites import supernode as supernodes
 from fedfrozen_app.sites.inbox import InboxFactory
 from fedfrozen_app.sites.kit import Kit, Limits
-from fedfrozen_app.sites.link import Patience
+from fedfrozen_app.sites.link import Contact, Patience, credentials
+from fedfrozen_app.sites.provision import read_federation, write_kits
 from fedfrozen_app.sites.sign import Idleness, Note, last_sign
 from tests.sites.test_link import kit_in, supernode
-from tests.sites.test_provision import wait_until
+from tests.sites.test_provision import PLAN, wait_until
 
 TASKS = AcquireTaskRequest(supported_task_types=["CLIENT_APP"])
 VERSION = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
@@ -399,6 +406,49 @@ def test_pieces_that_come_keep_a_transfer_alive():
     time.sleep(0.4)
     with pytest.raises(Exception, match=r"no piece of its message came for 0\.3 s"):
         patience.check(PullObjectRequest(object_id="x"), missing)
+
+
+# The SuperNode's line to the server ------------------------------------------------------------------------
+
+
+def test_a_link_that_is_cut_in_a_handshake_is_tried_again_and_a_stranger_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(fleet_http_connection, "FleetHttpClient", None)
+    (tmp_path / "federation.yaml").write_text(yaml.safe_dump(PLAN))
+    write_kits(read_federation(tmp_path / "federation.yaml"), tmp_path / "kits")
+    kit = Kit.read(tmp_path / "kits" / "north")
+    kit.meeting.mkdir(mode=0o700)
+    supernodes.use_client_of(kit, Contact(), InboxFactory().inbox)
+    question = PullMessagesRequest()
+    fatal = ("certificate", "ssl", "tls")  # words at which Flower ends a SuperNode
+
+    def answered(how) -> str:
+        """What the client says of a server that does so with a connection."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            thread = threading.Thread(target=how, args=(listener,), daemon=True)
+            thread.start()
+            client = fleet_http_connection.FleetHttpClient.from_server_address(
+                f"127.0.0.1:{listener.getsockname()[1]}", False, None, []
+            )
+            with client, pytest.raises(httpx.TransportError) as error:
+                client.PullMessages(question)
+            thread.join(10)
+        return str(error.value).lower()
+
+    def cut(listener):
+        connection = listener.accept()[0]
+        connection.recv(10)
+        connection.shutdown(socket.SHUT_WR)  # an end, and no reset
+        connection.recv(10_000)
+        connection.close()
+
+    def stranger(listener):
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(credentials(kit))
+        with contextlib.suppress(OSError), listener.accept()[0] as raw:
+            tls.wrap_socket(raw, server_side=True)
+
+    assert not any(word in answered(cut) for word in fatal)
+    assert any(word in answered(stranger) for word in fatal)
 
 
 # The watchdog ----------------------------------------------------------------------------------------------
