@@ -6,9 +6,11 @@ What is built in is the table below. Other installed packages add theirs through
 
 import difflib
 import importlib
+import importlib.util
 from dataclasses import fields
 from functools import lru_cache
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from fedfrozen_app import declared
@@ -136,6 +138,18 @@ def settings_of(group: str, name: str) -> dict[str, Any]:
     return {one.name: getattr(plain, one.name) for one in fields(plain)}
 
 
+def check_not_hidden(package: str) -> None:
+    """`strategies` and `clients` are common names: another package of that name may come before ours."""
+    ours = Path(__file__).resolve().parents[1] / package
+    spec = importlib.util.find_spec(package)
+    found = [Path(place).resolve() for place in (spec and spec.submodule_search_locations) or ()]
+    if found and ours not in found:
+        raise UserError(
+            f"Another package called '{package}' ({found[0]}) hides the one of fedfrozen: remove it from the "
+            "path, or start in another folder."
+        )
+
+
 def find(group: str, name: str) -> Any:
     """The object of that name; a `UserError` where there is none, or where it cannot be imported."""
     if (group, name) in REGISTERED:
@@ -150,6 +164,7 @@ def find(group: str, name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         if name in BUILT_IN.get(group, {}):
+            check_not_hidden(module.partition(".")[0])
             raise
         raise UserError(
             f"The installed package that offers the {_ONE.get(group, group)} '{name}' cannot be imported "

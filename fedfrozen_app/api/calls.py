@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedfrozen_app.api.own import overrides_for
+from fedfrozen_app.api.own import is_settings, overrides_for
 from fedfrozen_app.api.results import Comparison, Run, Sweep, folders_of
 from fedfrozen_app.compare.collect import collect
 from fedfrozen_app.conf_files import choices
@@ -81,7 +81,7 @@ def compare(
 
 def spelled(key: str, value: Any) -> list[str]:
     """A keyword as words of the command line."""
-    if key in choices() and not isinstance(value, dict):
+    if key in choices() and not is_settings(value):
         return overrides_for(key, value)
     key = "from" if key == "start_from" else key
     if isinstance(value, dict):

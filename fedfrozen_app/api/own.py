@@ -35,6 +35,11 @@ def overrides_for(group: str, thing: Any) -> list[str]:
     raise UserError(f"{group}={type(thing).__name__} cannot be used: give {asked}.")
 
 
+def is_settings(thing: Any) -> bool:
+    """Whether a dictionary holds settings of a group, and not splits of a data set."""
+    return isinstance(thing, dict) and not any(isinstance(one, datasets.Dataset) for one in thing.values())
+
+
 def own_name(group: str, word: str, thing: Any) -> str:
     """The name under which `thing` is registered: made of the word, and of a number where others have it."""
     plain = re.sub(r"\W+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", word)).strip("_").lower() or "own"

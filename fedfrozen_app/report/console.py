@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedfrozen_app.files.rows import Row, metric_name, number, read_rows
+from fedfrozen_app.report.sweep_clock import SWEEP
 
 # Rounds of one stage cost alike, so the time left is judged by the latest few.
 ROUNDS_FOR_ESTIMATE = 5
@@ -173,17 +174,22 @@ class Progress:
         self._bytes = Counter[str]()
         self._moved: list[tuple[logging.StreamHandler[Any], TextIO]] = []
         self._bar: rich.progress.Progress | None = None
+        self._sweep = SWEEP.get()  # of which this run is one: then the bar and the time left are the sweep's
+        self._runs, self._before = (self._sweep.runs, self._sweep.done) if self._sweep else (1, 0)
         console = Console(file=self._stream)
         # Not console.is_terminal: FORCE_COLOR would then draw bars into the log files of a CI.
         if self._stream.isatty() and not console.is_dumb_terminal:
             self._bar = rich.progress.Progress(
                 rich.progress.SpinnerColumn(table_column=Column(no_wrap=True)),
-                rich.progress.TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+                rich.progress.TextColumn("{task.fields[place]}"),
                 rich.progress.BarColumn(bar_width=8, table_column=Column(no_wrap=True)),
                 _Description(),
                 console=console,
+                transient=self._sweep is not None,  # the next run goes on with it
             )
-            self._task = self._bar.add_task("starting", total=total_rounds, completed=start_round)
+            self._task = self._bar.add_task(
+                "starting", total=self._runs * total_rounds, **self._at(start_round)
+            )
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -221,7 +227,7 @@ class Progress:
         score = f"{metric} {number(row[key]):.3f}" if (key := f"test_{metric}") in row else ""
         stage = str(row.get("stage", "train"))
         if self._bar is None:
-            parts = [f"round {row['round']}/{self._total}", stage, score]
+            parts = [self._at(row["round"])["place"], stage, score]
             parts += [
                 f"{way} {human_bytes(row[key])}" for way in ("up", "down") if (key := f"bytes_{way}") in row
             ]
@@ -234,9 +240,19 @@ class Progress:
         sent = [f"{way} {human_bytes(self._bytes[way])}" for way in ("up", "down")]
         parts = [self._score, stage, self._left(row), *sent]  # a narrow window cuts the last of them
         text = "  ".join(part for part in parts if part)
-        self._bar.update(self._task, completed=row["round"], description=text)
+        self._bar.update(self._task, description=text, **self._at(row["round"]))
+
+    def _at(self, server_round: int) -> dict[str, Any]:
+        """How far the bar is, and what it says of that."""
+        place = f"round {server_round}/{self._total}"
+        if self._sweep is not None:
+            place = f"{self._sweep.place()} {place}"
+        return {"completed": self._before * self._total + server_round, "place": place}
 
     def _left(self, row: Row) -> str:
+        if self._sweep is not None:
+            seconds = self._sweep.left(row["round"] / self._total if self._total else 1.0)
+            return f"about {human_seconds(seconds)} left of all" if seconds else ""
         rounds = self._total - row["round"]
         if self._first is None or rounds <= 0:
             return ""

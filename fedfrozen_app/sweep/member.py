@@ -21,6 +21,7 @@ from fedfrozen_app.files.rows import read_rows
 from fedfrozen_app.launch import check_place, execute, execute_side_by_side
 from fedfrozen_app.local.resident import same_shape
 from fedfrozen_app.logs import prepare_logging
+from fedfrozen_app.report.sweep_clock import run_ended
 from fedfrozen_app.run.job import Job, fork_start
 from fedfrozen_app.sweep.sweep_table import ASKED
 
@@ -83,13 +84,17 @@ def run_member(asked: Asked, sweep: str, *, wait: bool = False) -> float | None:
         folder, state = open_folder(asked, sweep)
     if state == "left alone":
         return None
-    if state == "to do":
+    if state == "complete":
+        run_ended(kept=True)
+    else:
         try:
             with status.recorded(folder, asked.resolved_config, asked.overrides, sweep):
                 execute(job_of(asked, folder))
         except (UserError, RunFailed) as error:
             log.warning("%s failed: %s", folder, error)
             return None
+        finally:
+            run_ended()
     return objective(folder)
 
 
@@ -99,6 +104,7 @@ def run_members(asked: Sequence[Asked], sweep: str) -> None:
     for one in asked:
         folder, state = open_folder(one, sweep)
         if state != "to do":
+            run_ended(kept=True)
             continue
         try:
             job = job_of(one, folder)
@@ -118,6 +124,7 @@ def run_members(asked: Sequence[Asked], sweep: str) -> None:
             continue
         jobs = [job for _, job in shape]
         for job, error in zip(jobs, execute_side_by_side(jobs, partial(recorded, sweep)), strict=True):
+            run_ended()
             if error is None:
                 continue
             if not isinstance(error, UserError | RunFailed):

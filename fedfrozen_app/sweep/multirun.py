@@ -7,6 +7,7 @@ seeds) find the runs that are there.
 
 import hashlib
 import json
+import math
 import os
 import re
 import sys
@@ -24,6 +25,7 @@ from fedfrozen_app.compare.command import show, write_all
 from fedfrozen_app.config import quoted, sentence, with_hydra
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.status import SweepFailed
+from fedfrozen_app.report.sweep_clock import over_all_runs
 from fedfrozen_app.sweep.member import (
     ASKED,
     TOKEN,
@@ -55,8 +57,9 @@ def multirun(arguments: list[str]) -> None:
         return member(composed, later)
 
     try:
-        with_hydra(each, ["-m", *overrides, *added])
-        run_members(later, token)
+        with over_all_runs(how_many(overrides)):
+            with_hydra(each, ["-m", *overrides, *added])
+            run_members(later, token)
         # An equal sweep at the same time shares the work: what it has begun is waited for, and run here
         # after all if that process dies.
         while busy := [one.folder for one in members(folder, token) if is_others(one.status)]:
@@ -75,6 +78,14 @@ def multirun(arguments: list[str]) -> None:
         conclude(folder, token)
     finally:
         (folder / ASKED / token).unlink(missing_ok=True)
+
+
+def how_many(overrides: list[str]) -> int:
+    """The runs that the words ask for: the product of what each is swept over."""
+    parsed = OverridesParser.create().parse_overrides(
+        [word for word in overrides if not word.startswith("-")]
+    )
+    return math.prod(len(list(word.sweep_string_iterator())) for word in parsed if word.is_discrete_sweep())
 
 
 def new_token() -> str:

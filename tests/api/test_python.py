@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import fedfrozen
+from fedfrozen_app import registry
 from fedfrozen_app.api.calls import plain, spelled, swept
 from fedfrozen_app.api.own import own_name
 
@@ -161,12 +162,14 @@ def test_how_python_values_are_spelled():
     assert spelled("overwrite", True) == ["overwrite=true"]
     assert spelled("output_dir", "a b") == ["output_dir='a b'"]
     assert spelled("client", "sgd") == ["client=sgd"]
+    assert spelled("client", {"lr": 0.1}) == ["client.lr=0.1"]
     assert spelled("checkpoint", {"every": 0, "keep": 1}) == ["checkpoint.every=0", "checkpoint.keep=1"]
     assert swept("seed", range(3)) == ["seed=0,1,2"]
     assert plain([1, None, "a"]) == "[1,null,a]"
 
 
-def test_two_things_of_one_name_are_told_apart():
+def test_two_things_of_one_name_are_told_apart(monkeypatch):
+    monkeypatch.setattr(registry, "REGISTERED", {})
     first, second = object(), object()
     assert own_name("strategies", "FedAvg", first) == "fed_avg"
     assert own_name("strategies", "FedAvg", second) == "fed_avg_2"

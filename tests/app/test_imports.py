@@ -35,3 +35,15 @@ def test_no_two_files_of_one_name_for_two_things():
     pairs = {name for name, found in shared.items() if found == [f"clients/{name}", f"strategies/{name}"]}
     assert pairs
     assert {name: found for name, found in shared.items() if name not in EACH_ROOM_HAS_ONE | pairs} == {}
+
+
+def test_a_package_that_hides_ours_gives_a_sentence(tmp_path):
+    """`python -m` puts the folder in which one stands before everything else."""
+    (tmp_path / "strategies").mkdir()
+    (tmp_path / "strategies/__init__.py").touch()
+    command = [sys.executable, "-m", "fedfrozen_app", "strategy=fedprox"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        f"fedfrozen: Another package called 'strategies' ({tmp_path}/strategies) hides"
+    )
