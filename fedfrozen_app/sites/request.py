@@ -146,6 +146,8 @@ def name_of(folder: Path, role: str) -> str:
 
 def install_kit(received: Path, folder: Path, authority: str | None = None) -> manifest.Manifest:
     """Check a received kit against the authority and against the key that lies here, then copy it."""
+    if not received.is_dir():
+        raise UserError(f"There is no folder {received}: give the one that the authority sent back.")
     trust = received / "ca.crt"
     if authority is not None:
         _check_fingerprint(received, authority)

@@ -173,6 +173,7 @@ http {
   scgi_temp_path nginx-scgi;
 
   map_hash_bucket_size 128;  # serial numbers are long
+  map_hash_max_size 16384;   # and there may be hundreds
   upstream superlink {
     server unix:run/superlink.sock;
     keepalive 32;  # a round is hundreds of small requests

@@ -21,6 +21,11 @@ TINY = ("num_rounds=2", "num_clients=2", "dataset.limit=80", "track.tensorboard=
 SMALL = ("model.config.hidden_size=8", "model.config.intermediate_size=8", "model.config.num_hidden_layers=1")
 
 
+@pytest.fixture(autouse=True)
+def _nothing_stays_registered(monkeypatch):
+    monkeypatch.setattr(registry, "REGISTERED", dict(registry.REGISTERED))
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "out"
@@ -168,8 +173,7 @@ def test_how_python_values_are_spelled():
     assert plain([1, None, "a"]) == "[1,null,a]"
 
 
-def test_two_things_of_one_name_are_told_apart(monkeypatch):
-    monkeypatch.setattr(registry, "REGISTERED", {})
+def test_two_things_of_one_name_are_told_apart():
     first, second = object(), object()
     assert own_name("strategies", "FedAvg", first) == "fed_avg"
     assert own_name("strategies", "FedAvg", second) == "fed_avg_2"

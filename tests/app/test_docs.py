@@ -66,6 +66,8 @@ def test_a_command_is_understood(words, tmp_path, monkeypatch, capsys):
         assert command(words) == 0
     elif verb == "theory":
         assert all(theory.read(composed).study in theory.STUDIES for composed in laboratory(words[1:]))
+    elif "--help" in words:
+        assert command(words) == 0
     elif verb in ("", "search"):
         for overrides in expanded([word for word in words if "=" in word and "interval" not in word]):
             read(resolved(compose_config([with_real_path(word, tmp_path) for word in overrides])))
