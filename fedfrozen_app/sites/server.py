@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,7 @@ import uvicorn
 from flwr.common.constant import FLWR_INTERNAL_GRPC_CONTROL_API, FLWR_INTERNAL_GRPC_FLEET_API  # internal
 from flwr.proto.control_pb2 import (  # internal
     ListNodesRequest,
+    ListNodesResponse,
     RegisterNodeRequest,
     UnregisterNodeRequest,
 )
@@ -38,6 +40,7 @@ from fedfrozen_app.verb_table import parse
 
 log = logging.getLogger(__name__)
 NAME = "superlink"
+PATIENCE = 60.0  # seconds for a SuperLink that is about to listen
 FLAGS = (
     "--isolation process --enable-supernode-auth --disable-runtime-dependency-installation "
     "--database {}/state.db --superexec-auth-secret-file {}/superexec.secret "
@@ -121,10 +124,23 @@ def revoke(arguments: list[str]) -> None:
 def _nodes(client: ControlHttpClient) -> dict[str, list[tuple[int, bytes]]]:
     """The registered nodes by name: (id, public key)."""
     found: dict[str, list[tuple[int, bytes]]] = {}
-    for node in client.ListNodes(ListNodesRequest()).nodes_info:
+    for node in _list(client, time.monotonic() + PATIENCE).nodes_info:
         if node.status != "unregistered":
             found.setdefault(node.name, []).append((node.node_id, node.public_key))
     return found
+
+
+def _list(client: ControlHttpClient, until: float) -> ListNodesResponse:
+    """A SuperLink that has just begun has its lock and its socket before it listens."""
+    while True:
+        try:
+            return client.ListNodes(ListNodesRequest())
+        except httpx.TransportError as error:
+            if time.monotonic() > until:
+                raise UserError(
+                    f"The SuperLink does not answer ({error}): see its log, start it again, and repeat this."
+                ) from error
+        time.sleep(0.5)
 
 
 def control(folder: Path) -> ControlHttpClient:
