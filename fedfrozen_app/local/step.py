@@ -403,8 +403,11 @@ def look_rows(
 
     was_training = module.training
     module.eval()
-    found = vmap(one)(values, held, weights, index, mask)
-    module.train(was_training)
+    try:
+        with folded(module), as_products(module, set(layouts.names)):
+            found = vmap(one)(values, held, weights, index, mask)
+    finally:
+        module.train(was_training)
     return [{name: value[number] for name, value in found.items()} for number in range(len(values))]
 
 
