@@ -672,7 +672,7 @@ def speed_table(result: Row) -> str:
         a_step = f"{figure['times_fedavg_a_step']['median']:.2f}"
         lines.append([name, f"{1000 * figure['seconds']['median']:.0f}", over, a_step, f"{most:g}"])
     heads = ["method", "ms a round", "times FedAvg's: median (range)", "the same, a step", "at most"]
-    where = result["gpu"] or result["machine"]["processor"]
+    where = result["gpu"] or result["machine"]["processor"] or "CPU"
     steps, repeats = result["setting"]["steps"], result["repeats"]
     said = f"{where}, {steps} steps a round, {repeats} rounds each. FedRep's head has steps of its own."
     return f"{said}\n\n{table(heads, lines)}"

@@ -58,7 +58,7 @@ class PFedDC(base.PlannedFedAvg):
     """Prompts train; global ones travel, local ones and their fusion stay. The encoders do neither."""
 
     paper = "Zhang et al. 2025, arXiv 2506.21144"
-    Settings = Settings
+    Settings: type[base.Settings] = Settings
     personal = True  # its baselines too are judged client by client, or they could not be compared
 
     @classmethod

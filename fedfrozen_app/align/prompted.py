@@ -15,7 +15,6 @@ from fedfrozen_app.config import Config
 from fedfrozen_app.data.federated import input_shape
 from fedfrozen_app.data.table import Corpus, InputShape
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.design import PromptDesign
 from fedfrozen_app.models.dual import DualEncoder, backbone_digest, load_dual
 from fedfrozen_app.models.prompts import PromptedDual, build_prompted
 from fedfrozen_app.models.wrapper import Wrapper
@@ -26,7 +25,8 @@ from fedfrozen_app.seeds import seed_for
 class Prompted(Wrapper):
     """Prompts and their fusion train; the encoders are loaded on each side, and checked by their digest."""
 
-    design: PromptDesign
+    design: Any  # of models/design.py
+    reading: type[PromptedDual] = PromptedDual
     # A client's private part begins with another build: the encoders are looked up once.
     _backbone: DualEncoder | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -38,13 +38,14 @@ class Prompted(Wrapper):
             self.design,
             shape=input_shape(corpus, config),
             seed=seed_for(config.seed, "model"),
+            reading=self.reading,
         )
 
     def outline(self, config: Config, shape: InputShape) -> PromptedDual:
         """Sizes alone matter, so encoders that would first be aligned may keep their random weights."""
         source = "config" if config.model.source == "aligned" else config.model.source
         backbone = _load(config, source, config.model.path, seed=0)
-        return build_prompted(backbone, self.design, shape=shape, seed=0)
+        return build_prompted(backbone, self.design, shape=shape, seed=0, reading=self.reading)
 
     def card(self, config: Config, corpus: Corpus) -> dict[str, Any]:
         """The encoders' digest, and the normalisation they were trained with unless `dataset` gives one."""
@@ -87,6 +88,9 @@ class Prompted(Wrapper):
 
     def only_global(self, model: PromptedDual) -> AbstractContextManager[None]:
         return model.only_global()
+
+    def reading_classes(self, model: PromptedDual, classes: tuple[str, ...]) -> AbstractContextManager[None]:
+        return model.reading(classes)
 
     def figures(self, model: PromptedDual) -> dict[str, float]:
         return model.figures()

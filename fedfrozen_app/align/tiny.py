@@ -67,7 +67,7 @@ def aligned_folder(config: Config, corpus: Corpus) -> Path:
 
 def pictures_of(corpus: Corpus, rows: object) -> Pictures:
     table = corpus.train.take(rows)  # type: ignore[arg-type]
-    return Pictures(table.inputs["pixel_values"], table.labels, corpus.classes, corpus.mean, corpus.std)
+    return Pictures(table.inputs["pixel_values"], table.labels, corpus.every_class, corpus.mean, corpus.std)
 
 
 def no_classifier(spec: ModelSpec) -> NoReturn:

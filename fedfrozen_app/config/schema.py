@@ -77,6 +77,13 @@ class DatasetConfig:
     keep_classes: list[str] | None = setting(
         None, "Only the rows of these classes: `dataset.keep_classes=[cat,dog]`"
     )
+    novel: float = setting(
+        0.0,
+        "Share of the classes, the last in their order, that nobody trains on: models that read class names "
+        "are judged on them too",
+        least=0,
+        most=0.9,
+    )
     limit: int | None = setting(None, "At most so many train and so many test rows, for a quick try", least=1)
     validation: float = setting(
         0.1, "Share of the train rows that the server keeps to choose the best round by", least=0, most=0.9

@@ -23,12 +23,12 @@ from fedfrozen_app.data.partition import (
 from fedfrozen_app.data.partition_file import read_clients
 from fedfrozen_app.data.sources import DatasetSpec, load
 from fedfrozen_app.data.sources.synthetic import word_tokenizer
-from fedfrozen_app.data.table import Corpus, InputShape
+from fedfrozen_app.data.table import Corpus, InputShape, Novel
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.seeds import seed_for
 
 log = logging.getLogger(__name__)
-_NOT_READING = ("validation", "client_validation", "align")  # what is done with rows once they are read
+_NOT_READING = ("validation", "client_validation", "align", "novel")  # what is done with rows once read
 _ALIGN = 1
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.txt", "vocab.json")
 
@@ -74,12 +74,43 @@ def load_corpus(
     corpus = load(_spec(dataset, path), _tokenizer(config), classes)
     if judges and not len(corpus.test):
         corpus = _all_to_judge_by(corpus, config)
+    if dataset.novel:
+        corpus = hold_back(corpus, dataset.novel, deployed=config.runtime.name == "deployed")
     if classes is None and not len(corpus.test):  # a site is judged by the server's rows
         raise UserError(
             "There are no test rows, and none could be held out: no class has two rows (or two documents or "
             "patients, which are never parted). Name a test split with dataset.test_split, or use more data."
         )
     return corpus
+
+
+def hold_back(corpus: Corpus, share: float, *, deployed: bool) -> Corpus:
+    """Of the classes in their order, the last ones become novel: their train rows are dealt to nobody."""
+    if deployed:
+        raise UserError(
+            "dataset.novel takes classes away from simulated clients, and real sites keep their own rows: "
+            "leave it out, or use runtime=inprocess."
+        )
+    if corpus.task != "image":
+        raise UserError("dataset.novel needs pictures with one class each: leave it out for these data.")
+    kept = len(corpus.classes) - round(share * len(corpus.classes))
+    if min(kept, len(corpus.classes) - kept) < 2:
+        raise UserError(
+            f"dataset.novel={share:g} of {len(corpus.classes)} classes leaves fewer than two on one side: "
+            "choose another share."
+        )
+    labels = corpus.test.labels.numpy()
+    base, novel = np.flatnonzero(labels < kept), np.flatnonzero(labels >= kept)
+    of_novel = corpus.test.take(torch.from_numpy(novel))
+    return replace(
+        corpus,
+        classes=corpus.classes[:kept],
+        test=corpus.test.take(torch.from_numpy(base)),
+        test_strata=corpus.test_strata[base],
+        test_units=corpus.test_units[base],
+        test_columns={name: values[base] for name, values in corpus.test_columns.items()},
+        novel=Novel(corpus.classes[kept:], replace(of_novel, labels=of_novel.labels - kept)),
+    )
 
 
 def _all_to_judge_by(corpus: Corpus, config: Config) -> Corpus:
@@ -143,8 +174,10 @@ def align_rows(corpus: Corpus, config: Config) -> tuple[np.ndarray, np.ndarray]:
 
 def _set_apart(corpus: Corpus, config: Config) -> tuple[np.ndarray, np.ndarray]:
     """(rest, validation), by the dataset's own seed: every run chooses its best round by the same rows."""
-    key = (config.dataset.split_seed,)
-    return _split_units(align_rows(corpus, config)[0], corpus, config.dataset.validation, key)
+    rows, key = align_rows(corpus, config)[0], (config.dataset.split_seed,)
+    if corpus.novel is not None:
+        rows = rows[corpus.train.labels.numpy()[rows] < len(corpus.classes)]
+    return _split_units(rows, corpus, config.dataset.validation, key)
 
 
 def _split_units(

@@ -45,6 +45,14 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Novel:
+    """Classes that are held back, and the test rows of these, numbered from 0 on."""
+
+    classes: tuple[str, ...]
+    test: Table
+
+
+@dataclass(frozen=True)
 class Corpus:
     """A data set with everything that training, partitioning and reports need to know about it."""
 
@@ -64,6 +72,12 @@ class Corpus:
     test_strata: np.ndarray  # per test row, numbered as those of the train rows
     test_units: np.ndarray  # the same for the test rows, which intervals are drawn over
     test_columns: dict[str, np.ndarray] = field(default_factory=dict)  # the same per test row
+    novel: Novel | None = None  # whose train rows stay in the table, and are nobody's
+
+    @property
+    def every_class(self) -> tuple[str, ...]:
+        """Those of the labels of all train rows."""
+        return self.classes + (self.novel.classes if self.novel else ())
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,10 @@ class Resident:
             else beside.train_table
         )
         self._test: Table = self._on_device(corpus.test) if beside is None else beside._test
+        self._novel: Table | None = None
+        if corpus.novel is not None:
+            with self.wrapper.reading_classes(self.model, corpus.novel.classes):  # or it says why it cannot
+                self._novel = self._on_device(corpus.novel.test)
         self._rows: dict[str, ClientRows] = {}
         self._loaded: dict[str, str | None] = {}
         self.recorder: Any = None  # of local/captured.py, which keeps a recorded step between messages
@@ -233,6 +237,18 @@ class Resident:
 
     def evaluate_test(self) -> dict[str, float]:
         return self.task.evaluate(self._test)
+
+    @property
+    def has_novel(self) -> bool:
+        """Whether there are classes that nobody trains on."""
+        return self._novel is not None
+
+    def evaluate_novel(self) -> dict[str, float]:
+        """Among the classes that nobody trained on; empty where there are none."""
+        if self.corpus.novel is None or self._novel is None:
+            return {}
+        with self.wrapper.reading_classes(self.model, self.corpus.novel.classes):
+            return self.task.evaluate(self._novel)
 
     def evaluate_validation(self) -> dict[str, float]:
         """On the rows the server keeps; empty where it keeps none."""

@@ -184,6 +184,9 @@ def judge_client(
             figures["global"] = resident.task.evaluate(test_rows)[resident.task.headline]
     resident.load(order.method.personal(start.anchor, start.own), {})
     figures["personal"] = resident.task.evaluate(test_rows)[resident.task.headline]
+    if resident.has_novel:  # what a model gained on its own rows it may have lost elsewhere
+        figures["base"] = resident.evaluate_test()[resident.task.headline]
+        figures["novel"] = resident.evaluate_novel()[resident.task.headline]
     if order.plan.trained:
         result = train_client(resident, client, order, start, steps)
         own = {**start.own, **by_namespace(result.own)}

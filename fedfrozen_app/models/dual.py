@@ -123,6 +123,19 @@ class DualEncoder(nn.Module):
         with _inserted_images(self._vision, prompt):
             return self.model.vision_model(pixel_values=pixel_values).pooler_output
 
+    def patches(self, pixel_values: Tensor) -> Tensor:
+        """(batch, patches, width): each patch is read as `image` reads the token of the whole picture."""
+        hidden = self.model.vision_model(pixel_values=pixel_values).last_hidden_state
+        return self.model.visual_projection(self._pooled_tokens(hidden[:, 1:]))
+
+    def _pooled_tokens(self, hidden: Tensor) -> Tensor:
+        """(batch, tokens, vision width) as the tower pools its first token."""
+        if (norm := getattr(self._vision, "post_layernorm", None)) is not None:
+            return norm(hidden)
+        if (pooler := getattr(self._vision, "pooler", None)) is not None:
+            return pooler.activation(pooler.dense(hidden))
+        return hidden
+
     def text(self, words: Words, prompt: Tensor | None = None) -> Tensor:
         """(classes, width); `prompt` is (tokens, text width)."""
         return self.model.text_projection(self.pooled_text(words, prompt))

@@ -8,7 +8,7 @@ clients each load the encoders for themselves, so these never travel.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.design import PromptDesign
 from fedfrozen_app.models.dual import DualEncoder, Words, check_pictures
 from fedfrozen_app.models.roles import Role, roles_of
 
@@ -50,12 +49,12 @@ class CrossFusion(nn.Module):
 class PromptSet(nn.Module):
     """The prompts of one tower by level, (depth, tokens, width) each."""
 
-    def __init__(self, levels: tuple[str, ...], depth: int, tokens: int, width: int) -> None:
+    def __init__(self, design: Any, depth: int, tokens: int, width: int) -> None:
         super().__init__()
-        for level in levels:
+        for level in design.levels:
             self.register_parameter(level, nn.Parameter(STD * torch.randn(depth, tokens, width)))
 
-    def forward(self, design: PromptDesign, fusion: CrossFusion | None, only_global: bool) -> Tensor:
+    def forward(self, design: Any, fusion: CrossFusion | None, only_global: bool) -> Tensor:
         """The prompt that enters the tower. The global one is what the others are added to:
 
         cross: G + W_O·MHA(G, L), or with the local prompt asking G + W_O·MHA(L, G);
@@ -81,9 +80,14 @@ class Scores(NamedTuple):
 
 
 class PromptedDual(nn.Module):
-    """Class scores: exp(scale) · cosine(image, text of the class), called like an image classifier."""
+    """Class scores: exp(scale) · cosine(image, text of the class), called like an image classifier.
 
-    def __init__(self, backbone: DualEncoder, design: PromptDesign, classes: tuple[str, ...]) -> None:
+    A method with prompts or scores of another form is a subclass. `design` is one of models/design.py.
+    """
+
+    Prompts: ClassVar[type[PromptSet]] = PromptSet
+
+    def __init__(self, backbone: DualEncoder, design: Any, classes: tuple[str, ...]) -> None:
         super().__init__()
         self.config = backbone.config
         self.design = design
@@ -93,22 +97,28 @@ class PromptedDual(nn.Module):
         depth = {"text": 1, "vision": design.depth}
         _check_fit(design, widths, backbone.vision_depth)
         self.prompts = nn.ModuleDict(
-            {t: PromptSet(design.levels, depth[t], tokens[t], widths[t]) for t in design.towers}
+            {t: self.Prompts(design, depth[t], tokens[t], widths[t]) for t in design.towers}
         )
         self.fusion = nn.ModuleDict(
             {t: CrossFusion(widths[t], design.heads) for t in design.towers if design.fused}
         )
-        counts = {0, design.text_tokens, 2 * design.text_tokens} if "text" in design.towers else {0}
-        self._words = {count: backbone.words(classes, count, design.template) for count in counts}
-        if (longest := max(words.length for words in self._words.values())) > backbone.text_room:
-            raise UserError(
-                f"Prompts and class names take {longest} tokens, but the text encoder reads "
-                f"{backbone.text_room}: lower {design.within}text_tokens."
-            )
+        self._words = self._words_of(classes)
         self._only_global = False
         self._texts: tuple[object, Tensor] | None = None  # of prompts that do not change, with their versions
         self._fixed_texts: Tensor | None = None  # where no text prompt is learned
         self._start = {n: p.detach().clone() for n, p in self.named_parameters() if n.endswith(".local")}
+
+    def _words_of(self, classes: tuple[str, ...]) -> dict[int, Words]:
+        """By the number of prompt vectors before the names."""
+        own, room = self.design.text_tokens, self.backbone.text_room
+        counts = {0, own, 2 * own} if "text" in self.design.towers else {0}
+        found = {count: self.backbone.words(classes, count, self.design.template) for count in counts}
+        if (longest := max(words.length for words in found.values())) > room:
+            raise UserError(
+                f"Prompts and class names take {longest} tokens, but the text encoder reads {room}: lower "
+                f"{self.design.within}text_tokens."
+            )
+        return found
 
     def train(self, mode: bool = True) -> Self:
         """The encoders stay as they are: dropout in a frozen one would only be noise."""
@@ -167,6 +177,17 @@ class PromptedDual(nn.Module):
         finally:
             self._only_global = False
 
+    @contextmanager
+    def reading(self, classes: tuple[str, ...]) -> Iterator[None]:
+        """Within it the model chooses among these classes: prompts are learned for whatever name follows."""
+        before, fixed = self._words, self._fixed_texts
+        self._words, self._texts = self._words_of(classes), None
+        self.settle()
+        try:
+            yield
+        finally:
+            self._words, self._fixed_texts, self._texts = before, fixed, None
+
     def forward(self, pixel_values: Tensor | None = None, image_features: Tensor | None = None) -> Scores:
         if image_features is None:
             assert pixel_values is not None
@@ -220,7 +241,7 @@ class PromptedDual(nn.Module):
         return found
 
 
-def _check_fit(design: PromptDesign, widths: Mapping[str, int], vision_depth: int) -> None:
+def _check_fit(design: Any, widths: Mapping[str, int], vision_depth: int) -> None:
     if design.depth > vision_depth:
         raise UserError(
             f"{design.within}depth={design.depth} is more than the {vision_depth} layers of the vision "
@@ -235,7 +256,12 @@ def _check_fit(design: PromptDesign, widths: Mapping[str, int], vision_depth: in
 
 
 def build_prompted(
-    backbone: DualEncoder, design: PromptDesign, *, shape: InputShape, seed: int
+    backbone: DualEncoder,
+    design: Any,
+    *,
+    shape: InputShape,
+    seed: int,
+    reading: type[PromptedDual] = PromptedDual,
 ) -> PromptedDual:
     """A frozen dual encoder with fresh prompts, in eval mode; the same seed gives the same bits."""
     check_pictures(backbone, shape)
@@ -246,7 +272,7 @@ def build_prompted(
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = PromptedDual(backbone, design, shape.classes)
+        model = reading(backbone, design, shape.classes)
     for name, parameter in model.named_parameters():
         if name not in model.frozen_names:
             parameter.data = parameter.data.to(dtype)

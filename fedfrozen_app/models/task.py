@@ -80,6 +80,11 @@ class Task:
         with self._autocast():
             return self.call(parameters, self.prepare(batch.inputs)).to(self.dtype)
 
+    def answer(self, parameters: Parameters, **asked: bool) -> Tensor:
+        """What the model says of itself, where it has such an answer: no row is looked at."""
+        with self._autocast():
+            return self.call(parameters, asked).to(self.dtype)  # type: ignore[arg-type]
+
     def features(self, parameters: Parameters, batch: Batch) -> tuple[Tensor, Tensor]:
         """(logits, what the head read to give them): a row's representation."""
         if self._head is None:

@@ -17,6 +17,7 @@ from fedfrozen_app import registry
 from fedfrozen_app.config import Config, strategy_settings
 from fedfrozen_app.data.federated import input_shape
 from fedfrozen_app.data.table import Corpus, InputShape
+from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.build import build_model, outline_model
 from fedfrozen_app.models.transformer import export_model
 from fedfrozen_app.seeds import seed_for
@@ -71,6 +72,14 @@ class Wrapper:
     def only_global(self, model: Any) -> AbstractContextManager[None]:
         """Within it the model is what the server knows of it."""
         return nullcontext()
+
+    def reading_classes(self, model: Any, classes: tuple[str, ...]) -> AbstractContextManager[None]:
+        """Within it the model chooses among these classes, which it was not trained for."""
+        raise UserError(
+            "dataset.novel judges a model on classes that nobody trained on, but this one scores those alone "
+            "that it knows: leave dataset.novel out, or choose a strategy that reads class names, "
+            "such as strategy=pfeddc."
+        )
 
     def figures(self, model: Any) -> dict[str, float]:
         """What the model reports of itself beside its loss."""

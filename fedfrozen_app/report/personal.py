@@ -23,7 +23,14 @@ from fedfrozen_app.files.disk import replace_file, whole_file
 from fedfrozen_app.report.curves import BLUE, GREEN, ORANGE, VERMILLION
 
 MODELS = ("global", "personal", "after")
-WORDS = {"global": "global", "personal": "personal", "after": "after one more local round"}
+WIDER = ("base", "novel")  # the personal model on all test rows, and on classes that nobody trained on
+WORDS = {
+    "global": "global",
+    "personal": "personal",
+    "after": "after one more local round",
+    "base": "personal, on everybody's rows",
+    "novel": "personal, on novel classes",
+}
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, "#CC79A7", "#56B4E9", "#000000")
 
 
@@ -38,11 +45,13 @@ def summarise_clients(
             "name": names[int(client)] if client.isdecimal() and int(client) < len(names) else client,
             "rounds": took_part[client],
             **{key: int(figures[key]) for key in ("train_rows", "test_rows")},
-            **{model: figures[model] for model in MODELS if model in figures},
+            **{model: figures[model] for model in (*MODELS, *WIDER) if model in figures},
         }
         for client, figures in judged.items()
     ]
-    found: dict[str, Any] = {model: spread([c[model] for c in clients if model in c]) for model in MODELS}
+    found: dict[str, Any] = {
+        model: spread([c[model] for c in clients if model in c]) for model in (*MODELS, *WIDER)
+    }
     found = {model: figures for model, figures in found.items() if figures}
     levels = sorted({client["rounds"] for client in clients})
     by_participation = [
@@ -111,13 +120,14 @@ def compare(arguments: list[str]) -> None:
     for run, name in zip(runs, names, strict=True):
         figures, label = read(run), name if names.count(name) == 1 else str(run)
         everybody = len(figures["clients"]) + len(figures.get("not_judged", ()))
-        for model in MODELS:
+        for model in (*MODELS, *WIDER):
             if model in figures:
                 values = accuracies(figures, model)
                 numbers = (f"{figures[model][key]:.4f}" for key in ("mean", "worst", "std"))
                 count = str(everybody) if len(values) == everybody else f"{len(values)} of {everybody}"
                 table.add_row(label, WORDS[model], count, *numbers)
-                lines[f"{label}: {WORDS[model]}"] = values
+                if model in MODELS:  # the picture is of clients' own rows
+                    lines[f"{label}: {WORDS[model]}"] = values
     Console(width=110).print(table)
     picture = Path(named[-1]) if named else runs[0] / "fairness.png"
     fairness_picture(lines, picture)

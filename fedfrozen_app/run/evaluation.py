@@ -33,9 +33,11 @@ def evaluator(
         resident.load(to_tensors(arrays), strategy.digests)
         with resident.only_global():
             test, validation = resident.evaluate_test(), resident.evaluate_validation()
+            novel = resident.evaluate_novel()
         record = MetricRecord()
         record.update({f"test_{key}": value for key, value in test.items()})
         record.update({f"val_{key}": value for key, value in validation.items()})
+        record.update({f"novel_{key}": value for key, value in novel.items()})
         return record
 
     return evaluate

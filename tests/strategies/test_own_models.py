@@ -277,7 +277,7 @@ def test_ditto_over_real_supernodes_keeps_its_models_on_the_sites_disks(tmp_path
         app = app_folder(tmp_path / "app")
         for strategy in ("ditto", "fedavg"):
             settings = {"overrides": shlex.join([*words, f"strategy={strategy}"])}
-            federation.run(app, settings | {"output-dir": str(tmp_path / strategy)}, timeout=280)
+            federation.run(app, settings | {"output-dir": str(tmp_path / strategy)}, timeout=500)
     found, plain = Run(tmp_path / "ditto"), Run(tmp_path / "fedavg")
     for name, value in plain.model.items():
         torch.testing.assert_close(found.model[name], value, rtol=1e-6, atol=1e-7)

@@ -1,0 +1,58 @@
+"""How FedOTP's client reads a picture: Li et al., Global and Local Prompts Cooperation via Optimal Transport.
+
+    T = argmin ⟨T, 1 − S⟩ − ε H(T)        T ≥ 0,  T1 ≤ a,  Tᵀ1 = b
+
+for each picture and class, with S = cos(patches, texts), (M, n), a = 1/M each and b = γ/n each. Scaling finds
+it (Benamou et al. 2015): with K = exp(−(1 − S)/ε), T = diag(u) K diag(v), repeat
+
+    u = min(a / Kv, 1)        v = b / Kᵀu
+
+It has no branch and a fixed number of steps, so that it runs stacked and recorded.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedfrozen_app.models.prompts import PromptedDual, Scores, full_precision
+
+
+def partial_plan(similarity: Tensor, mass: float, epsilon: float, iterations: int) -> Tensor:
+    """(..., patches, texts), the same shape as the similarity; no gradient."""
+    kernel = ((similarity.detach() - 1) / epsilon).exp()
+    patches, texts = kernel.shape[-2:]
+    from_each, to_each = 1 / patches, mass / texts
+    v = torch.ones_like(kernel[..., 0, :])  # (..., texts)
+    u = torch.ones_like(kernel[..., 0])  # (..., patches)
+    for _ in range(iterations):
+        u = (from_each / (kernel @ v.unsqueeze(-1)).squeeze(-1)).clamp(max=1.0)
+        v = to_each / (u.unsqueeze(-2) @ kernel).squeeze(-2)
+    return u.unsqueeze(-1) * kernel * v.unsqueeze(-2)
+
+
+class TransportDual(PromptedDual):
+    """Scores by transport between a picture's patches and the texts of a class, one for each context."""
+
+    def forward(self, pixel_values: Tensor | None = None, image_features: Tensor | None = None) -> Scores:
+        if image_features is None:
+            assert pixel_values is not None
+            image_features = self.encode_images(pixel_values)
+        texts, scale, own = self.text_features(), self.backbone.scale(), self.design
+        with full_precision(scale):
+            patches, texts = image_features.to(scale.dtype), texts.to(scale.dtype)
+            # (batch, M, width), (n, classes, width) -> (batch, classes, M, n)
+            similarity = torch.einsum("bmd,ncd->bcmn", patches, texts)
+            plan = partial_plan(similarity, own.mass, own.epsilon, own.iterations)
+            return Scores(scale * (plan * similarity).sum(dim=(-2, -1)))
+
+    def encode_images(self, pixel_values: Tensor) -> Tensor:
+        """(batch, patches, width), each of length 1."""
+        return functional.normalize(self.backbone.patches(pixel_values), dim=-1)
+
+    def _encode_texts(self) -> Tensor:
+        """(contexts, classes, width): the global one's, and where it is known the local one's."""
+        with full_precision(self.backbone.scale()):
+            known = ("global",) if self._only_global else self.design.levels
+            prompts = [getattr(self.prompts["text"], level)[0] for level in known]
+        words = self._words[self.design.text_tokens]
+        return functional.normalize(torch.stack([self.backbone.text(words, p) for p in prompts]), dim=-1)

@@ -1,0 +1,59 @@
+"""FedPGP: Cui et al., Harmonizing Generalization and Personalization in Federated Prompt Learning, 2024.
+
+    pᵢ = p_G + UᵢVᵢ        the context before the class name: p_G travels and is averaged, the client's own
+                           part has rank r and never leaves it
+
+    fᵢ + μ · mean over classes of −log( exp(cos(z_G, z_C)/τ) / (exp(cos(z_G, z_C)/τ) + exp(cos(z_G, zᵢ)/τ)) )
+
+with z the text features of p_G, of pᵢ, and (z_C) of the encoder's own template: the global context stays near
+what the frozen encoder knows, and the personal one moves away from it. μ = 0 leaves the low rank alone.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from fedfrozen_app.config import setting
+from fedfrozen_app.models.design import TextDesign
+from fedfrozen_app.server import base
+from strategies import pfeddc
+
+if TYPE_CHECKING:
+    from fedfrozen_app.align.prompted import Prompted
+
+
+@dataclass(frozen=True)
+class Settings(base.Settings, TextDesign):
+    prompts: ClassVar[str] = "global"  # the client's own part is no prompt of its own, but two factors
+    within: ClassVar[str] = "strategy."
+
+    rank: int = setting(8, "r: rank of the client's own part of the context", least=1)
+    mu: float = setting(1.0, "μ: weight of the contrast", least=0)
+    temperature: float = setting(0.5, "τ: a smaller one makes the contrast sharper", above=0)
+
+    def checked(self, num_rounds: int) -> Self:
+        super().checked(num_rounds)
+        return self.checked_design()
+
+
+class FedPGP(pfeddc.PFedDC):
+    """A global text context that stays near zero-shot, and in low rank what each client adds to it."""
+
+    paper = "Cui et al. 2024, arXiv 2405.09771"
+    Settings = Settings
+    algorithm = "fedpgp"
+
+    @classmethod
+    def wrapper(cls, settings: Any) -> "Prompted":
+        # Here, because a configuration is read without transformers.
+        from clients.fedpgp import LowRankDual
+        from fedfrozen_app.align.prompted import Prompted
+
+        return Prompted(settings, LowRankDual)
+
+    @classmethod
+    def algorithm_for(cls, settings: Any) -> str:
+        return cls.algorithm if settings.mu else "fedavg"
+
+    def client_settings(self) -> dict[str, Any]:
+        own = self.settings
+        return {"mu": own.mu, "temperature": own.temperature} if own.mu else {}
