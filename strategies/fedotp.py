@@ -12,7 +12,7 @@ T. γ = 1 is balanced transport.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from fedfrozen_app.config import setting
+from fedfrozen_app.config import ClientConfig, setting
 from fedfrozen_app.models.design import TextDesign
 from fedfrozen_app.server import base
 from strategies import pfeddc
@@ -56,5 +56,6 @@ class FedOTP(pfeddc.PFedDC):
     def algorithm_for(cls, settings: Any) -> str:
         return cls.algorithm
 
-    def client_settings(self) -> dict[str, Any]:
+    @classmethod
+    def client_settings(cls, settings: Any, client: ClientConfig) -> dict[str, Any]:
         return {}

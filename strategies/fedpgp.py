@@ -12,7 +12,7 @@ what the frozen encoder knows, and the personal one moves away from it. μ = 0 l
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from fedfrozen_app.config import setting
+from fedfrozen_app.config import ClientConfig, setting
 from fedfrozen_app.models.design import TextDesign
 from fedfrozen_app.server import base
 from strategies import pfeddc
@@ -54,6 +54,6 @@ class FedPGP(pfeddc.PFedDC):
     def algorithm_for(cls, settings: Any) -> str:
         return cls.algorithm if settings.mu else "fedavg"
 
-    def client_settings(self) -> dict[str, Any]:
-        own = self.settings
-        return {"mu": own.mu, "temperature": own.temperature} if own.mu else {}
+    @classmethod
+    def client_settings(cls, settings: Any, client: ClientConfig) -> dict[str, Any]:
+        return {"mu": settings.mu, "temperature": settings.temperature} if settings.mu else {}

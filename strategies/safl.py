@@ -132,7 +132,7 @@ class SAFL(base.PlannedFedAvg):
         return plan if self.settings.select in OWN else plan.keep_layers(self.common, roles)
 
     @classmethod
-    def choice_for(cls, settings: Settings, roles: Mapping[str, Role]) -> NamedSettings | None:
+    def choice_for(cls, settings: Any, roles: Mapping[str, Role]) -> NamedSettings | None:
         if settings.select not in OWN:
             return None
         top_k = _top_k(settings, layers_of(roles, roles))
@@ -140,7 +140,7 @@ class SAFL(base.PlannedFedAvg):
         return NamedSettings(settings.select, {"top_k": top_k, **more})
 
     @classmethod
-    def codec_for(cls, settings: Settings) -> tuple[str, Any] | None:
+    def codec_for(cls, settings: Any) -> tuple[str, Any] | None:
         return ("keep", settings.keep) if settings.keep < 1 else None
 
     def client_plan(self, server_round: int) -> Plan:
