@@ -60,8 +60,8 @@ def settings(module: str, name: str) -> dict[str, Any] | None:
         return None
     module, node = found
     for statement in node.body:
-        if isinstance(statement, ast.Assign) and _targets(statement) == ["Settings"]:
-            return _defaults(module, ast.unparse(statement.value))
+        if _targets(statement) == ["Settings"] and isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            return None if statement.value is None else _defaults(module, ast.unparse(statement.value))
     for base in node.bases:
         if (inherited := settings(module, ast.unparse(base))) is not None:
             return inherited
@@ -115,5 +115,9 @@ def _assigned(node: ast.ClassDef) -> Iterator[tuple[str, Any]]:
                 yield target, statement.value.value
 
 
-def _targets(statement: ast.Assign) -> list[str]:
-    return [target.id for target in statement.targets if isinstance(target, ast.Name)]
+def _targets(statement: ast.stmt) -> list[str]:
+    """The names that a statement gives a value, with or without a type beside them."""
+    targets: list[ast.expr] = statement.targets if isinstance(statement, ast.Assign) else []
+    if isinstance(statement, ast.AnnAssign):
+        targets = [statement.target]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
