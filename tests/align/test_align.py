@@ -109,6 +109,7 @@ def save_pictures(folder, seed, mode="L"):
     return ["strategy=pfeddc", "dataset=images", f"dataset.path={folder}", "dataset.align=0.3"]
 
 
+@pytest.mark.slow
 def test_pictures_that_do_not_fit_the_small_encoders_are_said_so(tmp_path, capsys, parts):
     words = save_pictures(tmp_path / "pictures", seed=0, mode="RGB")
     assert command([*words, "num_clients=2", f"output_dir={tmp_path}/run"]) == 2

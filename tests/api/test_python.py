@@ -121,6 +121,7 @@ class Pixels(nn.Module):
         return SimpleNamespace(logits=self.outer(self.inner(pixel_values.flatten(1)).tanh()))
 
 
+@pytest.mark.slow
 def test_a_module_and_a_dataset_of_pictures_are_trained_on(tmp_path):
     rng = np.random.default_rng(0)
     pictures = [rng.integers(0, 255, (8, 8), dtype=np.uint8) for _ in range(60)]
@@ -148,6 +149,7 @@ def test_texts_of_ones_own_bring_a_model_that_reads_them(tmp_path):
     assert type(run.model()).__name__ == "BertForSequenceClassification"
 
 
+@pytest.mark.slow
 def test_a_sweep_with_a_class_in_it_is_compared(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = list(sys.argv)

@@ -171,6 +171,7 @@ def test_its_first_round_is_fedavg_s(installed, train):
         torch.testing.assert_close(other.model[name], value, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_both_runners_agree_and_bytes_are_counted(installed, train):
     runs = [
         train(*VARIATES, "num_rounds=3", "participation=0.7", f"runtime.runner={runner}", folder=runner)
@@ -236,6 +237,7 @@ def test_every_client_can_be_judged_after_one_more_round(installed, train):
     assert "not_judged" not in run.summary["personal"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_knows_that_clients_keep_something(installed, train):
     """Flower forgets it when a simulation ends: going on from there would begin at zero without a word."""
     kept = checkpoint.newest(train(*VARIATES, "num_rounds=1", folder="one").folder)

@@ -36,6 +36,7 @@ def test_one_federated_step_is_one_central_step(train, dtype, tolerance):
     assert update > 0 and difference**0.5 <= tolerance * update**0.5
 
 
+@pytest.mark.slow
 def test_class_weights_and_clipping_change_the_step(train):
     plain = train(*STEP, folder="a").model
     for number, extra in enumerate(["client.class_weights=true", "client.clip=0.01"]):
@@ -43,6 +44,7 @@ def test_class_weights_and_clipping_change_the_step(train):
         assert not all(torch.equal(plain[name], other[name]) for name in plain)
 
 
+@pytest.mark.slow
 def test_bf16_autocast_trains_in_float32_weights(train):
     run = train("client.precision=bf16", "num_rounds=1")
     assert all(value.dtype == torch.float32 for value in run.model.values())

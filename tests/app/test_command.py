@@ -229,6 +229,7 @@ def test_what_is_frozen_does_not_thaw_when_a_run_is_made_longer(train, words):
     assert run.rows[-1]["stage"] == "warmup"  # whoever says so is obeyed
 
 
+@pytest.mark.slow
 def test_a_run_whose_clients_shared_nothing_has_no_model_to_give(train, tmp_path, capsys):
     """Its model.safetensors is what every client began with."""
     run = train("strategy=local", "num_rounds=1")
@@ -238,6 +239,7 @@ def test_a_run_whose_clients_shared_nothing_has_no_model_to_give(train, tmp_path
     assert not (tmp_path / "exported").exists()
 
 
+@pytest.mark.slow
 def test_an_export_that_cannot_be_written_ends_with_a_sentence(train, tmp_path, capsys):
     run = train("num_rounds=1")
     (tmp_path / "taken").touch()
@@ -248,6 +250,7 @@ def test_an_export_that_cannot_be_written_ends_with_a_sentence(train, tmp_path, 
     assert "cannot be written" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_s_folder_may_be_named_after_its_settings(train, capsys):
     """As Hydra names them with hydra.sweep.subdir=${hydra.job.override_dirname}."""
     run = train("num_rounds=1", folder="num_rounds=1,seed=0")
@@ -287,6 +290,7 @@ def test_ctrl_c_keeps_the_work_and_says_how_to_go_on(tmp_path):
     assert run.summary["status"] == "interrupted" and len(run.rows) >= 3
 
 
+@pytest.mark.slow
 def test_local_only_is_a_baseline_with_its_own_figures(train):
     run = train("strategy=local")
     row = run.rows[-1]
@@ -340,6 +344,7 @@ def test_what_these_clients_cannot_do_is_refused(words, told, train):
         train(*words)
 
 
+@pytest.mark.slow
 def test_a_run_whose_every_round_was_discarded_has_failed(train, tmp_path, monkeypatch):
     monkeypatch.setattr(prepare, "check_cohort", lambda how, size: None)  # as with sites
     with pytest.raises(RunFailed, match="No round changed the model: 3 sound replies came"):
@@ -367,6 +372,7 @@ def test_a_damaged_run_is_bad_input_to_every_verb(train, tmp_path, capsys):
         (run / name).write_bytes(good[name])
 
 
+@pytest.mark.slow
 def test_another_model_is_not_judged_by_half(train, capsys):
     """A layer that the run never had would be judged with random values."""
     run = train("num_rounds=1").folder

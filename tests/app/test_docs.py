@@ -47,10 +47,13 @@ def commands(page):
 
 # The commands of docs/adding-a-strategy.md need the files that the page tells to write: see test_adding.py.
 COMMANDS = [
-    pytest.param(words, id=f"{page.name}: {' '.join(words)}")
-    for page in PAGES
-    if page.name != "adding-a-strategy.md"
-    for words in commands(page.read_text())
+    pytest.param(list(words), id=f"{page}: {' '.join(words)}")
+    for words, page in {  # each once, on the last page that has it
+        tuple(words): page.name
+        for page in PAGES
+        if page.name != "adding-a-strategy.md"
+        for words in commands(page.read_text())
+    }.items()
 ]
 FLOWER_RUNS = [line for line in lines((ROOT / "docs/flower.md").read_text()) if line.startswith("flwr run ")]
 

@@ -14,6 +14,7 @@ EACH_ROOM_HAS_ONE = {"__init__.py", "command.py"}  # a package, and the verb of 
 
 
 @pytest.mark.parametrize("verb", LIGHT)
+@pytest.mark.slow
 def test_a_look_imports_nothing_that_trains(verb):
     code = f"""
 import importlib, sys

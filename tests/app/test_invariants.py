@@ -25,6 +25,7 @@ def test_fedprox_without_pull_is_fedavg(train):
     assert same_bits(plain.model, prox.model)
 
 
+@pytest.mark.slow
 def test_fedprox_with_pull_is_not(train):
     plain = train("strategy=fedavg", folder="a")
     prox = train("strategy=fedprox", "strategy.mu=1", folder="b")
@@ -39,6 +40,7 @@ def test_fedfrozen_that_never_freezes_is_fedavg(train):
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
+@pytest.mark.slow
 def test_kernel_stays_to_the_bit_under_weight_decay(train, warmup):
     run = train(
         "num_rounds=4",
@@ -135,6 +137,7 @@ def test_a_fork_has_the_model_of_the_round_it_names_as_its_best(train):
 
 
 @pytest.mark.parametrize("change", ["num_clients=4", "seed=1", "partition=iid", "dataset.limit=200"])
+@pytest.mark.slow
 def test_nobody_goes_on_with_another_client_s_private_arrays(train, change):
     first = train("strategy=local", "num_rounds=1")
     with pytest.raises(UserError, match=f"another {change.partition('=')[0].partition('.')[0]} than"):
@@ -153,6 +156,7 @@ def test_interrupted_run_keeps_what_was_done(train, monkeypatch, tmp_path, how):
     assert (run.folder / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_rows_that_were_lost_before_a_checkpoint_are_told(train, caplog):
     """A power cut may keep the checkpoint and take the rows: sums over the rounds are then too low."""
     run = train("num_rounds=2")
@@ -195,6 +199,7 @@ def test_a_run_begun_in_a_used_folder_goes_on_as_itself(train, monkeypatch):
     assert checkpoint.numbers(back.folder / "checkpoints") == [3]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_in_a_used_folder_has_no_summary(train, monkeypatch):
     """The one before would otherwise be counted as complete, with the rows of this one."""
     run = train("strategy=local")

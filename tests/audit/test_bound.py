@@ -104,6 +104,7 @@ def test_what_was_broken_is_refuted_and_what_was_not_is_not(epsilon):
         assert found.refuted and found.epsilon_lower > 0.99 * epsilon
 
 
+@pytest.mark.slow
 def test_so_few_canaries_could_not_tell():
     noise = solve_noise(0.3, 20, epsilon=8.0, delta=DELTA, kind="prv")
     coins = np.arange(20) % 2 == 0

@@ -136,6 +136,7 @@ def test_with_few_canaries_a_large_claim_cannot_be_told(train, only_claims, caps
     assert "20 canaries could show" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_nobody_watched_is_nothing_proved(train, only_claims, capsys):
     run = train("strategy=fedavg", "privacy=dp_sgd", "client.local_steps=1", "num_rounds=1")
     assert command(["audit", str(run.folder)]) == 0
@@ -144,6 +145,7 @@ def test_nobody_watched_is_nothing_proved(train, only_claims, capsys):
     assert "privacy.audited=CLIENT" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_was_sent_must_be_what_was_watched(train):
     run = train(*AUDITED, "privacy.canaries=20")
     path = run.folder / "uploads" / "2" / "0.safetensors"
@@ -213,6 +215,7 @@ def test_bad_settings_are_one_sentence(train):
         train("strategy=safl", "privacy=dp_sgd", "privacy.audited='0'", "privacy.clipping=ghost")
 
 
+@pytest.mark.slow
 def test_a_model_that_has_seen_canaries_starts_no_other_run(train):
     run = train(*AUDITED, "privacy.canaries=20")
     words = ("strategy=fedavg", "privacy=dp_sgd", "num_rounds=3", f"from={run.folder / 'checkpoints' / '2'}")

@@ -61,6 +61,7 @@ def test_a_study_from_nothing_to_its_result(warmup, options, tmp_path, capsys):
     assert job.needs_whole()  # its checkpoints are gone
 
 
+@pytest.mark.slow
 def test_what_two_studies_share_is_run_once(warmup, options):
     digits = {name: job.key for name, _, job in warmup.jobs_of("digits", options)}
     options.set = [word for word in options.set if "num_hidden_layers" not in word]

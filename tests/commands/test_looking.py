@@ -37,6 +37,7 @@ def test_runs_are_listed_with_their_state(train, wide, capsys):
     assert command(["list", "empty"]) == 2
 
 
+@pytest.mark.slow
 def test_a_run_is_shown_with_what_was_changed(wide, train, capsys):
     run = train("strategy=fedprox", "strategy.mu=0.5")
     assert command(["show", str(run.folder)]) == 0

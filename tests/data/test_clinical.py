@@ -388,6 +388,7 @@ def test_several_labels_a_row(tmp_path):
 # Synthetic ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_synthetic_notes_in_three_readings():
     tokenizer = word_tokenizer()
     one, several, tagged = (

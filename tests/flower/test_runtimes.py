@@ -105,6 +105,7 @@ def test_ctrl_c_in_a_real_simulation_leaves_what_every_run_does(tmp_path):
     assert (folder / "report.html").exists() and (folder / "curves.png").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_over_a_checkpoint_that_says_nothing_of_private_parts(train, monkeypatch, capsys):
     """As those of runs before there was a word on it: the first round that goes on has not ended yet."""
     run = train("num_rounds=2")

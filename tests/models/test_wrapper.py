@@ -87,6 +87,7 @@ def resident_of(config, **more):
     return Resident(config, corpus, shares=share_out(corpus, config, 3), **more)
 
 
+@pytest.mark.slow
 def test_adapters_alone_train_and_travel(adapted, train):
     run = train(*adapted, "num_rounds=2")
     assert set(run.model) == {"a", "b"} and run.model["b"].any()
@@ -105,6 +106,7 @@ def test_adapters_alone_train_and_travel(adapted, train):
     assert set(planned.stages[0].plan.trained) == {"a", "b"}
 
 
+@pytest.mark.slow
 def test_both_runners_train_them_alike(adapted, train):
     words = [*adapted, "model.dtype=float64", "num_rounds=2"]
     one = train(*words, folder="one").model
@@ -113,6 +115,7 @@ def test_both_runners_train_them_alike(adapted, train):
         torch.testing.assert_close(all_at_once[name], value, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_export_is_the_merged_model(adapted, train, tmp_path):
     run = train(*adapted, "num_rounds=1")
     resident = load_run(run.folder, [])
@@ -124,6 +127,7 @@ def test_the_export_is_the_merged_model(adapted, train, tmp_path):
     torch.testing.assert_close(merged, expected)
 
 
+@pytest.mark.slow
 def test_a_node_with_another_base_is_refused(adapted):
     config = config_of(*adapted)
     corpus = load_corpus(config)
@@ -134,6 +138,7 @@ def test_a_node_with_another_base_is_refused(adapted):
         resident_of(config_of(*adapted, "seed=1"), card=card)
 
 
+@pytest.mark.slow
 def test_a_model_goes_on_to_a_run_with_an_equal_wrapper(adapted, monkeypatch):
     resident = resident_of(config_of(*adapted))
     assert resident.can_switch_to(config_of(*adapted))

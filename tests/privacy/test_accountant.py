@@ -46,6 +46,7 @@ def test_renyi_agrees_with_dp_accounting(noise, selection):
 
 
 @pytest.mark.parametrize(("noise", "selection"), CASES)
+@pytest.mark.slow
 def test_prv_agrees_with_privacy_loss_distributions(noise, selection):
     steps = list(twenty_rounds(noise, selection))
     expected = independent(steps, PLDAccountant(value_discretization_interval=1e-3))
@@ -91,6 +92,7 @@ def test_equal_steps_are_counted_together_in_any_order():
 
 
 @pytest.mark.parametrize(("kind", "epsilon"), [("rdp", 8.0), ("prv", 8.0), ("prv", 0.5)])
+@pytest.mark.slow
 def test_the_noise_solved_for_spends_the_budget_and_no_more(kind, epsilon):
     other_steps = (Steps(40.0 / epsilon, 0.25, 4),)
     noise = solve_noise(0.1, 100, epsilon=epsilon, delta=DELTA, kind=kind, other_steps=other_steps)
@@ -106,6 +108,7 @@ def test_a_full_sample_is_accounted_too():
     )
 
 
+@pytest.mark.slow
 def test_a_budget_below_an_accountant_s_reach_is_one_sentence():
     with pytest.raises(UserError, match=r"rdp accountant cannot.*epsilon 0\.05"):
         solve_noise(0.25, 4, epsilon=0.05, delta=DELTA, kind="rdp")

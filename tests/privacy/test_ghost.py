@@ -123,6 +123,7 @@ def test_the_model_is_left_as_it_was():
     assert modules == {name: (p.training, len(p._forward_hooks)) for name, p in model.named_modules()}
 
 
+@pytest.mark.slow
 def test_where_norms_cannot_be_read_off_it_is_refused(train):
     model, _, _ = parts("bert")
     task = Task(model)

@@ -97,6 +97,7 @@ def test_a_reply_holds_noised_arrays_and_declared_numbers_only(train, replies, s
         assert scores.ndim == 2 and (scores > 0).all() and (scores < 1).all()
 
 
+@pytest.mark.slow
 def test_pruning_comes_after_the_noise(train, replies):
     """What is sent of a pruned array are noised values, those that noise and all moved furthest."""
     words = ["strategy=safl", *PRIVATE, "privacy.examples=50"]
@@ -126,6 +127,7 @@ def test_noise_is_on_every_trained_array_and_on_no_frozen_one(train, replies):
     assert all(not torch.eq(one[name], other[name]).any() for name in one)
 
 
+@pytest.mark.slow
 def test_a_client_s_noise_is_solved_for_its_own_rounds(train):
     run = train("strategy=fedavg", *PRIVATE, "num_rounds=4", "participation=0.67", "num_clients=3")
     counts = {client: sum(client in row["clients"] for row in run.rows[1:]) for client in "012"}
@@ -151,6 +153,7 @@ def test_with_the_budget_spent_nothing_more_is_sent(train, replies):
     assert {client: budget_of(again, client) for client in "012"} == spent
 
 
+@pytest.mark.slow
 def test_a_repeated_round_resends_the_stored_reply_or_pays_again(train, replies):
     """The server dies after a round and goes on from the checkpoint before it: the same order comes again."""
     words = ["strategy=fedavg", "privacy=dp_sgd", "client.local_steps=2"]
@@ -226,6 +229,7 @@ def test_two_federations_at_once_both_pay(monkeypatch, tmp_path):
     assert record.rounds == 3 and sum(step.times for step in record.steps) == 3 * (2 + 1)
 
 
+@pytest.mark.slow
 def test_a_record_is_read_at_the_smaller_delta(tmp_path):
     """A run that promises 1e-6 must not count what was spent before, or what it spends, at 1e-5."""
     one, start = attending(tmp_path)(1)
@@ -239,6 +243,7 @@ def test_a_record_is_read_at_the_smaller_delta(tmp_path):
     assert again.take_part(start).metrics == spent
 
 
+@pytest.mark.slow
 def test_layers_of_another_run_s_model_are_chosen_anew(tmp_path):
     file = BudgetFile(tmp_path, "0")
     one, start = attending(tmp_path, "privacy.selection_every=4")(1)
@@ -266,6 +271,7 @@ def test_os_noise_differs_between_runs_and_seeded_noise_repeats(train):
         assert opened.metadata()["privacy"] == "epsilon at most 8 per example, for each client"
 
 
+@pytest.mark.slow
 def test_dropout_is_no_function_of_the_seed(train, monkeypatch):
     """Masks go by a row's place in the sample. Whoever knew them would see every row behind a new one change,
     not one gradient of norm C. Here all rows are in every sample and noise is off: only masks can differ."""
@@ -329,6 +335,7 @@ def test_a_damaged_record_is_never_a_fresh_budget(tmp_path):
         file.read()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_what_another_has_spent(train):
     words = ["strategy=fedavg", *PRIVATE]
     first = train(*words, "num_rounds=1", folder="first")
@@ -351,6 +358,7 @@ def test_a_smaller_dataset_is_still_the_same_data(train):
         train("strategy=fedavg", *PRIVATE, start, "dataset.limit=150", folder="private")
 
 
+@pytest.mark.slow
 def test_rows_that_are_spent_are_not_dealt_to_clients_without_a_record(train):
     """Client 3 of four would have a fresh budget for rows of which three clients have spent all."""
     words = ["strategy=fedavg", *PRIVATE, "num_rounds=1"]
@@ -377,6 +385,7 @@ def test_a_lost_record_is_no_fresh_budget(train, tmp_path):
         train(*words, "num_rounds=2", start, folder="fork")
 
 
+@pytest.mark.slow
 def test_a_client_that_moves_to_a_machine_without_its_record_spends_nothing_there(tmp_path, monkeypatch):
     """As on a Ray cluster whose machines share no folder: there its epsilon would begin at 0 again."""
 
@@ -431,6 +440,7 @@ def test_budgets_no_accountant_can_reckon_with_are_one_sentence(epsilon):
         read(resolved(compose_config(["privacy=dp_sgd", f"privacy.epsilon={epsilon}"])))
 
 
+@pytest.mark.slow
 def test_a_site_may_insist_on_privacy():
     def at(overrides, **node):
         config = read(resolved(compose_config(overrides)))
@@ -474,6 +484,7 @@ def test_twenty_rounds_of_changing_layers_cost_what_an_independent_accountant_sa
 
 
 @pytest.mark.parametrize("way", ["public", "unaccounted"])
+@pytest.mark.slow
 def test_other_ways_to_choose_cost_nothing(train, way, caplog):
     run = train("strategy=safl", *PRIVATE, "num_rounds=1", f"privacy.selection={way}")
     budget = budget_of(run, "0")

@@ -78,6 +78,7 @@ def check_llama(train, notes, folder, k, *more):
     return run
 
 
+@pytest.mark.slow
 def test_a_tiny_llama_trains_under_safl_with_privacy(train, notes, tmp_path):
     run = check_llama(train, notes, llama(tmp_path / "llama"), k=1)
     assert run.summary["private"] is True
@@ -92,6 +93,7 @@ def test_stories15m_trains_under_safl_with_privacy(train, notes, clipping):
     check_llama(train, notes, WEIGHTS / "stories15m", 2, f"privacy.clipping={clipping}")
 
 
+@pytest.mark.slow
 def test_the_same_file_by_another_path_is_the_same_file(train, notes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["strategy=fedavg", "model=bert_tiny", *notes, *PRIVATE]
@@ -155,6 +157,7 @@ def test_a_row_without_a_patient_is_named(train, notes, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_a_patient_is_one_unit_and_is_not_split(train, notes, monkeypatch):
     words = ["strategy=fedavg", "model=bert_tiny", *notes, *PRIVATE, "privacy.unit=patient", "num_rounds=1"]
     with pytest.raises(UserError, match="The patient p0 has rows at client 0 and at another"):

@@ -30,6 +30,7 @@ def test_every_chart_is_drawn_without_a_complaint(rows, save_run, visit):
     assert page.asked == [path.as_uri()]
 
 
+@pytest.mark.slow
 def test_the_legend_hides_a_series_and_hover_shows_values(rows, save_run, visit):
     page = visit(write_report(save_run(rows)))
     figure = page.locator("#chart-0")
@@ -52,6 +53,7 @@ def test_the_legend_hides_a_series_and_hover_shows_values(rows, save_run, visit)
     assert tip.locator("b").text_content() == "round 1"
 
 
+@pytest.mark.slow
 def test_the_maps_show_one_client_and_one_layer(save_run, visit):
     rows = with_selection(make_rows(rounds=8, warmup=2, clients=3), layers=6, top=2)
     page = visit(write_report(save_run(rows)))
@@ -76,6 +78,7 @@ def test_the_maps_show_one_client_and_one_layer(save_run, visit):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.slow
 def test_a_phone_scrolls_down_only(rows, save_run, visit, scheme):
     rows[3]["failures"] = ["x" * 300]
     page = visit(write_report(save_run(with_selection(rows), command="y" * 500)), width=390, scheme=scheme)
@@ -87,6 +90,7 @@ def test_a_phone_scrolls_down_only(rows, save_run, visit, scheme):
     assert (sum(map(int, background[4:-1].split(","))) < 380) == (scheme == "dark")
 
 
+@pytest.mark.slow
 def test_print_shows_what_is_folded(rows, save_run, visit):
     page = visit(write_report(save_run(rows)), scheme="dark")
     assert page.pdf()[:4] == b"%PDF"

@@ -122,6 +122,7 @@ def test_it_is_drawn_hidden_and_hovered(sweep, visit):
     assert page.asked == [path.as_uri()]
 
 
+@pytest.mark.slow
 def test_a_phone_scrolls_down_only(sweep, visit):
     page = visit(write_comparison(collect([sweep]), sweep / "comparison.html"), width=390, scheme="dark")
     for details in page.locator("summary").all():
@@ -153,6 +154,7 @@ def test_equal_runs_are_called_equal(twins):
     assert "highest mean final test accuracy: all alike" in page
 
 
+@pytest.mark.slow
 def test_an_axis_of_accuracies_spans_enough_and_its_ticks_differ(twins, visit):
     page = visit(write_comparison(collect([twins]), twins / "comparison.html"), width=400)
     for chart in range(3):

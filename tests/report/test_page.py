@@ -226,6 +226,7 @@ json_values = st.recursive(
     st.dictionaries(st.text(max_size=10), json_values, max_size=5),
     st.lists(st.floats(), max_size=4),
 )
+@pytest.mark.slow
 def test_any_configuration_and_any_losses_make_a_page(config, losses):
     rows = [{"round": place, "test_loss": loss} for place, loss in enumerate(losses)]
     page = Page(render(rows, {"config": config}, None, name="run"))

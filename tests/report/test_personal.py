@@ -60,6 +60,7 @@ def test_runs_of_one_name_stay_apart_and_clients_without_test_rows_count(tmp_pat
     assert "run: personal" in drawn[1]
 
 
+@pytest.mark.slow
 def test_any_strategy_can_be_judged_by_its_clients(train):
     run = train("strategy=fedavg", "personal=true", "num_rounds=1")
     judged = run.summary["personal"]
@@ -68,6 +69,7 @@ def test_any_strategy_can_be_judged_by_its_clients(train):
     assert "global" not in local and local["personal"]["worst"] <= local["personal"]["mean"]
 
 
+@pytest.mark.slow
 def test_who_could_not_be_judged_is_named_beside_the_mean(train, monkeypatch, capsys):
     """A mean over fewer clients than there are must not look like one over all."""
     plain = client_app.judge_client

@@ -38,6 +38,7 @@ def events(folder):
     return {tag: {e.step: e.value for e in read.Scalars(tag)} for tag in read.Tags()["scalars"]}
 
 
+@pytest.mark.slow
 def test_tensorboard_holds_every_round_and_a_resumed_run_goes_on(train):
     run = train("num_rounds=2", "num_clients=2")
     train("num_rounds=3", "num_clients=2", resume=True)

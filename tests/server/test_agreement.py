@@ -138,6 +138,7 @@ def test_auto_is_fedavg_until_it_freezes(train):
     assert kernel and all(torch.equal(frozen.model[n], frozen.model_after(3)[n]) for n in kernel)
 
 
+@pytest.mark.slow
 def test_partial_participation(train):
     run = train(*AUTO, "num_clients=4", "participation=0.5")
     assert all("warmup" in row for row in run.rows[1:] if row["stage"] == "warmup")

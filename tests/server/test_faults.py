@@ -138,6 +138,7 @@ def test_an_exception_in_one_client_is_not_the_run_s(train, monkeypatch):
 
 
 @pytest.mark.parametrize("lost_in", [2, 4])  # before and after the freeze
+@pytest.mark.slow
 def test_a_lost_cache_is_filled_again_in_the_same_round(train, monkeypatch, lost_in):
     settings = ("num_rounds=4", "strategy.warmup_rounds=2")
     whole = train(*settings, folder="whole")
@@ -160,6 +161,7 @@ def test_a_lost_cache_is_filled_again_in_the_same_round(train, monkeypatch, lost
         assert run.rows[lost_in]["bytes_down"] > whole.rows[lost_in]["bytes_down"]
 
 
+@pytest.mark.slow
 def test_a_client_that_joins_after_the_freeze_gets_the_kernel(train):
     run = train("num_clients=8", "participation=0.25", "partition=iid", "num_rounds=8")
     seen = set()

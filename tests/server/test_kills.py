@@ -93,6 +93,7 @@ def run_folder(train, folder):
 
 
 @pytest.mark.parametrize("size", [0, 10_000], ids=["no room", "room for half a model"])
+@pytest.mark.slow
 def test_a_full_disk_ends_with_a_sentence_and_goes_on_when_there_is_room(train, monkeypatch, size):
     whole = train(*WORDS, folder="whole")
     real = checkpoint.write

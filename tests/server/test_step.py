@@ -155,6 +155,7 @@ def test_momentum_killed_and_resumed_to_the_bit(train, monkeypatch, momentum):  
     assert same_bits(none.model, plain.model)  # β = 0 adds the mean update as it is
 
 
+@pytest.mark.slow
 def test_another_optimiser_starts_with_nothing_of_the_first(train, momentum):  # noqa: F811
     first = train(*RUN, momentum, folder="first")
     start = f"from={first.folder / 'checkpoints' / '4'}"
@@ -163,6 +164,7 @@ def test_another_optimiser_starts_with_nothing_of_the_first(train, momentum):  #
     assert not checkpoint.newest(first.folder.parent / "plain").strategy
 
 
+@pytest.mark.slow
 def test_bad_settings_are_a_sentence(train, momentum):  # noqa: F811
     with pytest.raises(UserError, match="Unknown server optimiser 'momentun': did you mean momentum"):
         train("server_optimizer.name=momentun")

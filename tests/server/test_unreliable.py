@@ -108,6 +108,7 @@ class Expiring(Grid):
 
 
 @pytest.mark.parametrize(("silent_round", "sound"), [(0, [2, 2]), (2, [3, 2])])  # 0: every hello
+@pytest.mark.slow
 def test_a_silent_node_does_not_take_the_others_answers_with_it(tmp_path, silent_round, sound):
     """It is waited for to the very end; what the others have sent meanwhile is fetched after that."""
 
@@ -151,6 +152,7 @@ def test_a_late_reply_is_never_added(tmp_path):
     assert found.rows[2]["failures"] == ["Client 1 was set aside: it did not answer within 0.5 s."]
 
 
+@pytest.mark.slow
 def test_a_reply_to_an_earlier_round_is_set_aside(tmp_path):
     class Behind(Grid):
         def replies(self, server_round, node, answer):
@@ -166,6 +168,7 @@ def test_a_reply_to_an_earlier_round_is_set_aside(tmp_path):
     assert "answers another order" in found.rows[2]["failures"][0]
 
 
+@pytest.mark.slow
 def test_an_answer_given_twice_counts_once(tmp_path, whole):
     class Twice(Grid):
         def replies(self, server_round, node, answer):
@@ -221,6 +224,7 @@ class Killed(Grid):
 
 
 @pytest.mark.parametrize("after", [0, 2])  # looks; at the first it is there again
+@pytest.mark.slow
 def test_a_killed_node_that_returns_in_time_is_asked_again_and_nothing_is_lost(tmp_path, whole, after):
     class Back(Killed):
         looks = 0
@@ -251,6 +255,7 @@ class Crashes(Grid):
         return [Message(Error(ErrorCode.CLIENT_APP_CRASHED, "it stopped"), reply_to=reply_to(self, BAD))]
 
 
+@pytest.mark.slow
 def test_an_executor_that_was_killed_is_asked_again_and_nothing_is_lost(tmp_path, whole):
     class Twice(Crashes):
         times = 2
@@ -260,6 +265,7 @@ def test_an_executor_that_was_killed_is_asked_again_and_nothing_is_lost(tmp_path
     assert all(row["clients_failed"] == 0 for row in found.rows[1:])
 
 
+@pytest.mark.slow
 def test_an_executor_that_every_order_kills_is_done_without(tmp_path):
     class Always(Crashes):
         times = 100
@@ -269,6 +275,7 @@ def test_an_executor_that_every_order_kills_is_done_without(tmp_path):
     assert found.rows[2]["failures"] == ["Client 1 was set aside: it failed: it stopped."]
 
 
+@pytest.mark.slow
 def test_a_killed_node_that_stays_away_is_not_waited_for_for_ever(tmp_path):
     found, _ = run(tmp_path, Killed)
     assert [row["clients_ok"] for row in found.rows[1:]] == [3, 2, 2]
@@ -417,6 +424,7 @@ def test_when_everybody_refuses_the_run_ends(tmp_path):
     assert found.summary["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_one_round_without_anybody_is_got_over(tmp_path):
     class Once(Refusing):
         def replies(self, server_round, node, answer):

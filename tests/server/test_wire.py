@@ -103,6 +103,7 @@ def test_a_reply_lies_where_the_server_s_model_does():
     assert reply.arrays["w"].device.type == "meta"
 
 
+@pytest.mark.slow
 def test_what_a_client_trains_starts_where_its_model_lies(tmp_path, monkeypatch):
     """What came as bytes lies on the host: "meta" stands for the device of the model."""
     seen = []
@@ -243,6 +244,7 @@ def test_too_few_nodes_end_the_wait_with_a_sentence():
         gather(conversation, read(resolved(compose_config(words))))
 
 
+@pytest.mark.slow
 def test_sites_train_on_their_own_folders(tmp_path):
     """Two sites with a folder each: one full-batch step equals the step on both folders' rows together."""
     write_sites(tmp_path / "data")

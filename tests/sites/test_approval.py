@@ -119,6 +119,7 @@ def test_what_was_changed_after_its_approval_waits_anew(sites, word):
     assert len(waiting(sites.kit("north"))) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_has_begun_can_be_stopped(sites):
     class Stopped(people(sites, **dict.fromkeys(sites.names, "approve"))):
         def _answer(self, message):

@@ -253,6 +253,7 @@ def test_an_executor_starts_from_a_whole_kit_only(sites, harm, sentence):
 # What leaves beside arrays ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_figures_and_true_row_counts_leave_only_where_the_site_says_so(sites):
     sites.change("north", "site.yaml", views={"main": VIEWS["main"] | {"examples": 500}})
     for name in ("north", "south"):
@@ -415,6 +416,7 @@ def test_a_fork_says_that_sites_begin_their_private_parts_afresh(sites, caplog, 
     assert times() == [private, 3 * private]
 
 
+@pytest.mark.slow
 def test_what_a_site_kept_is_not_shared_when_the_next_plan_keeps_another_part(sites):
     """The server's second order asks for the head that it let the sites keep in the first."""
     asked = {}
@@ -442,6 +444,7 @@ def test_what_a_site_kept_is_not_shared_when_the_next_plan_keeps_another_part(si
     assert sent and not any(torch.equal(kept[name], value) for name, value in sent.items())
 
 
+@pytest.mark.slow
 def test_a_supernode_that_forgot_the_hello_is_no_harm(sites):
     class Forgets(SiteGrid):
         def _answer(self, message):
@@ -452,6 +455,7 @@ def test_a_supernode_that_forgot_the_hello_is_no_harm(sites):
 
 
 @pytest.mark.parametrize("size", [0, 300, 10_000], ids=["no room", "a little", "room for half a reply"])
+@pytest.mark.slow
 def test_a_site_whose_disk_is_full_sends_nothing_and_is_there_again_when_there_is_room(sites, size):
     class Full(SiteGrid):
         def _answer(self, message):

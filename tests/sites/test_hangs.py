@@ -500,6 +500,7 @@ def test_what_hangs_is_started_again(place, caplog, how):
     assert caplog.text.count("it was ended and is started again") == 2
 
 
+@pytest.mark.slow
 def test_who_computes_or_says_something_is_left_alone(place):
     body = """
 for _ in range(30):
@@ -577,6 +578,7 @@ def test_bad_limits_end_with_a_sentence(tmp_path, limits):
     assert Kit.read(kit.folder).limits == Limits(transfer=5)
 
 
+@pytest.mark.slow
 def test_a_check_asks_the_executor_and_times_its_answer(tmp_path, monkeypatch):
     kit, ended = kit_in(tmp_path), threading.Event()
     monkeypatch.setattr(site_check, "PATIENCE", 3.0)

@@ -236,6 +236,7 @@ def test_scaffold_rests_at_the_optimum_of_the_plain_mean_whatever_the_sizes():
     assert value(run(Scaffold, 150, clients)[0].model) == pytest.approx(BEST, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_fednova_takes_the_bias_of_unequal_steps_away():
     """Δᵢ = (1 − (1 − ηaᵢ)ᴷ)(bᵢ − w): FedAvg rests where their mean is zero, FedNova where that of Δᵢ/K is."""
     clients = (replace(LONG[0], steps=1), replace(LONG[1], steps=20))

@@ -510,6 +510,7 @@ def nothing_private_in(folder, clients=3, rounds=2):
 
 
 @pytest.mark.parametrize("runner", ["sequential", "cohort"])
+@pytest.mark.slow
 def test_no_message_in_process_holds_a_private_array(train, tmp_path, monkeypatch, runner):
     watch(tmp_path, monkeypatch.setattr)
     train(*WORDS, "personal=true", f"runtime.runner={runner}", small=False)

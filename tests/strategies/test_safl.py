@@ -212,6 +212,7 @@ def test_tokens_that_cannot_be_there_are_refused(train, private):
         train("strategy=safl", "strategy.tokens=[999999]", *NOTES, *private, small=False)
 
 
+@pytest.mark.slow
 def test_tokens_of_all_texts_are_refused_unless_that_would_tell_of_private_ones(train, caplog):
     """All ids but one: a private client that failed for want of that one would tell that no text has it."""
     words = word_tokenizer()

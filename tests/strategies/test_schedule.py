@@ -111,6 +111,7 @@ def test_rounds_of_gradient_descent_by_hand(hand, runner):  # noqa: F811
     assert_same(found.model, w)
 
 
+@pytest.mark.slow
 def test_configured_as_fedfrozen_it_gives_fedfrozen_s_bits(train):
     stages = "strategy.stages=[{from:1,name:warmup},{from:2,name:frozen,freeze:[kernel]}]"
     words = ("participation=0.7", "client.weight_decay=0.1")
@@ -135,6 +136,7 @@ def test_configured_as_fedpart_it_gives_fedpart_s_bits(train):
     assert [row["stage"] for row in one.rows] == [row["stage"] for row in other.rows]
 
 
+@pytest.mark.slow
 def test_fedpart_of_full_rounds_alone_is_fedavg(train):
     one = train("strategy=fedavg", folder="a")
     assert same_bits(one.model, train("strategy=fedpart", "strategy.full_rounds=3", folder="b").model)

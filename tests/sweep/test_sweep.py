@@ -200,6 +200,7 @@ def test_a_failure_is_told_and_takes_no_other_with_it(quick, capsys):
     assert command(["-m", *TINY, "num_clients=3", "output_dir=sweep"]) == 0
 
 
+@pytest.mark.slow
 def test_an_unforeseen_error_spares_the_others(quick, monkeypatch, capsys):
     original = running.Progress
 
