@@ -234,8 +234,8 @@ def test_people_decide_over_real_kits_with_tls(tmp_path):
                 assert command(["site", verb, asked[0].hash, str(kits[site])]) == 0
             return asked[0].hash
 
-        def submit(name: str, *more: str) -> Submitted:
-            return Submitted(words(deployment, tmp_path / name, *rounds, f"run_id={name}", *more))
+        def submit(name: str, *more: str, folder: str = "") -> Submitted:
+            return Submitted(words(deployment, tmp_path / (folder or name), *rounds, f"run_id={name}", *more))
 
         run = submit("approved", "runtime.min_nodes=3")
         agreed = decide("approve", *SITES)
@@ -244,7 +244,8 @@ def test_people_decide_over_real_kits_with_tls(tmp_path):
         assert Run(tmp_path / "approved").rows[1]["clients_ok"] == 3
 
         # The same run with one number changed: it has another hash, and nobody has approved that.
-        changed = submit("approved", "client.lr=0.5", "runtime.min_nodes=3", "runtime.approval_timeout=20")
+        more = ("client.lr=0.5", "runtime.min_nodes=3", "runtime.approval_timeout=20")
+        changed = submit("approved", *more, folder="changed")
         changed.join(300)
         assert changed.code == 2 and "nobody has approved the run at north, south, west" in changed.told
         assert agreed not in changed.told
