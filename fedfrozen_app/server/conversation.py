@@ -100,7 +100,8 @@ class Conversation:
             if answer is None:
                 if deadline is None and node in first:
                     log.warning("%s does not answer: going on without it until it does.", self.title(node))
-                self.refusals[node] = "it is connected, and does not answer"
+                # One that said no, and was asked again, has still said no.
+                self.refusals.setdefault(node, "it is connected, and does not answer")
                 continue
             del self._open[node]
             try:
