@@ -21,6 +21,7 @@ from fedfrozen_app.files.disk import replace_file
 log = logging.getLogger(__name__)
 FILE = "lease.json"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+ENDED = "ZX"  # states of a process that is only in the table any more
 START_TIME = 19  # its place in /proc/PID/stat, counted after the command's name
 
 
@@ -46,7 +47,7 @@ class Owner:
             return False
         except PermissionError:  # somebody else's, but there
             pass
-        return not self.began or self.began == _began(self.pid)
+        return not self.began or self.began == _began(self.pid)  # 0: of one that has ended
 
     @property
     def is_me(self) -> bool:
@@ -106,8 +107,11 @@ def _boot() -> str:
 
 
 def _began(pid: int) -> int:
+    """0 where it is not told, and of a process that has ended: its parent may never ask how, and then its
+    number stays taken."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return 0
-    return int(text.rpartition(")")[2].split()[START_TIME])
+    words = text.rpartition(")")[2].split()
+    return 0 if words[0] in ENDED else int(words[START_TIME])

@@ -181,6 +181,17 @@ def test_another_process_with_the_same_number_is_not_the_owner(here):
     assert not status.replace(mine, boot="another").alive  # the machine was started since
 
 
+def test_a_process_that_has_ended_and_is_not_buried_owns_nothing():
+    """Flower's SuperExec does not ask how its ServerApps ended: killed ones stay in the table as zombies."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    owner = status.Owner.of(child.pid)
+    assert owner.alive
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and is not asked how
+    assert not owner.alive
+    child.wait()
+
+
 # Disks ----------------------------------------------------------------------------------------------------
 
 
