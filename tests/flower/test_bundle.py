@@ -85,7 +85,6 @@ def test_a_name_twice_in_an_archive_is_no_bundle_of_ours():
 @pytest.mark.slow
 def test_wheel_editable_install_and_image_have_one_digest(tmp_path):
     """An image's package is a wheel that pip installed, as another user and at another time."""
-    pytest.importorskip("hatchling")
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=CHECKOUT, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")

@@ -357,7 +357,6 @@ def test_the_generated_tables_are_those_of_the_checkout() -> None:
 
 
 def test_an_installed_wheel_assembles_a_folder_that_flower_bundles(tmp_path: Path) -> None:
-    pytest.importorskip("hatchling")
     source = tmp_path / "source"
     for name in ("fedfrozen_app", "strategies", "clients"):
         shutil.copytree(CHECKOUT / name, source / name)

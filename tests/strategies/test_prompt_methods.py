@@ -84,13 +84,18 @@ def averaged(run, stepped, name):
     return sum(sizes[client] / total * arrays[name] for client, (_, arrays) in stepped.items())
 
 
-def test_fedpgp_by_hand(train):
-    """p = p_G + UV; cross-entropy + μ · mean −log(e^(a/τ)/(e^(a/τ) + e^(b/τ))), one step for two of three."""
-    words = [*PGP, *BY_HAND, "strategy.mu=0.7", "strategy.temperature=0.3"]
+def two_of_three(train, words):
+    """A run of one round, the two clients that took part, and the model as they all begin."""
     run = train(*words, small=False)
     cohort = run.rows[1]["clients"]
     assert len(cohort) == 2 and run.rows[1]["clients_failed"] == 0
-    resident = resident_of(*words)
+    return run, cohort, resident_of(*words)
+
+
+def test_fedpgp_by_hand(train):
+    """p = p_G + UV; cross-entropy + μ · mean −log(e^(a/τ)/(e^(a/τ) + e^(b/τ))), one step for two of three."""
+    words = [*PGP, *BY_HAND, "strategy.mu=0.7", "strategy.temperature=0.3"]
+    run, cohort, resident = two_of_three(train, words)
     hand, stepped = ByHand(resident), {}
     for client in cohort:
         start = {name: value.clone().requires_grad_(True) for name, value in resident.initial().items()}
@@ -131,10 +136,7 @@ def scaled_by_hand(similarity, mass, epsilon, iterations):
 def test_fedotp_by_hand(train):
     """Scores are exp(s) Σ T ⊙ S with T held; one step of two of three clients."""
     words = [*OTP, *BY_HAND, "strategy.mass=0.6", "strategy.epsilon=0.2", "strategy.iterations=7"]
-    run = train(*words, small=False)
-    cohort = run.rows[1]["clients"]
-    assert len(cohort) == 2 and run.rows[1]["clients_failed"] == 0
-    resident = resident_of(*words)
+    run, cohort, resident = two_of_three(train, words)
     hand, stepped = ByHand(resident), {}
     for client in cohort:
         start = {name: value.clone().requires_grad_(True) for name, value in resident.initial().items()}
