@@ -6,6 +6,7 @@ parameters are the resident model's own: held once, whatever the number of clien
 runs share a step (local/stack.py), they are held once for each run.
 """
 
+import gc
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -41,6 +42,7 @@ from fedfrozen_app.models.convolution import as_products
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.profile import is_causal
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
+from fedfrozen_app.words import counted
 
 if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
@@ -328,10 +330,19 @@ class Step:
             for _ in range(WARMUP_STEPS):
                 self._eager(self._index, self._mask)
         torch.cuda.current_stream().wait_stream(side)
+        missed = self.resident.blocks.missed
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._eager(self._index, self._mask)
+        # A graph of before that is freed while this one is recorded would spoil it.
+        gc.collect()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph):
+                self._eager(self._index, self._mask)
+        finally:
+            gc.enable()
         self._graph = graph
+        if missed := self.resident.blocks.missed - missed:
+            log.warning("%s of the recorded step could not use what was compiled.", counted(missed, "block"))
 
     # From the clients' pure loss to one function of tensors ---------------------------------------------
 
