@@ -505,7 +505,8 @@ def look_rows(
     was_training = module.training
     module.eval()
     try:
-        found = vmap(one)(values, held, weights, index, mask)
+        with folded(module), as_products(module, layouts.names):
+            found = vmap(one)(values, held, weights, index, mask)
     finally:
         module.train(was_training)
     return [{name: value[number] for name, value in found.items()} for number in range(len(values))]
