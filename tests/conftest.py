@@ -1,23 +1,19 @@
 """Small real runs for every test: real digits, a real ViT, the real apps, in seconds."""
 
 import json
+import os
 import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
-from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.files import checkpoint
-from fedfrozen_app.inprocess.runtime import run_in_process
-from fedfrozen_app.report import output
-from fedfrozen_app.run import evaluation
-from fedfrozen_app.run.job import Job
+# pytest's first process reads this file before it starts those that test, and has no use for torch.
+if TYPE_CHECKING:
+    import torch
 
 SMALL = [
     "num_clients=3",
@@ -34,6 +30,9 @@ SMALL = [
     "runtime.runner=sequential",
 ]
 
+# For the commands that tests start too: each worker of pytest has a core, and threads beyond it only spin.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # What a script starts with & ignores Ctrl-C, and hands that on: the commands under test must hear it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -42,12 +41,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture(autouse=True)
 def _one_thread():
     """Bits repeat for a thread count; one is also quickest for models this small."""
+    import torch
+
     torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def _same_kernels():
     """Where the CPU has no bf16, torch turns oneDNN off for good at the first product in it."""
+    import torch
+
     before = torch.backends.mkldnn.enabled
     yield
     torch.backends.mkldnn.enabled = before
@@ -68,11 +71,17 @@ class Run:
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
     @property
-    def model(self) -> dict[str, torch.Tensor]:
-        return load_file(self.folder / "model.safetensors")
+    def model(self) -> "dict[str, torch.Tensor]":
+        return _arrays(self.folder / "model.safetensors")
 
-    def model_after(self, server_round: int) -> dict[str, torch.Tensor]:
-        return load_file(self.folder / "checkpoints" / str(server_round) / "model.safetensors")
+    def model_after(self, server_round: int) -> "dict[str, torch.Tensor]":
+        return _arrays(self.folder / "checkpoints" / str(server_round) / "model.safetensors")
+
+
+def _arrays(path: Path) -> "dict[str, torch.Tensor]":
+    from safetensors.torch import load_file
+
+    return load_file(path)
 
 
 @pytest.fixture
@@ -82,6 +91,13 @@ def train(tmp_path, monkeypatch):
     Without the pictures, which take longer to draw than such a run to train; runs through the command
     draw them.
     """
+    from fedfrozen_app.config import compose_config, read, resolved
+    from fedfrozen_app.files import checkpoint
+    from fedfrozen_app.inprocess.runtime import run_in_process
+    from fedfrozen_app.report import output
+    from fedfrozen_app.run import evaluation
+    from fedfrozen_app.run.job import Job
+
     monkeypatch.setattr(output, "write_curves", lambda *args, **kwargs: None)
     monkeypatch.setattr(output, "write_selection", lambda *args: None)
     monkeypatch.setattr(evaluation, "draw_labels", lambda *args: None)
@@ -111,5 +127,7 @@ def full_disk(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def same_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+def same_bits(one: "dict[str, torch.Tensor]", other: "dict[str, torch.Tensor]") -> bool:
+    import torch
+
     return list(one) == list(other) and all(torch.equal(one[name], other[name]) for name in one)
