@@ -105,8 +105,9 @@ def loaded(resident: "Resident", layout: Layout) -> Tensor:
 class Step:
     """One optimiser step of the clients in its slots.
 
-    `mode`: "eager", or on a GPU "captured" (a CUDA graph of the same kernels) or "compiled" (traced to plain
-    tensor operations and compiled first, then captured). `runs` share it, each with as many of the slots.
+    `mode`: "eager", or on a GPU "captured" (a CUDA graph of the same kernels), "compiled" (traced to plain
+    tensor operations and compiled first, then captured) or "blocks" (the same with its blocks alone).
+    `runs` share it, each with as many of the slots.
     """
 
     def __init__(
@@ -140,7 +141,6 @@ class Step:
         # The parameters that are rounded before a step, where training is in bf16.
         self._rounded = resident.rounded
         self._gradient: Gradient | None = None
-        self._whole = mode == "compiled" and not resident.blocks.repeat  # compiled as one graph
         self.blocks: Blocks | None = None  # those that run compiled
         self._graph: torch.cuda.CUDAGraph | None = None
         # A graph replays what it recorded: the rate is a tensor that later rounds change in place.
@@ -312,7 +312,7 @@ class Step:
         try:
             self._record()
         except Exception as error:
-            if self.mode != "compiled":
+            if self.mode == "captured":
                 raise
             self._do_without(error)  # it may be what was compiled, which nothing depends on
             self.admit(range(self.size), start.unbind())
@@ -393,7 +393,7 @@ class Step:
             flat = flat.detach().requires_grad_(True)
             parts: Parameters = {}
             if plain or self._rounded:
-                parts = parts_of(flat, self.layout, self._rounded, traced=self._whole)
+                parts = parts_of(flat, self.layout, self._rounded, traced=self.mode == "compiled")
             if not plain:
                 parts = {name: part for name, part in parts.items() if name in self._rounded}
             rows = (flat, parts, class_weights, held, index, mask)
@@ -410,7 +410,7 @@ class Step:
             (slope,) = torch.autograd.grad(losses.sum(), flat)
             return losses.detach(), slope
 
-        if self.mode == "compiled":
+        if self.mode in ("compiled", "blocks"):
             return self._compiled(gradient, index, mask)
         return partial(self._in_ways, gradient)
 
@@ -427,7 +427,7 @@ class Step:
             yield
 
     def _compiled(self, gradient: Gradient, index: Tensor, mask: Tensor) -> Gradient:
-        """The same function compiled: its blocks where they repeat, else the whole of it.
+        """The same function compiled, or its blocks.
 
         A compiler can fail in any way, and nothing depends on it: then the step stays as it is.
         """
@@ -435,7 +435,7 @@ class Step:
         keep_what_is_compiled(self.resident.device)
         blocks = self.resident.blocks
         try:
-            if not self._whole:
+            if self.mode == "blocks":
                 self.blocks = blocks
                 with self._ways():
                     blocks.compile_for(lambda: gradient(*given))
@@ -451,7 +451,7 @@ class Step:
 
     def _do_without(self, error: Exception) -> None:
         """Without what is compiled, from now on."""
-        self.blocks, self.mode, self._gradient, self._whole = None, "captured", None, False
+        self.blocks, self.mode, self._gradient = None, "captured", None
         self.resident.compiling.failed()
         log.warning(
             "The step could not be compiled, and goes on without: %s: %s",
