@@ -146,7 +146,7 @@ class SAFL(base.PlannedFedAvg):
     def client_plan(self, server_round: int) -> Plan:
         return self.plan(server_round).keep_layers(self.common, self.federation.roles)
 
-    def on_reply(self, client: str, names: Any) -> None:
+    def on_reply(self, client: str, names: Any, sent: Any) -> None:
         self._chosen[client] = layers_of(names, self.federation.roles)
 
     def observe(self, row: Row, merged: Mapping[str, Tensor]) -> Row:
