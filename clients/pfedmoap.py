@@ -79,16 +79,16 @@ class GatedDual(PromptedDual):
         texts, scale = self.text_features(), self.backbone.scale()
         with full_precision(scale):
             pictures, texts = image_features.to(scale.dtype), texts.to(scale.dtype)
-            alone = pictures @ texts[0].T
+            alone = scale * pictures @ texts[0].T
             if self._only_global:
-                return Scores(scale * alone)
+                return Scores(alone)
             experts = self.prompts["text"].experts(self.design)
             given = experts.abs().amax(dim=(1, 2)) > 0  # (K,)
             there = torch.cat([torch.ones_like(given[:1]), given])  # one's own always is
             small = pictures[:, :: self._every]
             mixed = self.fusion["text"](small, texts[..., :: self._every], there)
-            gated = self.design.share * alone + torch.einsum("bd,bcd->bc", small, mixed)
-            return Scores(scale * torch.where(given.any(), gated, alone))
+            gated = self.design.share * alone + scale * torch.einsum("bd,bcd->bc", small, mixed)
+            return Scores(torch.where(given.any(), gated, alone))
 
     def _encode_texts(self) -> Tensor:
         """(1 + K, classes, width): by the client's own context, and where these are known by the experts'."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.messages import Reply, read_train, train_reply
+from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.client_state import given_in, held_at_home, keep_private, kept_arrays
 from fedfrozen_app.local.cohort import CohortRunner, cannot_serve
 
@@ -140,13 +141,15 @@ class CohortGrid(InProcessGrid):
         base: dict[str, Tensor] = {}
         given: dict[str, dict[str, Tensor]] = {}
         digests: dict[str, str] = {}  # of the order of each
-        # By content, which clients that lacked the same share: its order's digest; empty where it lacks more.
-        known: dict[int, str] = {}
+        # By content, which clients share that lacked the same of the same order: this, and its base; None
+        # where something of that is lacking.
+        known: dict[int, tuple[Order, dict[str, Tensor]] | None] = {}
         for message in messages:
             client = self._client(message)
             if (content := id(message.content)) in known:
-                if known[content]:
-                    members[client], digests[client] = message, known[content]
+                if (its := known[content]) is not None:
+                    members[client], digests[client] = message, its[0].digest
+                    given[client] = given_in(resident, *its)
                 continue
             order, sent = read_train(message)
             if order.judge:
@@ -158,7 +161,7 @@ class CohortGrid(InProcessGrid):
                 continue
             at_home = held_at_home(self.contexts[message.metadata.dst_node_id], order, sent)
             found, lacks = resident.cache.complete(order.base, {**at_home, **sent}, verify=False)
-            known[content] = "" if lacks else order.digest
+            known[content] = None if lacks else (order, found)
             if not lacks:
                 base, members[client], digests[client] = found, message, order.digest
                 given[client] = given_in(resident, order, found)

@@ -258,9 +258,11 @@ class PlannedFedAvg(OwnLoop):
                 reply = own
             self.federation.show_upload(server_round, client, reply, self.model)
             names = [] if isinstance(reply, str) else list(filter(is_parameter, reply.arrays))
-            # Copies: what is taken becomes an update in place.
-            copied = not isinstance(reply, str) and self.keeps_replies
-            sent = {name: reply.arrays[name].clone() for name in names} if copied else {}
+            sent: dict[str, Tensor] = {}
+            if self.keeps_replies and not isinstance(reply, str):
+                # What is taken becomes an update in place, and a block's rows all at once.
+                reply.arrays = {name: value.clone() for name, value in reply.arrays.items()}
+                sent = {name: reply.arrays[name].clone() for name in names}
             if record.take(client, reply):
                 self.on_reply(client, names, sent)
         update = record.finish(len(cohort), len(nodes))
