@@ -59,6 +59,8 @@ class Gate(nn.Module):
 
 class GatedDual(PromptedDual):
     Prompts = ExpertPrompts
+    prompts: Any  # ModuleDicts of these, and of a gate
+    fusion: Any
 
     def __init__(self, backbone: Any, design: Any, classes: tuple[str, ...]) -> None:
         super().__init__(backbone, design, classes)

@@ -1,5 +1,6 @@
-"""FedPGP and FedOTP beside pFedDC (pFedMoAP has a file of its own), with a tiny random CLIP in float64: rounds of two clients by hand, what
-travels, limits in which they are something else, both runners, resuming, and novel classes."""
+"""FedPGP and FedOTP beside pFedDC, with a tiny random CLIP in float64: rounds of two clients by hand, what
+travels, limits in which they are something else, both runners, resuming; and novel classes for all prompt
+methods. pFedMoAP has a file of its own."""
 
 import json
 import math
