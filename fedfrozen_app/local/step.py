@@ -62,7 +62,7 @@ class Layouts:
     """Where the arrays of a client lie: in a row of what it trains, and in one of what it only reads."""
 
     trained: Layout  # parameters, and what the algorithm trains beside them
-    held: Layout  # what the client keeps, and where asked for its private parameters as the round began
+    held: Layout  # what the client keeps, and private parameters: untrained, or as the round began
     from_order: Layout  # what came with the order: the same for all clients
     names: tuple[str, ...]  # the parameters among `trained`
 
@@ -71,7 +71,7 @@ class Layouts:
         """`names` are the parameters that train, those that travel first."""
         method, plan = order.method, order.plan
         kept = [space for space in method.stays if space not in method.trains]
-        began = () if method.is_plain() else plan.private
+        began = [name for name in plan.private if name not in names or not method.is_plain()]
         return cls(
             trained=_layout(resident, [*names, *names_in_namespaces(method.trains, names)]),
             held=_layout(
@@ -82,6 +82,11 @@ class Layouts:
             from_order=_layout(resident, names_in_namespaces(method.comes, plan.shared)),
             names=names,
         )
+
+    def untrained(self, held: Tensor) -> dict[str, Tensor]:
+        """The client's private parameters that do not train."""
+        private = by_namespace(self.held.views(held)).get(START, {})
+        return {name: value for name, value in private.items() if name not in self.names}
 
     def start(self, model: Parameters, row: Tensor, held: Tensor, from_order: Tensor) -> Start:
         """One client's start out of its rows; what the algorithm trains is what trains now."""
@@ -368,20 +373,22 @@ class Step:
         ) -> Tensor:
             """(clients,) the losses of one run's clients."""
 
-            frozen = {name: model[name].bfloat16() for name in self._rounded - set(self.layouts.names)}
+            common = self._rounded - {*self.layouts.names, *map(parameter_of, self.layouts.held.names)}
+            frozen = {name: model[name].bfloat16() for name in common}
 
             def one(
                 row: Tensor, parts: Parameters, weights: Tensor, held: Tensor, index: Tensor, mask: Tensor
             ) -> Tensor:
                 inputs = {key: value[index] for key, value in columns.items()}
                 batch = Batch(inputs, labels[index], weights, mask)
+                own_model = {**model, **self.layouts.untrained(held)}
                 if plain:
-                    task = mapped_task(self.resident, {**model, **frozen})
+                    task = mapped_task(self.resident, {**own_model, **frozen})
                     return self._method.loss(parameters_in(parts), batch, task, NO_START)
                 # An algorithm computes with arrays as they are; the model is given those rounded already.
                 parameters = parameters_in(self.layout.views(row))
-                task = mapped_task(self.resident, model, {**frozen, **parts}, parameters)
-                start = self.layouts.start(model, row, held, from_order)
+                task = mapped_task(self.resident, own_model, {**frozen, **parts}, parameters)
+                start = self.layouts.start(own_model, row, held, from_order)
                 return self._method.loss(parameters, batch, task, start)
 
             return vmap(one, randomness="different")(*rows)
@@ -494,9 +501,10 @@ def look_rows(
 ) -> list[dict[str, Tensor]]:
     """What the algorithm makes of these clients' first batches: for each, arrays by `namespace/name`."""
     table, module = resident.train_table, resident.model
-    task, rate = mapped_task(resident, model), learning_rate(resident.config.client, order.round, resident)
+    rate = learning_rate(resident.config.client, order.round, resident)
 
     def one(row: Tensor, held: Tensor, weights: Tensor, index: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        task = mapped_task(resident, {**model, **layouts.untrained(held)})
         inputs = {key: value[index] for key, value in table.inputs.items()}
         start = layouts.start(model, row, held, from_order)
         batch = Batch(inputs, table.labels[index], weights, mask)
