@@ -40,10 +40,12 @@ def run(arguments: list[str]) -> int:
         if is_plain_training(plain):
             # Before the heavy imports and before Hydra writes into the run's folder: a typo should cost
             # neither.
-            from fedfrozen_app.config import check_keys, compose_config, read, resolved
-            from fedfrozen_app.files.folders import check_free
+            from fedfrozen_app.config.keys import check_keys
 
             check_keys(plain)
+            from fedfrozen_app.config import compose_config, read, resolved
+            from fedfrozen_app.files.folders import check_free
+
             config = read(resolved(compose_config(plain)))
             if config.output_dir is not None:
                 check_free(Path(config.output_dir).expanduser().resolve(), overwrite=config.overwrite)

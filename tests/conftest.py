@@ -38,6 +38,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# What takes or waits longest: begun first, so that no worker sits idle at the end beside one that does.
+LONG = ("tests/flower", "tests/golden", "tests/app/test_command")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+@pytest.fixture(autouse=True)
+def _composed_once(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.node.nodeid.startswith("tests/config"):
+        yield
+        return
+    from tests.composed_once import remembered
+
+    with remembered():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _one_thread():
     """Bits repeat for a thread count; one is also quickest for models this small."""

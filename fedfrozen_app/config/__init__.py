@@ -3,40 +3,45 @@
 Hydra composes `conf/`; `read` turns the result into the dataclasses of `schema` or raises a `UserError`.
 """
 
-from fedfrozen_app.config.checks import (
-    check_config,
-    device_of,
-    read,
-    require_client,
-    server_optimizer_settings,
-    stack_runs,
-    strategy_settings,
-)
-from fedfrozen_app.config.compose import (
-    absolute_paths,
-    compose_config,
-    quoted,
-    resolved,
-    with_absolute_paths,
-    with_hydra,
-)
-from fedfrozen_app.config.schema import (
-    DEFAULT_CLIENTS,
-    AggregationConfig,
-    CheckpointConfig,
-    ClientConfig,
-    Config,
-    DatasetConfig,
-    DebugConfig,
-    EarlyStopConfig,
-    ModelConfig,
-    PartitionConfig,
-    PrivacyConfig,
-    RuntimeConfig,
-    TrackConfig,
-)
-from fedfrozen_app.config.sentences import check_keys, keys_of, known_keys, sentence
-from fedfrozen_app.config.settings import check_settings, setting
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedfrozen_app.config.checks import (
+        check_config,
+        device_of,
+        read,
+        require_client,
+        server_optimizer_settings,
+        stack_runs,
+        strategy_settings,
+    )
+    from fedfrozen_app.config.compose import (
+        absolute_paths,
+        compose_config,
+        quoted,
+        resolved,
+        with_absolute_paths,
+        with_hydra,
+    )
+    from fedfrozen_app.config.keys import check_keys, keys_of, known_keys
+    from fedfrozen_app.config.schema import (
+        DEFAULT_CLIENTS,
+        AggregationConfig,
+        CheckpointConfig,
+        ClientConfig,
+        Config,
+        DatasetConfig,
+        DebugConfig,
+        EarlyStopConfig,
+        ModelConfig,
+        PartitionConfig,
+        PrivacyConfig,
+        RuntimeConfig,
+        TrackConfig,
+    )
+    from fedfrozen_app.config.sentences import sentence
+    from fedfrozen_app.config.settings import check_settings, setting
 
 __all__ = [
     "DEFAULT_CLIENTS",
@@ -72,3 +77,16 @@ __all__ = [
     "with_absolute_paths",
     "with_hydra",
 ]
+
+QUICKEST_FIRST = ("settings", "schema", "keys", "sentences", "compose", "checks")
+
+
+def __getattr__(name: str) -> Any:
+    """Found when it is asked for: the last three modules import Hydra, which a typo should not wait for."""
+    if name in __all__:
+        for module in QUICKEST_FIRST:
+            found = importlib.import_module(f"{__name__}.{module}")
+            if hasattr(found, name):
+                globals()[name] = getattr(found, name)
+                return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,10 +7,9 @@ from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from omegaconf import MISSING
-
 from fedfrozen_app.config.settings import setting
 
+MISSING: Any = "???"  # OmegaConf's mark for a value that must be given; a typo should not wait for its import
 DEFAULT_CLIENTS = 10
 # The sections that a file is chosen for: model=vit_tiny. The others are part of the root.
 # Groups whose keys belong to what is named, and where the registry has it: its class has `Settings`.

@@ -12,13 +12,16 @@ from fedfrozen_app.__main__ import run
 from fedfrozen_app.commands import VERBS as PLACES
 from fedfrozen_app.commands.help_page import answer, help_page
 from fedfrozen_app.commands.training import what_was_brought
-from fedfrozen_app.config import compose_config
+from fedfrozen_app.config import check_keys, compose_config
+from fedfrozen_app.errors import UserError
 from fedfrozen_app.sites.verbs import SERVER_WORDS, WORDS
 from fedfrozen_app.verb_table import GROUPS, VERBS, parser
 
 HEAVY = {"torch", "transformers", "datasets", "flwr", "ray", "matplotlib", "scipy", "sklearn", "numpy"}
+HEAVY |= {"hydra", "omegaconf"}  # half a second on a slow core
 LINES = ["--help", "--version", "plan --help", "site check --help", "completion bash", "lst", "num_round=5"]
 LINES += ["strategy=fedprox strategy.nu=1", "strategy=fedfrozn", "-m num_round=5,6", "plan num_round=5"]
+LINES += ["-m strategy=fedavg,fedfrozn", "plan strategy=fedfrozn", "--num_rounds=5"]
 
 
 def test_nothing_heavy_is_imported_to_say_a_word():
@@ -71,6 +74,36 @@ def test_a_folder_named_like_a_flag_is_no_question():
 def test_versions_are_ours(capsys):
     assert run(["--version"]) == 0
     assert re.fullmatch(r"fedfrozen \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        ("strategy=fedfrozn", "Unknown strategy 'fedfrozn': choose one of apfl, "),
+        ("-m strategy=fedavg,fedfrozn", "Unknown strategy 'fedfrozn': choose one of apfl, "),
+        ("-m num_round=5,6", "There is no key 'num_round' in this configuration: did you mean num_rounds?"),
+        # For Hydra to judge: a list without -m, files from elsewhere, no name, Hydra's own groups.
+        ("strategy=fedavg,fedfrozn", ""),
+        ("hydra.searchpath=[pkg://mine] strategy=mine", ""),
+        ("strategy=null", ""),
+        ("hydra/launcher=joblib", ""),
+        ("-m strategy=choice(fedavg,fedprox)", ""),
+        ("-m model=vit_tiny,linear seed=1,2", ""),
+    ],
+)
+def test_a_name_that_no_file_has_is_refused_before_hydra_is_asked(words, wrong):
+    if not wrong:
+        check_keys(words.split())
+        return
+    with pytest.raises(UserError, match=re.escape(wrong)):
+        check_keys(words.split())
+
+
+def test_what_this_process_has_added_is_a_name(monkeypatch):
+    monkeypatch.setitem(registry.REGISTERED, ("strategies", "mine"), registry.find("strategies", "fedavg"))
+    check_keys(["strategy=mine"])
+    with pytest.raises(UserError, match="Unknown server_optimizer 'mine'"):
+        check_keys(["server_optimizer=mine"])
 
 
 @pytest.mark.parametrize("group", ["strategies", "server_optimizers"])
