@@ -129,6 +129,16 @@ def test_from_nothing_to_a_comparison_in_five_commands():
     assert len(folders) == 1
 
 
+def test_the_page_of_flower_begins_with_the_quick_way_and_warns_of_the_other():
+    page = (ROOT / "docs/flower.md").read_text()
+    quick, plain = page.index("\nfedfrozen runtime=flower"), page.index("\nflwr run .")
+    told = page[quick:plain]
+    assert "6 min 52 s" in told and "5.4 GB" in told and "goes on running" in told
+    stop = page[plain:].partition("\n## ")[0]
+    assert "stops it" in stop and "download.pytorch.org/whl/cpu" in stop
+    assert "Every SuperNode on one machine needs its own `--port`" in page
+
+
 @pytest.mark.parametrize("line", FLOWER_RUNS)
 def test_overrides_of_flwr_run_compose(line, tmp_path):
     (overrides,) = re.findall(r"overrides=\"(.*?)\"", line)
