@@ -26,7 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -619,17 +619,27 @@ def speed_words(options: argparse.Namespace) -> Words:
 
 
 def speed(options: argparse.Namespace) -> None:
-    """Each method's round beside FedAvg's, in turns: the seconds of local work and of the server's step."""
+    """Each method's round beside FedAvg's, in turns: the seconds of local work and of the server's step.
+
+    The file is written after every method. Started again with the same setting, on a GPU of the same name,
+    what is in it stays and the rest is measured; `--anew` measures those of `--methods`, or all, again.
+    """
+    from common import RESULTS as folder
     from common import show, spread, write_result
     from turns import AppTurns, unheard
 
     words = [*speed_words(options), f"device={options.device}", *options.set]
+    names = options.methods or [name for name in METHODS if METHODS[name].judged != "after"]
+    path = options.out or folder / "methods_speed.json"
     corpus = load_data([*words, "strategy=fedavg"])
     steps = math.ceil(math.ceil(len(corpus.train) / 10) / 64)  # of a client in a round
-    figures: dict[str, Any] = {}
+    setting = {"clients": 10, "batch": 64, "steps": steps, "words": portable(words)}
+    result: Row = {"setting": setting, "repeats": options.repeats, "gpu": gpu_name()}
+    figures = measured_before(path, result)
+    missing = [name for name in names if options.anew or name not in figures]
     with unheard():
-        base = AppTurns([*words, "strategy=fedavg"], corpus)
-        for name in options.methods or [name for name in METHODS if METHODS[name].judged != "after"]:
+        base = AppTurns([*words, "strategy=fedavg"], corpus) if missing else None
+        for name in missing:
             method = METHODS[name]
             own = AppTurns([*words, *method.words, *method.constants[:1], *method.timed], corpus)
             first = seconds_of(own)  # compiles and records
@@ -640,27 +650,38 @@ def speed(options: argparse.Namespace) -> None:
             times = spread([mine / theirs for mine, theirs in pairs])
             figures[name] = {
                 "first_round_seconds": first,
-                "seconds": spread([mine for mine, _ in pairs]),
-                "fedavg_seconds": spread([theirs for _, theirs in pairs]),
-                "times_fedavg": times,
-                "times_fedavg_a_step": spread([value / method.passes for value in times.values]),
+                "seconds": asdict(spread([mine for mine, _ in pairs])),
+                "fedavg_seconds": asdict(spread([theirs for _, theirs in pairs])),
+                "times_fedavg": asdict(times),
+                "times_fedavg_a_step": asdict(spread([value / method.passes for value in times.values])),
                 "at_most": method.most,
             }
+            figures = {name: figures[name] for name in METHODS if name in figures}  # in the page's order
+            write_result("methods_speed", result | {"figures": figures, "checks": met(figures)}, path)
             print(f"{name}: {times:.2f} times FedAvg's round", file=sys.stderr, flush=True)
-        base.close()
-    checks = {
-        f"{name}_at_most_{figure['at_most']:g}": figure["times_fedavg_a_step"].median <= figure["at_most"]
+        if base is not None:
+            base.close()
+    rows = []
+    for name, one in figures.items():
+        times = one["times_fedavg"]
+        told = f"{times['median']:.2f} ({times['low']:.2f}–{times['high']:.2f})"
+        rows.append((name, f"{1000 * one['seconds']['median']:.0f}", told))
+    heads = ("", "ms a round", "times FedAvg's")
+    show("A round beside FedAvg's: median (range)", heads, rows, met(figures), path)
+
+
+def measured_before(path: Path, result: Row) -> dict[str, Row]:
+    """The figures that the file has of this setting; a file of another one is left for the first figure."""
+    found = json.loads(path.read_text()) if path.exists() else {}
+    same = all(found.get(key) == json.loads(json.dumps(value)) for key, value in result.items())
+    return dict(found["figures"]) if found and same else {}
+
+
+def met(figures: dict[str, Row]) -> dict[str, bool]:
+    return {
+        f"{name}_at_most_{figure['at_most']:g}": figure["times_fedavg_a_step"]["median"] <= figure["at_most"]
         for name, figure in figures.items()
     }
-    setting = {"clients": 10, "batch": 64, "steps": steps, "words": portable(words)}
-    result = {"setting": setting, "repeats": options.repeats, "gpu": gpu_name()}
-    path = write_result("methods_speed", result | {"figures": figures, "checks": checks}, options.out)
-    rows = [
-        (name, f"{1000 * one['seconds'].median:.0f}", f"{one['times_fedavg']:.2f}")
-        for name, one in figures.items()
-    ]
-    heads = ("", "ms a round", "times FedAvg's")
-    show("A round beside FedAvg's: median (range)", heads, rows, checks, path)
 
 
 def speed_table(result: Row) -> str:
@@ -729,6 +750,7 @@ def main(words: Sequence[str] | None = None) -> None:
     command.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     command.add_argument("--methods", nargs="*", choices=METHODS, help="these alone")
     command.add_argument("--set", nargs="*", default=[], help="more overrides")
+    command.add_argument("--anew", action="store_true", help="measure again what the file has already")
     command.add_argument("--out", type=Path, help="another file for the result")
     options = parser.parse_args(words)
     if options.command == "speed":

@@ -17,7 +17,7 @@ from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.captured import steps_for
 from fedfrozen_app.local.choose import choose
-from fedfrozen_app.local.client_state import keep_private, start_of
+from fedfrozen_app.local.client_state import held_at_home, keep_private, start_of
 from fedfrozen_app.local.resident import Resident, disk_cache, resident_for
 from fedfrozen_app.local.sequential import LocalResult, judge_client, train_client
 from fedfrozen_app.privacy.budget import Declined
@@ -61,7 +61,8 @@ def train(message: Message, context: Context) -> Message:
     resident = resident_for(context)
     if reason := refusal(context, resident.config, order) or incomplete(resident, order):
         return train_reply(message, Reply(order.digest, declined=reason), local=local)
-    base, lacks = resident.cache.complete(order.base, sent, verify=not local)
+    at_home = held_at_home(context, order, sent)
+    base, lacks = resident.cache.complete(order.base, {**at_home, **sent}, verify=not local)
     if lacks:
         return train_reply(message, Reply(order.digest, lacks=lacks), local=local)
     start = start_of(context, resident, order, base)
@@ -142,7 +143,10 @@ def refusal(context: Context, config: Config, order: Order) -> str:
 
 
 def incomplete(resident: Resident, order: Order) -> str:
-    """Why the order is incomplete, if it is: a name it leaves out would be what an earlier message loaded."""
+    """Why the order is incomplete, if it is: a name it leaves out would be what an earlier message loaded.
+    What a client trains for itself is not the order's to say."""
+    if taken := sorted({*order.base} & {*order.plan.private} & {*order.plan.trained}):
+        return f"declines: the order says what {taken[0]} is to be, which the client trains for itself"
     said = {*order.base, *order.plan.private}
     unsaid = [name for name in resident.exchanged if name not in said]
     return f"declines: the order does not say what {unsaid[0]} is to be at its start" if unsaid else ""

@@ -34,6 +34,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "local": "strategies.local:Local",
         "moon": "strategies.moon:Moon",
         "pfeddc": "strategies.pfeddc:PFedDC",
+        "pfedmoap": "strategies.pfedmoap:PFedMoAP",
         "private_attention": "strategies.private_attention:PrivateAttention",
         "safl": "strategies.safl:SAFL",
         "scaffold": "strategies.scaffold:Scaffold",

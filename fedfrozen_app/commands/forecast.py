@@ -3,7 +3,8 @@
 The rounds are walked through with the run's own plans, cohorts and rule for what a client lacks, so that the
 bytes are those of `bytes_up_by_role` and `bytes_down_by_role`, as long as every trained array changes in each
 round and no reply is lost. Where clients choose their own layers, the bytes down are the most there can be:
-those of a run in which somebody chooses each layer in every round.
+those of a run in which somebody chooses each layer in every round. So are they where a client is given arrays
+of its own: those of a run in which all that it is given is new to it.
 """
 
 from collections import Counter
@@ -121,7 +122,9 @@ def walk(strategy: PlannedFedAvg, num_rounds: int, clients: list[str], roles: Ma
         up = _times(Counter(strategy.upload_bytes(number)), len(cohort))
         down: Bytes = Counter()
         lacking: dict[tuple[int, frozenset[str]] | None, Bytes] = {}
+        known = frozenset(seen)
         for client in cohort:
+            down += _pick(strategy.given_names(client, known), arrays, roles)
             before = seen.get(client)
             if before not in lacking:
                 lacking[before] = _pick(_missing(base, before, changed), sent, roles)

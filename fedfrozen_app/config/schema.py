@@ -307,8 +307,9 @@ class RuntimeConfig:
     compile: Any = setting(
         "auto",
         "`cohort` on a GPU: compile the step before it is captured as a CUDA graph. `false` starts at once "
-        "and steps slower; `auto` starts so too, and compiles from a plan's second round on where the rest "
-        "of the run is long enough to pay for it",
+        "and steps slower; `auto` starts so too, and compiles the model's blocks from a plan's second round "
+        "on where the rest of the run is long enough to pay for it; `true` compiles the whole step first, "
+        "which takes minutes for a deep model and then steps quickest",
         choices=("auto", "true", "false"),
     )
     capture: bool = setting(

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedfrozen_app.digests import digest as digest_of
+from fedfrozen_app.files.disk import patient
 
 log = logging.getLogger(__name__)
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -51,6 +52,7 @@ class Cache:
         self._memory = {key: value for key, value in self._memory.items() if key in current}
         return found, [name for name in base if name not in found]
 
+    @patient
     def put(self, digest: str, tensor: Tensor) -> None:
         self._memory[digest] = tensor
         if self._folder is None or (path := self._path(digest)).exists():

@@ -1,11 +1,14 @@
 """Files that are whole or absent: written beside their place, flushed, then renamed."""
 
+import errno
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
@@ -13,6 +16,48 @@ from fedfrozen_app.errors import UserError
 
 if TYPE_CHECKING:  # torch takes seconds to import, and whoever only looks at runs does not need it
     from torch import Tensor
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room on the disk, in a quota, or in a file's limit
+_wait: ContextVar[Callable[[], bool] | None] = ContextVar("wait for room", default=None)
+
+
+def is_full(error: OSError | SafetensorError) -> bool:
+    """Whether there was no room. Safetensors' own error has the number in its text alone."""
+    if isinstance(error, OSError):
+        return error.errno in FULL
+    return any(f"(os error {number})" in str(error) for number in FULL)
+
+
+@contextmanager
+def waiting_for_room(wait: Callable[[], bool]) -> Iterator[None]:
+    """Meanwhile, what is written here waits where a disk is full, and then goes on: no work is lost by it.
+
+    `wait` is called before each further try, and says whether there is to be one.
+    """
+    before = _wait.set(wait)
+    try:
+        yield
+    finally:
+        _wait.reset(before)
+
+
+def patient(write: Callable[P, T]) -> Callable[P, T]:
+    """For what is written whole or not at all: it can be tried again when there is room."""
+
+    @wraps(write)
+    def again(*args: P.args, **kwargs: P.kwargs) -> T:
+        while True:
+            try:
+                return write(*args, **kwargs)
+            except (OSError, SafetensorError) as error:
+                wait = _wait.get()
+                if wait is None or not is_full(error) or not wait():
+                    raise
+
+    return again
 
 
 @contextmanager
@@ -119,6 +164,25 @@ def replace_file(path: Path, text: str) -> None:
     with whole_file(path) as part:
         # JSON can carry half of a surrogate pair, which UTF-8 cannot.
         part.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+@patient
+def append_line(path: Path, text: str) -> None:
+    """On the disk when this returns, whole or not at all: half a line would spoil the next one too."""
+    line = (text + "\n").encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        whole = os.fstat(handle).st_size
+        try:
+            if os.write(handle, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            os.fsync(handle)
+        except OSError:
+            os.ftruncate(handle, whole)
+            raise
+    finally:
+        os.close(handle)
 
 
 def flush(path: Path) -> None:

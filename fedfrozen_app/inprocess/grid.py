@@ -7,6 +7,7 @@ plugs in. This one runs a client when its reply is asked for, so that one reply 
 import itertools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import cast
 
 from flwr.app import Context, Error, Message, MessageType, MetricRecord, RecordDict
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.messages import Reply, read_train, train_reply
-from fedfrozen_app.local.client_state import keep_private, kept_arrays
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.local.client_state import given_in, held_at_home, keep_private, kept_arrays
 from fedfrozen_app.local.cohort import CohortRunner, cannot_serve
 
 log = logging.getLogger(__name__)
@@ -137,11 +139,17 @@ class CohortGrid(InProcessGrid):
         resident = self._runner.resident
         members: dict[str, Message] = {}
         base: dict[str, Tensor] = {}
-        lacking: dict[int, bool] = {}  # by content: clients that lacked the same share one
+        given: dict[str, dict[str, Tensor]] = {}
+        digests: dict[str, str] = {}  # of the order of each
+        # By content, which clients share that lacked the same of the same order: this, and its base; None
+        # where something of that is lacking.
+        known: dict[int, tuple[Order, dict[str, Tensor]] | None] = {}
         for message in messages:
-            if (content := id(message.content)) in lacking:
-                if not lacking[content]:
-                    members[self._client(message)] = message
+            client = self._client(message)
+            if (content := id(message.content)) in known:
+                if (its := known[content]) is not None:
+                    members[client], digests[client] = message, its[0].digest
+                    given[client] = given_in(resident, *its)
                 continue
             order, sent = read_train(message)
             if order.judge:
@@ -151,21 +159,28 @@ class CohortGrid(InProcessGrid):
                     self._explained.add(reason)
                     log.info("Clients train one by one, because %s.", reason)
                 continue
-            found, lacks = resident.cache.complete(order.base, sent, verify=False)
-            lacking[content] = bool(lacks)
+            at_home = held_at_home(self.contexts[message.metadata.dst_node_id], order, sent)
+            found, lacks = resident.cache.complete(order.base, {**at_home, **sent}, verify=False)
+            known[content] = None if lacks else (order, found)
             if not lacks:
-                base, members[self._client(message)] = found, message
+                base, members[client], digests[client] = found, message, order.digest
+                given[client] = given_in(resident, order, found)
         if not members:
             return
         contexts = {c: self.contexts[message.metadata.dst_node_id] for c, message in members.items()}
-        kept = {c: kept_arrays(context, resident, order) for c, context in contexts.items()}
+        kept = {c: {**kept_arrays(x, resident, order), **given.get(c, {})} for c, x in contexts.items()}
+        untrained = set(order.plan.private) - set(order.plan.trained)
+        common = {name: digest for name, digest in order.base.items() if name not in untrained}
+        order, base = replace(order, base=common), {name: base[name] for name in common}
         for block in self._runner.train(list(members), order, base, kept):
             replies = []  # made while the device still works; only their figures wait for it
             for number, client in enumerate(block.clients):
                 arrays = block.slice(number) if order.plan.shared else {}
-                if block.kept:
-                    keep_private(contexts[client], block.kept[number], local=True)
-                reply = Reply(order.digest, block.examples[number], arrays)
+                home = {name: kept[client][name] for name in untrained}
+                if block.kept or home:
+                    own = block.kept[number] if block.kept else {}
+                    keep_private(contexts[client], {**home, **own}, local=True)
+                reply = Reply(digests[client], block.examples[number], arrays)
                 message = members[client]
                 self._waiting.pop(message.metadata.message_id)
                 replies.append(train_reply(message, reply, local=True))

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedfrozen_app.digests import digest
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.names import (
     by_namespace,
@@ -33,13 +34,31 @@ log = logging.getLogger(__name__)
 
 def start_of(context: Context, resident: Resident, order: Order, base: Mapping[str, Tensor]) -> Start:
     """Where a client begins its round, with `base`, what came with the order or was held already."""
-    plan, kept = order.plan, kept_arrays(context, resident, order)
+    plan, kept = order.plan, {**kept_arrays(context, resident, order), **given_in(resident, order, base)}
     model = {**parameters_in(base), **parameters_in(kept)}
     # What came as bytes, or from a checkpoint, lies on the host; what trains is held against its start.
     model |= {name: model[name].to(resident.device) for name in plan.trained}
     from_order = {space: _on(resident, own) for space, own in by_namespace(base).items()}
     own = order.method.start({name: model[name] for name in plan.trained}, by_namespace(kept))
     return Start(model, plan.trained, from_order, own)
+
+
+def given_in(resident: Resident, order: Order, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the order gives this client alone: values of private names, in place of those it has kept.
+
+    Copies: in one process the same array may be given to several.
+    """
+    return _on(resident, {name: base[name].clone() for name in order.plan.private if name in base})
+
+
+def held_at_home(context: Context, order: Order, sent: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Of what the order gives this client and does not bring: what it has kept, under whichever name."""
+    wanted = [name for name in order.plan.private if name in order.base and name not in sent]
+    record = context.state.get("private")
+    if not wanted or not isinstance(record, ArrayRecord):
+        return {}
+    kept = {digest(value): value for value in to_tensors(record).values()}
+    return {name: kept[order.base[name]] for name in wanted if order.base[name] in kept}
 
 
 def kept_arrays(context: Context, resident: Resident, order: Order) -> dict[str, Tensor]:

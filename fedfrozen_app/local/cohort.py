@@ -34,8 +34,8 @@ SPARE = 0.85  # share of the free device memory that the slots may fill
 
 def cannot_serve(order: Order) -> str | None:
     """Why this order needs the sequential runner; None when the cohort runner can serve it."""
-    if set(order.plan.trained) != {*order.plan.shared, *order.plan.private}:
-        return "they train something that they neither share nor keep, or keep something untrained"
+    if not set(order.plan.trained) <= {*order.plan.shared, *order.plan.private}:
+        return "they train something that they neither share nor keep"
     if order.choice is not None:
         return "each of them chooses its own layers"
     if order.codec is not None:
@@ -65,7 +65,8 @@ class Rows:
             self.held[client] = self._start[:0]
             return self._start
         model = {**self._common, **parameters_in(kept)}
-        own = flattened(self.method.start(model, by_namespace(kept)))
+        trained = {name: model[name] for name in self._layouts.names}
+        own = flattened(self.method.start(trained, by_namespace(kept)))
         began = {with_namespace(START, name): value for name, value in model.items()}
         self.held[client] = self._layouts.held.flatten({**own, **began})
         return self._layouts.trained.flatten({**model, **own})
@@ -243,7 +244,8 @@ class CohortRunner:
         done = self._finished(block, work, held, turns)
         own = partial(own_arrays, work.layouts, block, held, done)
         block.extra_metrics = [
-            self._judge_row(block, number, order, work.before, own) for number in range(len(members))
+            self._judge_row(block, number, order, work.before, work.layouts.untrained(held[number]), own)
+            for number in range(len(members))
         ]
         if work.before or order.plan.private or order.method.is_personal():  # the others go on from here
             resident.load(parameters_in(work.layouts.trained.views(work.start)), {})
@@ -253,7 +255,9 @@ class CohortRunner:
 
     def _layouts(self, order: Order) -> Layouts:
         """What travels comes first: the aggregation then sees one piece of every row."""
-        return Layouts.of(self.resident, order, (*order.plan.shared, *order.plan.private))
+        trained = set(order.plan.trained)
+        own = (name for name in order.plan.private if name in trained)
+        return Layouts.of(self.resident, order, (*order.plan.shared, *own))
 
     def _finished(self, block: Block, work: Work, held: Tensor, turns: Sequence[Turn]) -> Finished | None:
         """What the algorithm makes of the block's rows; None where it makes nothing."""
@@ -345,6 +349,7 @@ class CohortRunner:
         number: int,
         order: Order,
         before: Mapping[str, float],
+        untrained: Mapping[str, Tensor],
         own: Callable[[int], ByNamespace],
     ) -> dict[str, float]:
         """The same after training, and the other figures that the sequential runner reports."""
@@ -353,7 +358,7 @@ class CohortRunner:
         if client not in before and not personal:
             return {}
         trained = parameters_in(block.slice(number))
-        resident.load(trained, {})
+        resident.load({**untrained, **trained}, {})
         figures = resident.figures()
         if client in before:
             rows = resident.rows(client).validation

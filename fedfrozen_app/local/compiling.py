@@ -2,6 +2,8 @@
 
 A recorded step starts at once; a compiled one makes its run wait first and is quicker then. The first round
 of every plan is recorded, so that there is a result soon; with its second the rest of the run is weighed.
+Then its blocks are compiled, which takes seconds. `runtime.compile=true` compiles the whole step, which takes
+minutes and steps quicker still: for those who know that they have the rounds for it.
 Nothing that is measured has a say, and what was found goes into checkpoints: a resumed run takes the very
 steps of an unbroken one, whatever its machine has compiled before.
 """
@@ -24,6 +26,7 @@ from fedfrozen_app.models.blocks import Blocks
 from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
+MODES = {"true": "compiled", "false": "captured"}  # of a step, by who wants what
 DEVICES = ("cuda",)  # on a CPU a step starts as quickly as it can
 # For an H200: what a graph costs where nothing is in the cache, and what a compiled step spares for every
 # number that the model's parts put out for its examples, forwards and backwards. Seen with DINOv2-S
@@ -60,15 +63,17 @@ class Compiling:
         if resident.device.type not in DEVICES:
             return "eager"
         wish = str(resident.config.runtime.compile).lower()
-        if wish != "auto":
-            return "compiled" if wish == "true" else "captured"
+        if wish in MODES:
+            return MODES[wish]
         plan = plan_digest(order)
         if plan != self.plan:
             self.plan, self.since, self.compiled = plan, order.round, None
         if self.compiled is None and order.round > self.since:
             rounds = max(resident.config.num_rounds - order.round + 1, 0)
             self._decide(resident, rounds, rounds * steps, examples)
-        return "compiled" if self.compiled else "captured"
+        if not self.compiled:
+            return "captured"
+        return "blocks" if resident.blocks.repeat else "compiled"
 
     def _decide(self, resident: Trainee, rounds: int, steps: int, examples: int) -> None:
         cost, spared = seconds_to_compile(resident), SPARED * outputs_of(resident) * examples * steps

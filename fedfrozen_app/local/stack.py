@@ -69,7 +69,7 @@ class Stack:
         """One that has room for these: a run that has left leaves its slots idle, up to half of all."""
         lead, slots = works[0], max(work.slots for work in works)
         # One that was resumed goes on as it began, and takes those beside it along.
-        mode = max(works, key=lambda work: work.mode == "compiled").mode
+        mode = max(works, key=lambda work: work.mode != "captured").mode
         key = (kind(lead), max(work.schedule.index.shape[2] for work in works), mode)
         for number, (other, step) in enumerate(self._steps):
             roomy = step.runs >= len(works) > step.runs // 2 and step.size // step.runs >= slots

@@ -6,6 +6,7 @@ parameters are the resident model's own: held once, whatever the number of clien
 runs share a step (local/stack.py), they are held once for each run.
 """
 
+import gc
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -41,6 +42,7 @@ from fedfrozen_app.models.convolution import as_products
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.profile import is_causal
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
+from fedfrozen_app.words import counted
 
 if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
@@ -60,7 +62,7 @@ class Layouts:
     """Where the arrays of a client lie: in a row of what it trains, and in one of what it only reads."""
 
     trained: Layout  # parameters, and what the algorithm trains beside them
-    held: Layout  # what the client keeps, and where asked for its private parameters as the round began
+    held: Layout  # what the client keeps, and private parameters: untrained, or as the round began
     from_order: Layout  # what came with the order: the same for all clients
     names: tuple[str, ...]  # the parameters among `trained`
 
@@ -69,7 +71,7 @@ class Layouts:
         """`names` are the parameters that train, those that travel first."""
         method, plan = order.method, order.plan
         kept = [space for space in method.stays if space not in method.trains]
-        began = () if method.is_plain() else plan.private
+        began = [name for name in plan.private if name not in names or not method.is_plain()]
         return cls(
             trained=_layout(resident, [*names, *names_in_namespaces(method.trains, names)]),
             held=_layout(
@@ -80,6 +82,11 @@ class Layouts:
             from_order=_layout(resident, names_in_namespaces(method.comes, plan.shared)),
             names=names,
         )
+
+    def untrained(self, held: Tensor) -> dict[str, Tensor]:
+        """The client's private parameters that do not train."""
+        private = by_namespace(self.held.views(held)).get(START, {})
+        return {name: value for name, value in private.items() if name not in self.names}
 
     def start(self, model: Parameters, row: Tensor, held: Tensor, from_order: Tensor) -> Start:
         """One client's start out of its rows; what the algorithm trains is what trains now."""
@@ -103,8 +110,9 @@ def loaded(resident: "Resident", layout: Layout) -> Tensor:
 class Step:
     """One optimiser step of the clients in its slots.
 
-    `mode`: "eager", or on a GPU "captured" (a CUDA graph of the same kernels) or "compiled" (traced to plain
-    tensor operations and compiled first, then captured). `runs` share it, each with as many of the slots.
+    `mode`: "eager", or on a GPU "captured" (a CUDA graph of the same kernels), "compiled" (traced to plain
+    tensor operations and compiled first, then captured) or "blocks" (the same with its blocks alone).
+    `runs` share it, each with as many of the slots.
     """
 
     def __init__(
@@ -138,7 +146,6 @@ class Step:
         # The parameters that are rounded before a step, where training is in bf16.
         self._rounded = resident.rounded
         self._gradient: Gradient | None = None
-        self._whole = mode == "compiled" and not resident.blocks.repeat  # compiled as one graph
         self.blocks: Blocks | None = None  # those that run compiled
         self._graph: torch.cuda.CUDAGraph | None = None
         # A graph replays what it recorded: the rate is a tensor that later rounds change in place.
@@ -310,7 +317,7 @@ class Step:
         try:
             self._record()
         except Exception as error:
-            if self.mode != "compiled":
+            if self.mode == "captured":
                 raise
             self._do_without(error)  # it may be what was compiled, which nothing depends on
             self.admit(range(self.size), start.unbind())
@@ -328,10 +335,19 @@ class Step:
             for _ in range(WARMUP_STEPS):
                 self._eager(self._index, self._mask)
         torch.cuda.current_stream().wait_stream(side)
+        missed = self.resident.blocks.missed
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._eager(self._index, self._mask)
+        # A graph of before that is freed while this one is recorded would spoil it.
+        gc.collect()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph):
+                self._eager(self._index, self._mask)
+        finally:
+            gc.enable()
         self._graph = graph
+        if missed := self.resident.blocks.missed - missed:
+            log.warning("%s of the recorded step could not use what was compiled.", counted(missed, "block"))
 
     # From the clients' pure loss to one function of tensors ---------------------------------------------
 
@@ -357,20 +373,22 @@ class Step:
         ) -> Tensor:
             """(clients,) the losses of one run's clients."""
 
-            frozen = {name: model[name].bfloat16() for name in self._rounded - set(self.layouts.names)}
+            common = self._rounded - {*self.layouts.names, *map(parameter_of, self.layouts.held.names)}
+            frozen = {name: model[name].bfloat16() for name in common}
 
             def one(
                 row: Tensor, parts: Parameters, weights: Tensor, held: Tensor, index: Tensor, mask: Tensor
             ) -> Tensor:
                 inputs = {key: value[index] for key, value in columns.items()}
                 batch = Batch(inputs, labels[index], weights, mask)
+                own_model = {**model, **self.layouts.untrained(held)}
                 if plain:
-                    task = mapped_task(self.resident, {**model, **frozen})
+                    task = mapped_task(self.resident, {**own_model, **frozen})
                     return self._method.loss(parameters_in(parts), batch, task, NO_START)
                 # An algorithm computes with arrays as they are; the model is given those rounded already.
                 parameters = parameters_in(self.layout.views(row))
-                task = mapped_task(self.resident, model, {**frozen, **parts}, parameters)
-                start = self.layouts.start(model, row, held, from_order)
+                task = mapped_task(self.resident, own_model, {**frozen, **parts}, parameters)
+                start = self.layouts.start(own_model, row, held, from_order)
                 return self._method.loss(parameters, batch, task, start)
 
             return vmap(one, randomness="different")(*rows)
@@ -382,7 +400,7 @@ class Step:
             flat = flat.detach().requires_grad_(True)
             parts: Parameters = {}
             if plain or self._rounded:
-                parts = parts_of(flat, self.layout, self._rounded, traced=self._whole)
+                parts = parts_of(flat, self.layout, self._rounded, traced=self.mode == "compiled")
             if not plain:
                 parts = {name: part for name, part in parts.items() if name in self._rounded}
             rows = (flat, parts, class_weights, held, index, mask)
@@ -399,7 +417,7 @@ class Step:
             (slope,) = torch.autograd.grad(losses.sum(), flat)
             return losses.detach(), slope
 
-        if self.mode == "compiled":
+        if self.mode in ("compiled", "blocks"):
             return self._compiled(gradient, index, mask)
         return partial(self._in_ways, gradient)
 
@@ -416,7 +434,7 @@ class Step:
             yield
 
     def _compiled(self, gradient: Gradient, index: Tensor, mask: Tensor) -> Gradient:
-        """The same function compiled: its blocks where they repeat, else the whole of it.
+        """The same function compiled, or its blocks.
 
         A compiler can fail in any way, and nothing depends on it: then the step stays as it is.
         """
@@ -424,7 +442,7 @@ class Step:
         keep_what_is_compiled(self.resident.device)
         blocks = self.resident.blocks
         try:
-            if not self._whole:
+            if self.mode == "blocks":
                 self.blocks = blocks
                 with self._ways():
                     blocks.compile_for(lambda: gradient(*given))
@@ -440,7 +458,7 @@ class Step:
 
     def _do_without(self, error: Exception) -> None:
         """Without what is compiled, from now on."""
-        self.blocks, self.mode, self._gradient, self._whole = None, "captured", None, False
+        self.blocks, self.mode, self._gradient = None, "captured", None
         self.resident.compiling.failed()
         log.warning(
             "The step could not be compiled, and goes on without: %s: %s",
@@ -483,9 +501,10 @@ def look_rows(
 ) -> list[dict[str, Tensor]]:
     """What the algorithm makes of these clients' first batches: for each, arrays by `namespace/name`."""
     table, module = resident.train_table, resident.model
-    task, rate = mapped_task(resident, model), learning_rate(resident.config.client, order.round, resident)
+    rate = learning_rate(resident.config.client, order.round, resident)
 
     def one(row: Tensor, held: Tensor, weights: Tensor, index: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        task = mapped_task(resident, {**model, **layouts.untrained(held)})
         inputs = {key: value[index] for key, value in table.inputs.items()}
         start = layouts.start(model, row, held, from_order)
         batch = Batch(inputs, table.labels[index], weights, mask)
@@ -494,7 +513,8 @@ def look_rows(
     was_training = module.training
     module.eval()
     try:
-        found = vmap(one)(values, held, weights, index, mask)
+        with folded(module), as_products(module, layouts.names):
+            found = vmap(one)(values, held, weights, index, mask)
     finally:
         module.train(was_training)
     return [{name: value[number] for name, value in found.items()} for number in range(len(values))]

@@ -61,6 +61,7 @@ class Blocks:
         self._compiled: dict[Any, Callable[..., tuple[Tensor, ...]]] = {}
         self._noted: dict[Any, tuple[Call, list[Tensor]]] | None = None
         self._returns: dict[tuple[int, int], pytree.TreeSpec] = {}  # by block and arguments
+        self.missed = 0  # calls for which nothing was compiled, though something is
 
     @property
     def repeat(self) -> bool:
@@ -170,7 +171,9 @@ class Blocks:
         if (compiled := self._compiled.get(key)) is not None:
             with _autocast(tensors, None):  # what was traced has its casts in it
                 return compiled(*tensors)
-        if self._noted is not None and key not in self._noted:
+        if self._noted is None:
+            self.missed += bool(self._compiled)
+        elif key not in self._noted:
             self._noted[key] = call, [t.detach().requires_grad_(t.requires_grad) for t in tensors]
         return self._run(call, *tensors)
 

@@ -24,6 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.files.disk import append_line, patient
 from fedfrozen_app.privacy.steps import Steps
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ class BudgetFile:
                 "put it back from a copy, or remove it if the data may be spent from again."
             ) from error
 
+    @patient
     def write(self, budget: Budget) -> None:
         """Onto the disk, whole or not at all."""
         part = self._path.with_suffix(".part")
@@ -98,6 +100,7 @@ class BudgetFile:
         finally:
             os.close(folder)
 
+    @patient
     def keep_reply(self, order: str, arrays: Mapping[str, Tensor]) -> None:
         part = self._reply.with_suffix(".part2")
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in arrays.items()}
@@ -119,8 +122,7 @@ class BudgetFile:
             return None
 
     def note(self, figures: Mapping[str, Any]) -> None:
-        with self._log.open("a") as file:
-            file.write(json.dumps(dict(figures)) + "\n")
+        append_line(self._log, json.dumps(dict(figures)))
 
 
 def carry_budgets(source: Path, target: Path) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord
@@ -47,6 +47,7 @@ class PlannedFedAvg(OwnLoop):
     zero_fill = False  # whether a client that did not send a name counts as one that did not change it
     # Namespaces whose means count every reply alike, not by its examples; PARAMETERS: those of the model too.
     equal: tuple[str, ...] = ()
+    keeps_replies = False  # whether `on_reply` is given copies of the parameters that a client sent
     tells: tuple[str, ...] = ()  # what `observe` adds to a row: no client may send a figure of that name
     # Of what it tells, a chart each on a run's page: figure (`name.part`), its title, and the line's label.
     curves: ClassVar[tuple[tuple[str, str, str], ...]] = ()
@@ -154,8 +155,17 @@ class PlannedFedAvg(OwnLoop):
         `afterwards` says. Here a method may say what its personal model is."""
         return figures
 
-    def on_reply(self, client: str, names: Sequence[str]) -> None:
-        """A client's reply was taken, and these are the names it sent."""
+    def on_reply(self, client: str, names: Sequence[str], sent: Mapping[str, Tensor]) -> None:
+        """A client's reply was taken, and these are the names it sent; with `keeps_replies` also what."""
+
+    def given_names(self, client: str, seen: Collection[str]) -> Sequence[str]:
+        """Private names that clients do not train and whose values this client is given by the server, once
+        the clients `seen` have taken part."""
+        return ()
+
+    def given(self, client: str) -> dict[str, Tensor]:
+        """Those values: they go to this client alone, which keeps them until it is given others."""
+        return {}
 
     def upload_bytes(self, server_round: int) -> dict[str, int]:
         """By role, the bytes of the arrays that one client sends; the model may be on the meta device."""
@@ -242,13 +252,19 @@ class PlannedFedAvg(OwnLoop):
         members = [(client, nodes[client]) for client in cohort]
         quorum = self.federation.aggregation.quorum
         record = RoundRecord(server_round, aggregator, quorum, began=time.perf_counter())  # the plan is made
-        for client, reply in conversation.round(order, members, arrays, record.traffic):
+        given = {client: self.given(client) for client in cohort}
+        for client, reply in conversation.round(order, members, arrays, record.traffic, given):
             if not isinstance(reply, str) and (own := problem_of_names(reply, self.tells)):
                 reply = own
             self.federation.show_upload(server_round, client, reply, self.model)
             names = [] if isinstance(reply, str) else list(filter(is_parameter, reply.arrays))
+            sent: dict[str, Tensor] = {}
+            if self.keeps_replies and not isinstance(reply, str):
+                # What is taken becomes an update in place, and a block's rows all at once.
+                reply.arrays = {name: value.clone() for name, value in reply.arrays.items()}
+                sent = {name: reply.arrays[name].clone() for name in names}
             if record.take(client, reply):
-                self.on_reply(client, names)
+                self.on_reply(client, names, sent)
         update = record.finish(len(cohort), len(nodes))
         row = record.row(self.stage(server_round), cohort, trained, update.drift)
         self.usual_norm = row.get("usual_norm")

@@ -4,7 +4,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -12,6 +12,7 @@ from flwr.common.constant import ErrorCode  # internal
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from fedfrozen_app.digests import digests
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.exchange.check import problem_of
 from fedfrozen_app.exchange.count import Traffic, bytes_by_role
@@ -288,18 +289,22 @@ class Conversation:
         cohort: Sequence[tuple[str, int]],
         model: Mapping[str, Tensor],
         traffic: Traffic,
+        given: Mapping[str, Mapping[str, Tensor]] | None = None,
     ) -> Iterator[tuple[str, Reply | str]]:
         """Send the order to the cohort (name, node) and give each sound reply, or the reason for none.
 
-        Replies come one at a time and in the cohort's order, so that sums repeat to the bit and only one
-        reply is in memory, whatever the cohort's size.
+        `given` are arrays for one client alone, by client: they join the base of its order. Replies come one
+        at a time and in the cohort's order, so that sums repeat to the bit and only one reply is in memory,
+        whatever the cohort's size.
         """
         deadline = time.monotonic() + self.timeout
         self._contents = {}
+        own = {client: with_given(order, model, (given or {}).get(client)) for client, _ in cohort}
         messages = []
         for client, node in cohort:
-            names = self.ledger.missing(client, order.base)
-            messages.append(self._order_message(node, order, names, model, traffic))
+            its_order, arrays = own[client]
+            names = self.ledger.missing(client, its_order.base)
+            messages.append(self._order_message(node, its_order, names, arrays, traffic))
         sent = dict(zip(self._push(messages), cohort, strict=True))
         messages.clear()
         self.seen.update({client: f"was sent the order of round {order.round}" for client, _ in cohort})
@@ -307,7 +312,7 @@ class Conversation:
         ready = self.grid.schedule(list(sent)) if hasattr(self.grid, "schedule") else list(sent)
         for message_id in ready:
             client, node = sent[message_id]
-            reply = self._answer(client, node, message_id, order, model, traffic, deadline)
+            reply = self._answer(client, node, message_id, *own[client], traffic, deadline)
             verb = "did not answer" if isinstance(reply, str) else "answered"
             self.seen[client] = f"{verb} round {order.round}"
             yield client, reply
@@ -384,7 +389,7 @@ class Conversation:
         traffic: Traffic,
     ) -> Message:
         # Clients that lack the same are sent the same: nobody changes a message's content.
-        if (key := tuple(names)) not in self._contents:
+        if (key := (order.digest, *names)) not in self._contents:
             arrays = {name: model[name] for name in names}
             content = train_content(order, arrays, local=self.local, ticket=self._ticket)
             self._contents[key] = content, bytes_by_role(arrays, self.roles)
@@ -438,6 +443,15 @@ class Conversation:
                 return None
             self._pause(pause)
             pause = min(2 * pause, 0.5)  # quick rounds are not slowed down, long ones not polled to death
+
+
+def with_given(
+    order: Order, model: Mapping[str, Tensor], given: Mapping[str, Tensor] | None
+) -> tuple[Order, Mapping[str, Tensor]]:
+    """The order of a client that is given arrays of its own, and all that it may have to be sent."""
+    if not given:
+        return order, model
+    return replace(order, base={**order.base, **digests(given)}), {**model, **given}
 
 
 def with_grace(timeout: float) -> float:

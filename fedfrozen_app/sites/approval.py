@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.proposal import HASH, Proposal, read_proposal
-from fedfrozen_app.files.disk import replace_file
+from fedfrozen_app.files.disk import patient, replace_file
 from fedfrozen_app.files.seal import DAMAGED
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.policy import Policy
@@ -53,6 +53,7 @@ class Approvals:
         """Whether it was put before the people of the site."""
         return (self.folder / f"{proposal_hash}.json").exists()
 
+    @patient
     def ask(self, proposal: Proposal) -> None:
         """Put it before the people of the site."""
         self.folder.mkdir(parents=True, exist_ok=True)

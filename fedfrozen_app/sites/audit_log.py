@@ -7,18 +7,17 @@ could else try all times and all reasons, and would know why a site refuses. A c
 """
 
 import datetime
-import errno
 import hashlib
 import json
 import logging
 import logging.handlers
-import os
 import secrets
 from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.files.disk import append_line
 
 FIRST = "0" * 64
 COUNTED = ("sent", "again", "lacks", "hello", "pending", "refused", "failed", "declined", "judged")
@@ -41,20 +40,7 @@ class AuditLog:
         entry = {"time": _now().isoformat(), "event": event, **details}
         entry |= {"salt": secrets.token_hex(16), "previous": self.head}
         entry["digest"] = _digest(entry)
-        line = (json.dumps(entry) + "\n").encode()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            whole = os.fstat(handle).st_size
-            try:
-                if os.write(handle, line) < len(line):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-                os.fsync(handle)
-            except OSError:
-                os.ftruncate(handle, whole)  # half a line would break the chain for good
-                raise
-        finally:
-            os.close(handle)
+        append_line(self.path, json.dumps(entry))
         self._learn(entry)
         if self._copy is not None:
             # The digests of a large model's arrays would be more than a datagram holds.

@@ -7,6 +7,7 @@ every answer to the site's desk. Names marked internal are no public API of Flow
 
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from fedfrozen_app.bundles import bundle_digest
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.files.disk import waiting_for_room
 from fedfrozen_app.sites import manifest
 from fedfrozen_app.sites.desk import Executor
 from fedfrozen_app.sites.kit import Kit
@@ -46,7 +48,8 @@ from fedfrozen_app.verb_table import parse
 
 log = logging.getLogger(__name__)
 POLL = 0.25  # seconds between two looks for a message, on this machine alone
-PATIENCE = 2.0  # seconds, where its SuperNode is not there yet
+PATIENCE = 2.0  # seconds, where its SuperNode is not there yet, or its disk is full
+SPARE = 1_000_000  # bytes, without which no work is begun
 NAME = "executor"
 
 
@@ -117,7 +120,7 @@ class Pulse:
 
     def beat(self) -> bool:
         """Always true: a false one would only be sent again sooner."""
-        sign, idle = self._note.last, self._idleness.look(time.process_time())
+        sign, idle = self._note.last, self._idleness.look(self._note.state, time.process_time())
         if time.monotonic() > sign.until or idle > (sign.idle or float("inf")):
             log.warning("The work on a message hangs (%s): its heart beats no more.", sign.state)
             return True
@@ -130,6 +133,30 @@ class Pulse:
         except httpx.HTTPError as error:
             log.debug("no heartbeat: %s", error)
         return True
+
+
+class Rest:
+    """Waits for room on a full disk: an answer that is given up would cost the round, and a person's time."""
+
+    def __init__(self, kit: Kit, note: Note, pulse: Pulse) -> None:
+        self._kit, self._note, self._pulse = kit, note, pulse
+        self._began: float | None = None
+
+    def before_work(self) -> None:
+        """Not every small write is tried again, and none has to be where there is room."""
+        while shutil.disk_usage(self._kit.var).free < SPARE and self():
+            pass
+
+    def __call__(self) -> bool:
+        """A pause, after which one may look again; False where nobody waits for the answer any more."""
+        limits = self._kit.limits
+        if self._began is None:
+            self._began = time.monotonic()
+            log.warning("The disk of %s is full: make room there. The work waits for it.", self._kit.var)
+        self._note.write("without room", limits.transfer, now=True)
+        time.sleep(PATIENCE)
+        self._note.write("working", limits.training, idle=limits.idle, now=True)
+        return not self._pulse.dropped and time.monotonic() - self._began < limits.training
 
 
 def handle(kit: Kit, executor: Executor, token: str, note: Note) -> None:
@@ -148,7 +175,10 @@ def handle(kit: Kit, executor: Executor, token: str, note: Note) -> None:
                 push_task_output(client, None, SubStatus.FAILED, "The message did not come whole.")
                 return
             note.write("working", limits.training, idle=limits.idle, now=True)
-            reply = executor.answer(message, context, bundle_of(fab))
+            rest = Rest(kit, note, pulse)
+            rest.before_work()
+            with waiting_for_room(rest):
+                reply = executor.answer(message, context, bundle_of(fab))
             note.write("pushing", limits.transfer, now=True)
             if pulse.dropped:
                 log.warning("An answer was dropped: nobody waits for it any more.")

@@ -81,14 +81,14 @@ def keep(command: Sequence[str], meeting: Path, name: str) -> int:
 def _watch(child: subprocess.Popen, meeting: Path, name: str, asked: list[int]) -> str | None:
     """Until it has ended, or we are asked to end: why it was ended, None where it ended by itself."""
     fresh = looked = time.monotonic()  # from when on its time counts
-    idleness, state = Idleness(), ""
+    idleness = Idleness()
     while not asked:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(LOOK)
             return None
         now = time.monotonic()
         if now - looked > STOOD_STILL:  # we did, and maybe it with us
-            fresh, state = now, ""
+            fresh, idleness = now, Idleness()
         looked = now
         try:
             sign, used = last_sign(meeting, name), processor_time(child.pid)
@@ -96,10 +96,8 @@ def _watch(child: subprocess.Popen, meeting: Path, name: str, asked: list[int]) 
             continue
         if sign is None or sign.pid != child.pid:  # of one before
             sign = Sign(child.pid, "starting", fresh, fresh, fresh + START)
-        if sign.state != state:
-            idleness, state = Idleness(), sign.state
-        hung = None
-        if (idle := idleness.look(used)) > (sign.idle or float("inf")):
+        state, hung = sign.state, None
+        if (idle := idleness.look(state, used)) > (sign.idle or float("inf")):
             hung = f"{state}, and has not computed for {idle:.0f} s"
         if now > max(sign.until, fresh + sign.until - sign.seen):
             hung = f"{state}, and has said nothing for {now - sign.seen:.0f} s"

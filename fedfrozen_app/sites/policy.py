@@ -116,6 +116,8 @@ class Policy:
         extended = {parameter_of(name) for name in order.base if not is_parameter(name)}
         if strange := sorted(extended - set(order.plan.trained)):
             return f"the order brings an array beside {strange[0]}, which does not train"
+        if taken := sorted({*order.base} & {*order.plan.private} & {*order.plan.trained}):
+            return f"the order says what {taken[0]} is to be, which the site trains for itself"
         if not all(DIGEST.fullmatch(digest) for digest in order.base.values()):
             return "the order names an array by something that is no digest"
         kinds = {roles[name].kind for name in order.plan.shared}

@@ -22,7 +22,8 @@ class Sign:
     """What a process said of itself, and when: one that hangs says nothing more."""
 
     pid: int
-    state: str  # executor: waiting | alone (no SuperNode answers it) | pulling | working | pushing
+    # Of an executor: waiting | alone (no SuperNode answers it) | pulling | working | without room | pushing
+    state: str
     since: float
     seen: float
     until: float  # it has said something new by then, or it hangs
@@ -103,11 +104,15 @@ class Idleness:
 
     def __init__(self) -> None:
         self._mark: tuple[float, float] | None = None  # when it last computed, and what it had used by then
+        self._state = ""
 
-    def look(self, used: float) -> float:
-        """Seconds without computing, after a look that found so many seconds of processor time used."""
+    def look(self, state: str, used: float) -> float:
+        """Seconds without computing in this state, after a look that found so many seconds of processor
+        time used."""
         moment = time.monotonic()
-        if self._mark is None or used - self._mark[1] > SHARE * (moment - self._mark[0]):
+        if self._mark is None or state != self._state:
+            self._mark, self._state = (moment, used), state
+        if used - self._mark[1] > SHARE * (moment - self._mark[0]):
             self._mark = moment, used
         return moment - self._mark[0]
 

@@ -234,6 +234,8 @@ def check_executor(kit: Kit) -> str:
     silent, long = now - sign.seen, now - sign.since
     if sign.state == "alone":
         raise UserError(f"no SuperNode answers it, for {long:.0f} s: start supernode.sh, see its log.")
+    if sign.state == "without room":
+        raise UserError(f"its work waits, because the disk of {kit.var} is full: make room there.")
     if sign.state != "waiting":
         if now > sign.until:
             raise UserError(

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.proposal import Proposal, read_proposal
-from fedfrozen_app.files.disk import flush, fresh_folder, replace_file, save_tensors
+from fedfrozen_app.files.disk import flush, fresh_folder, patient, replace_file, save_tensors
 from fedfrozen_app.files.seal import DAMAGED, sealed, unsealed
 from fedfrozen_app.sites.audit_log import FIRST, AuditLog
 
@@ -40,6 +40,7 @@ class RunStore:
         path = self.folder / "proposal.json"
         return read_proposal(path.read_text("utf-8")) if path.exists() else None
 
+    @patient
     def accept(self, proposal: Proposal) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_file(self.folder / "proposal.json", proposal.text)
@@ -76,6 +77,7 @@ class RunStore:
                     ) from error
         return None
 
+    @patient
     def write(self, server_round: int, reply: Reply, private: Mapping[str, Tensor]) -> None:
         """Whole or not at all. Later rounds belong to a future that a resumed run has given up."""
         part = self.folder / f".{server_round}.part"
@@ -161,6 +163,7 @@ class Budget:
         """How many rounds of this private run were answered."""
         return len(self._read().get(run, {"rounds": {}})["rounds"])
 
+    @patient
     def charge(self, run: str, price: Price, server_round: int, order: str, head: str) -> None:
         """`head`: the audit log's last digest now, which the log must still hold when the site starts."""
         runs = self._read()

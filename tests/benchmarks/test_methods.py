@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -164,6 +165,68 @@ def test_from_nothing_to_table_and_picture_with_a_stop_between(
     said = capsys.readouterr().out
     assert "| fedavg | 1 |" in said and "4 runs and 16 trials" in said and "not measured" in said
     assert (tmp_path / "methods-tiny.png").exists()
+
+
+@pytest.fixture
+def turns(methods, monkeypatch):
+    """Rounds of a second, those of SCAFFOLD of two: who trained how many of them, and who fails at its first.
+    What does the real work has a test of its own."""
+    import turns
+
+    class Taking:
+        taken: ClassVar[list[str]] = []
+        fails = ""
+
+        def __init__(self, words, corpus):
+            names = [word for word in words if word.startswith(("strategy=", "server_optimizer="))]
+            self.name = names[-1].partition("=")[2]
+
+        def turn(self):
+            if self.name == self.fails:
+                raise KeyboardInterrupt
+            self.taken.append(self.name)
+            return {"seconds": {"train": 1.5 if self.name == "scaffold" else 0.5, "aggregate": 0.5}}
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(turns, "AppTurns", Taking)
+    monkeypatch.setattr(methods, "load_data", lambda words: type("Corpus", (), {"train": range(640)}))
+    return Taking
+
+
+def timed(methods, out, *more):
+    words = ["--repeats", "2", "--methods", "scaffold", "fedprox", "moon"]
+    methods.main(["speed", "--device", "cpu", "--out", str(out), *words, *more])
+    return json.loads(out.read_text())
+
+
+def test_the_speed_of_a_run_that_was_stopped_goes_on_where_it_stopped(methods, turns, tmp_path):
+    out = tmp_path / "speed.json"
+    turns.fails = "moon"
+    with pytest.raises(KeyboardInterrupt):
+        timed(methods, out)
+    kept = json.loads(out.read_text())
+    assert list(kept["figures"]) == ["scaffold", "fedprox"]
+    assert kept["figures"]["scaffold"]["times_fedavg"]["values"] == [2.0, 2.0]
+    assert kept["checks"] == {"scaffold_at_most_1.6": False, "fedprox_at_most_1.6": True}
+    turns.fails, turns.taken[:] = "", []
+    whole = timed(methods, out)
+    assert set(turns.taken) == {"moon", "fedavg"}
+    assert list(whole["figures"]) == ["scaffold", "fedprox", "moon"]
+    assert whole["figures"]["scaffold"] == kept["figures"]["scaffold"]
+    turns.taken[:] = []
+    assert timed(methods, out)["figures"] == whole["figures"] and not turns.taken
+    timed(methods, out, "--anew")
+    assert set(turns.taken) == {"scaffold", "fedprox", "moon", "fedavg"}
+
+
+def test_the_speed_in_another_setting_begins_anew(methods, turns, tmp_path):
+    out = tmp_path / "speed.json"
+    timed(methods, out)
+    turns.taken[:] = []
+    found = timed(methods, out, "--methods", "moon", "--set", "client.lr=0.1")
+    assert list(found["figures"]) == ["moon"] and "client.lr=0.1" in found["setting"]["words"]
 
 
 @pytest.mark.slow

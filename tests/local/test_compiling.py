@@ -49,6 +49,12 @@ def compiles(monkeypatch):
     return found
 
 
+@pytest.fixture
+def by_blocks(monkeypatch):
+    """As `auto` compiles, from the first round on."""
+    monkeypatch.setitem(compiling.MODES, "true", "blocks")
+
+
 def assert_alike(one, other):
     assert one.keys() == other.keys()
     for name, value in one.items():
@@ -57,7 +63,7 @@ def assert_alike(one, other):
 
 
 @pytest.mark.parametrize("strategy", ["fedfrozen", "fedprox"])
-def test_one_graph_serves_all_layers_and_gives_the_plain_step_s_numbers(train, compiles, strategy):
+def test_one_graph_serves_all_layers_and_gives_the_plain_step_s_numbers(train, compiles, by_blocks, strategy):
     """FedFrozen freezes after its first round: another graph then, and only one."""
     words = [*WORDS, f"strategy={strategy}", "model.config.num_hidden_layers=4"]
     plain = train(*words, "runtime.compile=false", folder="plain")
@@ -68,7 +74,7 @@ def test_one_graph_serves_all_layers_and_gives_the_plain_step_s_numbers(train, c
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama", "gpt2"])
-def test_blocks_of_text_models_with_masks(train, tmp_path, compiles, kind):
+def test_blocks_of_text_models_with_masks(train, tmp_path, compiles, by_blocks, kind):
     lines = ["text,label", *(f"{'good ' * (n % 7)}note {n},{n % 2}" for n in range(60))]
     path = tmp_path / "notes.csv"
     path.write_text("\n".join(lines))
@@ -82,7 +88,7 @@ def test_blocks_of_text_models_with_masks(train, tmp_path, compiles, kind):
     assert_alike(plain.model, quick.model)
 
 
-def test_blocks_of_runs_side_by_side(train, tmp_path, compiles):
+def test_blocks_of_runs_side_by_side(train, tmp_path, compiles, by_blocks):
     """Each has its own frozen kernel: a vmap over runs around the one over clients."""
     words = [*SMALL, *WORDS, "num_rounds=2", "runtime.compile=true"]
     each = [[*words, f"seed={number}"] for number in range(2)]
@@ -97,6 +103,13 @@ def test_blocks_of_runs_side_by_side(train, tmp_path, compiles):
     assert compiles["graphs"] == [1, 1]
     for job, run in zip(jobs, alone, strict=True):
         assert_alike(run.model, Run(job.folder).model)
+
+
+def test_who_asks_for_it_has_the_whole_step_compiled(train, compiles):
+    plain = train(*WORDS, "num_rounds=1", "runtime.compile=false", folder="plain")
+    quick = train(*WORDS, "num_rounds=1", "runtime.compile=true", folder="quick")
+    assert compiles["graphs"] == [] and compiles["modes"] == ["captured", "compiled"]
+    assert_alike(plain.model, quick.model)
 
 
 def test_a_model_without_blocks_is_compiled_as_a_whole(train, compiles):
@@ -118,17 +131,22 @@ def test_a_model_without_blocks_is_compiled_as_a_whole(train, compiles):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_what_torch_compiles_gives_the_same_numbers(train, compiles, monkeypatch, backend):
+@pytest.mark.parametrize("mode", ["compiled", "blocks"])
+def test_what_torch_compiles_gives_the_same_numbers(train, compiles, monkeypatch, backend, mode):
+    monkeypatch.setitem(compiling.MODES, "true", mode)
     for module in (blocks, step):
         monkeypatch.setattr(module, "compiled_by_torch", compiled_by_torch)
     monkeypatch.setattr(blocks, "BACKEND", backend)
     plain = train(*WORDS, "runtime.compile=false", folder="plain")
     quick = train(*WORDS, "runtime.compile=true", folder="quick")
-    assert compiles["graphs"] == [1, 1]
+    assert compiles["graphs"] == ([1, 1] if mode == "blocks" else [])
     assert_alike(plain.model, quick.model)
 
 
-def test_a_compiler_that_fails_is_told_of_and_done_without(train, compiles, monkeypatch, caplog):
+@pytest.mark.parametrize("mode", ["compiled", "blocks"])
+def test_a_compiler_that_fails_is_told_of_and_done_without(train, compiles, monkeypatch, caplog, mode):
+    monkeypatch.setitem(compiling.MODES, "true", mode)
+
     def fails(run):
         raise RuntimeError("no such compiler\nand more")
 
@@ -160,7 +178,7 @@ def test_auto_records_first_and_compiles_where_the_rest_pays(train, compiles, mo
     monkeypatch.setattr(compiling, "SPARED", 1.0)
     with caplog.at_level(logging.INFO, "fedfrozen_app"):
         long = train(*words, folder="long")
-    assert compiles["modes"] == ["captured", "compiled"] * 2  # rounds 1, 2, 3 and 4
+    assert compiles["modes"] == ["captured", "blocks"] * 2  # rounds 1, 2, 3 and 4
     assert "With 4 rounds to go the step is compiled" in caplog.text
     assert state_after(long, 3) | {"plan": ""} == {"plan": "", "since": 3, "compiled": None}
     assert state_after(long, 5)["compiled"] is True
@@ -178,14 +196,14 @@ def test_a_resumed_run_takes_the_steps_of_an_unbroken_one(train, compiles, monke
     compiles["modes"].clear()
     monkeypatch.setattr(compiling, "SPARED", 1.0 if killed == 2 else 0.0)
     resumed = train(*words, folder="broken", resume=True)
-    assert compiles["modes"] == ["compiled"]
+    assert compiles["modes"] == ["blocks"]
     assert same_bits(whole.model, resumed.model)
 
 
 def test_plans_that_change_every_round_are_never_compiled(train, compiles, monkeypatch):
     monkeypatch.setattr(compiling, "SPARED", 1.0)
     train(*WORDS, "strategy=fedpart", "strategy.full_rounds=0", "strategy.group_rounds=1")
-    assert "compiled" not in compiles["modes"]
+    assert set(compiles["modes"]) == {"captured"}
 
 
 def test_on_a_cpu_nothing_is_chosen(train):

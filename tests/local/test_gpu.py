@@ -82,14 +82,16 @@ def test_auto_resumes_to_the_bit_before_and_after_it_switches(train, monkeypatch
     assert same_bits(whole.model, train(*words, folder="broken", resume=True).model)
 
 
-@pytest.mark.parametrize("compiled", ["true", "false"])
-def test_attention_of_stacked_clients_in_bf16_is_fused(train, compiled):
+@pytest.mark.parametrize("mode", ["compiled", "blocks", "captured"])
+def test_attention_of_stacked_clients_in_bf16_is_fused(train, caplog, monkeypatch, mode):
+    monkeypatch.setitem(compiling.MODES, "true", mode)
     words = [*WORDS, "num_rounds=1", "runtime.runner=cohort", "client.precision=bf16"]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
-        train(*words, f"runtime.compile={compiled}", "eval_every=9")
+        train(*words, "runtime.compile=true", "eval_every=9")
     called = {event.key for event in seen.key_averages()}
     assert "aten::_scaled_dot_product_attention_math" not in called
     assert any(key.endswith(("_flash_attention", "_cudnn_attention")) for key in called)
+    assert "could not use what was compiled" not in caplog.text
 
 
 @pytest.mark.parametrize("compiled", ["true", "false"])

@@ -1,6 +1,7 @@
 """A site keeps the last word: what its executor answers, refuses, remembers and writes down."""
 
 import json
+import resource
 import shutil
 import socket
 from dataclasses import replace
@@ -16,6 +17,7 @@ from fedfrozen_app import client_app
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.messages import read_reply
 from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.files.disk import waiting_for_room
 from fedfrozen_app.files.seal import sealed
 from fedfrozen_app.privacy.budget import Declined
 from fedfrozen_app.sites.audit_log import FIRST, AuditLog, read_audit
@@ -470,6 +472,38 @@ def test_a_site_whose_disk_is_full_sends_nothing_and_is_there_again_when_there_i
     south = sites.kit("south")
     assert [entry["round"] for entry in events(sites, "south") if entry["event"] == "sent"] == [1, 3]
     assert not [path for path in south.var.rglob("*") if path.name.endswith(".part")]
+
+
+@pytest.mark.parametrize("size", [0, 10_000], ids=["no room", "room for half a reply"])
+@pytest.mark.parametrize("how", [(), ("privacy=dp_sgd", "privacy.epsilon=3")], ids=["plain", "private"])
+def test_a_site_that_waits_for_room_loses_nothing(sites, size, how):
+    waits = []
+
+    class Full(SiteGrid):
+        def _answer(self, message):
+            if (message.metadata.group_id, message.metadata.dst_node_id) != ("2", 2):
+                return super()._answer(message)
+            limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+            def wait():
+                waits.append(1)
+                if len(waits) == 3:  # somebody has made room
+                    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+                return True
+
+            with full_disk(size), waiting_for_room(wait):
+                return super()._answer(message)
+
+    whole = sites.train(*ROUNDS, *how, "run_id=whole", folder="whole")
+    run = sites.train(*ROUNDS, *how, "run_id=full", folder="full", make_grid=Full)
+    assert len(waits) >= 3
+    assert [row["clients_ok"] for row in run.rows[1:]] == [3, 3, 3]
+    sent = [entry for entry in events(sites, "south") if entry["event"] == "sent" and entry["run"] == "full"]
+    assert [entry["round"] for entry in sent] == [1, 2, 3]
+    if how:
+        assert run.rows[-1]["epsilon"] == whole.rows[-1]["epsilon"]  # no round was paid for twice
+    else:
+        assert same_bits(run.model, whole.model)
 
 
 # Epsilon ----------------------------------------------------------------------------------------------------

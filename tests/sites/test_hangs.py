@@ -298,6 +298,7 @@ class Desk:
 
 def test_a_hung_pull_is_given_up_and_the_next_message_done(tmp_path, monkeypatch):
     kit, states, link = quick(kit_in(tmp_path)), InboxFactory(), Link()
+    kit.var.mkdir()
     monkeypatch.setattr(executor, "bundle_of", lambda fab: "")
     fake_task_input(monkeypatch)
     node, desk, ended = Node(link, states), Desk(), threading.Event()
@@ -373,6 +374,46 @@ def test_the_heart_stops_where_the_work_hangs(tmp_path):
     note.write("pushing", 60, now=True)
     pulse.beat()
     assert len(beats) == before + 1 and not pulse.dropped
+
+
+def test_who_waits_for_room_says_so_and_does_not_count_as_hung(tmp_path, monkeypatch, caplog):
+    kit = quick(kit_in(tmp_path), idle=0.2, training=0.8)
+    kit.meeting.mkdir(mode=0o700)
+    kit.var.mkdir(exist_ok=True)
+    monkeypatch.setattr(executor, "PATIENCE", 0.3)
+    free = [0, 0, 10 * executor.SPARE]
+    monkeypatch.setattr(executor.shutil, "disk_usage", lambda path: type("Usage", (), {"free": free.pop(0)}))
+    beats = []
+
+    class Client:
+        def SendTaskHeartbeat(self, request):
+            beats.append(note.state)
+            return type("Answer", (), {"success": True})
+
+    note = Note(kit.meeting, executor.NAME)
+    pulse = executor.Pulse(Client(), note)
+    said = []
+
+    def sleep(seconds):
+        said.append((last_sign(kit.meeting, executor.NAME).state, seconds))
+        pulse.beat()
+        real_sleep(seconds)
+        with pytest.raises(UserError, match="is full: make room there"):
+            site_check.check_executor(kit)
+
+    real_sleep = time.sleep
+    monkeypatch.setattr("fedfrozen_app.sites.site_check.running", lambda path: True)
+    monkeypatch.setattr(executor.time, "sleep", sleep)
+    rest = executor.Rest(kit, note, pulse)
+    rest.before_work()
+    assert not free and said == [("without room", 0.3)] * 2
+    pulse.beat()  # 0.6 s without computing, but at work only now
+    assert beats == ["without room", "without room", "working"]
+    assert caplog.text.count("make room there") == 1
+    assert not rest()  # for longer than work on one message may take
+    later = executor.Rest(kit, note, pulse)
+    pulse.dropped = True
+    assert not later()
 
 
 @pytest.mark.parametrize("how", ["says no", "knows it no more"])
@@ -552,14 +593,16 @@ def test_idleness_is_a_share_of_a_processor(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("fedfrozen_app.sites.sign.time.monotonic", lambda: clock[0])
     idle, used = Idleness(), 5.0
-    assert idle.look(used) == 0
+    assert idle.look("working", used) == 0
     for second in range(1, 101):  # a heartbeat now and then is no work
         clock[0] = second
         used += 0.01 if second % 20 == 0 else 0.0
-        found = idle.look(used)
+        found = idle.look("working", used)
     assert found == 100
     clock[0], used = 101.0, used + 3
-    assert idle.look(used) == 0
+    assert idle.look("working", used) == 0
+    clock[0] = 900.0
+    assert idle.look("without room", used) == 0  # what it was before does not count
 
 
 # Limits and questions --------------------------------------------------------------------------------------

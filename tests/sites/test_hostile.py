@@ -438,6 +438,11 @@ def test_no_algorithm_sends_what_the_order_does_not_share(sites, strategy):
             "choose layers in another way than the proposal",
         ),
         ("fedavg", {"keep": 0.01}, "encoded in another way than the proposal"),
+        (
+            "fedper",
+            {"base": lambda base: {**base, "classifier.weight": "0" * 64}},
+            "says what classifier.weight is to be, which the site trains for itself",
+        ),
     ],
 )
 def test_what_was_proposed_is_how_clients_train(sites, strategy, change, reason):

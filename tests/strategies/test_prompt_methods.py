@@ -1,5 +1,6 @@
 """FedPGP and FedOTP beside pFedDC, with a tiny random CLIP in float64: rounds of two clients by hand, what
-travels, limits in which they are something else, both runners, resuming, and novel classes."""
+travels, limits in which they are something else, both runners, resuming; and novel classes for all prompt
+methods. pFedMoAP has a file of its own."""
 
 import json
 import math
@@ -274,6 +275,7 @@ FAMILY = {
     "pfeddc": ["strategy=pfeddc", *COMMON, "strategy.vision_tokens=2", "strategy.heads=2"],
     "vision alone": ["strategy=pfeddc", *COMMON, "strategy.modalities=vision", "strategy.heads=2"],
     "fedpgp": PGP,
+    "pfedmoap": ["strategy=pfedmoap", *COMMON, "strategy.gate_heads=2"],
     "fedotp": OTP,
 }
 NOVEL = ["dataset.novel=0.5", "dataset.limit=200", "personal=true"]
