@@ -135,7 +135,7 @@ def test_the_page_of_flower_begins_with_the_quick_way_and_warns_of_the_other():
     told = page[quick:plain]
     assert "6 min 52 s" in told and "5.4 GB" in told and "goes on running" in told
     stop = page[plain:].partition("\n## ")[0]
-    assert "stops it" in stop and "download.pytorch.org/whl/cpu" in stop
+    assert "stops it" in stop and "CPU wheels of torch alone" in stop
     assert "Every SuperNode on one machine needs its own `--port`" in page
 
 
