@@ -2,8 +2,9 @@
 # own page names one for the CPU alone and one for each CUDA); without it pip takes its usual one:
 #   docker build -t fedfrozen --build-arg TORCH_INDEX=INDEX_FOR_CPU .
 #   docker build -t fedfrozen-cuda --build-arg TORCH_INDEX=INDEX_FOR_CUDA .
-#   docker run --rm -v "$PWD/outputs:/work/outputs" fedfrozen num_rounds=10
-#   docker run --rm --gpus all -v "$PWD/outputs:/work/outputs" fedfrozen-cuda
+#   mkdir -p outputs    # else Docker makes it, and root owns it
+#   docker run --rm --user "$(id -u)" -v "$PWD/outputs:/work/outputs" fedfrozen num_rounds=10
+#   docker run --rm --user "$(id -u)" --gpus all -v "$PWD/outputs:/work/outputs" fedfrozen-cuda
 # The tests: docker build --target tests -t fedfrozen-tests . && docker run --rm fedfrozen-tests
 FROM python:3.11-slim AS base
 ARG TORCH_INDEX
@@ -17,7 +18,9 @@ RUN pip install -e ".[dev]"
 CMD ["pytest"]
 
 FROM base AS app
-RUN pip install . && useradd --create-home fed && mkdir /work && chown fed /work
-USER fed
+RUN pip install . && mkdir -m 1777 /work
+# Whoever it runs as has a home to write to: the results are then theirs, on the host too.
+ENV HOME=/work
+USER 1000
 WORKDIR /work
 ENTRYPOINT ["fedfrozen"]

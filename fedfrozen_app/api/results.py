@@ -28,7 +28,7 @@ FRAME_HEIGHT = 640
 
 
 class Run:
-    """One run, by the folder of its results; finished or not."""
+    """One run, by the folder of its results (`folder`); finished or not. A notebook shows its report."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -63,6 +63,7 @@ class Run:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
+        """metrics.jsonl as it is: a dictionary a round."""
         return read_rows(self.folder)
 
     def model(self) -> Any:
@@ -101,6 +102,7 @@ class Comparison:
 
     @cached_property
     def runs(self) -> pd.DataFrame:
+        """A row for each run."""
         return pd.read_csv(StringIO(runs_csv(self._found)))
 
     @property
@@ -116,7 +118,7 @@ class Comparison:
 
 
 class Sweep:
-    """The runs of a sweep, by its folder."""
+    """The runs of a sweep, by its folder (`folder`). A notebook shows their comparison."""
 
     def __init__(self, folder: Path, compare: Any) -> None:
         self.folder = folder
@@ -124,9 +126,11 @@ class Sweep:
 
     @property
     def runs(self) -> list[Run]:
+        """Each run, in the order of their folders."""
         return [Run(folder) for folder in run_folders([self.folder])]
 
     def compare(self, **options: Any) -> Comparison:
+        """As `fedfrozen.compare` does: `baseline`, `target`, `figure`."""
         return self._compare(self.folder, **options)
 
     def __repr__(self) -> str:

@@ -1,9 +1,10 @@
 """The report of a run: one page that needs nothing else, to be mailed, archived or printed."""
 
 import base64
+import json
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,32 @@ def run_page(run_dir: Path, *, version: str = "") -> str:
     rows = read_rows(run_dir)
     labels = run_dir / "labels.png"
     picture = labels.read_bytes() if labels.is_file() else None
-    return render(rows, read_summary(run_dir, rows), picture, name=run_dir.resolve().name, version=version)
+    return render(
+        rows,
+        read_summary(run_dir, rows),
+        picture,
+        name=run_dir.resolve().name,
+        version=version,
+        held_out=_held_out(run_dir / "clients.json"),
+    )
+
+
+def _held_out(path: Path) -> dict[str, int]:
+    """By client, the rows that it judges itself on; empty where nobody wrote them down."""
+    try:
+        return {client: int(sizes["held_out"]) for client, sizes in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return {}  # a run of before, sites of their own, or a file that somebody has changed
 
 
 def render(
-    rows: Sequence[Row], summary: dict[str, Any], labels: bytes | None, *, name: str, version: str = ""
+    rows: Sequence[Row],
+    summary: dict[str, Any],
+    labels: bytes | None,
+    *,
+    name: str,
+    version: str = "",
+    held_out: Mapping[str, int] | None = None,
 ) -> str:
     """The whole page as text; `name` stands in where the configuration names no strategy."""
     title = headline(summary) or name
@@ -79,7 +101,7 @@ def render(
 <h2>Figures</h2>
 {box(pairs(final_figures(rows, summary)))}
 {_stage_table(rows)}
-{_client_table(rows, (summary.get("config") or {}).get("num_clients"))}
+{_client_table(rows, (summary.get("config") or {}).get("num_clients"), held_out or {})}
 {_failures(rows)}
 <h2>Rounds</h2>
 {fold(f"Every round ({counted(len(rows), 'row')})", _round_table(rows))}
@@ -185,7 +207,7 @@ def _stage_table(rows: Sequence[Row]) -> str:
     return f"<h2>Stages</h2>{box(table(head, body))}"
 
 
-def _client_table(rows: Sequence[Row], of_all: int | None) -> str:
+def _client_table(rows: Sequence[Row], of_all: int | None, held_out: Mapping[str, int]) -> str:
     """Each client's latest accuracies: the map in figures. `of_all`: how many clients the run has."""
     columns = {key: client_values(rows, key) for key in client_keys(rows)}
     if not columns:
@@ -195,8 +217,10 @@ def _client_table(rows: Sequence[Row], of_all: int | None) -> str:
         by_column = [values.get(client) or {} for values in columns.values()]
         rounds = {place for values in by_column for place in values}
         cells = [_coarse(last(values)) if values else "" for values in by_column]
-        body.append([client, str(len(rounds)), str(max(rounds)), *cells])
-    head = ["client", "rounds", "latest", *(CLIENT_VIEWS[key] for key in columns)]
+        judged_on = [str(held_out.get(client, ""))] if held_out else []
+        body.append([client, str(len(rounds)), str(max(rounds)), *judged_on, *cells])
+    judged_on = ["rows held out"] if held_out else []
+    head = ["client", "rounds", "latest", *judged_on, *(CLIENT_VIEWS[key] for key in columns)]
     told, note = f"Every client ({len(body)})", COARSE
     if of_all is not None and len(body) < of_all:
         told = f"{len(body)} of {of_all} clients"

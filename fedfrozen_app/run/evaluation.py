@@ -1,5 +1,6 @@
 """What a run looks at beside its rounds: the test set, every client's own rows, who has which classes."""
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import Tensor
 from fedfrozen_app.data.partition import label_counts
 from fedfrozen_app.data.picture import label_picture
 from fedfrozen_app.exchange.arrays import to_tensors
+from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.files.rows import read_rows
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.report.personal import summarise_clients, write_personal
@@ -64,6 +66,7 @@ def majority_share(labels: Tensor) -> float | None:
 
 
 def draw_labels(resident: Resident, folder: Path) -> None:
+    """Who has which classes, as a picture, and how many rows (`clients.json`)."""
     parts = resident.shares.partition
     if parts is None:
         return
@@ -71,3 +74,13 @@ def draw_labels(resident: Resident, folder: Path) -> None:
     labels, classes = resident.corpus.strata, resident.corpus.stratum_names
     counts = label_counts(labels, parts, len(classes))
     label_picture(counts, classes, parts.names, folder / "labels.png")
+    # How much a client's figures can be worth. Sites of their own tell nobody how many rows they hold.
+    sizes = {
+        str(number): {
+            "name": parts.names[number],
+            "rows": len(rows),
+            "held_out": len(resident.rows(str(number)).validation),
+        }
+        for number, rows in enumerate(parts.indices)
+    }
+    replace_file(folder / "clients.json", json.dumps(sizes, indent=2))

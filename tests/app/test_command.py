@@ -118,6 +118,9 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
         assert (folder / name).exists(), name
     for name in ("model.safetensors", "best.safetensors"):  # for whoever may read the figures
         assert (folder / name).stat().st_mode == (folder / "summary.json").stat().st_mode
+    sizes = json.loads((folder / "clients.json").read_text())
+    assert list(sizes) == ["0", "1", "2"] and all(0 < one["held_out"] < one["rows"] for one in sizes.values())
+    assert "rows held out" in (folder / "report.html").read_text()
     row = run.rows[-1]
     for key in (
         *("round", "stage", "test_loss", "test_accuracy", "train_loss", "bytes_up", "bytes_down"),

@@ -13,8 +13,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+import fedfrozen
 from fedfrozen_app import registry
 from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.api import api_page
 from fedfrozen_app.commands import VERBS, reference
 from fedfrozen_app.conf_files import conf_dir
 from fedfrozen_app.config import Config, compose_config, docs, read, resolved
@@ -125,6 +127,16 @@ def test_from_nothing_to_a_comparison_in_five_commands():
         *(line.split()[2] for line in first[3:]),
     }
     assert len(folders) == 1
+
+
+def test_the_page_of_flower_begins_with_the_quick_way_and_warns_of_the_other():
+    page = (ROOT / "docs/flower.md").read_text()
+    quick, plain = page.index("\nfedfrozen runtime=flower"), page.index("\nflwr run .")
+    told = page[quick:plain]
+    assert "6 min 52 s" in told and "5.4 GB" in told and "goes on running" in told
+    stop = page[plain:].partition("\n## ")[0]
+    assert "stops it" in stop and "CPU wheels of torch alone" in stop
+    assert "Every SuperNode on one machine needs its own `--port`" in page
 
 
 @pytest.mark.parametrize("line", FLOWER_RUNS)
@@ -238,6 +250,12 @@ def test_the_page_is_the_one_that_the_settings_make():
 def test_the_page_of_commands_is_the_one_that_the_table_makes():
     told = (ROOT / "docs/commands.md").read_text()
     assert reference.page() == told, "run `python -m fedfrozen_app.commands.reference`"
+
+
+def test_the_page_of_the_python_api_is_the_one_that_the_source_makes():
+    told = (ROOT / "docs/python-api.md").read_text()
+    assert api_page.page() == told, "run `python -m fedfrozen_app.api.api_page`"
+    assert sorted(re.findall(r"^### (\w+)$", told, re.M)) == sorted(fedfrozen.__all__)
 
 
 def test_every_setting_has_its_sentence():

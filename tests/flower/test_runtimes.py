@@ -50,6 +50,7 @@ def is_key_bias(name):
     return name.endswith(("k_proj.bias", "key.bias"))
 
 
+@pytest.mark.timeout(600)  # a dozen processes begin: on a busy machine that alone takes minutes
 def test_flower_simulation_equals_one_process(train, tmp_path, capsys):
     one = train(*MOVING, "participation=0.7", folder="one")
     folder = tmp_path / "flower run, with a space"

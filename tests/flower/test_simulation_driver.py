@@ -370,6 +370,8 @@ def test_an_installed_wheel_assembles_a_folder_that_flower_bundles(tmp_path: Pat
     subprocess.run(command, cwd=source, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    for name in ("fedfrozen_app", "strategies", "clients"):
+        assert (tmp_path / "site" / name / "py.typed").is_file()  # type checkers of users read our types
 
     script = "import sys, pathlib; from fedfrozen_app.flower.app_folder import app_folder as f\n"
     script += "print(f(pathlib.Path(sys.argv[1])))"

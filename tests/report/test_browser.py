@@ -3,8 +3,10 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 
+from fedfrozen_app.data.picture import label_picture
 from fedfrozen_app.report.run_page import write_report
 
 from .browser import numbers_drawn, sideways
@@ -88,6 +90,20 @@ def test_a_phone_scrolls_down_only(rows, save_run, visit, scheme):
     assert sideways(page) == 0
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, background[4:-1].split(","))) < 380) == (scheme == "dark")
+
+
+@pytest.mark.slow
+def test_labels_and_a_long_time_read_well_on_a_phone_at_night(rows, save_run, visit):
+    folder = save_run(rows, seconds=641.0)
+    label_picture(np.ones((40, 3), dtype=int), "abc", ["x"] * 40, folder / "labels.png")
+    page = visit(write_report(folder), width=400, scheme="dark")
+    picture = page.locator("figure img")
+    assert "invert" in picture.evaluate("(image) => getComputedStyle(image).filter")  # no white block
+    assert picture.bounding_box()["width"] >= 540  # its words keep their size; its box scrolls
+    assert sideways(page) == 0
+    time = page.locator(".card b", has_text="10 min 41 s")
+    height = float(time.evaluate("(text) => parseFloat(getComputedStyle(text).lineHeight)"))
+    assert time.bounding_box()["height"] < 1.5 * height  # one line
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.report.charts import make_charts
-from fedfrozen_app.report.run_page import render, write_report
+from fedfrozen_app.report.run_page import render, run_page, write_report
 
 from .conftest import RECORD_BYTES, ROLE_BYTES, make_rows, make_summary, save
 
@@ -249,3 +249,16 @@ def test_clients_that_told_nothing_are_counted(rows):
     assert "0.33<" in page and "0.3333<" not in page.partition("<h2>Clients</h2>")[2].partition("<h2>")[0]
     summary["config"]["num_clients"] = 2
     assert "Every client (2)" in render(told, summary, None, name="run")
+
+
+def test_beside_a_clients_figures_stands_from_how_many_rows(rows, save_run):
+    folder = save_run(rows)
+    assert "rows held out" not in run_page(folder)
+    sizes = {client: {"name": client, "rows": 10 + int(client), "held_out": int(client)} for client in "0123"}
+    (folder / "clients.json").write_text(json.dumps(sizes))
+    table = run_page(folder).partition("<h2>Clients</h2>")[2].partition("</table>")[0]
+    assert re.findall(r"<th[^>]*>([^<]*)</th>", table)[3] == "rows held out"
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", table.partition("</tr>")[2].partition("</tr>")[0])
+    assert cells[0] == "0" and cells[3] == "0"
+    (folder / "clients.json").write_text("[1]")  # changed by hand: the page is whole without it
+    assert "rows held out" not in run_page(folder)

@@ -1,12 +1,18 @@
 """The claims of the theory page, on means over seeds and with a margin."""
 
 import json
+from io import StringIO
 
+import hydra
 import pytest
 import torch
+from rich.console import Console
 
 from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.conf_files import conf_dir
+from fedfrozen_app.theory import descent
 from fedfrozen_app.theory.accuracy import judge
+from fedfrozen_app.theory.command import read
 from fedfrozen_app.theory.descent import explore, freeze, objective, split, walk
 from fedfrozen_app.theory.figures import accuracies
 from fedfrozen_app.theory.problem import Setting, make
@@ -108,6 +114,20 @@ def test_a_multirun(tmp_path):
     assert command(words) == 0
     finals = [json.loads((tmp_path / n / "summary.json").read_text())["setting"] for n in ("0", "1")]
     assert [setting["heterogeneity"] for setting in finals] == [0.0, 1.0]
+
+
+def test_a_long_study_shows_a_bar_where_somebody_looks_on(monkeypatch):
+    for looks_on in (True, False):
+        said = StringIO()
+        console = Console(file=said, force_terminal=looks_on)
+        monkeypatch.setattr(descent, "Console", lambda console=console, **settings: console)
+        assert list(descent.shown(iter("ab"), 2)) == ["a", "b"]
+        assert ("walking" in said.getvalue() and "100%" in said.getvalue()) == looks_on
+
+
+def test_without_words_it_walks_one_setting_and_not_all():
+    with hydra.initialize_config_dir(str(conf_dir()), version_base=None):
+        assert read(hydra.compose("theory")).study == "run"
 
 
 @pytest.mark.parametrize(
