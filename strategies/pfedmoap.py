@@ -99,7 +99,7 @@ class PFedMoAP(pfeddc.PFedDC):
         nearest = sorted(far, key=lambda other: (far[other], other))  # of equals by name: runs repeat
         return {name: self.pool[other] for name, other in zip(names, nearest, strict=False)}
 
-    def on_reply(self, client: str, names: Sequence[str], sent: Mapping[str, Tensor]) -> None:
+    def keep_reply(self, client: str, sent: Mapping[str, Tensor]) -> None:
         self.pool[client] = sent[CONTEXT]
 
     def state(self) -> dict[str, Tensor]:

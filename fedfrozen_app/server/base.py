@@ -47,7 +47,7 @@ class PlannedFedAvg(OwnLoop):
     zero_fill = False  # whether a client that did not send a name counts as one that did not change it
     # Namespaces whose means count every reply alike, not by its examples; PARAMETERS: those of the model too.
     equal: tuple[str, ...] = ()
-    keeps_replies = False  # whether `on_reply` is given copies of the parameters that a client sent
+    keeps_replies = False  # whether `keep_reply` is to be given what each client sent
     tells: tuple[str, ...] = ()  # what `observe` adds to a row: no client may send a figure of that name
     # Of what it tells, a chart each on a run's page: figure (`name.part`), its title, and the line's label.
     curves: ClassVar[tuple[tuple[str, str, str], ...]] = ()
@@ -155,8 +155,11 @@ class PlannedFedAvg(OwnLoop):
         `afterwards` says. Here a method may say what its personal model is."""
         return figures
 
-    def on_reply(self, client: str, names: Sequence[str], sent: Mapping[str, Tensor]) -> None:
-        """A client's reply was taken, and these are the names it sent; with `keeps_replies` also what."""
+    def on_reply(self, client: str, names: Sequence[str]) -> None:
+        """A client's reply was taken, and these are the names it sent."""
+
+    def keep_reply(self, client: str, sent: Mapping[str, Tensor]) -> None:
+        """The parameters of a reply that was taken: copies, free to be kept."""
 
     def given_names(self, client: str, seen: Collection[str]) -> Sequence[str]:
         """Private names that clients do not train and whose values this client is given by the server, once
@@ -264,7 +267,9 @@ class PlannedFedAvg(OwnLoop):
                 reply.arrays = {name: value.clone() for name, value in reply.arrays.items()}
                 sent = {name: reply.arrays[name].clone() for name in names}
             if record.take(client, reply):
-                self.on_reply(client, names, sent)
+                self.on_reply(client, names)
+                if self.keeps_replies:
+                    self.keep_reply(client, sent)
         update = record.finish(len(cohort), len(nodes))
         row = record.row(self.stage(server_round), cohort, trained, update.drift)
         self.usual_norm = row.get("usual_norm")

@@ -107,7 +107,7 @@ class LayersTaken(base.PlannedFedAvg):
     def client_plan(self, server_round: int) -> Plan:
         return self.plan(server_round).keep_layers(self.common, self.federation.roles)
 
-    def on_reply(self, client: str, names: Sequence[str], sent: Mapping[str, Tensor]) -> None:
+    def on_reply(self, client: str, names: Sequence[str]) -> None:
         self._chosen[client] = layers_of(names, self.federation.roles)
 
     def observe(self, row: Row, merged: Mapping[str, Tensor]) -> Row:
