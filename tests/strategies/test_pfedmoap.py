@@ -1,9 +1,14 @@
 """pFedMoAP with a tiny random CLIP in float64: rounds of three clients by hand, who is given whose context
 and at what cost, both runners, resuming, over the wire, and what no order may set."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
+from flwr.app import ConfigRecord
+from safetensors.torch import load_file
 from torch.nn import functional
 
 from clients.pfedmoap import Gate
@@ -11,11 +16,14 @@ from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.client_app import incomplete
 from fedfrozen_app.commands.forecast import forecast
 from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.errors import RunFailed
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files import checkpoint
+from fedfrozen_app.sites.audit_log import read_audit
 from tests.conftest import same_bits
 from tests.server.test_wire import run_wired
+from tests.sites.inprocess import SiteGrid, Sites
 from tests.strategies.dual import TEXT_TOKENS, TEXT_WIDTH
 from tests.strategies.test_prompt_methods import BY_HAND, COMMON, LR, ByHand, resident_of
 
@@ -219,3 +227,66 @@ def test_what_a_client_trains_for_itself_no_order_may_set():
 def test_a_bad_setting_is_one_sentence(word, said, capsys, tmp_path):
     assert command([*MOAP, word, f"hydra.run.dir={tmp_path}"]) == 2
     assert said in capsys.readouterr().err
+
+
+# At sites ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sites(tmp_path, monkeypatch):
+    """Three sites that let prompts leave, and nothing else."""
+    monkeypatch.setattr("fedfrozen_app.report.output.write_curves", lambda *args, **kwargs: None)
+    words = [word for word in MOAP if not word.startswith(("num_clients", "dataset", "partition"))]
+    found = Sites(tmp_path / "sites", settings=words)
+    found.folder.mkdir()
+    found.prepare()
+    for name in found.names:
+        found.change(name, "policy.yaml", strategies=["pfedmoap"], upload_roles=["prompt"])
+    return found
+
+
+def kept_at(sites, name, number):
+    return load_file(sites.kit(name).var / "state" / "test" / str(number) / "private.safetensors")
+
+
+def test_sites_keep_their_gates_and_are_given_each_other_s_contexts(sites):
+    """One of them loses what it kept before the last round: it begins anew, and is given experts again."""
+
+    class Loses(SiteGrid):
+        def push_messages(self, messages):
+            messages = list(messages)
+            if messages and messages[0].metadata.group_id == "3":
+                for path in (sites.kit("north").var / "state" / "test").glob("[0-9]*"):
+                    shutil.rmtree(path)
+                self.contexts[1].state.clear()
+            return super().push_messages(messages)
+
+    words = ["num_rounds=3", "strategy.experts=2", "personal=false", "client.local_steps=1"]
+    words += ["client.weight_decay=0", "client.momentum=0"]
+    run = sites.train(*words, make_grid=Loses)
+    assert [row["clients_failed"] for row in run.rows[1:]] == [0, 0, 0]
+    assert [row["bytes_up_by_role"].keys() for row in run.rows[1:]] == [{"prompt"}] * 3
+    pool = checkpoint.read(run.folder / "checkpoints" / "2").strategy
+    others = {name: [pool[f"strategy/{o}"] for o in sites.names if o != name] for name in sites.names}
+    for name in sites.names:
+        kept = kept_at(sites, name, 3)
+        assert set(kept) == {*GATE, "prompts.text.expert1", "prompts.text.expert2"}
+        given = [kept[f"prompts.text.expert{number}"] for number in (1, 2)]
+        assert any(torch.equal(given[0], other) for other in others[name])
+        assert any(torch.equal(given[1], other) for other in others[name])
+        assert not torch.equal(*given)
+
+
+def test_a_site_refuses_an_order_that_sets_its_gate(sites):
+    class Sets(SiteGrid):
+        def _answer(self, message):
+            if message.metadata.message_type == "train":
+                order = json.loads(str(message.content["order"]["json"]))
+                order["base"][GATE[0]] = "0" * 64
+                message.content["order"] = ConfigRecord({"json": json.dumps(order)})
+            return super()._answer(message)
+
+    with pytest.raises(RunFailed):
+        sites.train("num_rounds=1", "personal=false", make_grid=Sets)
+    said = read_audit(sites.kit("north").audit)[-1]["reason"]
+    assert said.endswith(f"says what {GATE[0]} is to be, which the site trains for itself")
