@@ -33,6 +33,7 @@ from fedfrozen_app.config.schema import (
     PartitionConfig,
     PrivacyConfig,
     RuntimeConfig,
+    SecureAggregationConfig,
     TrackConfig,
 )
 from fedfrozen_app.config.sentences import check_keys, keys_of, known_keys, sentence
@@ -51,6 +52,7 @@ __all__ = [
     "PartitionConfig",
     "PrivacyConfig",
     "RuntimeConfig",
+    "SecureAggregationConfig",
     "TrackConfig",
     "absolute_paths",
     "check_config",

@@ -88,7 +88,13 @@ def check_possible(job: Job, resident: Resident) -> None:
 
 
 def check_clients(config: Config, count: int) -> None:
-    check_cohort(config.aggregation, cohort_size(config.participation, count))
+    size, secure = cohort_size(config.participation, count), config.secure_aggregation
+    check_cohort(config.aggregation, size)
+    if secure.name == "on" and size < secure.min_cohort:
+        raise UserError(
+            f"secure_aggregation.min_cohort={secure.min_cohort} clients make a sum at least, and a round has "
+            f"{size}: raise num_clients or participation, or lower it."
+        )
     if (client := config.checkpoint.uploads) is not None and client not in map(str, range(count)):
         raise UserError(f"checkpoint.uploads={client} is no client: give a number from 0 to {count - 1}.")
     if (client := config.privacy.audited) is not None and client not in map(str, range(count)):

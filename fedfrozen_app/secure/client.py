@@ -73,12 +73,14 @@ class Session:
     @classmethod
     def read(cls, text: str) -> "Session":
         found = json.loads(text)
-        seeds = [to_bytes(seed) for seed in found["seeds"]]
+        cipher, mask, own = (to_bytes(seed) for seed in found["seeds"])
         return cls(
             found["name"],
             Terms(**found["terms"]),
             found["state"],
-            *seeds,
+            cipher,
+            mask,
+            own,
             found["roster"],
             bytes_by_name(found["held"]),
             tuple(found["survivors"]),

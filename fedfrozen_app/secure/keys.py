@@ -67,7 +67,8 @@ def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
 class Identity(Protocol):
     """What a client signs with; `credential` lets others check it."""
 
-    credential: bytes
+    @property
+    def credential(self) -> bytes: ...
 
     def sign(self, text: bytes) -> bytes: ...
 
@@ -78,6 +79,8 @@ class Trust(Protocol):
     def problem(self, name: str, credential: bytes, text: bytes, signature: bytes) -> str | None:
         """Why it is not to be believed; None when it is."""
         ...
+
+    def __hash__(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Simulated:
         return Ed25519PrivateKey.from_private_bytes(derive(self.seed, b"", "simulated identity"))
 
     @cached_property
-    def credential(self) -> bytes:  # type: ignore[override]
+    def credential(self) -> bytes:
         return self._key.public_key().public_bytes_raw()
 
     def sign(self, text: bytes) -> bytes:

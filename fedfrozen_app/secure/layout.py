@@ -2,12 +2,12 @@
 
     body    for each array of the order, each value: round(weight · clip(update) · scale), weight the client's
             examples, or 1 where every client counts alike
-    head    replies, examples, examples², values that were clipped; of each array weight · ‖update‖² and, where
-            clients choose layers, weight; of each figure the examples behind it and figure · examples
+    head    replies, examples, examples², values that were clipped; of each array weight · ‖update‖² and,
+            where clients choose layers, weight; of each figure the examples behind it, and both multiplied
 
-`scale` makes the sum of a whole cohort fit into the body's bits, so that sums of whole numbers are exact. What
-is lost is rounding: less than 1/scale for each client, in the sum of weight · update. Rounding is up or down
-by chance, right on average.
+`scale` makes the sum of a whole cohort fit into the body's bits, so that sums of whole numbers are exact.
+What is lost is rounding: less than 1/scale for each client, in the sum of weight · update. Rounding is up or
+down by chance, right on average.
 """
 
 from collections.abc import Collection, Mapping
@@ -205,4 +205,4 @@ def error_bound(layout: Layout, rules: Arithmetic, name: str, replies: int, weig
 
 def _fixed(value: float, cohort: int) -> int:
     most = LARGEST / cohort
-    return int(round(min(max(value * FRACTION, -most), most)))
+    return round(min(max(value * FRACTION, -most), most))
