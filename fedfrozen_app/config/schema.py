@@ -317,7 +317,7 @@ class SecureAggregationConfig:
     )
     neighbours: int | None = setting(
         None,
-        "With how many others each client shares masks. `null`: with all, or 32 where a round has more than 33",
+        "With how many others a client shares masks. `null`: with all, or 32 where a round has more than 33",
         least=2,
     )
     bits: int = setting(32, "Of every number that travels: 16, 24 or 32", least=16, most=32)

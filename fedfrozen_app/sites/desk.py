@@ -22,9 +22,9 @@ from fedfrozen_app.digests import digest
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.messages import (
+    MASKING,
     REFUSED,
     WAITING,
-    MASKING,
     Hello,
     Reply,
     envelopes_of,

@@ -1,4 +1,4 @@
-"""Whole runs with masks: the same course as without, within the rounding that is said; and what is refused."""
+"""Whole runs with masks: the course of a run without, within the rounding that is said; what is refused."""
 
 import json
 

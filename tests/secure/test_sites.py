@@ -87,7 +87,7 @@ def test_figures_that_a_policy_keeps_are_in_no_sum(sites):
         sites.change(name, "policy.yaml", metrics=False)
     run = sites.train(*ROUND)
     assert "train_loss" not in run.rows[1] and run.rows[1]["clients_ok"] == 3
-    assert [e for e in log(sites) if e["event"] == "sent"][0]["masked"]["figures"] == []
+    assert next(e for e in log(sites) if e["event"] == "sent")["masked"]["figures"] == []
 
 
 def refused(sites, *words, name="north"):
@@ -290,7 +290,7 @@ def test_two_rosters_to_two_sites_are_noticed(sites):
     assert any("the cohort has 2 clients" in reason for reason in reasons["north"])
     content(sites)
     words = (*ROUND, TWO, "run_id=second")
-    reasons, events, grid = attack(sites, lambda *given: shown(*given, tampers), *words)
+    reasons, events, _ = attack(sites, lambda *given: shown(*given, tampers), *words)
     assert any("cannot be opened" in r for found in reasons.values() for r in found), reasons
     assert "unmasked" not in events
 
@@ -372,7 +372,7 @@ def test_both_halves_of_a_secret_are_never_given(sites):
             asked.append(read_masking(grid.again("north", without, ticket(sites))))
         return text
 
-    reasons, events, grid = attack(sites, tampers, fails=False)
+    reasons, _, grid = attack(sites, tampers, fails=False)
     assert asked == [None]  # the one refusal
     assert "the step confirm was asked for when the round was at 'confirmed'" in reasons["north"][-1]
     # Once more, when all is over: nothing is left to ask for.
