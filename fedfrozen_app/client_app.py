@@ -4,9 +4,11 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.supercore.utils import get_flwr_home
@@ -157,11 +159,19 @@ def train(message: Message, context: Context) -> Message:
     if masks and session is not None:
         drawn = numpy_generator(resident.config.seed, "rounding", client, order.round)
         try:
-            session, reply = masked_reply(session, order, reply, start.model, drawn)
+            words = None
+            if resident.config.privacy.seeded_noise:
+                noise = numpy_generator(resident.config.seed, "noise in the sum", client, order.round)
+                words = partial(_words, noise)
+            session, reply = masked_reply(session, order, reply, start.model, drawn, words)
         except Refused as no:
             return train_reply(message, Reply(order.digest, declined=f"declines: {no}"), local=local)
         _keep_session(context, session, _identity(context) or b"")
     return train_reply(message, reply, local=local)
+
+
+def _words(generator: np.random.Generator, count: int) -> np.ndarray:
+    return generator.integers(0, 2**64, count, dtype=np.uint64)
 
 
 def train_privately(
@@ -194,6 +204,8 @@ def train_privately(
 
 def refusal(context: Context, config: Config, order: Order) -> str:
     """Why this client will not do what it is asked, as the rest of a sentence; empty when it will."""
+    if order.masking is None and not order.judge and config.secure_aggregation.name == "on":
+        return "declines: the run is masked, and the order asks for an update without masks"
     if order.judge and config.privacy.name != "none":
         return "declines: how a model does on its own rows is told without noise, which its epsilon excludes"
     if "max-epsilon" not in context.node_config:

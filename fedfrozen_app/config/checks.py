@@ -152,6 +152,8 @@ def _check_masked(config: Config) -> None:
             f"{words} updates one by one, and secure_aggregation=on shows the server their sum alone: "
             "leave that out, or use secure_aggregation=off."
         )
+    if config.secure_aggregation.noise == "sum":
+        _check_noise_in_sum(config)
     if config.personal:
         raise UserError(
             "personal=true tells how each client's model does on its own rows, and secure_aggregation=on "
@@ -162,6 +164,20 @@ def _check_masked(config: Config) -> None:
             f"strategy.{codec[0]}={codec[1]} sends some values and says which, and masks hide both at full "
             f"size: leave strategy.{codec[0]} out, or use secure_aggregation=off."
         )
+
+
+def _check_noise_in_sum(config: Config) -> None:
+    """Noise on a sum covers one plain step: what follows a step must not depend on it in some other way."""
+    if config.privacy.name == "none":
+        raise UserError("secure_aggregation.noise=sum is the noise of privacy=dp_sgd: add that, or use site.")
+    needed = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "head_lr": None, "fusion_lr": None}
+    for key, value in needed.items():
+        if (found := getattr(config.client, key)) != value:
+            wanted = "null" if value is None else value
+            raise UserError(
+                f"secure_aggregation.noise=sum adds clipped gradients up, and client.{key}={found} would "
+                f"make something else of them: set client.{key}={wanted}. A server_optimizer may follow."
+            )
 
 
 def _check_private(config: Config) -> None:

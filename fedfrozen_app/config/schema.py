@@ -333,6 +333,13 @@ class SecureAggregationConfig:
     max_examples: int = setting(
         10_000, "No client counts for more examples in the mean", least=1, most=10_000_000
     )
+    noise: str = setting(
+        "site",
+        "Of `privacy=dp_sgd`: `site` (each client's update has all its noise) or `sum` (each client adds a "
+        "share, and the sum has the whole; one step a round over all rows); see "
+        "[Privacy](privacy.md#noise-in-the-sum)",
+        choices=("site", "sum"),
+    )
     chosen: str = setting(
         "union",
         "Where clients choose layers: `union` (all are sent, zeros where a client did not choose) or "

@@ -127,7 +127,7 @@ def federate(
 
 def open_folder(job: Job, resident: Resident) -> None:
     job.folder.mkdir(parents=True, exist_ok=True)
-    for line in opening_lines(job.config.privacy):
+    for line in opening_lines(job.config.privacy, in_sum=job.config.secure_aggregation.noise == "sum"):
         log.warning(line)
     evaluation.draw_labels(resident, job.folder)
 

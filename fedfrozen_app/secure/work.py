@@ -1,5 +1,6 @@
 """From an order to its vector: which numbers of a reply enter the sum, and where they lie."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 
@@ -12,13 +13,18 @@ from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.names import is_parameter, parameter_of
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.models.roles import Role
+from fedfrozen_app.privacy.discrete import LEAST, REACH, Words, discrete_gaussian
+from fedfrozen_app.privacy.keystream import Keystream
 from fedfrozen_app.secure import client
 from fedfrozen_app.secure.client import Session
 from fedfrozen_app.secure.layout import Arithmetic, Layout, encode
-from fedfrozen_app.secure.masks import WIDE
+from fedfrozen_app.secure.masks import WIDE, Vector
 from fedfrozen_app.secure.roster import Refused, Terms
 
 MASKED = "masked"  # the one array of a masked reply, and the line under which its head is counted
+# How much noise a client owes the sum, and what one of its units can change in it: they stay with the client.
+NOISE, SENSITIVITY = "noise_multiplier", "sensitivity"
+MARGIN = 0.25  # of the numbers' range, for noise
 PUBLIC = ("epsilon", "delta")  # figures that come from settings and not from rows: they are in no sum
 
 
@@ -36,14 +42,20 @@ def layout_of(order: Order, model: Mapping[str, Tensor]) -> Layout:
         order.masking.figures,
         order.masking.equal,
         chosen=order.choice is not None,
+        bare=noised(order),  # nothing but what noise covers
     )
+
+
+def noised(order: Order) -> bool:
+    """Whether clients add noise in shares to what they mask."""
+    return order.masking is not None and order.masking.settings["noise"] == "sum"
 
 
 def rules_of(order: Order, cohort: int) -> Arithmetic:
     assert order.masking is not None
     settings = order.masking.settings
     words = {key: settings[key] for key in ("bits", "clip", "state_clip", "max_examples")}
-    return Arithmetic(**words, cohort=cohort)
+    return Arithmetic(**words, cohort=cohort, margin=MARGIN if noised(order) else 0.0)
 
 
 def updates_of(order: Order, arrays: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -59,9 +71,17 @@ def updates_of(order: Order, arrays: Mapping[str, Tensor], base: Mapping[str, Te
 
 
 def masked_reply(
-    session: Session, order: Order, reply: Reply, base: Mapping[str, Tensor], drawn: np.random.Generator
+    session: Session,
+    order: Order,
+    reply: Reply,
+    base: Mapping[str, Tensor],
+    drawn: np.random.Generator,
+    words: Words | None = None,
 ) -> tuple[Session, Reply]:
-    """What leaves a client in place of its reply; `session` holds its neighbours' shares already."""
+    """What leaves a client in place of its reply; `session` holds its neighbours' shares already.
+
+    `drawn` is for rounding, which is no secret; `words` for noise, which is, unless nobody shall be fooled.
+    """
     assert order.masking is not None
     layout, rules = layout_of(order, base), rules_of(order, len(session.roster.entries))
     updates = updates_of(order, reply.arrays, base)
@@ -71,10 +91,30 @@ def masked_reply(
         vector = encode(layout, rules, updates, reply.examples, reply.metrics, drawn)
     except ValueError as error:
         raise Refused(f"its update {error}") from error
+    if noised(order):
+        add_noise(vector, rules, session.roster.needed, reply.metrics, words or Keystream().words)
     session = client.mask(session, vector)
     packed = torch.frombuffer(bytearray(vector.packed(rules.bits)), dtype=torch.uint8)
     metrics = {key: reply.metrics[key] for key in PUBLIC if key in reply.metrics}
     return session, Reply(order.digest, 0, {MASKED: packed}, metrics)
+
+
+def add_noise(
+    vector: Vector, rules: Arithmetic, needed: int, metrics: Mapping[str, float], words: Words
+) -> None:
+    """This client's share: any `needed` of them together are the whole noise.
+
+    Rounding may move each of the d numbers by less than one more or less where one unit comes or goes: √d.
+    """
+    if NOISE not in metrics or SENSITIVITY not in metrics:
+        raise Refused("its update comes without what its noise is to be")
+    whole = metrics[NOISE] * (metrics[SENSITIVITY] * rules.scale("", ()) + math.sqrt(len(vector.body)))
+    share = whole / math.sqrt(needed)
+    if share < LEAST:
+        raise Refused("the numbers are too coarse for its noise: raise bits, or lower clip or max_examples")
+    if REACH * share * math.sqrt(rules.cohort) > MARGIN * 2 ** (rules.bits - 1):
+        raise Refused("the noise would not fit into the numbers: raise bits, clip or max_examples")
+    vector.body += discrete_gaussian(len(vector.body), share, words).astype(np.int32).view(np.uint32)
 
 
 def problem_of_masked(reply: Reply, order: Order, layout: Layout) -> str | None:

@@ -69,7 +69,9 @@ class RoundRecord:
             self.aggregator.add_sums(sums)
             self.metrics = {name: {"": figure} for name, figure in sums.figures.items()}
             self.secure |= {"summed": sums.replies, "clipped": sums.clipped, "rounding": masked.error}
-            if sums.examples_squared:
+            if not sums.examples_squared:  # not told: as if all had the same
+                self.effective = float(sums.replies)
+            else:
                 alike = self.aggregator.counts(PARAMETERS, 0.0, 1)
                 self.effective = sums.replies if alike else sums.examples**2 / sums.examples_squared
             if sums.clipped:

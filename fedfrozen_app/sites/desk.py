@@ -48,7 +48,7 @@ from fedfrozen_app.secure import talk
 from fedfrozen_app.secure.client import CONFIRMED, DONE, Session
 from fedfrozen_app.secure.client import SHARES as SHARED
 from fedfrozen_app.secure.roster import Refused as Unfit
-from fedfrozen_app.secure.work import masked_reply
+from fedfrozen_app.secure.work import NOISE, SENSITIVITY, masked_reply
 from fedfrozen_app.seeds import numpy_generator
 from fedfrozen_app.sites.accepted import Accepted, accepted_run
 from fedfrozen_app.sites.approval import Approvals
@@ -62,7 +62,8 @@ from fedfrozen_app.sites.views import View, rounded
 from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
-ACCOUNT = ("epsilon", "delta")  # figures that come from the site's settings and not from its rows
+# Figures that come from the site's settings and not from its rows; the last two never leave it.
+ACCOUNT = ("epsilon", "delta", NOISE, SENSITIVITY)
 
 
 class Refused(Exception):
@@ -360,18 +361,19 @@ class Executor:
             roster = session.roster
             self.audit.write("roster", **known, roster=roster.digest.hex(), cohort=list(roster.names))
         elif session.state == CONFIRMED:
-            self._confirm(session, known)
+            self._confirm(session, known, once=asked.noise == "sum")
         elif session.state == DONE:
             self.audit.write("unmasked", **known)
         self.masks.keep(run, session)
         return masking_reply(message, text)
 
-    def _confirm(self, session: Session, known: dict) -> None:
+    def _confirm(self, session: Session, known: dict, *, once: bool) -> None:
         """One list of survivors for each round of a run, ever: of two sums over almost the same sites the
-        difference would be one site's update. A round that is asked for again has the same, or none."""
+        difference would be one site's update. A round that is asked for again has the same, or none: the
+        latter where each sum has noise of its own (`once`), for two of them have less together."""
         number = self.masked_rounds[session.terms.session]
         before = self.audit.confirmed(known["run"], number)
-        if before is not None and before != list(session.survivors):
+        if before is not None and (once or before != list(session.survivors)):
             raise Refused(f"round {number} was summed over other sites before")
         self.audit.write("confirmed", **known, round=number, survivors=list(session.survivors))
 
