@@ -340,12 +340,6 @@ class SecureAggregationConfig:
         "[Privacy](privacy.md#noise-in-the-sum)",
         choices=("site", "sum"),
     )
-    chosen: str = setting(
-        "union",
-        "Where clients choose layers: `union` (all are sent, zeros where a client did not choose) or "
-        "`refuse`",
-        choices=("union", "refuse"),
-    )
     step_timeout: float = setting(
         60, "Seconds to wait for a client in the steps that carry keys and no update", above=0
     )
