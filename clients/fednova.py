@@ -8,6 +8,7 @@ What is sent is w_t + Δᵢ/aᵢ, and aᵢ beside it.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -27,6 +28,7 @@ def accumulated(steps: Tensor, momentum: float) -> Tensor:
 @dataclass(frozen=True)
 class FedNova(Algorithm):
     momentum: float
+    tells: ClassVar[tuple[str, ...]] = (STEPS,)
 
     def finish(self, start: Start, trained: Parameters, steps: Tensor, rate: float) -> Finished:
         a = accumulated(steps, self.momentum)

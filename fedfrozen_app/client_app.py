@@ -1,10 +1,14 @@
 """The ClientApp: says who it is, and trains when it is told to."""
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.supercore.utils import get_flwr_home
@@ -12,7 +16,17 @@ from torch import Tensor
 
 from fedfrozen_app.config import Config
 from fedfrozen_app.exchange.arrays import to_record
-from fedfrozen_app.exchange.messages import Hello, Reply, hello_reply, read_train, train_reply
+from fedfrozen_app.exchange.messages import (
+    MASKED_BY,
+    Hello,
+    Reply,
+    envelopes_of,
+    hello_reply,
+    masking_reply,
+    masking_text,
+    read_train,
+    train_reply,
+)
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.captured import steps_for
@@ -21,8 +35,15 @@ from fedfrozen_app.local.client_state import held_at_home, keep_private, start_o
 from fedfrozen_app.local.resident import Resident, disk_cache, resident_for
 from fedfrozen_app.local.sequential import LocalResult, judge_client, train_client
 from fedfrozen_app.privacy.budget import Declined
+from fedfrozen_app.secure import talk
+from fedfrozen_app.secure.client import Session
+from fedfrozen_app.secure.keys import OnSight, Simulated, new_seed
+from fedfrozen_app.secure.roster import Refused
+from fedfrozen_app.secure.work import masked_reply
+from fedfrozen_app.seeds import numpy_generator
 
 log = logging.getLogger(__name__)
+ON_SIGHT = OnSight()
 FAILED = "the site could not carry out the order; its own log says why"
 
 
@@ -53,6 +74,40 @@ def hello(message: Message, context: Context) -> Message:
     return hello_reply(message, Hello(str(node["partition-id"]), int(node["num-partitions"])))
 
 
+@app.query(MASKED_BY)
+def masking(message: Message, context: Context) -> Message:
+    """A step of a masked round, for a simulated client; a site's own desk answers it for the site."""
+    seed = _identity(context) or new_seed()
+    try:
+        question = talk.read_question(masking_text(message))
+        session, text = talk.answer(
+            question,
+            client_name(context),
+            _session(context) if question["step"] != "keys" else None,
+            Simulated(seed),
+            ON_SIGHT,
+            resident_for(context).config.secure_aggregation.min_cohort,
+        )
+    except Refused as no:
+        return masking_reply(message, json.dumps({"declined": f"declines: {no}"}))
+    _keep_session(context, session, seed)
+    return masking_reply(message, text)
+
+
+def _session(context: Context) -> Session | None:
+    kept = context.state.get("masking")
+    return Session.read(str(kept["session"])) if isinstance(kept, ConfigRecord) else None
+
+
+def _identity(context: Context) -> bytes | None:
+    kept = context.state.get("masking")
+    return cast(bytes, kept["identity"]) if isinstance(kept, ConfigRecord) else None
+
+
+def _keep_session(context: Context, session: Session, seed: bytes) -> None:
+    context.state["masking"] = ConfigRecord({"session": session.text(), "identity": seed})
+
+
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Complete the base, train, return what the plan shares; or say what is missing."""
@@ -61,6 +116,12 @@ def train(message: Message, context: Context) -> Message:
     resident = resident_for(context)
     if reason := refusal(context, resident.config, order) or incomplete(resident, order):
         return train_reply(message, Reply(order.digest, declined=reason), local=local)
+    session: Session | None = None
+    if masks := order.masking is not None and "executor" not in context.node_config:
+        try:
+            session = talk.opened(envelopes_of(message), _session(context), order.digest)
+        except Refused as no:
+            return train_reply(message, Reply(order.digest, declined=f"declines: {no}"), local=local)
     at_home = held_at_home(context, order, sent)
     base, lacks = resident.cache.complete(order.base, {**at_home, **sent}, verify=not local)
     if lacks:
@@ -96,7 +157,22 @@ def train(message: Message, context: Context) -> Message:
     if order.coder is not None:
         arrays = order.coder.encode(arrays, start.model, resident.roles)
     reply = Reply(order=order.digest, examples=result.examples, arrays=arrays, metrics=metrics)
+    if masks and session is not None:
+        drawn = numpy_generator(resident.config.seed, "rounding", client, order.round)
+        try:
+            words = None
+            if resident.config.privacy.seeded_noise:
+                noise = numpy_generator(resident.config.seed, "noise in the sum", client, order.round)
+                words = partial(_words, noise)
+            session, reply = masked_reply(session, order, reply, start.model, drawn, words)
+        except Refused as no:
+            return train_reply(message, Reply(order.digest, declined=f"declines: {no}"), local=local)
+        _keep_session(context, session, _identity(context) or b"")
     return train_reply(message, reply, local=local)
+
+
+def _words(generator: np.random.Generator, count: int) -> np.ndarray:
+    return generator.integers(0, 2**64, count, dtype=np.uint64)
 
 
 def train_privately(
@@ -129,6 +205,8 @@ def train_privately(
 
 def refusal(context: Context, config: Config, order: Order) -> str:
     """Why this client will not do what it is asked, as the rest of a sentence; empty when it will."""
+    if order.masking is None and not order.judge and config.secure_aggregation.name == "on":
+        return "declines: the run is masked, and the order asks for an update without masks"
     if order.judge and config.privacy.name != "none":
         return "declines: how a model does on its own rows is told without noise, which its epsilon excludes"
     if "max-epsilon" not in context.node_config:

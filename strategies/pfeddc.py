@@ -76,6 +76,10 @@ class PFedDC(base.PlannedFedAvg):
         private = [name for name in self.model if not name.endswith(".global")]
         return super().plan(server_round).keep_private(private)
 
+    def figures(self) -> tuple[str, ...]:
+        towers = self.settings.towers
+        return tuple(f"{what}_{tower}" for what in ("local_moved", "fusion_gap") for tower in towers)
+
     @classmethod
     def sums_up(cls, rows: Sequence[Row]) -> dict[str, Any]:
         """How far fused prompts ended from the global ones, as a share of these, by encoder."""

@@ -61,6 +61,7 @@ class PFedMoAP(pfeddc.PFedDC):
     paper = "Luo et al. 2024, arXiv 2410.10114"
     Settings = Settings
     keeps_replies = True
+    one_by_one = "passes on"
     undecided = "What is told of a client's experts is the most: those that it holds already are not sent."
 
     def __init__(self, *given: Any, **more: Any) -> None:

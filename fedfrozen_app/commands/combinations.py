@@ -58,6 +58,7 @@ def columns() -> list[Column]:
         *(Column(f"`aggregation={rule}`", (f"aggregation={rule}",)) for rule in ("median", "krum")),
         Column("`warmup_rounds`", ("strategy.warmup_rounds=1",)),
         *(Column(f"`server_optimizer={name}`", (f"server_optimizer={name}",)) for name in optimizers),
+        Column("masked", ("secure_aggregation=on",)),
         Column("deployed", ("runtime=deployed",)),
     ]
 

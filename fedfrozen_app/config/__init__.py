@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         PartitionConfig,
         PrivacyConfig,
         RuntimeConfig,
+        SecureAggregationConfig,
         TrackConfig,
     )
     from fedfrozen_app.config.sentences import sentence
@@ -56,6 +57,7 @@ __all__ = [
     "PartitionConfig",
     "PrivacyConfig",
     "RuntimeConfig",
+    "SecureAggregationConfig",
     "TrackConfig",
     "absolute_paths",
     "check_config",

@@ -113,6 +113,8 @@ def check_config(config: Config) -> None:
         raise UserError(
             f"privacy.audited={config.privacy.audited} needs a claim to audit: add privacy=dp_sgd."
         )
+    if config.secure_aggregation.name == "on":
+        _check_masked(config)
     registry.find("strategies", str(config.strategy["name"])).check(strategy_settings(config), config)
     server_optimizer_settings(config)
     device_of(config.device)
@@ -128,6 +130,53 @@ def check_config(config: Config) -> None:
         if path is not None and local and not Path(path).expanduser().exists():
             raise UserError(
                 f"{key_of(key)}={path} does not exist: give the path of a folder or file that does."
+            )
+
+
+def _check_masked(config: Config) -> None:
+    """What looks at clients one by one does not go with sums."""
+    if config.secure_aggregation.bits % 8:
+        raise UserError(
+            f"secure_aggregation.bits={config.secure_aggregation.bits} are no whole bytes: use 16, 24 or 32."
+        )
+    strategy, settings = registry.find("strategies", str(config.strategy["name"])), strategy_settings(config)
+    looks = {
+        f"aggregation={config.aggregation.name} compares": config.aggregation.name != "mean",
+        f"aggregation.far_out={config.aggregation.far_out} measures": config.aggregation.far_out is not None,
+        f"checkpoint.uploads={config.checkpoint.uploads} keeps": config.checkpoint.uploads is not None,
+        f"privacy.audited={config.privacy.audited} watches": config.privacy.audited is not None,
+        f"strategy={config.strategy['name']} {strategy.one_by_one}": bool(strategy.one_by_one),
+    }
+    for words in (words for words, does in looks.items() if does):
+        raise UserError(
+            f"{words} updates one by one, and secure_aggregation=on shows the server their sum alone: "
+            "leave that out, or use secure_aggregation=off."
+        )
+    if config.secure_aggregation.noise == "sum":
+        _check_noise_in_sum(config)
+    if config.personal:
+        raise UserError(
+            "personal=true tells how each client's model does on its own rows, and secure_aggregation=on "
+            "tells sums alone: leave personal=null, or use secure_aggregation=off."
+        )
+    if (codec := strategy.codec_for(settings)) is not None:
+        raise UserError(
+            f"strategy.{codec[0]}={codec[1]} sends some values and says which, and masks hide both at full "
+            f"size: leave strategy.{codec[0]} out, or use secure_aggregation=off."
+        )
+
+
+def _check_noise_in_sum(config: Config) -> None:
+    """Noise on a sum covers one plain step: what follows a step must not depend on it in some other way."""
+    if config.privacy.name == "none":
+        raise UserError("secure_aggregation.noise=sum is the noise of privacy=dp_sgd: add that, or use site.")
+    needed = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "head_lr": None, "fusion_lr": None}
+    for key, value in needed.items():
+        if (found := getattr(config.client, key)) != value:
+            wanted = "null" if value is None else value
+            raise UserError(
+                f"secure_aggregation.noise=sum adds clipped gradients up, and client.{key}={found} would "
+                f"make something else of them: set client.{key}={wanted}. A server_optimizer may follow."
             )
 
 

@@ -111,6 +111,14 @@ frozen and private parts are left alone.
 
 {aggregation}
 
+## Secure aggregation
+
+{secure_aggregation_files}
+
+[Secure aggregation](secure-aggregation.md) says who learns what, and what it costs.
+
+{secure_aggregation}
+
 ## Runtime
 
 {runtime_files}

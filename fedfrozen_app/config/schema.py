@@ -14,7 +14,10 @@ DEFAULT_CLIENTS = 10
 # The sections that a file is chosen for: model=vit_tiny. The others are part of the root.
 # Groups whose keys belong to what is named, and where the registry has it: its class has `Settings`.
 NAMED = {"strategy": "strategies", "server_optimizer": "server_optimizers"}
-GROUPS = ("model", "dataset", "partition", "client", "privacy", "aggregation", "runtime")
+GROUPS = (
+    *("model", "dataset", "partition", "client", "privacy", "aggregation"),
+    *("secure_aggregation", "runtime"),
+)
 
 
 @dataclass
@@ -293,6 +296,55 @@ class AggregationConfig:
 
 
 @dataclass
+class SecureAggregationConfig:
+    """The same for all clients of a run: a site holds every order against them."""
+
+    name: str = setting(
+        "off",
+        "Set by the file. `on`: clients mask what they send, and the server learns sums over a round's "
+        "clients, never one client's update; see [Secure aggregation](secure-aggregation.md)",
+        choices=("off", "on"),
+    )
+    min_cohort: int = setting(
+        3, "No sum over fewer clients. A site's policy may ask for more", least=2, most=100_000
+    )
+    threshold: float = setting(
+        2 / 3,
+        "Share of a round's clients that must stay to its end, or it changes nothing; always more than half",
+        least=0.5,
+        most=1,
+    )
+    neighbours: int | None = setting(
+        None,
+        "With how many others a client shares masks. `null`: with all, or 32 where a round has more than 33",
+        least=2,
+    )
+    bits: int = setting(32, "Of every number that travels: 16, 24 or 32", least=16, most=32)
+    clip: float = setting(
+        1.0, "Largest change of a single weight in a round; what is larger is clipped, and counted", above=0
+    )
+    state_clip: float = setting(
+        10.0, "The same for a method's arrays beside the weights, such as SCAFFOLD's", above=0
+    )
+    max_norm: float | None = setting(
+        None, "Largest norm of a client's whole update, kept by the client itself. `null`: none", above=0
+    )
+    max_examples: int = setting(
+        10_000, "No client counts for more examples in the mean", least=1, most=10_000_000
+    )
+    noise: str = setting(
+        "site",
+        "Of `privacy=dp_sgd`: `site` (each client's update has all its noise) or `sum` (each client adds a "
+        "share, and the sum has the whole; one step a round over all rows); see "
+        "[Privacy](privacy.md#noise-in-the-sum)",
+        choices=("site", "sum"),
+    )
+    step_timeout: float = setting(
+        60, "Seconds to wait for a client in the steps that carry keys and no update", above=0
+    )
+
+
+@dataclass
 class RuntimeConfig:
     name: str = setting("inprocess", "Set by the file", choices=("inprocess", "flower", "deployed"))
     runner: str = setting(
@@ -401,6 +453,7 @@ class Config:
     client: ClientConfig = field(default_factory=ClientConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
+    secure_aggregation: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
     # So does a server optimiser (see server/optimizer.py).
     server_optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "none"})
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)

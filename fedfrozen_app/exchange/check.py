@@ -16,7 +16,7 @@ from fedfrozen_app.models.roles import Role
 # its place. What a strategy adds of its own is in its `tells`.
 SERVER_FIGURES = re.compile(
     "round|stage|seconds|drift|private|failures|discarded|by_client|usual_norm|effective_clients|"
-    "trained_params|epsilon_max|selection|layers|layer_scores|clients.*|bytes_.*|val_.*|novel_.*"
+    "trained_params|epsilon_max|selection|layers|layer_scores|secure|clients.*|bytes_.*|val_.*|novel_.*"
 )
 MOST_EXAMPLES = 2**53  # a weight beyond is no whole number any more, and one beyond 1e38 no float32
 # Of a figure, and of an update's norm times its weight: far below what float32 holds, so that no sum over

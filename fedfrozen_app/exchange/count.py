@@ -41,6 +41,16 @@ class Traffic:
         self.up_by_role.update(by_role)
         self.up += sum(by_role.values()) + len(text.encode())
 
+    def masked(self, by_role: Counter[str], text: str) -> None:
+        """A masked reply: its bytes by the roles of the arrays that are in it."""
+        self.up_by_role.update(by_role)
+        self.up += sum(by_role.values()) + len(text.encode())
+
+    def asked(self, question: str, answer: str) -> None:
+        """A question without arrays, and its answer."""
+        self.down += len(question.encode())
+        self.up += len(answer.encode())
+
     def _by_role(
         self, arrays: Mapping[str, Tensor], roles: Mapping[str, Role], extra_names: Collection[str]
     ) -> Counter[str]:

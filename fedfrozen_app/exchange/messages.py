@@ -17,6 +17,8 @@ from fedfrozen_app.exchange.order import Order, read_order
 
 LONGEST_NAME = 100  # a client's; it stands in tables, figures and log lines
 WAITING, REFUSED = "waiting", "refused"  # states of a site that does not take part
+MASKED_BY = "masking"  # the action of Flower's messages for the steps of a masked round
+MASKING = f"{MessageType.QUERY}.{MASKED_BY}"
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 # What JSON texts and records that are not ours end in, however they are made.
 UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
@@ -98,6 +100,41 @@ def train_content(
     if ticket:
         content["ticket"] = ConfigRecord(dict(ticket))
     return content
+
+
+def with_envelopes(content: RecordDict, text: str) -> RecordDict:
+    """The same content, and what other clients have sealed for this one."""
+    return RecordDict({**dict(content.items()), "envelopes": ConfigRecord({"json": text})})
+
+
+def envelopes_of(message: Message) -> str:
+    """Empty where the order brings none."""
+    record = message.content.get("envelopes")
+    return str(record["json"]) if isinstance(record, ConfigRecord) and "json" in record else ""
+
+
+def masking_message(
+    node: int, server_round: int, text: str, *, ttl: float, ticket: Mapping[str, str] | None = None
+) -> Message:
+    """A step of a masked round that carries no array."""
+    content = RecordDict({"masking": ConfigRecord({"json": text})})
+    if ticket:
+        content["ticket"] = ConfigRecord(dict(ticket))
+    return Message(content, dst_node_id=node, message_type=MASKING, ttl=ttl, group_id=str(server_round))
+
+
+def masking_reply(message: Message, text: str) -> Message:
+    return Message(RecordDict({"masking": ConfigRecord({"json": text})}), reply_to=message)
+
+
+def masking_text(message: Message) -> str:
+    """`ValueError` with a reason where it brings none."""
+    if message.has_error():
+        raise ValueError(f"failed: {message.error.reason or 'no reason given'}")
+    try:
+        return _text(message, "masking", "json")
+    except UNREADABLE as error:
+        raise ValueError("sent no readable answer") from error
 
 
 def ticket_of(message: Message) -> dict[str, str]:

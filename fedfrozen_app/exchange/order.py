@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -22,6 +22,25 @@ class NamedSettings:
 
 
 @dataclass(frozen=True)
+class Masking:
+    """That replies are masked, and how: what the clients of a round must agree on to be added up."""
+
+    session: str  # of this attempt at the round
+    settings: Mapping[str, Any]  # those of secure_aggregation
+    figures: tuple[str, ...] = ()  # the names of those that enter the sum
+    equal: tuple[str, ...] = ()  # namespaces in which every client counts alike
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        return {
+            "session": self.session,
+            "settings": dict(self.settings),
+            "figures": list(self.figures),
+            "equal": list(self.equal),
+        }
+
+
+@dataclass(frozen=True)
 class Order:
     """With a choice, the plan is what may be trained and sent, and each client takes part of it."""
 
@@ -34,6 +53,7 @@ class Order:
     codec: tuple[str, Any] | None = None  # by which uploads are encoded, and its one setting
     participations: Mapping[str, int] = field(default_factory=dict)  # client: its rounds in the whole run
     judge: bool = False  # say how the model does on the client's own test rows; keep and send nothing
+    masking: Masking | None = None  # None: replies travel as they are
 
     @cached_property
     def json(self) -> str:
@@ -57,12 +77,19 @@ class Order:
             record["participations"] = dict(self.participations)
         if self.judge:
             record["judge"] = True
+        if self.masking is not None:
+            record["masking"] = self.masking.plain
         return json.dumps(record, separators=(",", ":"))
 
     @cached_property
     def digest(self) -> str:
         """Quoted by the reply, so that an answer to another order is never mistaken for this one's."""
         return hashlib.sha256(self.json.encode()).hexdigest()
+
+    @cached_property
+    def work(self) -> str:
+        """The digest of what is to be done, whichever masks are then put on it."""
+        return self.digest if self.masking is None else replace(self, masking=None).digest
 
     @cached_property
     def method(self) -> Any:
@@ -87,6 +114,10 @@ def read_order(text: str) -> Order:
     plan = Plan(tuple(data["trained"]), tuple(data["shared"]), tuple(data["private"]), phases)
     settings = dict(data.get("selection", {}))
     choice = NamedSettings(settings.pop("rule"), settings) if settings else None
+    masking = data.get("masking")
+    if masking is not None:
+        words = {key: tuple(masking[key]) for key in ("figures", "equal")}
+        masking = Masking(masking["session"], masking["settings"], **words)
     codec = next(((name, data[name]) for name in registry.names("codecs") if name in data), None)
     return Order(
         data["round"],
@@ -98,4 +129,5 @@ def read_order(text: str) -> Order:
         codec,
         data.get("participations", {}),
         data.get("judge", False),
+        masking,
     )

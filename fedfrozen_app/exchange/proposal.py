@@ -8,17 +8,24 @@ for them. The same object is judged, hashed, approved and trained.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from fedfrozen_app import registry
-from fedfrozen_app.config import ClientConfig, Config, PrivacyConfig, setting
+from fedfrozen_app.config import (
+    ClientConfig,
+    Config,
+    PrivacyConfig,
+    SecureAggregationConfig,
+    setting,
+)
 from fedfrozen_app.config.typed import typed
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.strict import canonical, hash_of, read_json
 
 FORMAT = 1
+MASKED = "secure_aggregation"  # the one part that a proposal may leave out
 MOST, DEPTH, LONGEST = 1_000_000, 6, 300
 MOST_ROUNDS_KEPT = 100  # replies on a site's disk
 RUN_ID = re.compile(r"[0-9a-z][0-9a-z-]{0,63}")
@@ -79,12 +86,15 @@ class Proposal:
     client: ClientConfig
     privacy: PrivacyConfig
     format: int = field(default=FORMAT)
+    secure_aggregation: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
 
     @cached_property
     def plain(self) -> dict[str, Any]:
         privacy = {key: value for key, value in asdict(self.privacy).items() if key not in FROM_VIEW}
+        masked = self.secure_aggregation.name != "off"  # a run without masks says nothing of them
         return {
             "format": self.format,
+            **({MASKED: asdict(self.secure_aggregation)} if masked else {}),
             "run": asdict(self.run),
             "data": asdict(self.data),
             "strategy": dict(self.strategy),
@@ -134,7 +144,7 @@ def read_proposal(text: str) -> Proposal:
     """`ValueError`, as the rest of a sentence for the site's own log, where it is none."""
     found = read_json(text, most=MOST, depth=DEPTH, longest=LONGEST)
     keys = {"format", "run", "data", "strategy", "model", "client", "privacy"}
-    if not isinstance(found, dict) or set(found) != keys:
+    if not isinstance(found, dict) or set(found) - {MASKED} != keys:
         raise ValueError("it has other keys than a proposal")
     if type(found["format"]) is not int or found["format"] != FORMAT:
         raise ValueError("it is of another version's format")
@@ -144,6 +154,11 @@ def read_proposal(text: str) -> Proposal:
     client = typed(ClientConfig, found["client"], "client.", whole=True)
     privacy = typed(PrivacyConfig, found["privacy"], "privacy.", without=FROM_VIEW, whole=True)
     proposal = Proposal(run, data, _strategy(found["strategy"]), model, client, privacy)
+    if MASKED in found:
+        secure = typed(SecureAggregationConfig, found[MASKED], f"{MASKED}.", whole=True)
+        if secure.name != "on" or secure.bits % 8:
+            raise ValueError(f"{MASKED} is none")
+        proposal = replace(proposal, secure_aggregation=secure)
     _check(proposal)
     return proposal
 
@@ -185,6 +200,8 @@ def propose(config: Config, card: Mapping[str, Any], run_id: str, roles: Iterabl
         "client": asdict(config.client),
         "privacy": privacy,
     }
+    if config.secure_aggregation.name == "on":
+        found[MASKED] = asdict(config.secure_aggregation)
     try:
         return read_proposal(canonical(found))
     except ValueError as error:

@@ -52,6 +52,8 @@ class Algorithm:
     # Of those that stay and are not trained, the ones with a single number for each name, not an array.
     numbers: ClassVar[tuple[str, ...]] = ()
 
+    tells: ClassVar[tuple[str, ...]] = ()  # figures that `finish` adds
+
     def start(self, model: Parameters, own: ByNamespace) -> ByNamespace:
         """The client's own arrays for this round's trained names, `model`; `own` is what it has kept of them.
 

@@ -40,6 +40,8 @@ def cannot_serve(order: Order) -> str | None:
         return "each of them chooses its own layers"
     if order.codec is not None:
         return "each of them encodes what it sends"
+    if order.masking is not None:
+        return "each of them masks what it sends"
     return None
 
 

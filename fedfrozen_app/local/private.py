@@ -28,6 +28,7 @@ from fedfrozen_app.privacy.ghost import GhostClipping
 from fedfrozen_app.privacy.noise import Noise, SecretNoise, SeededNoise
 from fedfrozen_app.privacy.steps import SLACK, Steps
 from fedfrozen_app.privacy.watched import Canaries, Figures, Watch, record_folder
+from fedfrozen_app.secure.work import NOISE, SENSITIVITY
 
 if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
@@ -99,7 +100,7 @@ class PrivateClient:
             }
             return LocalResult(arrays, budget.declared, self._metrics(budget))
         recipe = self._recipe(budget)
-        due = [Steps(budget.noise, recipe.rate, recipe.steps)]
+        due = [Steps(budget.noise, recipe.rate, recipe.steps)]  # in the sum, where the noise is there
         if chooses := self._chooses(budget):
             assert budget.selection_noise is not None
             due.append(Steps(budget.selection_noise, self.resident.config.privacy.selection_rate, 1))
@@ -128,7 +129,7 @@ class PrivateClient:
         delta = privacy.delta or min(1e-5, 0.1 / declared)
         rounds = self.order.participations[self.client]
         rate, steps = sampling(config, declared)
-        solve = partial(solve_noise, delta=delta, kind=privacy.accountant)
+        solve = partial(solve_noise, delta=delta, kind=self._accountant)
         budget = Budget(self.client, privacy.unit, delta, declared, noise=0.0)
         other_steps: tuple[Steps, ...] = ()
         if self._noisy:
@@ -148,10 +149,22 @@ class PrivateClient:
         self.rounds = budget.rounds
 
     def _epsilon(self, budget: Budget, steps: list[Steps]) -> float:
-        return epsilon_of(steps, budget.delta, self.resident.config.privacy.accountant, self._limit)
+        return epsilon_of(steps, budget.delta, self._accountant, self._limit)
+
+    @property
+    def _accountant(self) -> str:
+        """Of whole numbers only Rényi's bound is known to be that of the continuous Gaussian."""
+        config = self.resident.config
+        return "rdp" if noise_in_sum(config) else config.privacy.accountant
 
     def _metrics(self, budget: Budget) -> dict[str, float]:
-        return {"epsilon": self._epsilon(budget, budget.steps), "delta": budget.delta}
+        spent = {"epsilon": self._epsilon(budget, budget.steps), "delta": budget.delta}
+        config = self.resident.config
+        if not noise_in_sum(config):
+            return spent
+        # What one unit can change in examples · update, which is −lr · Σ clipped gradients.
+        rate = learning_rate(config.client, self.order.round, self.resident)
+        return spent | {NOISE: budget.noise, SENSITIVITY: rate * config.privacy.max_grad_norm}
 
     # Layers ----------------------------------------------------------------------------------------------
 
@@ -210,7 +223,7 @@ class PrivateClient:
         return Recipe(
             rate=rate,
             steps=steps,
-            noise=budget.noise,
+            noise=0.0 if noise_in_sum(config) else budget.noise,
             max_grad_norm=config.privacy.max_grad_norm,
             batch=rate * budget.declared,
             physical_batch=config.privacy.physical_batch,
@@ -275,8 +288,16 @@ class PrivateClient:
         return GhostClipping(resident.model, resident.task, trained, resident.config.privacy.max_grad_norm)
 
 
+def noise_in_sum(config: Config) -> bool:
+    """Whether the noise is added to what is masked, in shares, and not to each client's steps."""
+    secure = config.secure_aggregation
+    return config.privacy.name != "none" and secure.name == "on" and secure.noise == "sum"
+
+
 def sampling(config: Config, declared: int) -> tuple[float, int]:
     """(q, steps a round), from the declared size alone: the true one must not show in either."""
+    if noise_in_sum(config):  # all rows, once: whole numbers have no bound for samples that is as good
+        return 1.0, 1
     batch = min(config.client.batch_size, declared)
     steps = config.client.local_epochs * math.ceil(declared / batch)
     return batch / declared, min(steps, config.client.local_steps or steps)

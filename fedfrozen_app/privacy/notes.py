@@ -15,7 +15,15 @@ UNACCOUNTED = (
 SEEDED = "privacy.seeded_noise=true: whoever knows the seed can take the noise off again. NOTHING IS PRIVATE."
 
 
-def opening_lines(privacy: PrivacyConfig) -> list[str]:
+IN_SUM = (
+    "secure_aggregation.noise=sum: epsilon is that of the federation's sums, and of the model. It holds for "
+    "those who see sums alone: if the server and as many clients as the threshold leaves unmask one client's "
+    "numbers, or other clients leave out or tell their shares of the noise, less is promised. What clients "
+    "who conspire have added does not count: with c of the t needed, noise shrinks to √((t − c)/t)."
+)
+
+
+def opening_lines(privacy: PrivacyConfig, *, in_sum: bool = False) -> list[str]:
     if privacy.name == "none":
         return []
     delta = "min(1e-5, 0.1/examples)" if privacy.delta is None else f"{privacy.delta:g}"
@@ -23,6 +31,8 @@ def opening_lines(privacy: PrivacyConfig) -> list[str]:
         f"Differential privacy: each client spends at most epsilon {privacy.epsilon:g} per {privacy.unit} at "
         f"delta {delta} ({privacy.accountant} accountant). docs/privacy.md says what that covers."
     ]
+    if in_sum:
+        lines.append(IN_SUM)
     if privacy.selection == "unaccounted":
         lines.append(UNACCOUNTED)
     if privacy.seeded_noise:

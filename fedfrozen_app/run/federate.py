@@ -90,7 +90,9 @@ def federate(
                 timeout=job.config.runtime.round_timeout,
                 evaluate_fn=evaluation.evaluator(strategy, resident),
             )
-        unasked = strategy.personal and job.config.privacy.name == "none"  # whose clients would decline
+        # Private clients would decline, and masked ones tell nothing of one of them.
+        alone = job.config.privacy.name == "none" and job.config.secure_aggregation.name == "off"
+        unasked = strategy.personal and alone
         if unasked if job.config.personal is None else job.config.personal:
             personal = evaluation.judge_personal(strategy, resident, job.folder)
         status = "stopped early" if best.out_of_patience else "completed"
@@ -125,7 +127,7 @@ def federate(
 
 def open_folder(job: Job, resident: Resident) -> None:
     job.folder.mkdir(parents=True, exist_ok=True)
-    for line in opening_lines(job.config.privacy):
+    for line in opening_lines(job.config.privacy, in_sum=job.config.secure_aggregation.noise == "sum"):
         log.warning(line)
     evaluation.draw_labels(resident, job.folder)
 
@@ -152,6 +154,7 @@ def make_strategy(
         private=config.privacy.name != "none",
         optimizer=make_optimizer(config),
         client=config.client,
+        secure=config.secure_aggregation,
     )
     strategy: PlannedFedAvg = registry.find("strategies", config.strategy["name"])(
         federation,

@@ -28,6 +28,7 @@ def planning_strategy(
         private=config.privacy.name != "none",
         optimizer=make_optimizer(config),
         client=config.client,
+        secure=config.secure_aggregation,
     )
     strategy: PlannedFedAvg = registry.find("strategies", config.strategy["name"])(
         federation, strategy_settings(config)

@@ -10,6 +10,7 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.files import checkpoint, disk
 from fedfrozen_app.files.checkpoint import Checkpoint
 from fedfrozen_app.files.rows import Row, read_rows
+from fedfrozen_app.local.private import noise_in_sum
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.privacy.budget import carry_budgets
 from fedfrozen_app.privacy.cover import cannot_cover
@@ -85,10 +86,21 @@ def check_possible(job: Job, resident: Resident) -> None:
         for order in orders(planning_strategy(config, resident.exchanged, resident.roles)):
             if (reason := cannot_cover(order)) is not None:
                 raise UserError(reason)
+            if order.choice is not None and noise_in_sum(config):
+                raise UserError(
+                    "secure_aggregation.noise=sum covers one sum over all clients, and here each chooses its "
+                    "own layers: choose another strategy, or secure_aggregation.noise=site."
+                )
 
 
 def check_clients(config: Config, count: int) -> None:
-    check_cohort(config.aggregation, cohort_size(config.participation, count))
+    size, secure = cohort_size(config.participation, count), config.secure_aggregation
+    check_cohort(config.aggregation, size)
+    if secure.name == "on" and size < secure.min_cohort:
+        raise UserError(
+            f"secure_aggregation.min_cohort={secure.min_cohort} clients make a sum at least, and a round has "
+            f"{size}: raise num_clients or participation, or lower it."
+        )
     if (client := config.checkpoint.uploads) is not None and client not in map(str, range(count)):
         raise UserError(f"checkpoint.uploads={client} is no client: give a number from 0 to {count - 1}.")
     if (client := config.privacy.audited) is not None and client not in map(str, range(count)):

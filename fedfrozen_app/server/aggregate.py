@@ -14,7 +14,8 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.block import Block, Slice
 from fedfrozen_app.exchange.check import TOO_LARGE
-from fedfrozen_app.exchange.names import PARAMETERS, namespace_of
+from fedfrozen_app.exchange.names import PARAMETERS, namespace_of, parameter_of
+from fedfrozen_app.secure.layout import Sums
 from fedfrozen_app.server.norms import CHUNK, divide, norm_of, subtract
 
 Drift = dict[str, dict[str, float]]  # by group: the figures of a round's row
@@ -177,6 +178,15 @@ class RunningMean:
                 self._weight[name] = counts
                 self._square[name] = square
         return None
+
+    def add_sums(self, sums: Sums) -> None:
+        """What a whole round's masked replies add up to, in place of the replies themselves."""
+        self._examples, self._replies = float(sums.examples), sums.replies
+        for name, total in sums.arrays.items():
+            if sums.weights[name]:  # somebody sent it
+                self._sum[name] = total.to(self._model[parameter_of(name)])
+                self._weight[name] = sums.weights[name]
+                self._square[name] = torch.tensor(sums.squares[name], dtype=torch.float64)
 
     def counts(self, name: str, examples: float, replies: int) -> float:
         """What so many examples from so many replies weigh in the mean of this name."""

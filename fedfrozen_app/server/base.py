@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord
@@ -17,16 +18,24 @@ from fedfrozen_app.exchange.check import problem_of_names
 from fedfrozen_app.exchange.codec import plain_sizes
 from fedfrozen_app.exchange.count import count_parameters
 from fedfrozen_app.exchange.names import is_parameter
-from fedfrozen_app.exchange.order import NamedSettings, Order
+from fedfrozen_app.exchange.order import Masking, NamedSettings, Order
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.models.roles import Role
+from fedfrozen_app.secure.server import new_session
 from fedfrozen_app.server.aggregate import Update
 from fedfrozen_app.server.carried import Carried, add_to, follow
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server.federation import Evaluate, Federation, Hook, Settings
 from fedfrozen_app.server.loop import OwnLoop, close_round
+from fedfrozen_app.server.masked import MaskedRound
 from fedfrozen_app.server.record import RoundRecord
+
+# What clients tell of a round, whichever the method: see `Resident` and `train_client`.
+FIGURES = (
+    *("train_loss", "client_val_before", "client_val_after", "client_seconds"),
+    *(f"{which}_{figure}" for which in ("personal", "test") for figure in ("loss", "accuracy", "f1")),
+)
 
 if TYPE_CHECKING:
     from fedfrozen_app.models.wrapper import Wrapper
@@ -48,6 +57,8 @@ class PlannedFedAvg(OwnLoop):
     # Namespaces whose means count every reply alike, not by its examples; PARAMETERS: those of the model too.
     equal: tuple[str, ...] = ()
     keeps_replies = False  # whether `keep_reply` is to be given what each client sent
+    # Why it must see replies one by one, as a verb ("ranks"); empty: their sum is enough, masked or not.
+    one_by_one: ClassVar[str] = ""
     tells: tuple[str, ...] = ()  # what `observe` adds to a row: no client may send a figure of that name
     # Of what it tells, a chart each on a run's page: figure (`name.part`), its title, and the line's label.
     curves: ClassVar[tuple[tuple[str, str, str], ...]] = ()
@@ -125,6 +136,11 @@ class PlannedFedAvg(OwnLoop):
     def observe(self, row: Row, merged: Mapping[str, Tensor]) -> Row:
         """Learn from a round before its merged values enter `self.model`; returns what to add to its row."""
         return {}
+
+    def figures(self) -> tuple[str, ...]:
+        """Names of figures that this method's clients send, beside those that every client does: a masked
+        sum has a place for each. An algorithm's own are in its `tells`."""
+        return ()
 
     @classmethod
     def sums_up(cls, rows: Sequence[Row]) -> dict[str, Any]:
@@ -243,6 +259,12 @@ class PlannedFedAvg(OwnLoop):
             participations=drawn,
         )
 
+    def masked(self, order: Order) -> Order:
+        """The same order for clients who mask what they send, for one attempt at its round."""
+        settings = {key: value for key, value in asdict(self.federation.secure).items() if key != "name"}
+        named = dict.fromkeys((*FIGURES, *order.method.tells, *self.figures()))
+        return replace(order, masking=Masking(new_session(), settings, tuple(named), tuple(self.equal)))
+
     def _train_round(self, server_round: int, conversation: Conversation) -> Row:
         nodes = conversation.present()
         order = self.order(server_round, self.federation.participations(nodes, self.num_rounds))
@@ -255,6 +277,11 @@ class PlannedFedAvg(OwnLoop):
         members = [(client, nodes[client]) for client in cohort]
         quorum = self.federation.aggregation.quorum
         record = RoundRecord(server_round, aggregator, quorum, began=time.perf_counter())  # the plan is made
+        if self.federation.secure.name == "on":
+            masked = MaskedRound(conversation, self.masked(order), members, arrays, record.traffic)
+            masked.run()
+            record.take_masked(masked)
+            members = []
         given = {client: self.given(client) for client in cohort}
         for client, reply in conversation.round(order, members, arrays, record.traffic, given):
             if not isinstance(reply, str) and (own := problem_of_names(reply, self.tells)):

@@ -23,16 +23,22 @@ from fedfrozen_app.exchange.messages import (
     Hello,
     Reply,
     hello_message,
+    masking_message,
+    masking_text,
     read_hello,
     read_reply,
     train_content,
     train_message,
+    with_envelopes,
 )
 from fedfrozen_app.exchange.names import parameter_of
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.proposal import Proposal
 from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.models.roles import Role
+from fedfrozen_app.secure.layout import Layout
+from fedfrozen_app.secure.work import MASKED, problem_of_masked
+from fedfrozen_app.secure.work import bytes_by_role as masked_bytes
 from fedfrozen_app.server.anchors import AnchorFile
 from fedfrozen_app.words import counted
 
@@ -290,12 +296,16 @@ class Conversation:
         model: Mapping[str, Tensor],
         traffic: Traffic,
         given: Mapping[str, Mapping[str, Tensor]] | None = None,
+        *,
+        envelopes: Mapping[str, str] | None = None,
+        layout: Layout | None = None,
     ) -> Iterator[tuple[str, Reply | str]]:
         """Send the order to the cohort (name, node) and give each sound reply, or the reason for none.
 
-        `given` are arrays for one client alone, by client: they join the base of its order. Replies come one
-        at a time and in the cohort's order, so that sums repeat to the bit and only one reply is in memory,
-        whatever the cohort's size.
+        `given` are arrays for one client alone, by client: they join the base of its order. Where replies are
+        masked, `envelopes` go with the order, by client, and `layout` says how long a reply is. Replies come
+        one at a time and in the cohort's order, so that sums repeat to the bit and only one reply is in
+        memory, whatever the cohort's size.
         """
         deadline = time.monotonic() + self.timeout
         self._contents = {}
@@ -304,7 +314,9 @@ class Conversation:
         for client, node in cohort:
             its_order, arrays = own[client]
             names = self.ledger.missing(client, its_order.base)
-            messages.append(self._order_message(node, its_order, names, arrays, traffic))
+            messages.append(
+                self._order_message(node, its_order, names, arrays, traffic, _own(envelopes, client))
+            )
         sent = dict(zip(self._push(messages), cohort, strict=True))
         messages.clear()
         self.seen.update({client: f"was sent the order of round {order.round}" for client, _ in cohort})
@@ -312,7 +324,11 @@ class Conversation:
         ready = self.grid.schedule(list(sent)) if hasattr(self.grid, "schedule") else list(sent)
         for message_id in ready:
             client, node = sent[message_id]
-            reply = self._answer(client, node, message_id, *own[client], traffic, deadline)
+            reply = self._answer(
+                *(client, node, message_id, *own[client], traffic, deadline),
+                envelopes=_own(envelopes, client),
+                layout=layout,
+            )
             verb = "did not answer" if isinstance(reply, str) else "answered"
             self.seen[client] = f"{verb} round {order.round}"
             yield client, reply
@@ -339,9 +355,13 @@ class Conversation:
         model: Mapping[str, Tensor],
         traffic: Traffic,
         deadline: float,
+        *,
+        envelopes: str = "",
+        layout: Layout | None = None,
     ) -> Reply | str:
         message, crashes = self._pull(message_id, deadline), 0
-        while message is not None and message.has_error():
+        # A client that was gone has lost its secrets of a masked round, and with them its place in the sum.
+        while message is not None and message.has_error() and layout is None:
             crashes += has_crashed(message)
             if not is_gone(message) and not (has_crashed(message) and crashes <= CRASHES):
                 break
@@ -352,7 +372,7 @@ class Conversation:
             names = self.ledger.missing(client, order.base)
             (again,) = self._push([self._order_message(node, order, names, model, traffic)])
             message = self._pull(again, deadline)
-        reply = self._read(client, message, order, traffic)
+        reply = self._read(client, message, order, traffic, layout)
         # First what it asks for; then everything, which needs no cache at all.
         for everything in (False, True):
             if isinstance(reply, str) or not reply.lacks or reply.order != order.digest:
@@ -360,14 +380,19 @@ class Conversation:
             wanted = [name for name in order.base if everything or name in reply.lacks]
             lacking = counted(len(reply.lacks), "array")
             log.info("Client %s lacks %s: sending %d.", client, lacking, len(wanted))
-            (again,) = self._push([self._order_message(node, order, wanted, model, traffic)])
-            reply = self._read(client, self._pull(again, deadline), order, traffic)
+            (again,) = self._push([self._order_message(node, order, wanted, model, traffic, envelopes)])
+            reply = self._read(client, self._pull(again, deadline), order, traffic, layout)
         if isinstance(reply, str):
             return reply
         if reply.declined:
             return reply.declined
         if reply.lacks:
             return f"still lacks {counted(len(reply.lacks), 'array')} after all were sent"
+        if layout is not None:
+            if problem := problem_of_masked(reply, order, layout):
+                return problem
+            self.ledger.confirm(client, order.base.values())
+            return reply
         if order.coder is not None:
             try:
                 reply.arrays = order.coder.decode(reply.arrays, model, self.roles)
@@ -387,6 +412,7 @@ class Conversation:
         names: list[str],
         model: Mapping[str, Tensor],
         traffic: Traffic,
+        envelopes: str = "",
     ) -> Message:
         # Clients that lack the same are sent the same: nobody changes a message's content.
         if (key := (order.digest, *names)) not in self._contents:
@@ -394,7 +420,9 @@ class Conversation:
             content = train_content(order, arrays, local=self.local, ticket=self._ticket)
             self._contents[key] = content, bytes_by_role(arrays, self.roles)
         content, by_role = self._contents[key]
-        traffic.sent(by_role, order.json + (canonical(self._ticket) if self._ticket else ""))
+        traffic.sent(by_role, order.json + (canonical(self._ticket) if self._ticket else "") + envelopes)
+        if envelopes:
+            content = with_envelopes(content, envelopes)
         return train_message(node, order, content, ttl=with_grace(self.timeout))
 
     @property
@@ -410,7 +438,37 @@ class Conversation:
             self._pause(0.5)
         return node
 
-    def _read(self, client: str, message: Message | None, order: Order, traffic: Traffic) -> Reply | str:
+    def ask(
+        self, order: Order, members: Sequence[tuple[str, int]], text: str, traffic: Traffic, patience: float
+    ) -> list[tuple[str, str | ValueError]]:
+        """The answer of each of these clients to a question without arrays, or why there is none."""
+        deadline, ticket = time.monotonic() + patience, self._ticket
+        messages = [
+            masking_message(node, order.round, text, ttl=with_grace(patience), ticket=ticket)
+            for _, node in members
+        ]
+        found: list[tuple[str, str | ValueError]] = []
+        for (client, _), message_id in zip(members, self._push(messages), strict=True):
+            message = self._pull(message_id, deadline)
+            try:
+                if message is None:
+                    raise ValueError(f"did not answer within {patience:g} s")
+                answer = masking_text(message)
+                traffic.asked(text, answer)
+                found.append((client, answer))
+            except ValueError as error:
+                traffic.asked(text, "")
+                found.append((client, error))
+        return found
+
+    def _read(
+        self,
+        client: str,
+        message: Message | None,
+        order: Order,
+        traffic: Traffic,
+        layout: Layout | None = None,
+    ) -> Reply | str:
         if message is None:
             return f"did not answer within {self.timeout:g} s"
         try:
@@ -418,6 +476,10 @@ class Conversation:
         except ValueError as error:
             return str(error)
         self._anchor(client, reply.anchor)
+        if layout is not None and MASKED in reply.arrays and order.masking is not None:
+            bits = order.masking.settings["bits"]
+            traffic.masked(masked_bytes(layout, bits, self.roles), reply.text)
+            return reply
         extra_names = () if order.coder is None else order.coder.extra_names
         traffic.received(reply.arrays, reply.text, self.roles, extra_names)
         return reply
@@ -452,6 +514,10 @@ def with_given(
     if not given:
         return order, model
     return replace(order, base={**order.base, **digests(given)}), {**model, **given}
+
+
+def _own(envelopes: Mapping[str, str] | None, client: str) -> str:
+    return "" if envelopes is None else envelopes[client]
 
 
 def with_grace(timeout: float) -> float:

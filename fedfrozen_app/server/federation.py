@@ -8,7 +8,12 @@ from typing import Any, Protocol, Self
 from flwr.app import ArrayRecord, MetricRecord
 from torch import Tensor
 
-from fedfrozen_app.config import AggregationConfig, ClientConfig, check_settings
+from fedfrozen_app.config import (
+    AggregationConfig,
+    ClientConfig,
+    SecureAggregationConfig,
+    check_settings,
+)
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.models.roles import KERNEL, Role
@@ -57,6 +62,7 @@ class Federation:
     private: bool = False  # clients add noise, and must know how often they will be drawn
     optimizer: ServerOptimizer = field(default_factory=NoOptimizer)
     client: ClientConfig = field(default_factory=ClientConfig)  # how clients are told to train
+    secure: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
 
     @property
     def roles(self) -> Mapping[str, Role]:

@@ -107,6 +107,9 @@ class LayersTaken(base.PlannedFedAvg):
     def client_plan(self, server_round: int) -> Plan:
         return self.plan(server_round).keep_layers(self.common, self.federation.roles)
 
+    def figures(self) -> tuple[str, ...]:
+        return tuple(f"layer_score_{number}" for number, _ in enumerate(self.layers))
+
     def on_reply(self, client: str, names: Sequence[str]) -> None:
         self._chosen[client] = layers_of(names, self.federation.roles)
 

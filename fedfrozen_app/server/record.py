@@ -10,6 +10,7 @@ from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.names import PARAMETERS
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server.aggregate import RunningMean, Update
+from fedfrozen_app.server.masked import MaskedRound
 
 log = logging.getLogger(__name__)
 # Kept client by client as well: an average hides the client that a model serves badly.
@@ -32,6 +33,8 @@ class RoundRecord:
     began: float = field(default_factory=time.perf_counter)
     aggregating: float = 0.0  # seconds
     discarded: str | None = None  # why the round changed nothing, although replies were sound
+    secure: Row | None = None  # of a masked round: what there is to say of its masks
+    effective: float | None = None  # 1 / Σ wᵢ², where the weights themselves are not known
 
     def take(self, client: str, reply: Reply | str) -> bool:
         """Fold a reply in, or note why it was set aside; whether it was taken."""
@@ -53,12 +56,40 @@ class RoundRecord:
         self.aggregating += time.perf_counter() - folding
         return refused is None
 
+    def take_masked(self, masked: MaskedRound) -> None:
+        """What a masked round has left: its sums, or why there are none."""
+        folding = time.perf_counter()
+        self.spent |= masked.spent
+        for client, why in masked.failures.items():
+            self.failures.append(f"Client {client} was set aside: it {why}.")
+            log.warning("Round %d: %s", self.number, self.failures[-1])
+        self.secure = {"cohort": masked.roster, "seconds": masked.seconds}
+        self.discarded = masked.problem
+        if (sums := masked.sums) is not None:
+            self.aggregator.add_sums(sums)
+            self.metrics = {name: {"": figure} for name, figure in sums.figures.items()}
+            self.secure |= {"summed": sums.replies, "clipped": sums.clipped, "rounding": masked.error}
+            if not sums.examples_squared:  # not told: as if all had the same
+                self.effective = float(sums.replies)
+            else:
+                alike = self.aggregator.counts(PARAMETERS, 0.0, 1)
+                self.effective = sums.replies if alike else sums.examples**2 / sums.examples_squared
+            if sums.clipped:
+                log.warning(
+                    "Round %d: %d values of updates were clipped: raise secure_aggregation.clip (or "
+                    "state_clip), or lower client.lr.",
+                    *(self.number, sums.clipped),
+                )
+        self.aggregating += time.perf_counter() - folding
+
     def finish(self, cohort: int, population: int) -> Update:
         """What the replies amount to; nothing where fewer were sound than the round must have."""
         folding = time.perf_counter()
         update = Update()
         sound = cohort - len(self.failures)
-        if sound / max(cohort, 1) < self.quorum:  # 0.56 · 25 is more than 14 in floating point
+        if self.discarded is not None:
+            pass
+        elif sound / max(cohort, 1) < self.quorum:  # 0.56 · 25 is more than 14 in floating point
             self.discarded = f"{sound} of {cohort} replies were sound, fewer than its quorum"
         elif (problem := self.aggregator.problem()) is not None:
             self.discarded = problem
@@ -88,12 +119,18 @@ class RoundRecord:
             "clients_failed": len(self.failures),
             "drift": drift,
         }
-        by_client = {key: self.metrics[key] for key in PER_CLIENT if key in self.metrics}
+        if self.secure is not None:
+            row["secure"] = self.secure
+        by_client = {
+            key: self.metrics[key] for key in PER_CLIENT if key in self.metrics and self.secure is None
+        }
         if by_client:
             row["by_client"] = {
                 key: {client: clients[client][0] for client in cohort if client in clients}
                 for key, clients in by_client.items()
             }
+        if self.effective is not None:
+            row["effective_clients"] = self.effective
         if self.weights:  # how many equal clients these weights amount to: 1 / Σ wᵢ²
             row["effective_clients"] = sum(self.weights) ** 2 / sum(n**2 for n in self.weights)
         if self.spent:

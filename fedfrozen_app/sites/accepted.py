@@ -41,6 +41,7 @@ def accepted_run(proposal: Proposal, view: View, model_path: str | None, device:
         dataset=view.dataset(),
         client=proposal.client,
         privacy=PrivacyConfig(**privacy),
+        secure_aggregation=proposal.secure_aggregation,
         runtime=RuntimeConfig(threads=proposal.run.threads),
         num_rounds=proposal.run.num_rounds,
         eval_every=proposal.run.eval_every,

@@ -103,6 +103,12 @@ def described(proposal: Proposal, kit: Kit, policy: Policy) -> list[str]:
         *([f"          refused by the policy: {', '.join(others)}"] if others else []),
         f"figures   {'losses and accuracies too' if figures else 'none but what privacy costs'}",
     ]
+    secure = proposal.secure_aggregation
+    if secure.name == "on":
+        fewest = max(secure.min_cohort, policy.min_cohort)
+        lines.append(f"masked    the server sees sums over at least {fewest} sites, no update of one site")
+    else:
+        lines.append("masked    NO: the server sees this site's updates")
     spent = Budget(kit.var / "state" / "budget.json").spent()
     left = policy.max_epsilon - spent[0], policy.max_delta - spent[1]
     if proposal.epsilon is None:

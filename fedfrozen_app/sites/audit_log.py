@@ -20,7 +20,10 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.disk import append_line
 
 FIRST = "0" * 64
-COUNTED = ("sent", "again", "lacks", "hello", "pending", "refused", "failed", "declined", "judged")
+COUNTED = (
+    *("sent", "again", "lacks", "hello", "pending", "refused", "failed", "declined", "judged"),
+    "roster",  # of a masked round
+)
 
 
 class AuditLog:
@@ -32,6 +35,7 @@ class AuditLog:
         self._times: dict[str, deque[str]] = defaultdict(deque)  # of the events that are counted
         self.spending: dict[str, set[str]] = defaultdict(set)  # private run: its rounds that were sent
         self._answered: dict[tuple[str, str], set[str]] = defaultdict(set)  # run and proposal: orders
+        self._confirmed: dict[tuple[str, int], list[str]] = {}  # run and round: whose updates are in its sum
         for entry in read_audit(path):
             self._learn(entry)
 
@@ -53,6 +57,8 @@ class AuditLog:
         event = "again" if entry.get("again") else entry["event"]
         if event in COUNTED:
             self._times[event].append(entry["time"])
+        if entry["event"] == "confirmed":
+            self._confirmed[entry["run"], entry["round"]] = entry["survivors"]
         if entry["event"] == "sent":
             self._answered[entry.get("run", ""), entry.get("proposal", "")].add(entry.get("order", ""))
             if entry.get("epsilon") is not None:
@@ -71,6 +77,10 @@ class AuditLog:
             while times and times[0] < since:
                 times.popleft()
         return sum(len(self._times[event]) for event in events)
+
+    def confirmed(self, run: str, server_round: int) -> list[str] | None:
+        """Whose updates this site has agreed to be summed in a round; None where it has not yet."""
+        return self._confirmed.get((run, server_round))
 
     def has_sent(self, run: str, order: str) -> bool:
         """Whether this very order of the run was answered before."""

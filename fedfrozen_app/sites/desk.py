@@ -22,14 +22,19 @@ from fedfrozen_app.digests import digest
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.messages import (
+    MASKING,
     REFUSED,
     WAITING,
     Hello,
     Reply,
+    envelopes_of,
     hello_reply,
+    masking_reply,
+    masking_text,
     order_text,
     proposal_text,
     read_reply,
+    read_train,
     ticket_of,
     train_reply,
 )
@@ -39,10 +44,17 @@ from fedfrozen_app.exchange.proposal import HASH, RUN_ID, Proposal, read_proposa
 from fedfrozen_app.local.private import units_of
 from fedfrozen_app.local.resident import Resident, Told, disk_cache, resident_for, tell
 from fedfrozen_app.local.sequential import drawn_rows
+from fedfrozen_app.secure import talk
+from fedfrozen_app.secure.client import CONFIRMED, DONE, Session
+from fedfrozen_app.secure.client import SHARES as SHARED
+from fedfrozen_app.secure.roster import Refused as Unfit
+from fedfrozen_app.secure.work import NOISE, SENSITIVITY, masked_reply
+from fedfrozen_app.seeds import numpy_generator
 from fedfrozen_app.sites.accepted import Accepted, accepted_run
 from fedfrozen_app.sites.approval import Approvals
 from fedfrozen_app.sites.audit_log import AuditLog
 from fedfrozen_app.sites.kit import Kit
+from fedfrozen_app.sites.masking import SiteMasks
 from fedfrozen_app.sites.orders import read_strict_order
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.store import UPDATES, Budget, Price, RunStore
@@ -50,7 +62,8 @@ from fedfrozen_app.sites.views import View, rounded
 from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
-ACCOUNT = ("epsilon", "delta")  # figures that come from the site's settings and not from its rows
+# Figures that come from the site's settings and not from its rows; the last two never leave it.
+ACCOUNT = ("epsilon", "delta", NOISE, SENSITIVITY)
 
 
 class Refused(Exception):
@@ -79,6 +92,8 @@ class Executor:
         self.budget = Budget(kit.var / "state" / "budget.json")
         self.budget.check(self.audit)
         self.approvals = Approvals(kit.approvals)
+        self.masks = SiteMasks(kit.folder, kit.name)
+        self.masked_rounds: dict[str, int] = {}  # session: the round that was masked in it
         self.device = device_of("auto").type
         Policy.read(kit.policy)  # a bad policy is better said at the start
 
@@ -95,6 +110,8 @@ class Executor:
                 return self._hello(message, context, policy, details)
             if kind == MessageType.TRAIN:
                 return self._train(message, context, policy, details)
+            if kind == MASKING:
+                return self._mask_step(message, policy, details)
             raise Refused(f"it knows no {kind} messages")
         except Limited as refusal:
             log.warning("Refused: %s.", refusal)
@@ -168,16 +185,17 @@ class Executor:
             order = read_strict_order(order_text(message))
         except ValueError as error:
             raise Refused(f"the order cannot be read: {error}") from None
-        details |= {"round": order.round, "order": order.digest}
+        details |= {"round": order.round, "order": order.work}
         store = self._store(proposal)
         resident = self._resident(context, run, store)
         counts = [self._counts(resident, view, rows) for rows in self._rows(resident, order)]
         if problem := policy.problem_of_order(order, run, resident.roles, *fewest(counts)):
             raise Refused(problem)
+        session = self._opened(message, order, proposal)
         if order.judge:
             self._check_limit("judgements", policy.judgements_per_day, "judged")
-        reply = None if order.judge else store.reply_to(order.round, order.digest)
-        again = reply is not None and self.audit.has_sent(proposal.run.id, order.digest)
+        reply = None if order.judge else store.reply_to(order.round, order.work)
+        again = reply is not None and self.audit.has_sent(proposal.run.id, order.work)
         price = Price.of(proposal, view.unit)
         if again:  # it costs nothing but a line in the log, and these have an end too
             self._check_limit("answers given again", policy.rounds_per_day, "again")
@@ -195,8 +213,21 @@ class Executor:
             if reply.declined:
                 raise Declined(reply.declined)
         reply = self._outgoing(reply, order, policy, view)
+        masked: dict[str, object] = {}
+        if session is not None:
+            base, lacks = resident.cache.complete(order.base, read_train(message)[1], verify=True)
+            if lacks:  # what was sent before is here, and what it began from is not
+                return train_reply(message, Reply(order.digest, lacks=lacks), local=False)
+            masked = {"masked": masked_entry(session, order, reply)}
+            # Rounding is no secret: a round that is asked for again rounds to the same numbers.
+            drawn = numpy_generator(resident.config.seed, "rounding", self.kit.name, order.round)
+            try:
+                session, reply = masked_reply(session, order, reply, base, drawn)
+            except Unfit as no:
+                raise Refused(str(no)) from None
+            self.masks.keep(proposal.run.id, session)
         if price is not None:
-            self.budget.charge(proposal.run.id, price, order.round, order.digest, self.audit.head)
+            self.budget.charge(proposal.run.id, price, order.round, order.work, self.audit.head)
         epsilon, delta = self.budget.spent()
         self.audit.write(
             "judged" if order.judge else "sent",
@@ -211,6 +242,7 @@ class Executor:
             delta=price.delta if price else None,
             epsilon_all_runs=epsilon,
             delta_all_runs=delta,
+            **masked,
         )
         return train_reply(message, replace(reply, anchor=self.audit.head), local=False)
 
@@ -272,7 +304,7 @@ class Executor:
         if not again and not order.judge and self.audit.updates(proposal.run.id, proposal.hash) >= most:
             return f"it has sent {counted(most, 'update')} of this run, and that is all it gives"
         if price is not None:
-            return self.budget.problem_of_round(proposal.run.id, order.round, order.digest)
+            return self.budget.problem_of_round(proposal.run.id, order.round, order.work)
         return None
 
     def _carry_out(self, message: Message, context: Context, order: Order, store: RunStore) -> Message:
@@ -285,7 +317,8 @@ class Executor:
         private = context.state.pop("private", None)  # not for the SuperNode, which would hold it in memory
         reply = read_reply(answer)
         if not (reply.lacks or reply.declined or order.judge):
-            store.write(order.round, reply, to_tensors(cast(ArrayRecord, private)) if private else {})
+            own = to_tensors(cast(ArrayRecord, private)) if private else {}
+            store.write(order.round, replace(reply, order=order.work), own)
         return answer
 
     def _outgoing(self, reply: Reply, order: Order, policy: Policy, view: View) -> Reply:
@@ -301,6 +334,59 @@ class Executor:
         else:
             metrics = {key: value for key, value in reply.metrics.items() if key in ACCOUNT}
         return replace(reply, metrics=metrics, examples=view.told(reply.examples))
+
+    # Masked rounds ---------------------------------------------------------------------------------------
+
+    def _mask_step(self, message: Message, policy: Policy, details: dict) -> Message:
+        """Keys, shares and unmasking: what leaves is on record before it leaves."""
+        proposal = self._accepted(message, details)
+        self._judge(proposal, policy, details["bundle"])
+        if self._waits(proposal, policy):
+            raise Refused("nobody has approved it")
+        asked, run = proposal.secure_aggregation, proposal.run.id
+        if asked.name != "on":
+            raise Refused("the run has no masks")
+        fewest = max(policy.min_cohort, asked.min_cohort)
+        try:
+            question = talk.read_question(masking_text(message))
+            details["step"] = question["step"]
+            session, text = self.masks.answer(run, question, asked, fewest)
+        except Unfit as no:
+            raise Refused(str(no)) from None
+        except ValueError as no:
+            raise Refused(f"the step cannot be read: {no}") from None
+        known = {**details, "session": session.terms.session}
+        if session.state == SHARED:
+            self._check_limit("rosters", UPDATES * policy.rounds_per_day, "roster")
+            roster = session.roster
+            self.audit.write("roster", **known, roster=roster.digest.hex(), cohort=list(roster.names))
+        elif session.state == CONFIRMED:
+            self._confirm(session, known, once=asked.noise == "sum")
+        elif session.state == DONE:
+            self.audit.write("unmasked", **known)
+        self.masks.keep(run, session)
+        return masking_reply(message, text)
+
+    def _confirm(self, session: Session, known: dict, *, once: bool) -> None:
+        """One list of survivors for each round of a run, ever: of two sums over almost the same sites the
+        difference would be one site's update. A round that is asked for again has the same, or none: the
+        latter where each sum has noise of its own (`once`), for two of them have less together."""
+        number = self.masked_rounds[session.terms.session]
+        before = self.audit.confirmed(known["run"], number)
+        if before is not None and (once or before != list(session.survivors)):
+            raise Refused(f"round {number} was summed over other sites before")
+        self.audit.write("confirmed", **known, round=number, survivors=list(session.survivors))
+
+    def _opened(self, message: Message, order: Order, proposal: Proposal) -> Session | None:
+        """The round that this order belongs to, with its neighbours' shares; None where nothing is masked."""
+        if order.masking is None:
+            return None
+        try:
+            session = self.masks.opened(proposal.run.id, envelopes_of(message), order.digest)
+        except Unfit as no:
+            raise Refused(str(no)) from None
+        self.masked_rounds = {session.terms.session: order.round}
+        return session
 
     # Answers ---------------------------------------------------------------------------------------------
 
@@ -329,6 +415,20 @@ class Executor:
             reply = Reply("", declined=f"failed: {client_app.FAILED}", anchor=self.audit.head)
             return train_reply(message, reply, local=False)
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, client_app.FAILED), reply_to=message)
+
+
+def masked_entry(session: Session, order: Order, reply: Reply) -> dict[str, object]:
+    """What the log tells of an update that leaves masked: what is in it, for whom, with which roster."""
+    roster = session.roster
+    return {
+        "session": session.terms.session,
+        "roster": roster.digest.hex(),
+        "cohort": list(roster.names),
+        "neighbours": sorted(name for name in session.held if name != session.name),
+        "needed": roster.needed,
+        "arrays": list(reply.arrays),
+        "figures": sorted(set(reply.metrics) & set(order.masking.figures if order.masking else ())),
+    }
 
 
 def fewest(counts: list[tuple[int, int | None]]) -> tuple[int, int | None]:

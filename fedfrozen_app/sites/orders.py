@@ -9,8 +9,9 @@ from fedfrozen_app.exchange.strict import read_json
 MOST, DEPTH, LONGEST = 32_000_000, 6, 300  # names of a large model, once each
 LONGEST_PHASE = 10_000  # epochs
 MOST_PHASES = 64
+MOST_FIGURES = 500
 NEEDED = {"round", "trained", "shared", "private", "base", "algorithm", "settings"}
-OPTIONAL = {"phases", "selection", "participations", "judge"}
+OPTIONAL = {"phases", "selection", "participations", "judge", "masking"}
 
 
 def read_strict_order(text: str) -> Order:
@@ -36,11 +37,20 @@ def read_strict_order(text: str) -> Order:
     phases = found.get("phases", [])
     if not isinstance(phases, list) or len(phases) > MOST_PHASES or not all(map(_is_phase, phases)):
         raise ValueError("phases are none")
+    if "masking" in found and not _is_masking(found["masking"]):
+        raise ValueError("masking is none")
     return read_order(text)
 
 
 def _words(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_masking(value: Any) -> bool:
+    if not isinstance(value, dict) or set(value) != {"session", "settings", "figures", "equal"}:
+        return False
+    words = _words(value["figures"]) and _words(value["equal"]) and len(value["figures"]) <= MOST_FIGURES
+    return words and isinstance(value["session"], str) and isinstance(value["settings"], dict)
 
 
 def _is_phase(value: Any) -> bool:

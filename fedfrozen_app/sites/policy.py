@@ -24,12 +24,13 @@ from fedfrozen_app.sites.views import View
 from fedfrozen_app.words import counted
 
 WHOLE = (
-    *("min_examples", "min_people", "rounds_per_day"),
+    *("min_examples", "min_people", "min_cohort", "rounds_per_day"),
     *("hellos_per_day", "judgements_per_day", "refusals_per_day"),
 )
 NUMBERS = (*WHOLE, "max_epsilon", "max_delta")
 FLAGS = ("privacy_required", "downloads", "metrics")
 APPROVAL = ("policy", "ask")
+MASKS = ("required", "optional")
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,9 @@ class Policy:
     hellos_per_day: int = 50
     judgements_per_day: int = 10
     refusals_per_day: int = 100  # refusals and failures
+    # Optional where it is not said: policies from before it was there mean updates that travel as they are.
+    secure_aggregation: str = "optional"
+    min_cohort: int = 3  # of a masked sum
 
     @classmethod
     def read(cls, path: Path) -> "Policy":
@@ -76,6 +80,8 @@ class Policy:
             return f"the run's classes are not those of the view {view.name}"
         if not self.downloads and view.kind == "hub":
             return f"the view {view.name} comes from the hub, and it downloads nothing"
+        if self.secure_aggregation == "required" and proposal.secure_aggregation.name != "on":
+            return "it takes part in masked rounds only, and the run is not (secure_aggregation=off)"
         privacy, epsilon = proposal.privacy, proposal.epsilon
         if epsilon is None and self.privacy_required:
             return (
@@ -109,6 +115,8 @@ class Policy:
             return "the order lets clients choose layers in another way than the proposal"
         if not same(order.codec, codec):
             return "the order has updates encoded in another way than the proposal"
+        if problem := problem_of_masking(order, proposal, strategy):
+            return problem
         names = {*order.plan.trained, *order.plan.shared, *order.plan.private}
         names |= {name for name in order.base if not belongs(name, order.method.comes)}
         if unknown := sorted(names - set(roles)):
@@ -148,6 +156,23 @@ class Policy:
         return None
 
 
+def problem_of_masking(order: Order, proposal: Proposal, strategy: Any) -> str | None:
+    """An order of a masked run is masked, as the proposal says and as the strategy counts its clients."""
+    asked, masking = proposal.secure_aggregation, order.masking
+    if (masking is not None) != (asked.name == "on"):
+        if order.judge:
+            return "the order asks how a model does on its rows, and of a masked run only sums leave it"
+        return "the order asks for an update with masks where the proposal has none, or the other way round"
+    if masking is None:
+        return None
+    settings = {key: value for key, value in asdict(asked).items() if key != "name"}
+    if not same(masking.settings, settings):
+        return "the order has updates masked in another way than the proposal"
+    if tuple(masking.equal) != tuple(strategy.equal):
+        return "the order counts clients in another way than the strategy"
+    return None
+
+
 def same(told: Any, expected: Any) -> bool:
     """Whether these are the same values in JSON, in which an order travels."""
     return json.loads(json.dumps(told)) == json.loads(json.dumps(expected))
@@ -173,6 +198,8 @@ def _checked(key: str, value: Any, path: Path) -> Any:
             raise UserError(f"{path}: {key} must be a number from 0 on{how}.")
     if key in FLAGS and not isinstance(value, bool):
         raise UserError(f"{path}: {key} must be true or false.")
+    if key == "secure_aggregation" and value not in MASKS:
+        raise UserError(f"{path}: secure_aggregation must be required or optional.")
     if key == "approval" and value not in APPROVAL:
         raise UserError(f"{path}: approval must be policy or ask.")
     return value

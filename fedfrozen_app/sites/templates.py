@@ -375,6 +375,8 @@ bundles: [@bundle]
 upload_roles: @roles   # what may leave, by role
 min_examples: 50                           # an update from fewer rows would tell too much
 min_people: 20                             # counted where the view's unit is patient; else rows
+secure_aggregation: optional               # required: only runs in which the server sees sums over sites
+min_cohort: 3                              # of so many sites at least
 privacy_required: @private                 # refuse runs without differential privacy
 max_epsilon: @epsilon                      # of all private runs together
 max_delta: 1.0e-5                          # of all private runs together

@@ -1,0 +1,88 @@
+"""Vectors of a round, and masks on them.
+
+A vector is a head of numbers modulo 2^64 (counts, figures) and a body of numbers modulo 2^32 (the arrays). A
+mask is the keystream of ChaCha20 over both: whoever has the key can take it off again, to everybody else the
+masked vector is uniform.
+"""
+
+from dataclasses import dataclass, field
+from typing import Self
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+
+CHUNK = 1 << 18  # bytes: keystream and what it is added to stay in a core's cache
+ZEROS = bytes(CHUNK)
+WORD, WIDE = np.dtype("<u4"), np.dtype("<u8")
+
+
+@dataclass
+class Vector:
+    head: np.ndarray  # uint64
+    body: np.ndarray  # uint32
+
+    @classmethod
+    def zeros(cls, head: int, body: int) -> Self:
+        return cls(np.zeros(head, WIDE), np.zeros(body, WORD))
+
+    def add(self, other: "Vector") -> None:
+        self.head += other.head
+        self.body += other.body
+
+    def mask(self, key: bytes, *, subtract: bool = False) -> None:
+        """Add this key's keystream, or take it off; a key is for one vector only."""
+        stream = _Stream(key)
+        change = np.subtract if subtract else np.add
+        for part in (self.head, self.body):
+            size = CHUNK // part.itemsize
+            for start in range(0, len(part), size):
+                piece = part[start : start + size]
+                change(piece, stream.numbers(len(piece), part.dtype), out=piece)
+
+    def packed(self, bits: int) -> bytes:
+        """As it travels: of every number of the body its lowest `bits`, which are all that the sum needs."""
+        if bits == 32:
+            return self.head.tobytes() + self.body.tobytes()
+        low = self.body.view(np.uint8).reshape(-1, WORD.itemsize)[:, : bits // 8]
+        return self.head.tobytes() + low.tobytes()
+
+
+def packed_size(head: int, body: int, bits: int) -> int:
+    return head * WIDE.itemsize + body * (bits // 8)
+
+
+def unpacked(data: bytes | np.ndarray, head: int, bits: int) -> Vector:
+    """The inverse of `packed`, for a text of the right length."""
+    raw = np.frombuffer(data, np.uint8)
+    split = head * WIDE.itemsize
+    front = raw[:split].view(WIDE) if raw.ctypes.data % WIDE.itemsize == 0 else raw[:split].copy().view(WIDE)
+    if bits == 32:
+        return Vector(front, np.frombuffer(raw[split:].data, WORD))
+    low = raw[split:].reshape(-1, bits // 8)
+    wide = np.zeros((len(low), WORD.itemsize), np.uint8)
+    wide[:, : bits // 8] = low
+    return Vector(front, wide.reshape(-1).view(WORD))
+
+
+def signed(vector: Vector, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """(head, body) as the whole numbers, negative ones too, that they stand for."""
+    shift = np.uint32(32 - bits)
+    body = (vector.body << shift).view(np.dtype("<i4")) >> np.int32(shift)
+    return vector.head.view(np.dtype("<i8")), body
+
+
+@dataclass
+class _Stream:
+    key: bytes
+    _room: bytearray = field(default_factory=lambda: bytearray(CHUNK))
+
+    def __post_init__(self) -> None:
+        # Counter and nonce may be 0: the key is used for this stream alone.
+        self._cipher = Cipher(ChaCha20(self.key, bytes(16)), mode=None).encryptor()
+
+    def numbers(self, count: int, dtype: np.dtype) -> np.ndarray:
+        size = count * dtype.itemsize
+        zeros = ZEROS if size == CHUNK else memoryview(ZEROS)[:size]
+        self._cipher.update_into(zeros, self._room)
+        return np.frombuffer(self._room, dtype, count)

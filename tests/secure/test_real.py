@@ -1,0 +1,123 @@
+"""Masked rounds through Flower's own processes, and over three real sites with TLS: `pytest -m slow`."""
+
+import pytest
+
+from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.sites.audit_log import read_audit
+from fedfrozen_app.sites.kit import Kit
+from tests.conftest import SMALL, Run
+from tests.secure.test_rounds import FLOAT32, ON, PLAIN, far, stated
+from tests.sites.federation import SITES, federation
+from tests.sites.twin import join, words
+from tests.strategies.dual import WORDS as DUAL
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+# What a site's executor does that is killed at one step of each round, in the middle of its answer.
+KILLED = """\
+import json, os, signal, sys, threading, time
+
+STEPS = json.loads(os.environ.get("KILLED_AT", "{}"))
+
+def watch():
+    while not hasattr(sys.modules.get("fedfrozen_app.sites.desk"), "Executor"):
+        time.sleep(0.02)
+    desk = sys.modules["fedfrozen_app.sites.desk"]
+    answer = desk.Executor.answer
+
+    def killed(self, message, context, bundle):
+        kind, number = message.metadata.message_type, message.metadata.group_id
+        step = "hello" if kind == "query" else "mask"
+        if kind == desk.MASKING:
+            step = json.loads(desk.masking_text(message))["step"]
+        if step != "hello" and STEPS.get(number) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer(self, message, context, bundle)
+
+    desk.Executor.answer = killed
+
+if STEPS and "exec" in sys.orig_argv and "--unguarded" in sys.orig_argv:
+    threading.Thread(target=watch, daemon=True).start()
+"""
+
+
+def test_flower_s_simulation_with_masks(tmp_path, train):
+    rounds = ("num_rounds=2", "strategy.warmup_rounds=1", *PLAIN)
+    folder = tmp_path / "flower"
+    line = [*SMALL, *rounds, ON, "runtime=flower", f"output_dir={folder}", f"hydra.run.dir={folder}"]
+    assert command(line) == 0
+    one = train(*rounds, ON, folder="masked")
+    masked, plain = Run(folder), train(*rounds, folder="plain")
+    assert far(one, masked) <= FLOAT32
+    assert far(plain, masked) <= 10 * stated(masked) + FLOAT32
+    for row, twin in zip(masked.rows[1:], one.rows[1:], strict=True):
+        assert row["bytes_up_by_role"] == twin["bytes_up_by_role"]
+        assert row["secure"]["summed"] == 3
+
+
+RUNS = {
+    "fedfrozen": ("num_rounds=2", "strategy.warmup_rounds=1", *PLAIN),
+    "scaffold": ("strategy=scaffold", "model=vit_tiny", "num_rounds=2", "client.lr=0.05"),
+    "pfeddc": (
+        *(word for word in DUAL if not word.startswith(("num_clients", "dataset", "partition", "personal"))),
+        *("num_rounds=2", "client.optimizer=sgd", "client.lr=0.001", "dataset.align=0"),
+    ),
+}
+ROLES = ["embedding", "query", "key", "value", "output", "mlp", "norm", "head", "prompt", "fusion"]
+
+
+def test_three_methods_over_three_real_sites(tmp_path):
+    """FedFrozen across the switch, SCAFFOLD and pFedDC: with masks what they are without."""
+    found = {}
+    with federation(tmp_path / "fed", SITES) as deployment:
+        for site in SITES:
+            deployment.change(site, "policy.yaml", strategies=list(RUNS), upload_roles=ROLES)
+        join(deployment, SITES)
+        for name, more in RUNS.items():
+            for masks in ((), (ON,)):
+                folder = tmp_path / f"{name}{len(masks)}"
+                line = words(deployment, folder, *more, *masks, "runtime.min_nodes=3")
+                assert command(line) == 0, name
+            plain, masked = Run(tmp_path / f"{name}0"), Run(tmp_path / f"{name}1")
+            found[name] = far(plain, masked), stated(masked)
+            for row in masked.rows[1:]:
+                assert row["clients_ok"] == row["secure"]["summed"] == 3 and row["secure"]["clipped"] == 0
+            assert abs(masked.rows[-1]["test_accuracy"] - plain.rows[-1]["test_accuracy"]) <= 0.01
+        events = [e["event"] for e in read_audit(Kit.read(deployment.kits / "north").audit)]
+        assert events.count("unmasked") == 2 * len(RUNS) and "refused" not in events
+    print("largest difference of a weight, and the rounding that is said:", found)
+    assert all(apart <= 10 * bound + FLOAT32 for apart, bound in found.values())
+
+
+def test_a_site_that_is_killed_in_each_step(tmp_path):
+    """West is killed at another step of every round; the round closes, and west is there in the next."""
+    steps = {"1": "keys", "2": "shares", "3": "mask", "4": "confirm", "5": "unmask"}
+    (tmp_path / "python").mkdir()
+    (tmp_path / "python" / "sitecustomize.py").write_text(KILLED)
+    with federation(tmp_path / "fed", SITES) as deployment:
+        for site in SITES:
+            deployment.change(site, "policy.yaml", min_cohort=2)
+        start = type(deployment).start
+
+        def killed(self, party, script, *within):
+            if (party, script) == ("west", "executor"):
+                import json
+
+                path = f"PYTHONPATH={tmp_path / 'python'}"
+                within = ("env", path, f"KILLED_AT={json.dumps(steps)}", *within)
+            return start(self, party, script, *within)
+
+        type(deployment).start = killed
+        try:
+            join(deployment, SITES)
+        finally:
+            type(deployment).start = start
+        more = ("num_rounds=6", "strategy.warmup_rounds=3", "runtime.min_nodes=3", *PLAIN)
+        secure = (ON, "secure_aggregation.min_cohort=2", "secure_aggregation.step_timeout=100")
+        assert command(words(deployment, tmp_path / "run", *more, *secure)) == 0
+        log = deployment.log("west-executor")
+    rows = Run(tmp_path / "run").rows[1:]
+    assert [row["secure"]["summed"] for row in rows] == [2, 2, 2, 3, 3, 3]
+    assert [row["clients_ok"] for row in rows] == [2, 2, 2, 3, 3, 3]
+    assert not any("discarded" in row for row in rows)
+    assert log.count("starting it again") == 5, log[-3000:]
