@@ -398,3 +398,13 @@ def paired(ours: dict[int, float], theirs: dict[int, float]) -> Difference | Non
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     rows = ["| " + " | ".join(cells) + " |" for cells in (head, *lines)]
     return "\n".join([rows[0], "|" + "---|" * len(head), *rows[1:]])
+
+
+def into_page(page: Path, name: str, text: str) -> None:
+    """Between the page's two marks of this name."""
+    begin, end = (f"<!-- {name}: {word} -->" for word in ("begin", "end"))
+    before, found, rest = page.read_text().partition(begin)
+    _, ended, after = rest.partition(end)
+    if not (found and ended):
+        raise SystemExit(f"{page} lacks the lines {begin} and {end}.")
+    page.write_text(f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}")

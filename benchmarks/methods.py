@@ -40,6 +40,7 @@ from cells import (
     completed,
     curve,
     fill,
+    into_page,
     is_result,
     load_data,
     mean_of_last,
@@ -594,16 +595,6 @@ def draw(study: Study, folder: Path, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
-
-
-def into_page(page: Path, name: str, text: str) -> None:
-    """Between the page's two marks of this name."""
-    begin, end = (f"<!-- {name}: {word} -->" for word in ("begin", "end"))
-    before, found, rest = page.read_text().partition(begin)
-    _, ended, after = rest.partition(end)
-    if not (found and ended):
-        raise SystemExit(f"{page} lacks the lines {begin} and {end}.")
-    page.write_text(f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}")
 
 
 # Speed -----------------------------------------------------------------------------------------------------

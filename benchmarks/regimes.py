@@ -2,7 +2,7 @@
 
     python benchmarks/regimes.py run digits --work outputs/regimes --workers 12 --minutes 60
     python benchmarks/regimes.py run cifar10 --data DIR --work outputs/regimes --workers 3 --minutes 60
-    python benchmarks/regimes.py report digits cifar10
+    python benchmarks/regimes.py report digits cifar10 --page docs/results/fedfrozen.md --figures docs/figures
 
 A setting is a skew, a number of local steps, an optimiser and a participation. For each setting and seed,
 FedAvg that never freezes is trained once; every warm-up length is a fork of that run, so that the common
@@ -43,6 +43,7 @@ from cells import (
     completed,
     curve,
     fill,
+    into_page,
     is_result,
     mean_of_last,
     merge,
@@ -609,6 +610,7 @@ def draw(study: Study, rows: Sequence[Row], path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import LogLocator, NullLocator
 
     axes: list[tuple[str, Callable[[Setting], float]]] = [
         ("classes a client (effective)", lambda s: skew_of(rows, s)),
@@ -632,8 +634,11 @@ def draw(study: Study, rows: Sequence[Row], path: Path) -> None:
             panel.errorbar(x, y, halves, fmt="o", ms=4, lw=0.8, color=colour, label=method)
         panel.axhline(0, color="0.6", lw=0.8)
         panel.set(xlabel=label, xscale="log")
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.xaxis.set_minor_locator(NullLocator())
     panels[0].set_ylabel("points above never freezing")
-    panels[0].legend(title="frozen after", fontsize=8)
+    figure.legend(*panels[0].get_legend_handles_labels(), title="frozen after", loc="outside right center")
     figure.suptitle(f"{study.name}: what freezing gains (95 % intervals, paired over seeds)")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
@@ -659,7 +664,10 @@ def main(words: Sequence[str] | None = None) -> None:
         training_arguments(command, work="outputs/regimes")
     command = commands.add_parser("report", help="Markdown, and a figure, of what is there")
     command.add_argument("studies", nargs="+", choices=STUDIES)
-    command.add_argument("--figures", type=Path, help="the folder for STUDY.png")
+    command.add_argument("--figures", type=Path, help="the folder for regimes-STUDY.png")
+    command.add_argument(
+        "--page", type=Path, help="a page with two marks for each study, which it goes between"
+    )
     command = commands.add_parser("merge", help="take over cells from other folders")
     command.add_argument("others", type=Path, nargs="+")
     for command in commands.choices.values():
@@ -669,8 +677,12 @@ def main(words: Sequence[str] | None = None) -> None:
         merge(options.rows, options.others, same_cell)
     elif options.command == "report":
         for name in options.studies:
-            picture = options.figures / f"{name}.png" if options.figures else None
-            print(report(STUDIES[name], options.rows, picture))
+            picture = options.figures / f"regimes-{name}.png" if options.figures else None
+            text = report(STUDIES[name], options.rows, picture)
+            if options.page:
+                into_page(options.page, name, text)
+            else:
+                print(text)
     else:
         if options.study == "cifar10" and options.data is None:
             parser.error("cifar10 needs --data DIR")

@@ -27,33 +27,36 @@ class APFL(Algorithm):
             },
         }
 
-    def look(self, batch: Batch, task: Task, start: Start, rate: float) -> ByNamespace:
-        """α ← clip(α − η ⟨v − w, ∇f(v̄)⟩), once a round; the product is ∂f(v̄)/∂α."""
-        if not self.learn_alpha:
-            return {}
-        v, alpha = start.own["v"], start.own["alpha"]
+    def looks(self) -> bool:
+        return self.learn_alpha
 
-        def at(shift: Tensor) -> Tensor:
-            moved = {name: value + shift for name, value in alpha.items()}
-            return task.loss(mixed(v, start.anchor, moved), batch)
+    def seen(self, shift: Tensor, batch: Batch, task: Task, start: Start) -> Tensor:
+        """f(v̄) with α + shift: its slope is ∂f(v̄)/∂α = ⟨v − w, ∇f(v̄)⟩."""
+        return task.loss(mixed(start.own["v"], start.anchor, share(start.own) + shift), batch)
 
-        slope = torch.func.grad(at)(torch.zeros_like(next(iter(alpha.values()))))
-        return {"alpha": {name: (value - rate * slope).clamp(0, 1) for name, value in alpha.items()}}
+    def look(self, slope: Tensor, start: Start, rate: float) -> ByNamespace:
+        """α ← clip(α − η ⟨v − w, ∇f(v̄)⟩), once a round."""
+        alpha = (share(start.own) - rate * slope).clamp(0, 1)
+        return {"alpha": dict.fromkeys(start.own["alpha"], alpha)}
 
     def loss(self, parameters: Parameters, batch: Batch, task: Task, start: Start) -> Tensor:
         """fᵢ(w) + fᵢ(v̄), v̄ = αv + (1 − α)w with w held: the gradient for v is α∇f(v̄), that for w ∇f(w)."""
         held = {name: parameters[name].detach() for name in start.own["v"]}
-        own = mixed(start.own["v"], held, start.own["alpha"])
+        own = mixed(start.own["v"], held, share(start.own))
         return task.loss(parameters, batch) + task.loss(own, batch)
 
     def finish(self, start: Start, trained: Parameters, steps: Tensor, rate: float) -> Finished:
-        alpha = start.own["alpha"]
-        return Finished(own={"alpha": alpha}, figures={"alpha": next(iter(alpha.values()))})
+        return Finished(own={"alpha": start.own["alpha"]}, figures={"alpha": share(start.own)})
 
     def personal(self, model: Parameters, own: ByNamespace) -> Parameters:
-        return mixed(own["v"], model, own["alpha"])
+        return mixed(own["v"], model, share(own))
 
 
-def mixed(v: Parameters, w: Parameters, alpha: Parameters) -> dict[str, Tensor]:
+def share(own: ByNamespace) -> Tensor:
+    """α: the same with every name."""
+    return next(iter(own["alpha"].values()))
+
+
+def mixed(v: Parameters, w: Parameters, alpha: Tensor) -> dict[str, Tensor]:
     """v̄ = αv + (1 − α)w, for the names of v."""
-    return {name: alpha[name] * v[name] + (1 - alpha[name]) * w[name] for name in v}
+    return {name: torch.lerp(w[name], v[name], alpha) for name in v}

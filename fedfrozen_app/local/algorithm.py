@@ -67,11 +67,15 @@ class Algorithm:
             for space in self.stays
         }
 
-    def look(self, batch: Batch, task: Task, start: Start, rate: float) -> ByNamespace:
-        """What the client's own arrays become at the sight of the round's first batch, before any step.
+    def seen(self, shift: Tensor, batch: Batch, task: Task, start: Start) -> Tensor:
+        """A loss on the round's first batch, before any step, as a function of one number of the client's.
 
-        Those that it does not name stay. The model is not in training mode: nothing is dropped.
+        The runner takes its slope at `shift` = 0. The model is not in training mode: nothing is dropped.
         """
+        raise NotImplementedError
+
+    def look(self, slope: Tensor, start: Start, rate: float) -> ByNamespace:
+        """What the client's own arrays become by that slope; those that it does not name stay."""
         return {}
 
     def loss(self, parameters: Parameters, batch: Batch, task: Task, start: Start) -> Tensor:
@@ -92,9 +96,9 @@ class Algorithm:
         """Whether clients have models of their own beside what they share."""
         return cls.personal is not Algorithm.personal
 
-    @classmethod
-    def looks(cls) -> bool:
-        return cls.look is not Algorithm.look
+    def looks(self) -> bool:
+        """Whether it looks at the round's first batch."""
+        return type(self).look is not Algorithm.look
 
     @classmethod
     def is_plain(cls) -> bool:

@@ -103,8 +103,10 @@ def look_at_first(resident: "Resident", client: str, order: Order, start: Start)
     drawn, sizes = drawn_rows(rows.train, settings, *who, 0, order.plan.steps[0].epochs)
     weights = resident.class_weights(rows.train) if settings.class_weights else None
     batch = Batch(*resident.take(drawn[: sizes[0]].to(resident.device)), weights)
+    shift = torch.zeros((), dtype=resident.task.dtype, device=resident.device, requires_grad=True)
+    (slope,) = torch.autograd.grad(order.method.seen(shift, batch, resident.task, start), shift)
     with torch.no_grad():
-        return order.method.look(batch, resident.task, start, learning_rate(settings, order.round, resident))
+        return order.method.look(slope, start, learning_rate(settings, order.round, resident))
 
 
 def eager_steps(resident: "Resident", client: str, order: Order, start: Start) -> Stepped:

@@ -501,22 +501,30 @@ def look_rows(
 ) -> list[dict[str, Tensor]]:
     """What the algorithm makes of these clients' first batches: for each, arrays by `namespace/name`."""
     table, module = resident.train_table, resident.model
-    rate = learning_rate(resident.config.client, order.round, resident)
+    method, rate = order.method, learning_rate(resident.config.client, order.round, resident)
 
-    def one(row: Tensor, held: Tensor, weights: Tensor, index: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    def loss(
+        shift: Tensor, row: Tensor, held: Tensor, weights: Tensor, index: Tensor, mask: Tensor
+    ) -> Tensor:
         task = mapped_task(resident, {**model, **layouts.untrained(held)})
         inputs = {key: value[index] for key, value in table.inputs.items()}
-        start = layouts.start(model, row, held, from_order)
         batch = Batch(inputs, table.labels[index], weights, mask)
-        return flattened(order.method.look(batch, task, start, rate))
+        return method.seen(shift, batch, task, layouts.start(model, row, held, from_order))
+
+    def look(slope: Tensor, row: Tensor, held: Tensor) -> dict[str, Tensor]:
+        return flattened(method.look(slope, layouts.start(model, row, held, from_order), rate))
 
     was_training = module.training
     module.eval()
     try:
-        with folded(module), as_products(module, layouts.names):
-            found = vmap(one)(values, held, weights, index, mask)
+        with folded(module), as_products(module, layouts.names), torch.enable_grad():
+            # Around the vmap, as a step's slopes are: the folded way has none within.
+            shifts = values.new_zeros(len(values), requires_grad=True)
+            losses = vmap(loss)(shifts, values, held, weights, index, mask)
+            (slopes,) = torch.autograd.grad(losses.sum(), shifts)
     finally:
         module.train(was_training)
+    found = vmap(look)(slopes, values, held)
     return [{name: value[number] for name, value in found.items()} for number in range(len(values))]
 
 

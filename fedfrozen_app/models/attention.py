@@ -4,7 +4,7 @@ Attention treats every sequence alike, so a batch of clients' batches is one lar
 axis moves into the batch axis and the fused kernel sees nothing unusual.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -19,11 +19,7 @@ FOLDED = "fedfrozen_folded"
 
 
 class _Folded(torch.autograd.Function):
-    """Scaled dot-product attention with a rule for vmap.
-
-    A slope that is taken around the vmap is that of the folded call. One that is taken within it, by
-    `torch.func.grad` of one client's loss, is folded in its turn.
-    """
+    """Scaled dot-product attention with a rule for vmap. Gradients are those of the folded call."""
 
     @staticmethod
     def forward(
@@ -33,66 +29,24 @@ class _Folded(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        *tensors, ctx.scale, ctx.dropout = inputs
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.dropout:  # the slope computes the attention anew, and would drop others
-            raise RuntimeError("Folded attention has no slope within a vmap while it drops weights.")
-        return *_FoldedSlope.apply(*ctx.saved_tensors, slope, ctx.scale), None, None, None
+        """Nothing to keep: outside vmap nobody differentiates through this."""
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
         *tensors, scale, dropout = inputs
-        parts = _fold(info.batch_size, tensors, in_dims)
-        attend: Any = _Folded.apply if _is_nested(parts) else _Folded.forward
-        return attend(*parts, scale, dropout).unflatten(0, (info.batch_size, -1)), 0
 
+        def fold(tensor: Tensor | None, dim: int | None) -> Any:
+            if tensor is None:
+                return None
+            whole = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            return whole.flatten(0, 1)  # (clients, batch, …) -> (clients · batch, …)
 
-class _FoldedSlope(torch.autograd.Function):
-    """The slopes of attention for query, key and value."""
-
-    @staticmethod
-    def forward(
-        query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, slope: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        with torch.enable_grad():
-            q, k, v = (part.detach().requires_grad_(True) for part in (query, key, value))
-            result = scaled_dot_product_attention(q, k, v, mask, scale=scale)
-        slopes: Any = torch.autograd.grad(result, (q, k, v), slope)
-        return slopes
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep: nobody asks for the slope of a slope."""
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], *inputs: Any
-    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        *tensors, scale = inputs
-        parts = _fold(info.batch_size, tensors, in_dims)
-        attend: Any = _FoldedSlope.apply if _is_nested(parts) else _FoldedSlope.forward
-        slopes = tuple(slope.unflatten(0, (info.batch_size, -1)) for slope in attend(*parts, scale))
-        return slopes, (0, 0, 0)
-
-
-def _fold(clients: int, tensors: Sequence[Tensor | None], dims: Sequence[int | None]) -> list[Any]:
-    """(clients, batch, …) -> (clients · batch, …)"""
-
-    def fold(tensor: Tensor | None, dim: int | None) -> Tensor | None:
-        if tensor is None:
-            return None
-        whole = tensor.expand(clients, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-        return whole.flatten(0, 1)
-
-    return [fold(*pair) for pair in zip(tensors, dims, strict=False)]
-
-
-def _is_nested(parts: Sequence[Tensor | None]) -> bool:
-    """Within another vmap, over runs, those are folded in turn."""
-    return any(part is not None and is_batchedtensor(part) for part in parts)
+        parts = [fold(*pair) for pair in zip(tensors, in_dims, strict=False)]
+        # Within another vmap, over runs, those are folded in turn.
+        nested = any(part is not None and is_batchedtensor(part) for part in parts)
+        attend: Any = _Folded.apply if nested else _Folded.forward
+        result = attend(*parts, scale, dropout)
+        return result.unflatten(0, (info.batch_size, -1)), 0
 
 
 def folded_attention(
@@ -114,31 +68,8 @@ def folded_attention(
     return result.transpose(1, 2), None
 
 
-def folded_mask(
-    *sizes: int,
-    attention_mask: Tensor | None = None,
-    allow_is_bidirectional_skip: bool = False,
-    local_size: int | None = None,
-    **others: Any,
-) -> Tensor | None:
-    """No mask where everybody looks at everybody.
-
-    transformers makes one of ones while a CUDA graph is recorded, with which no fused kernel is chosen.
-    """
-    if attention_mask is None and allow_is_bidirectional_skip and local_size is None:
-        return None
-    mask: Tensor | None = sdpa_mask(
-        *sizes,
-        attention_mask=attention_mask,
-        allow_is_bidirectional_skip=allow_is_bidirectional_skip,
-        local_size=local_size,
-        **others,
-    )
-    return mask
-
-
 AttentionInterface.register(FOLDED, folded_attention)
-AttentionMaskInterface.register(FOLDED, folded_mask)
+AttentionMaskInterface.register(FOLDED, sdpa_mask)
 
 
 @contextmanager

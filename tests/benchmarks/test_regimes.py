@@ -73,7 +73,11 @@ def test_from_nothing_to_the_report_with_a_stop_between(inline, tmp_path, capsys
     assert sorted(cell(row) for row in again) == sorted(cell(row) for row in rows)
     inline.main(["report", "tiny", "--rows", f"{tmp_path}/rows", "--figures", str(tmp_path)])
     said = capsys.readouterr().out
-    assert "| Dirichlet 0.3, 2 steps |" in said and "21 cells" in said and (tmp_path / "tiny.png").exists()
+    assert (
+        "| Dirichlet 0.3, 2 steps |" in said
+        and "21 cells" in said
+        and (tmp_path / "regimes-tiny.png").exists()
+    )
 
 
 def cell(row):

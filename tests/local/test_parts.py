@@ -104,7 +104,7 @@ def test_a_look_that_fails_leaves_the_model_training(train, monkeypatch):
         raise RuntimeError("seen enough")
 
     monkeypatch.setattr(cohort, "look_rows", spied)
-    monkeypatch.setattr(APFL, "look", fails)
+    monkeypatch.setattr(APFL, "seen", fails)
     with pytest.raises(RuntimeError, match="seen enough"):
         train("strategy=apfl", "runtime.runner=cohort", "num_rounds=1")
     assert seen == [(True, True)]

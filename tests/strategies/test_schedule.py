@@ -9,6 +9,7 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.models.select import selected
 from strategies.schedule import Scheduled, Stage
+from tests.app.test_invariants import resumed_and_whole
 from tests.conftest import same_bits
 from tests.server.test_rounds import MEAN, ROLES, run
 from tests.strategies.by_hand import BODY, HEAD, assert_same, descend, hand, mean  # noqa: F401
@@ -140,6 +141,19 @@ def test_configured_as_fedpart_it_gives_fedpart_s_bits(train):
 def test_fedpart_of_full_rounds_alone_is_fedavg(train):
     one = train("strategy=fedavg", folder="a")
     assert same_bits(one.model, train("strategy=fedpart", "strategy.full_rounds=3", folder="b").model)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("strategy=fedpart", "strategy.full_rounds=1", "strategy.group_rounds=1"),
+        ("strategy=schedule", "strategy.stages=[{from:1,train:[head]},{from:2}]"),
+    ],
+    ids=["fedpart", "schedule"],
+)
+@pytest.mark.slow
+def test_killed_and_resumed_to_the_bit(train, monkeypatch, words):
+    resumed_and_whole(train, monkeypatch, *words, "participation=0.7")
 
 
 def test_frozen_names_do_not_move_under_weight_decay(train):
