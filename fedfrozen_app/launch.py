@@ -1,5 +1,6 @@
 """Carry out a job in the runtime it names, and load what a finished one left."""
 
+import importlib
 import json
 import logging
 import shlex
@@ -18,9 +19,6 @@ from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.files.seal import DAMAGED
-from fedfrozen_app.flower.deployed import run_deployed
-from fedfrozen_app.flower.simulated import run_with_flower
-from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.inprocess.stacked import Bench, run_stacked, runs_at_once
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.report.console import show_end
@@ -31,14 +29,20 @@ from fedfrozen_app.run.prepare import check_fits
 from fedfrozen_app.server.sampling import cohort_size
 
 log = logging.getLogger(__name__)
-RUNTIMES = {"inprocess": run_in_process, "flower": run_with_flower, "deployed": run_deployed}
+# Imported when one is chosen: Flower's own command line takes the better part of a second.
+RUNTIMES = {
+    "inprocess": "fedfrozen_app.inprocess.runtime:run_in_process",
+    "flower": "fedfrozen_app.flower.simulated:run_with_flower",
+    "deployed": "fedfrozen_app.flower.deployed:run_deployed",
+}
 
 
 def execute(job: Job) -> dict[str, Any]:
     """Run in the chosen runtime, and show how it ended."""
     check_place(job)
     try:
-        summary = RUNTIMES[job.config.runtime.name](job)
+        module, _, function = RUNTIMES[job.config.runtime.name].partition(":")
+        summary = getattr(importlib.import_module(module), function)(job)
     except KeyboardInterrupt:
         state = checkpoint.newest_state(job.folder)
         lost = job.config.runtime.name == "flower" and state is not None and state["hooks"].get("private")

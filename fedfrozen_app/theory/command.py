@@ -36,6 +36,7 @@ from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
 STUDIES = ("run", "table", "all")
+SEEDS, JUDGED_SEEDS = 3, 10  # a look at one setting is quick; what is judged needs more
 
 
 @dataclass
@@ -81,13 +82,17 @@ def read(composed: DictConfig) -> TheoryConfig:
         raise UserError(sentence(error)) from error
     assert isinstance(setting, Setting)
     own = {key: resolved_config[key] for key in ("study", "seeds", "output_dir", "results", "warmup_rounds")}
+    if own["seeds"] is None:
+        own["seeds"] = SEEDS if own["study"] == "run" else JUDGED_SEEDS
     config = TheoryConfig(**own, setting=setting)
     if config.study not in STUDIES:
         raise UserError(f"study={config.study} is unknown: choose one of {', '.join(STUDIES)}.")
     if not isinstance(config.seeds, int) or config.seeds < 1:
         raise UserError(f"seeds={config.seeds} must be a number of at least 1.")
-    if config.study == "all" and config.seeds < 10:
-        raise UserError(f"seeds={config.seeds} is too few for study=all, which judges on 10 or more.")
+    if config.study == "all" and config.seeds < JUDGED_SEEDS:
+        raise UserError(
+            f"seeds={config.seeds} is too few for study=all, which judges on {JUDGED_SEEDS} or more."
+        )
     warmup = config.warmup_rounds
     if not (warmup in (None, "auto") or (isinstance(warmup, int) and 0 <= warmup <= setting.rounds)):
         raise UserError(
@@ -103,7 +108,7 @@ def run_one(config: TheoryConfig, folder: Path) -> float:
     """All seeds of one setting: a row a round in metrics.jsonl, means over the seeds; returns the final F."""
     setting, seeds = config.setting, tuple(range(config.seeds))
     problem = make(setting, seeds)
-    walked = walk(problem)
+    walked = walk(problem, watched=True)
     agreement, found = follow_walk(walked, default_rule(setting))
     # The squared common movement as one round's sums estimate it.
     signal = walked.kernel_common - walked.kernel_drift / max(setting.cohort - 1, 1)

@@ -50,16 +50,18 @@ def walk(
     until: int | None = None,
     origin: Walk | None = None,
     train: str = "all",
+    watched: bool = False,
 ) -> Walk:
     """FedAvg, all seeds at once; from round `start` of `origin`, where one is given.
 
-    `train` may be "kernel" or "value": then the other block stays as it was.
+    `train` may be "kernel" or "value": then the other block stays as it was. `watched`: with a bar.
     """
     setting, seeds = problem.setting, len(problem.seeds)
     kernel = problem.kernel if origin is None else origin.kernel[:, start]
     value = problem.value if origin is None else origin.value[:, start]
     kernels, values, figures = [kernel], [value], []
-    for number in range(start, setting.rounds if until is None else until):
+    rounds = range(start, setting.rounds if until is None else until)
+    for number in shown(rounds, len(rounds)) if watched else rounds:
         cohort = problem.cohorts[:, number]  # (seeds, m)
         rows = (cohort + setting.clients * torch.arange(seeds).unsqueeze(1)).flatten()
         data = problem.data if len(rows) == len(problem.data.inputs) else problem.data[rows]

@@ -125,9 +125,11 @@ def test_a_long_study_shows_a_bar_where_somebody_looks_on(monkeypatch):
         assert ("walking" in said.getvalue() and "100%" in said.getvalue()) == looks_on
 
 
-def test_without_words_it_walks_one_setting_and_not_all():
+@pytest.mark.parametrize(("words", "seeds"), [([], 3), (["study=table"], 10), (["seeds=5"], 5)])
+def test_a_look_is_quick_and_what_is_judged_has_ten_seeds(words, seeds):
     with hydra.initialize_config_dir(str(conf_dir()), version_base=None):
-        assert read(hydra.compose("theory")).study == "run"
+        config = read(hydra.compose("theory", overrides=words))
+    assert (config.study == "run") == ("study=table" not in words) and config.seeds == seeds
 
 
 @pytest.mark.parametrize(
