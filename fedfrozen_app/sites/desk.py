@@ -93,7 +93,7 @@ class Executor:
         self.budget.check(self.audit)
         self.approvals = Approvals(kit.approvals)
         self.masks = SiteMasks(kit.folder, kit.name)
-        self.masked_rounds: dict[str, int] = {}  # session: the round that was masked in it
+        self.masked_rounds: dict[str, tuple[str, int]] = {}  # run: its session, and the round that it is of
         self.device = device_of("auto").type
         Policy.read(kit.policy)  # a bad policy is better said at the start
 
@@ -371,7 +371,8 @@ class Executor:
         """One list of survivors for each round of a run, ever: of two sums over almost the same sites the
         difference would be one site's update. A round that is asked for again has the same, or none: the
         latter where each sum has noise of its own (`once`), for two of them have less together."""
-        number = self.masked_rounds[session.terms.session]
+        begun, number = self.masked_rounds[known["run"]]
+        assert begun == session.terms.session  # a run has one session at a time
         before = self.audit.confirmed(known["run"], number)
         if before is not None and (once or before != list(session.survivors)):
             raise Refused(f"round {number} was summed over other sites before")
@@ -385,7 +386,7 @@ class Executor:
             session = self.masks.opened(proposal.run.id, envelopes_of(message), order.digest)
         except Unfit as no:
             raise Refused(str(no)) from None
-        self.masked_rounds = {session.terms.session: order.round}
+        self.masked_rounds[proposal.run.id] = session.terms.session, order.round
         return session
 
     # Answers ---------------------------------------------------------------------------------------------

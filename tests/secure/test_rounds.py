@@ -73,6 +73,7 @@ def test_feddyn_counts_every_client_alike(train):
     compare(train, "strategy=feddyn", *PLAIN)
 
 
+@pytest.mark.slow
 def test_layers_that_clients_choose_are_a_union_with_zeros(train):
     words = ("strategy=safl", "dataset=digits", "model=vit_tiny", "strategy.top_k=1", *PLAIN)
     plain, masked = train(*words, folder="plain"), train(*words, ON, folder="masked")
@@ -83,6 +84,7 @@ def test_layers_that_clients_choose_are_a_union_with_zeros(train):
         assert sum(other["bytes_up_by_role"].values()) > sum(one["bytes_up_by_role"].values())
 
 
+@pytest.mark.slow
 def test_pfeddc_sends_its_global_prompts_masked(train):
     words = (*WORDS, "num_rounds=2", "client.optimizer=sgd", "client.lr=0.001")
     plain, masked = (
@@ -114,6 +116,7 @@ def test_two_masked_runs_are_equal_to_the_bit_although_every_mask_is_new(train):
     assert same_bits(one.model, other.model)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_with_new_masks(train):
     whole = train(ON, "num_rounds=3", "client.lr_schedule=constant", folder="whole")
     train(ON, "num_rounds=2", "client.lr_schedule=constant", folder="parts", small=True)
@@ -130,6 +133,7 @@ def test_too_large_updates_are_clipped_counted_and_said(train, caplog):
     assert moved and run.rows[1]["clients_ok"] == 3
 
 
+@pytest.mark.slow
 def test_a_site_keeps_its_own_norm(train):
     run = train(ON, *PLAIN, "num_rounds=1", "secure_aggregation.max_norm=0.01")
     drift = run.rows[1]["drift"]
