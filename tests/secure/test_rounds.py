@@ -9,6 +9,7 @@ from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.exchange.messages import MASKING, masking_text, read_reply
 from fedfrozen_app.inprocess.grid import InProcessGrid
+from fedfrozen_app.report.console import masked_facts
 from fedfrozen_app.secure import work
 from tests.conftest import Run, same_bits
 from tests.strategies.dual import WORDS
@@ -261,3 +262,17 @@ def test_a_strategy_that_needs_replies_one_by_one_says_so(monkeypatch):
 def test_a_cohort_that_is_too_small_is_said_before_the_first_round(train):
     with pytest.raises(UserError, match=r"min_cohort=3 clients make a sum at least, and a round has 2"):
         train(ON, "num_clients=4", "participation=0.5")
+
+
+def test_the_closing_table_tells_what_the_server_saw():
+    rows = [
+        {"round": 1, "secure": {"summed": 5, "rounding": 1e-6, "clipped": 0}},
+        {"round": 2, "secure": {"summed": 4, "rounding": 3e-6, "clipped": 7}},
+        {"round": 3, "secure": {"cohort": 2}, "discarded": "too few"},
+    ]
+    assert dict(masked_facts(rows)) == {
+        "Masked: smallest sum": "over 4 clients",
+        "Masked: rounding of a weight, at most": "3e-06 a round",
+        "Masked: values clipped": "7",
+    }
+    assert dict(masked_facts([{"round": 1}])) == {}
