@@ -201,6 +201,7 @@ class Executor:
             self._check_limit("answers given again", policy.rounds_per_day, "again")
         if problem := self._used_up(order, proposal, price, policy, again):
             raise Refused(problem)
+        trained = reply is None
         if reply is None:
             if price is not None:  # a record of the run that is lost, or older than this, is no fresh start
                 context.state["privacy"] = ConfigRecord({"rounds": self.budget.rounds(proposal.run.id)})
@@ -215,7 +216,8 @@ class Executor:
         reply = self._outgoing(reply, order, policy, view)
         masked: dict[str, object] = {}
         if session is not None:
-            base, lacks = resident.cache.complete(order.base, read_train(message)[1], verify=True)
+            sent = {} if trained else read_train(message)[1]  # training has put them into the cache
+            base, lacks = resident.cache.complete(order.base, sent, verify=True)
             if lacks:  # what was sent before is here, and what it began from is not
                 return train_reply(message, Reply(order.digest, lacks=lacks), local=False)
             masked = {"masked": masked_entry(session, order, reply)}
