@@ -40,6 +40,7 @@ MODEL = (
     *("model.config.hidden_size=256", "model.config.intermediate_size=1024"),
     *("model.config.num_hidden_layers=6", "model.config.num_attention_heads=4"),
 )
+LINE = 100e6  # bits a second: the transfer is reckoned, for it is left out
 MASKS = "secure_aggregation=on"
 
 
@@ -164,8 +165,18 @@ def main() -> None:
         ratio([one[key] for one in turns["masked"]], [one[key] for one in turns["plain"]])
         for key in ("seconds", "bytes")
     )
+    online = ratio(
+        *([one["seconds"] + one["bytes"] * 8 / LINE for one in turns[n]] for n in ("masked", "plain"))
+    )
     crowd = many(100, 3)
-    found = {"parts": single, "sites": turns, "seconds": seconds, "bytes": size, "many": crowd}
+    found = {
+        "parts": single,
+        "sites": turns,
+        "seconds": seconds,
+        "bytes": size,
+        "online": online,
+        "many": crowd,
+    }
     path = write_result("secure", found)
     rows = [[f"{VALUES * 4 / 1e6:.0f} MB, {name}", f"{value:.4f} s"] for name, value in single.items()]
     for name, runs in turns.items():
@@ -173,6 +184,7 @@ def main() -> None:
             rows.append([f"a round of {SITES} sites, {name}: {key}", f"{spread([o[key] for o in runs]):.4g}"])
     rows.append(["masked / plain, seconds", f"{seconds:.3f}"])
     rows.append(["masked / plain, bytes", f"{size:.4f}"])
+    rows.append([f"the same, the server on a line of {LINE / 1e6:.0f} Mbit/s", f"{online:.3f}"])
     for name, one in crowd.items():
         rows.append([f"100 simulated sites, {name}: seconds a round", f"{one['seconds']:.2f}"])
         rows.append([f"100 simulated sites, {name}: MB a round", f"{one['bytes'] / 1e6:.2f}"])

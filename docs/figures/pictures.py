@@ -70,6 +70,7 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
         {
             "server": "base strategy, conversation, aggregation, server's step, hooks",
             "local": "a client's work: resident model, algorithm, both runners",
+            "secure": "masks: the server learns sums",
             "privacy": "what is clipped, noised and counted",
         },
     ),

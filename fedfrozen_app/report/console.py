@@ -97,9 +97,29 @@ def _figures(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tuple[str
         privacy = (summary.get("config") or {}).get("privacy") or {}
         if privacy.get("selection") == "unaccounted" and any("selection" in row for row in rows):
             warning += " (the choice of layers, which everybody sees, is not counted)"
-        yield "Largest epsilon of a client", f"{epsilons[-1]:.3f}{unit}{warning}"
+        secure = (summary.get("config") or {}).get("secure_aggregation") or {}
+        if secure.get("name") == "on" and secure.get("noise") == "sum":
+            trust = "for whoever sees sums and models; not for a server with as many clients as the threshold"
+            yield "Epsilon of the federation", f"{epsilons[-1]:.3f}{unit}{warning}, {trust}"
+        else:
+            yield "Largest epsilon of a client", f"{epsilons[-1]:.3f}{unit}{warning}"
+    yield from masked_facts(rows)
     if audited := summary.get("audited"):
         yield "AUDITED, not for use", audit_text(audited)
+
+
+def masked_facts(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
+    """What the server saw of masked rounds: the smallest sum, and what rounding and clipping did."""
+    masked = [row["secure"] for row in rows if "summed" in row.get("secure", {})]
+    if not masked:
+        return
+    yield "Masked: smallest sum", f"over {min(one['summed'] for one in masked)} clients"
+    yield (
+        "Masked: rounding of a weight, at most",
+        f"{max(number(one['rounding']) for one in masked):.2g} a round",
+    )
+    if clipped := sum(one["clipped"] for one in masked):
+        yield "Masked: values clipped", f"{clipped:,}"
 
 
 def audit_text(audited: dict[str, Any]) -> str:

@@ -40,12 +40,12 @@ class Vector:
                 piece = part[start : start + size]
                 change(piece, stream.numbers(len(piece), part.dtype), out=piece)
 
-    def packed(self, bits: int) -> bytes:
+    def packed(self, bits: int) -> np.ndarray:
         """As it travels: of every number of the body its lowest `bits`, which are all that the sum needs."""
-        if bits == 32:
-            return self.head.tobytes() + self.body.tobytes()
-        low = self.body.view(np.uint8).reshape(-1, WORD.itemsize)[:, : bits // 8]
-        return self.head.tobytes() + low.tobytes()
+        low = self.body.view(np.uint8)
+        if bits < 32:
+            low = low.reshape(-1, WORD.itemsize)[:, : bits // 8].reshape(-1)
+        return np.concatenate([self.head.view(np.uint8), low])
 
 
 def packed_size(head: int, body: int, bits: int) -> int:

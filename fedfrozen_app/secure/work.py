@@ -94,7 +94,7 @@ def masked_reply(
     if noised(order):
         add_noise(vector, rules, session.roster.needed, reply.metrics, words or Keystream().words)
     session = client.mask(session, vector)
-    packed = torch.frombuffer(bytearray(vector.packed(rules.bits)), dtype=torch.uint8)
+    packed = torch.from_numpy(vector.packed(rules.bits))
     metrics = {key: reply.metrics[key] for key in PUBLIC if key in reply.metrics}
     return session, Reply(order.digest, 0, {MASKED: packed}, metrics)
 

@@ -93,7 +93,7 @@ class Executor:
         self.budget.check(self.audit)
         self.approvals = Approvals(kit.approvals)
         self.masks = SiteMasks(kit.folder, kit.name)
-        self.masked_rounds: dict[str, int] = {}  # session: the round that was masked in it
+        self.masked_rounds: dict[str, tuple[str, int]] = {}  # run: its session, and the round that it is of
         self.device = device_of("auto").type
         Policy.read(kit.policy)  # a bad policy is better said at the start
 
@@ -201,6 +201,7 @@ class Executor:
             self._check_limit("answers given again", policy.rounds_per_day, "again")
         if problem := self._used_up(order, proposal, price, policy, again):
             raise Refused(problem)
+        trained = reply is None
         if reply is None:
             if price is not None:  # a record of the run that is lost, or older than this, is no fresh start
                 context.state["privacy"] = ConfigRecord({"rounds": self.budget.rounds(proposal.run.id)})
@@ -215,7 +216,8 @@ class Executor:
         reply = self._outgoing(reply, order, policy, view)
         masked: dict[str, object] = {}
         if session is not None:
-            base, lacks = resident.cache.complete(order.base, read_train(message)[1], verify=True)
+            sent = {} if trained else read_train(message)[1]  # training has put them into the cache
+            base, lacks = resident.cache.complete(order.base, sent, verify=True)
             if lacks:  # what was sent before is here, and what it began from is not
                 return train_reply(message, Reply(order.digest, lacks=lacks), local=False)
             masked = {"masked": masked_entry(session, order, reply)}
@@ -371,7 +373,8 @@ class Executor:
         """One list of survivors for each round of a run, ever: of two sums over almost the same sites the
         difference would be one site's update. A round that is asked for again has the same, or none: the
         latter where each sum has noise of its own (`once`), for two of them have less together."""
-        number = self.masked_rounds[session.terms.session]
+        begun, number = self.masked_rounds[known["run"]]
+        assert begun == session.terms.session  # a run has one session at a time
         before = self.audit.confirmed(known["run"], number)
         if before is not None and (once or before != list(session.survivors)):
             raise Refused(f"round {number} was summed over other sites before")
@@ -385,7 +388,7 @@ class Executor:
             session = self.masks.opened(proposal.run.id, envelopes_of(message), order.digest)
         except Unfit as no:
             raise Refused(str(no)) from None
-        self.masked_rounds = {session.terms.session: order.round}
+        self.masked_rounds[proposal.run.id] = session.terms.session, order.round
         return session
 
     # Answers ---------------------------------------------------------------------------------------------

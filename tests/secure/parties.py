@@ -59,7 +59,7 @@ class Round:
             vector = Vector(vectors[name].head.copy(), vectors[name].body.copy())
             # As a runtime does that carries clients from process to process.
             self.sessions[name] = client.Session.read(client.mask(opened, vector).text())
-            self.wire.append(vector.packed(self.bits))
+            self.wire.append(vector.packed(self.bits).tobytes())
             assert len(self.wire[-1]) == packed_size(len(vector.head), len(vector.body), self.bits)
             self.collector.take_vector(name, unpacked(self.wire[-1], len(vector.head), self.bits))
         return self.collector.close()

@@ -77,16 +77,18 @@ def test_three_methods_over_three_real_sites(tmp_path):
             for masks in ((), (ON,)):
                 folder = tmp_path / f"{name}{len(masks)}"
                 line = words(deployment, folder, *more, *masks, "runtime.min_nodes=3")
+                if "strategy=pfeddc" in more:  # a model of its own
+                    line = [word for word in line if not word.startswith("model.config.")]
                 assert command(line) == 0, name
             plain, masked = Run(tmp_path / f"{name}0"), Run(tmp_path / f"{name}1")
             found[name] = far(plain, masked), stated(masked)
+            print(name, "largest difference of a weight, and the rounding that is said:", found[name])
+            assert found[name][0] <= 10 * found[name][1] + FLOAT32
             for row in masked.rows[1:]:
                 assert row["clients_ok"] == row["secure"]["summed"] == 3 and row["secure"]["clipped"] == 0
             assert abs(masked.rows[-1]["test_accuracy"] - plain.rows[-1]["test_accuracy"]) <= 0.01
         events = [e["event"] for e in read_audit(Kit.read(deployment.kits / "north").audit)]
         assert events.count("unmasked") == 2 * len(RUNS) and "refused" not in events
-    print("largest difference of a weight, and the rounding that is said:", found)
-    assert all(apart <= 10 * bound + FLOAT32 for apart, bound in found.values())
 
 
 def test_a_site_that_is_killed_in_each_step(tmp_path):

@@ -9,6 +9,7 @@ from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.exchange.messages import MASKING, masking_text, read_reply
 from fedfrozen_app.inprocess.grid import InProcessGrid
+from fedfrozen_app.report.console import masked_facts
 from fedfrozen_app.secure import work
 from tests.conftest import Run, same_bits
 from tests.strategies.dual import WORDS
@@ -73,6 +74,7 @@ def test_feddyn_counts_every_client_alike(train):
     compare(train, "strategy=feddyn", *PLAIN)
 
 
+@pytest.mark.slow
 def test_layers_that_clients_choose_are_a_union_with_zeros(train):
     words = ("strategy=safl", "dataset=digits", "model=vit_tiny", "strategy.top_k=1", *PLAIN)
     plain, masked = train(*words, folder="plain"), train(*words, ON, folder="masked")
@@ -83,6 +85,7 @@ def test_layers_that_clients_choose_are_a_union_with_zeros(train):
         assert sum(other["bytes_up_by_role"].values()) > sum(one["bytes_up_by_role"].values())
 
 
+@pytest.mark.slow
 def test_pfeddc_sends_its_global_prompts_masked(train):
     words = (*WORDS, "num_rounds=2", "client.optimizer=sgd", "client.lr=0.001")
     plain, masked = (
@@ -114,6 +117,7 @@ def test_two_masked_runs_are_equal_to_the_bit_although_every_mask_is_new(train):
     assert same_bits(one.model, other.model)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_with_new_masks(train):
     whole = train(ON, "num_rounds=3", "client.lr_schedule=constant", folder="whole")
     train(ON, "num_rounds=2", "client.lr_schedule=constant", folder="parts", small=True)
@@ -130,6 +134,7 @@ def test_too_large_updates_are_clipped_counted_and_said(train, caplog):
     assert moved and run.rows[1]["clients_ok"] == 3
 
 
+@pytest.mark.slow
 def test_a_site_keeps_its_own_norm(train):
     run = train(ON, *PLAIN, "num_rounds=1", "secure_aggregation.max_norm=0.01")
     drift = run.rows[1]["drift"]
@@ -257,3 +262,17 @@ def test_a_strategy_that_needs_replies_one_by_one_says_so(monkeypatch):
 def test_a_cohort_that_is_too_small_is_said_before_the_first_round(train):
     with pytest.raises(UserError, match=r"min_cohort=3 clients make a sum at least, and a round has 2"):
         train(ON, "num_clients=4", "participation=0.5")
+
+
+def test_the_closing_table_tells_what_the_server_saw():
+    rows = [
+        {"round": 1, "secure": {"summed": 5, "rounding": 1e-6, "clipped": 0}},
+        {"round": 2, "secure": {"summed": 4, "rounding": 3e-6, "clipped": 7}},
+        {"round": 3, "secure": {"cohort": 2}, "discarded": "too few"},
+    ]
+    assert dict(masked_facts(rows)) == {
+        "Masked: smallest sum": "over 4 clients",
+        "Masked: rounding of a weight, at most": "3e-06 a round",
+        "Masked: values clipped": "7",
+    }
+    assert dict(masked_facts([{"round": 1}])) == {}

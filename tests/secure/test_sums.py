@@ -84,7 +84,7 @@ def check(found: Round, plan: Layout, rules: Arithmetic, vectors, plain) -> None
             assert figure not in sums.figures
 
 
-@settings(RELAXED, max_examples=25)
+@settings(RELAXED, max_examples=15)
 @given(
     st.integers(0, 2**32),
     st.integers(2, 8),
@@ -134,6 +134,7 @@ def test_drop_outs_at_each_step_up_to_the_threshold_and_beyond(step):
         assert not (beyond.collector.sum.body == plain).any()
 
 
+@pytest.mark.slow
 def test_a_sparse_graph_of_a_hundred():
     names = [f"site-{number:03}" for number in range(100)]
     about = terms(neighbours=8)
@@ -171,7 +172,7 @@ def test_masked_vectors_are_uniform_over_many_rounds():
     assert low > 1e-4 / 64
     assert len({bytes(one) for one in seen}) == len(seen)
     # The test can tell: without masks it fails at once.
-    plain = np.bincount(np.frombuffer(vectors["a"].packed(32), np.uint8), minlength=256)
+    plain = np.bincount(vectors["a"].packed(32), minlength=256)
     assert stats.chisquare(plain).pvalue < 1e-12
 
 
@@ -183,7 +184,7 @@ def test_no_piece_of_an_update_is_on_the_wire():
     found = Round(names)
     found.masks(found.shares(found.keys()), vectors)
     for name, sent in zip(names, found.wire, strict=True):
-        clear = vectors[name].packed(32)
+        clear = vectors[name].packed(32).tobytes()
         update = plain[name][0]["w"].float().numpy().tobytes()
         for text in (clear, update):
             pieces = [text[start : start + 8] for start in range(0, len(text) - 8, 4)]
