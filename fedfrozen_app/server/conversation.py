@@ -535,5 +535,7 @@ def is_gone(message: Message) -> bool:
 
 
 def has_crashed(message: Message) -> bool:
-    """A node answers so for an executor that was killed or hung, and is being started again."""
-    return message.has_error() and message.error.code == ErrorCode.CLIENT_APP_CRASHED
+    """A node answers so for an executor that was killed or hung, and is being started again; and Flower for
+    a node that was killed while it sent its answer."""
+    lost = (ErrorCode.CLIENT_APP_CRASHED, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+    return message.has_error() and message.error.code in lost

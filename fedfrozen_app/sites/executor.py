@@ -42,7 +42,7 @@ from fedfrozen_app.files.disk import waiting_for_room
 from fedfrozen_app.sites import manifest
 from fedfrozen_app.sites.desk import Executor
 from fedfrozen_app.sites.kit import Kit
-from fedfrozen_app.sites.link import Patience, SuperNodeClient, is_stranger, only_one
+from fedfrozen_app.sites.link import Patience, SuperNodeClient, in_time_of, is_stranger, only_one
 from fedfrozen_app.sites.sign import Idleness, Note
 from fedfrozen_app.verb_table import parse
 
@@ -179,6 +179,7 @@ def handle(kit: Kit, executor: Executor, token: str, note: Note) -> None:
             rest.before_work()
             with waiting_for_room(rest):
                 reply = executor.answer(message, context, bundle_of(fab))
+            in_time_of(message, reply)
             note.write("pushing", limits.transfer, now=True)
             if pulse.dropped:
                 log.warning("An answer was dropped: nobody waits for it any more.")

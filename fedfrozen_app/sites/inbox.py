@@ -24,6 +24,8 @@ from flwr.supercore.object_store import (  # internal
 from flwr.supernode.nodestate import NodeState, NodeStateFactory  # internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState  # internal
 
+from fedfrozen_app.sites.link import in_time_of
+
 log = logging.getLogger(__name__)
 ASK = 10.0  # seconds between two questions whether a run still goes on
 
@@ -140,6 +142,7 @@ class Inbox(InMemoryNodeState):
                 self._drop(reply)
             number = message.metadata.message_id
             answer = Message(Error(ErrorCode.CLIENT_APP_CRASHED, why), reply_to=message)
+            in_time_of(message, answer)
             answer.metadata.__dict__["_message_id"] = answer.object_id
             self._store_generated_message(answer)
             if number not in self.time_store:  # nobody has taken it in

@@ -22,6 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from flwr.app import Message
 from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse  # internal
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError  # internal
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor  # internal
@@ -205,3 +206,9 @@ def _make_credentials() -> bytes:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     return private + certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def in_time_of(message: Message, reply: Message) -> None:
+    """Date the reply by the clock of whoever asked: one from a machine whose clock is an hour ahead would be
+    thrown away as out of date."""
+    reply.metadata.created_at, reply.metadata.ttl = message.metadata.created_at, message.metadata.ttl

@@ -246,19 +246,25 @@ def test_a_killed_node_that_returns_in_time_is_asked_again_and_nothing_is_lost(t
 class Crashes(Grid):
     """The executor of client 1 is killed over its order, in round 2, so often."""
 
-    times = 1
+    times, code = 1, ErrorCode.CLIENT_APP_CRASHED
 
     def replies(self, server_round, node, answer):
         if (server_round, node) != (2, BAD) or self.polls >= self.times:
             return [answer()]
         self.polls += 1
-        return [Message(Error(ErrorCode.CLIENT_APP_CRASHED, "it stopped"), reply_to=reply_to(self, BAD))]
+        return [Message(Error(self.code, "it stopped"), reply_to=reply_to(self, BAD))]
 
 
-@pytest.mark.slow
-def test_an_executor_that_was_killed_is_asked_again_and_nothing_is_lost(tmp_path, whole):
+@pytest.mark.parametrize(
+    "why",
+    [
+        pytest.param(ErrorCode.CLIENT_APP_CRASHED, marks=pytest.mark.slow),
+        ErrorCode.MESSAGE_UNAVAILABLE,  # its SuperNode was killed while it sent the answer
+    ],
+)
+def test_an_executor_that_was_killed_is_asked_again_and_nothing_is_lost(tmp_path, whole, why):
     class Twice(Crashes):
-        times = 2
+        times, code = 2, why
 
     found, _ = run(tmp_path, Twice)
     assert same_bits(whole.model, found.model)

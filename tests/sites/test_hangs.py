@@ -328,6 +328,40 @@ def test_a_hung_pull_is_given_up_and_the_next_message_done(tmp_path, monkeypatch
         serving.join()
 
 
+def test_a_clock_that_is_an_hour_ahead_spoils_no_answer(tmp_path, monkeypatch):
+    kit, states, link = quick(kit_in(tmp_path)), InboxFactory(), Link()
+    kit.var.mkdir()
+    monkeypatch.setattr(executor, "bundle_of", lambda fab: "")
+    fake_task_input(monkeypatch)
+
+    class Ahead(Desk):
+        def answer(self, message, context, bundle):
+            reply = super().answer(message, context, bundle)
+            reply.metadata.created_at += 3600  # as Flower dates it there
+            reply.metadata.ttl -= 3600
+            return reply
+
+    node, ended = Node(link, states), threading.Event()
+    with supernode(kit, states=states):
+        serving = threading.Thread(
+            target=executor.serve,
+            args=(kit, Ahead()),
+            kwargs={"forever": lambda: not ended.is_set()},
+            daemon=True,
+        )
+        order = link.order(run=1, number=1)
+        assert node.fetch() == 1
+        waiting = node.answer()
+        serving.start()
+        wait_until(lambda: len(link.replies) == 1, 30)
+        ends(waiting)
+        ended.set()
+        serving.join()
+    found, asked = link.replies[0].metadata, order.metadata
+    assert not crashed(link.replies[0])
+    assert (found.created_at, found.ttl) == (asked.created_at, asked.ttl)
+
+
 def fake_task_input(monkeypatch) -> None:
     """Without a bundle: the run's own is not what this is about."""
     from flwr.supernode.servicer.runtime import runtime_handlers
