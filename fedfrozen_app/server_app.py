@@ -100,7 +100,8 @@ def converse(grid: Grid, job: Job, resident: Resident, flower_run: int) -> Conve
     try:
         roles = shared_roles(config, resident.exchanged, resident.roles)
         proposal = propose(config, resident.card, config.run_id or f"flower-{flower_run}", roles)
-        log.info("Sites with an executor are asked for the proposal %s.", proposal.hash)
+        if config.runtime.name != "flower":  # nodes of a simulation are no sites
+            log.info("Sites with an executor are asked for the proposal %s.", proposal.hash)
     except UserError as error:
         if config.runtime.name == "deployed":
             raise

@@ -11,11 +11,12 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
+from rich.console import Console
 from transformers import PreTrainedModel
 
 from fedfrozen_app.compare import model as compared
 from fedfrozen_app.compare.compare_page import render as comparison_page
-from fedfrozen_app.compare.tables import footnotes, runs_csv, to_csv
+from fedfrozen_app.compare.tables import footnotes, runs_csv, to_csv, to_terminal
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.folders import run_folders
 from fedfrozen_app.files.rows import read_rows
@@ -111,7 +112,9 @@ class Comparison:
         return footnotes(self._found)
 
     def __repr__(self) -> str:
-        return "\n".join([str(self.table), *self.notes])
+        said = StringIO()
+        Console(file=said, width=110).print(*to_terminal(self._found), *self.notes, sep="\n", markup=False)
+        return said.getvalue().rstrip()
 
     def _repr_html_(self) -> str:
         return framed(comparison_page(self._found, link=lambda run: None))

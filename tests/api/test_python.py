@@ -68,6 +68,12 @@ def test_a_folder_is_loaded_again(done):
         fedfrozen.load(done.folder / "checkpoints" / "2")
 
 
+def test_a_comparison_prints_as_tables_that_a_reader_can_read(done):
+    said = repr(fedfrozen.compare(done))
+    assert "fedfrozen" in said and "bytes up" in said and "columns]" not in said
+    assert max(map(len, said.splitlines())) <= 110
+
+
 def test_mistakes_are_exceptions_with_the_commands_sentences(done):
     with pytest.raises(fedfrozen.UserError, match=r"There is no key 'num_round' .* did you mean num_rounds"):
         fedfrozen.run(num_round=5)
