@@ -1,5 +1,7 @@
 """Masked rounds through Flower's own processes, and over three real sites with TLS: `pytest -m slow`."""
 
+import json
+
 import pytest
 
 from fedfrozen_app.__main__ import run as command
@@ -7,7 +9,7 @@ from fedfrozen_app.sites.audit_log import read_audit
 from fedfrozen_app.sites.kit import Kit
 from tests.conftest import SMALL, Run
 from tests.secure.test_rounds import FLOAT32, ON, PLAIN, far, stated
-from tests.sites.federation import SITES, federation
+from tests.sites.federation import ROOT, SITES, federation
 from tests.sites.twin import join, words
 from tests.strategies.dual import WORDS as DUAL
 
@@ -103,9 +105,7 @@ def test_a_site_that_is_killed_in_each_step(tmp_path):
 
         def killed(self, party, script, *within):
             if (party, script) == ("west", "executor"):
-                import json
-
-                path = f"PYTHONPATH={tmp_path / 'python'}"
+                path = f"PYTHONPATH={tmp_path / 'python'}:{ROOT}"
                 within = ("env", path, f"KILLED_AT={json.dumps(steps)}", *within)
             return start(self, party, script, *within)
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 
 from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.exchange.messages import (
@@ -24,6 +25,7 @@ from fedfrozen_app.secure.roster import Entry, to_text
 from fedfrozen_app.secure.work import MASKED
 from fedfrozen_app.sites.audit_log import read_audit
 from fedfrozen_app.sites.authority import Signer, read_certificate
+from fedfrozen_app.sites.desk import Executor
 from fedfrozen_app.sites.masking import Certified
 from tests.secure.test_rounds import FLOAT32, ON, PLAIN, far, stated
 from tests.sites.inprocess import SiteGrid, Sites, copy_of
@@ -458,6 +460,27 @@ def test_a_round_that_is_asked_for_again_has_new_masks_and_the_same_survivors(si
 
     reasons, _, _ = attack(sites, tampers, *words)
     assert any("was summed over other sites before" in r for r in reasons["north"])
+
+
+def test_an_executor_that_is_killed_at_a_step_has_dropped_out_of_that_round_alone(sites):
+    """West's process ends at another step of each round, and a new one knows what its disk knows."""
+    steps = {"1": "keys", "2": "shares", "3": "order", "4": "confirm", "5": "unmask"}
+
+    class Killed(SiteGrid):
+        def _answer(self, message):
+            kind, number = message.metadata.message_type, message.metadata.group_id
+            step = json.loads(masking_text(message))["step"] if kind == MASKING else "order"
+            west = self.executors[message.metadata.dst_node_id - 1].kit.name == "west"
+            if west and steps.get(number) == step:
+                self.executors[message.metadata.dst_node_id - 1] = Executor(sites.kit("west"))
+                return Message(Error(ErrorCode.CLIENT_APP_CRASHED, "killed"), reply_to=message)
+            return super()._answer(message)
+
+    content(sites)
+    run = sites.train(ON, TWO, "num_rounds=6", "strategy.warmup_rounds=3", *PLAIN, make_grid=Killed)
+    assert [row["secure"]["summed"] for row in run.rows[1:]] == [2, 2, 2, 3, 3, 3]
+    assert [row["clients_ok"] for row in run.rows[1:]] == [2, 2, 2, 3, 3, 3]
+    assert not any("discarded" in row for row in run.rows)
 
 
 def test_entries_are_read_strictly():
