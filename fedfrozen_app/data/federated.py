@@ -71,7 +71,7 @@ def load_corpus(
     judges = config.runtime.name == "deployed" and classes is None
     if judges:
         dataset = replace(dataset, test_fraction=0.0)
-    corpus = load(_spec(dataset, path), _tokenizer(config), classes)
+    corpus = load(spec_of(dataset, path), tokenizer_of(config), classes)
     if judges and not len(corpus.test):
         corpus = _all_to_judge_by(corpus, config)
     if dataset.novel:
@@ -223,7 +223,7 @@ def input_shape(corpus: Corpus, config: Config) -> InputShape:
     return InputShape(task="image", classes=corpus.classes, channels=channels, image_size=height)
 
 
-def _spec(dataset: DatasetConfig, path: str | None) -> DatasetSpec:
+def spec_of(dataset: DatasetConfig, path: str | None) -> DatasetSpec:
     settings = {k: v for k, v in vars(dataset).items() if k not in _NOT_READING}
     settings["path"] = path if path is not None else dataset.path
     for key in ("mean", "std", "keep_classes"):
@@ -231,7 +231,7 @@ def _spec(dataset: DatasetConfig, path: str | None) -> DatasetSpec:
     return DatasetSpec(**settings)
 
 
-def _tokenizer(config: Config) -> PreTrainedTokenizerBase | None:
+def tokenizer_of(config: Config) -> PreTrainedTokenizerBase | None:
     """The checkpoint's own; None (bytes) for a model that brings none, or for pictures."""
     source, path = config.model.source, str(config.model.path)
     if config.dataset.kind == "synthetic" and source == "config":

@@ -531,6 +531,8 @@ svg .grid { stroke: var(--grid); }
 svg .axis { stroke: var(--soft); }
 svg .band { fill: var(--c); fill-opacity: .16; }
 svg .cell { fill: var(--blue); shape-rendering: crispEdges; }
+svg.heat { width: auto; max-width: none; }
+svg.heat text.on { fill: var(--card); }
 svg .whisker { stroke: var(--c); stroke-width: 2; }
 svg .seed { fill: var(--c); fill-opacity: .45; }
 svg .line { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round;
