@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedfrozen_app.census.measure import NONE
+from fedfrozen_app.data.partition_like import class_rows
 
 FORMAT = 1
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -127,26 +127,14 @@ def quantiles(table: Mapping[str, Any]) -> dict[str, dict[str, float]] | None:
 
 
 def class_counts(answers: Answers) -> dict[str, dict[str, float]]:
-    """By site, the rows of each class; what it hides is spread evenly over the classes that it hides."""
-    everywhere = dict.fromkeys(
-        name
-        for found in answers.values()
+    """By site, the rows of each class that any site has."""
+    told = {
+        site: class_rows(table)
+        for site, found in answers.items()
         if (table := found["tables"].get("classes")) is not None
-        for name in (*table["rows"], *table["hidden"])
-        if name != NONE
-    )
-    counts = {}
-    for site, found in answers.items():
-        table = found["tables"].get("classes")
-        if table is None:
-            continue
-        hidden = [name for name in table["hidden"] if name != NONE]
-        left = table["total"] - sum(table["rows"].values())
-        share = left / (len(hidden) + (NONE in table["hidden"]) + table["others_hidden"]) if hidden else 0.0
-        counts[site] = {
-            name: float(table["rows"].get(name, share if name in hidden else 0.0)) for name in everywhere
-        }
-    return counts
+    }
+    names = dict.fromkeys(name for own in told.values() for name in own)
+    return {site: {name: own.get(name, 0.0) for name in names} for site, own in told.items()}
 
 
 def class_shares(answers: Answers) -> dict[str, dict[str, float]]:

@@ -121,6 +121,7 @@ def check_config(config: Config) -> None:
         ("dataset.path", config.dataset.kind != "hub"),
         ("model.path", config.model.source == "checkpoint"),
         ("partition.path", True),
+        ("partition.census", True),
         ("start_from", True),
         ("runtime.server_kit", True),
     ):

@@ -109,7 +109,7 @@ class PartitionConfig:
         "Set by the file",
         choices=(
             *("dirichlet", "iid", "labels", "shards", "quantity", "noise"),
-            *("natural", "domain", "file"),
+            *("natural", "domain", "file", "like"),
         ),
     )
     alpha: float = setting(
@@ -146,6 +146,10 @@ class PartitionConfig:
         None,
         "`file`: names the client of every train row. CSV with a column `client`, in the rows' order or with "
         "a column `row` (from 0); or JSON, a list of clients, or of each client a list of its rows",
+    )
+    census: str | None = setting(
+        None,
+        "`like`: the `census.json` of `fedfrozen census`, whose sites' sizes and label mixes clients get",
     )
 
 

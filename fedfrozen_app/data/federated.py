@@ -136,7 +136,8 @@ def share_out(corpus: Corpus, config: Config, num_clients: int | None) -> Shares
     columns = {name: values[rest[first]] for name, values in corpus.columns.items()}
     if spec.name == "file":
         columns[FILE_COLUMN] = _file_clients(corpus, config)[rest[first]]
-    parts = partition(corpus.strata[rest[first]], columns, spec, num_clients, config.seed)
+    strata = corpus.strata[rest[first]]
+    parts = partition(strata, columns, spec, num_clients, config.seed, corpus.stratum_names)
     indices = tuple(rest[np.isin(corpus.units[rest], units[index])] for index in parts.indices)
     column = grouping_column(columns, spec)
     if column in corpus.test_columns:

@@ -23,7 +23,7 @@ TITLES = {
     "brightness": ("Mean intensity of a picture", "level"),
 }
 MOST_CLASSES = 60
-CELL, LEFT, TOP = 46, 150, 96  # of the heat map, in pixels
+CELL, LEFT, TOP, RIGHT = 46, 150, 96, 76  # of the heat map, in pixels
 
 
 def write_page(census: Census, folder: Path) -> None:
@@ -56,7 +56,17 @@ def page(census: Census) -> str:
 
 
 def _ordered(name: str, sites: Mapping[str, Any]) -> bool:
-    return any("edges" in (found["tables"].get(name) or ()) for found in sites.values())
+    """Whether it is a histogram, and one that shows something: not all rows of all sites in one interval."""
+    told = [table for found in sites.values() if (table := found["tables"].get(name)) is not None]
+    if not told or "edges" not in told[0]:
+        return False
+    filled = {(low, high) for table in told for low, high, count in _intervals(table) if count}
+    return len(filled) > 1
+
+
+def _intervals(table: Mapping[str, Any]) -> list[tuple[float, float, float]]:
+    edges = table["edges"]
+    return list(zip(edges, edges[1:], table["rows"], strict=False))
 
 
 def _what(census: Census) -> str:
@@ -142,7 +152,7 @@ def _count(table: Mapping[str, Any], name: str) -> float | None:
 
 def heat_map(tables: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> str:
     """Sites below one another, classes side by side; drawn here, so that it needs no script."""
-    width, height = LEFT + CELL * len(names) + 8, TOP + CELL * len(tables) * 3 // 4 + 6
+    width, height = LEFT + CELL * len(names) + RIGHT, TOP + CELL * len(tables) * 3 // 4 + 6
     row = CELL * 3 // 4
     parts = [
         f'<svg class="heat" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img">'
@@ -321,7 +331,8 @@ def _histogram(name: str, sites: Mapping[str, Any]) -> dict[str, Any]:
         "from_zero": True,
         "least": 0.0,
         "series": series,
-        "note": "" if series else "No site told it.",
+        "steps": True,
+        "note": "Where few people are, neighbouring intervals are joined." if series else "No site told it.",
     }
 
 
