@@ -45,7 +45,7 @@ FEDERATION = word("federation", type=Path, help="YAML file: server: {address, po
 GROUPS: dict[str, tuple[str, ...]] = {
     "train": ("resume", "attach", "evaluate", "export"),
     "sweep": ("search", "compare"),
-    "look": ("list", "show", "watch", "report", "personal"),
+    "look": ("list", "show", "watch", "report", "personal", "fairness"),
     "judge": ("plan", "methods", "doctor", "census", "audit"),
     "sites": ("provision", "site", "server"),
     "research": ("theory", "align"),
@@ -160,6 +160,18 @@ VERBS: dict[str, Verb] = {
             word("png", metavar="png=FILE", nargs="?", help="where the picture goes; default: the first RUN"),
         ),
         ("fedfrozen personal first second png=both.png",),
+    ),
+    "fairness": Verb(
+        "For whom a model fails: by site, by class and by subgroup, worst first, with intervals.",
+        (
+            word("runs", metavar="RUN", nargs="+", help="folders of finished runs"),
+            word("--by", action="append", default=[], metavar="COLUMN", help="judge anew, by this column"),
+            word("--bootstrap", type=int, default=0, metavar="N", help="judge anew, with N draws of people"),
+        ),
+        (
+            "fedfrozen fairness outputs/RUN",
+            "fedfrozen fairness outputs/RUN outputs/LOCAL --by sex --by age_band --bootstrap 200",
+        ),
     ),
     "plan": Verb(
         "What would be trained, sent and kept, by role, before anything runs.",

@@ -1,19 +1,19 @@
 """What may leave of a table: no cell of fewer than `floor` people, nor what it could be worked out from.
 
-A cell is small where it has some people, and fewer than the floor; or where so few are *not* in it. Small
-cells are hidden, and others with them, smallest first, until there are at least two and together they have
-`floor` people and one more for each further cell. Whoever takes the cells shown from the total then knows the
-sum of those hidden, and of each of them nothing but that it is 1 to `floor` or more. Where the whole table
-is not enough for that, all of it is withheld. Empty cells are shown: that a site has nobody of a class is
-what a census is for.
+A cell is small where it has some people, and fewer than the floor; or where so few are *not* in it. A small
+cell is joined with its neighbour, and where both together are still too few, with the next two: in halves of
+halves, so that with whom a cell is joined does not depend on the counts. (Hiding the smallest cell beside a
+small one would tell of the others that they are larger: trying all tables shows that this gives cells away.)
+Cells that are joined have `floor` people together, and one more for each further cell that is not empty:
+whoever knows their sum knows of each of them nothing but that it is 1 to `floor` or more. Where the whole
+table is not enough for that, all of it is withheld.
 
-Intervals are not hidden but joined with their neighbours, in halves of halves, so that the joints do not
-depend on the counts.
+Intervals are told as joined. Cells with names are hidden instead, and of all of them only the sum is known:
+what the total leaves over. Empty ones are shown: that a site has nobody of a class is what a census is for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,39 +21,15 @@ import numpy as np
 from fedfrozen_app.census.cells import Moments, Table
 
 Published = dict[str, Any]
+Groups = list[tuple[int, int]]  # first cell, one past the last
 LEAST_FLOOR = 3  # with a floor of 2, a small cell is always 1
 DOMINANT = 0.5  # of the rows behind a mean, that one person may have
 
 
-def hidden_cells(people: Sequence[int] | np.ndarray, everybody: int, floor: int) -> set[int] | None:
-    """The cells that are not shown; None where nothing of the table may be."""
-    counts = [int(count) for count in people]
-    hidden = {
-        cell
-        for cell, count in enumerate(counts)
-        if count and (count < floor or 0 < everybody - count < floor)
-    }
-    if not hidden:
-        return set()
-    order = sorted(
-        (cell for cell, count in enumerate(counts) if count), key=lambda cell: (counts[cell], cell)
-    )
-    for cell in order:
-        if enough(hidden, counts, floor):
-            return hidden
-        hidden.add(cell)
-    return hidden if enough(hidden, counts, floor) else None
+def joined_cells(table: Table, floor: int) -> Groups | None:
+    """Which cells are told as one; None where not even all together may be."""
 
-
-def enough(hidden: set[int], counts: Sequence[int], floor: int) -> bool:
-    """Whether these cells hide each other."""
-    return len(hidden) >= 2 and sum(counts[cell] for cell in hidden) >= floor + len(hidden) - 1
-
-
-def joined_cells(table: Table, floor: int) -> list[tuple[int, int]] | None:
-    """Intervals (first cell, one past the last) that may be shown; None where not even all together may."""
-
-    def join(low: int, high: int) -> list[tuple[int, int]]:
+    def join(low: int, high: int) -> Groups:
         if high - low == 1:
             return [(low, high)]
         middle = (low + high) // 2
@@ -65,10 +41,16 @@ def joined_cells(table: Table, floor: int) -> list[tuple[int, int]] | None:
 
 
 def sound(table: Table, low: int, high: int, floor: int) -> bool:
-    """Whether these cells, as one, are nobody's or hide each other."""
+    """Whether these cells, as one, are nobody's, or hide each other; and nearly everybody is not in them."""
     within = table.people_within(low, high)
     filled = len(np.unique(table.cell[(table.cell >= low) & (table.cell < high)]))
-    return within == 0 or within >= floor + filled - 1
+    return within == 0 or (within >= floor + filled - 1 and not 0 < table.everybody - within < floor)
+
+
+def hidden_cells(table: Table, groups: Groups) -> set[int]:
+    """Of a table with names: those that share a group with others, but for empty ones."""
+    people = table.people()
+    return {cell for low, high in groups if high - low > 1 for cell in range(low, high) if people[cell]}
 
 
 def publish(table: Table, floor: int) -> Published | None:
@@ -77,11 +59,10 @@ def publish(table: Table, floor: int) -> Published | None:
         return empty(table)
     if table.everybody < floor:
         return None
-    if table.edges:
-        groups = joined_cells(table, floor)
-        return None if groups is None else joined(table, groups)
-    hidden = hidden_cells(table.people(), table.everybody, floor)
-    return None if hidden is None else named(table, hidden)
+    groups = joined_cells(table, floor)
+    if groups is None:
+        return None
+    return joined(table, groups) if table.edges else named(table, hidden_cells(table, groups))
 
 
 def empty(table: Table) -> Published:

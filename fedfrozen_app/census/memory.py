@@ -2,10 +2,11 @@
 
     VAR/census/VIEW.json   for each table and mean: who was in which cell, by keyed hash, and what was told
 
-Asked again about the same rows, the site tells the same. Where rows have changed, a table is told anew only
-if in every cell of it nobody has changed, or as many people as the floor asks for; and only with the same
-cells hidden or joined as before. A cell that was hidden stays hidden: shown later, it could be taken from an
-earlier total. Otherwise the earlier table is told again.
+Asked again about the same rows, the site tells the same; and also where rows of fewer people than the floor
+have changed since it last told anything new. Where more have, a table is told anew only if in every cell of
+it nobody has changed, or as many people as the floor asks for; and only with the same cells hidden or joined
+as before. A cell that was hidden stays hidden: shown later, it could be taken from an earlier total.
+Otherwise the earlier table is told again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.files.seal import DAMAGED, sealed, unsealed
 
+NOTHING: Mapping[str, Any] = {"told": None}
 Members = dict[str, dict[str, float]]  # person: cell: weight
 
 
@@ -41,14 +43,36 @@ def told(figures: Figures, records: Records, floor: int, before: dict[str, Any])
     key = before.setdefault("key", secrets.token_hex(32))
     names = [who(name, key) for name in records.names]
     tables, means = before.setdefault("tables", {}), before.setdefault("moments", {})
-    for table in figures.tables:
-        tables[table.name] = table_again(table, names, floor, tables.get(table.name))
-    for found in figures.moments:
-        means[found.name] = moments_again(found, names, floor, means.get(found.name))
+    everybody = digests(figures, names)
+    if "everybody" not in before or changed_people(before["everybody"], everybody) >= floor:
+        before["everybody"] = everybody
+        for table in figures.tables:
+            tables[table.name] = table_again(table, names, floor, tables.get(table.name))
+        for found in figures.moments:
+            means[found.name] = moments_again(found, names, floor, means.get(found.name))
     return {
-        "tables": {table.name: tables[table.name]["told"] for table in figures.tables},
-        "moments": {found.name: means[found.name]["told"] for found in figures.moments},
+        "tables": {table.name: tables.get(table.name, NOTHING)["told"] for table in figures.tables},
+        "moments": {found.name: means.get(found.name, NOTHING)["told"] for found in figures.moments},
     }
+
+
+def digests(figures: Figures, names: list[str]) -> dict[str, str]:
+    """By person, of all that is counted of her."""
+    parts: list[list[Any]] = [[] for _ in names]
+    for table in figures.tables:
+        for person, cells in table.members().items():
+            parts[person].append((table.name, sorted(cells.items())))
+    for found in figures.moments:
+        for person, value in zip(found.person.tolist(), found.value.tolist(), strict=True):
+            parts[person].append((found.name, value))
+    return {
+        name: hashlib.sha256(repr(own).encode("utf-8", "surrogatepass")).hexdigest()[:24]
+        for name, own in zip(names, parts, strict=True)
+    }
+
+
+def changed_people(before: Mapping[str, str], now: Mapping[str, str]) -> int:
+    return sum(before.get(person) != now.get(person) for person in before.keys() | now.keys())
 
 
 def who(name: str, key: str) -> str:
@@ -59,14 +83,14 @@ def who(name: str, key: str) -> str:
 
 def first(table: Table, names: list[str], floor: int) -> dict[str, Any]:
     """A table that was never told, or of which nothing was."""
-    members = {names[person]: cells for person, cells in table.members().items()}
-    groups = floors.joined_cells(table, floor) if table.edges and table.everybody else None
-    hidden = None if table.edges else floors.hidden_cells(table.people(), table.everybody, floor)
+    groups = floors.joined_cells(table, floor) if table.everybody else None
+    hidden = set() if table.edges or groups is None else floors.hidden_cells(table, groups)
     return {
-        "members": members,
-        "told": floors.publish(table, floor),
+        "members": {names[person]: cells for person, cells in table.members().items()},
+        "names": list(table.names),
         "groups": groups,
-        "hidden": None if hidden is None else sorted(table.names[cell] for cell in hidden),
+        "hidden": sorted(hidden),
+        "told": floors.publish(table, floor),
     }
 
 
@@ -77,24 +101,16 @@ def table_again(
     fresh = first(table, names, floor)
     if before is None or before["told"] is None:
         return fresh
-    if before["members"] == fresh["members"]:
-        return dict(before)
     if not changed_enough(before["members"], fresh["members"], floor) or fresh["told"] is None:
         return dict(before)
-    if table.edges:
-        if before["groups"] is None:  # nobody was in it
-            return fresh
-        groups = [(low, high) for low, high in before["groups"]]
-        if not all(floors.sound(table, low, high, floor) for low, high in groups):
-            return dict(before)
-        return fresh | {"groups": groups, "told": floors.joined(table, groups)}
-    kept = {cell for cell, name in enumerate(table.names) if name in before["hidden"]}
-    needed = {cell for cell, name in enumerate(table.names) if name in fresh["hidden"]}
-    if len(kept) < len(before["hidden"]) or not needed <= kept:
+    if before["groups"] is None:  # nobody was in it
+        return fresh
+    groups = [(low, high) for low, high in before["groups"]]
+    if before["names"] != fresh["names"] or not all(floors.sound(table, *part, floor) for part in groups):
         return dict(before)
-    if kept and not floors.enough(kept, table.people().tolist(), floor):
-        return dict(before)
-    return fresh | {"hidden": before["hidden"], "told": floors.named(table, kept)}
+    hidden = set(before["hidden"]) | floors.hidden_cells(table, groups)
+    told = floors.joined(table, groups) if table.edges else floors.named(table, hidden)
+    return fresh | {"groups": groups, "hidden": sorted(hidden), "told": told}
 
 
 def changed_enough(before: Members, now: Members, floor: int) -> bool:
@@ -116,15 +132,27 @@ def moments_again(
     values: dict[str, list[float]] = {}
     for person, value in zip(found.person.tolist(), found.value.tolist(), strict=True):
         values.setdefault(names[person], []).append(value)
-    digests = {
-        name: hashlib.sha256(json.dumps(own).encode()).hexdigest()[:24] for name, own in values.items()
-    }
-    fresh: dict[str, Any] = {"members": digests, "told": floors.publish_moments(found, floor)}
+    own = {name: hashlib.sha256(json.dumps(some).encode()).hexdigest()[:24] for name, some in values.items()}
+    fresh: dict[str, Any] = {"members": own, "told": floors.publish_moments(found, floor)}
     if before is None or before["told"] is None:
         return fresh
-    old = before["members"]
-    changed = sum(old.get(name) != digests.get(name) for name in old.keys() | digests.keys())
+    changed = changed_people(before["members"], own)
     return fresh if changed >= floor and fresh["told"] is not None else dict(before)
+
+
+def rows_digest(records: Records) -> str:
+    """Of all rows, whatever their order."""
+    cells = [
+        sorted((name, str(values[row])) for name, values in records.columns.items())
+        for row in range(len(records))
+    ]
+    rows = sorted(
+        repr((records.names[person], content, labels, own))
+        for person, content, labels, own in zip(
+            records.people.tolist(), records.contents, records.labels, cells, strict=True
+        )
+    )
+    return hashlib.sha256("\n".join(rows).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 # On the site's disk ---------------------------------------------------------------------------------------

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from fedfrozen_app.census.measure import Tokens
 from fedfrozen_app.census.records import Records, records_of
 from fedfrozen_app.config import Config, DatasetConfig, compose_config, read, resolved
-from fedfrozen_app.data.federated import share_out, spec_of, tokenizer_of
+from fedfrozen_app.data.federated import TOKENIZER_FILES, share_out, spec_of, tokenizer_of
 from fedfrozen_app.data.sources import prepare, undecoded
 from fedfrozen_app.data.sources import read as read_rows
 from fedfrozen_app.data.sources.raw_rows import Rows
@@ -74,6 +75,13 @@ def tokens_of(config: Config) -> Tokens | None:
     """How the configured model cuts texts; None where it reads bytes."""
     tokenizer = tokenizer_of(config)
     return None if tokenizer is None else counting(tokenizer)
+
+
+def tokens_of_model(folder: str) -> Tokens | None:
+    """The same for a model's folder on a site."""
+    if not any((Path(folder) / name).exists() for name in TOKENIZER_FILES):
+        return None
+    return counting(AutoTokenizer.from_pretrained(folder, local_files_only=True))
 
 
 def counting(tokenizer: PreTrainedTokenizerBase) -> Tokens:

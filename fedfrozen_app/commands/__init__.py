@@ -31,6 +31,7 @@ VERBS = {
     "census": "fedfrozen_app.commands.census:census",
     "audit": "fedfrozen_app.audit.command:audit",
     "personal": "fedfrozen_app.report.personal:compare",
+    "fairness": "fedfrozen_app.commands.served:fairness",
     "align": "fedfrozen_app.align.command:make",
 }
 TRAIN = "fedfrozen_app.commands.training:train"

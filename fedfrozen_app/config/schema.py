@@ -91,6 +91,12 @@ class DatasetConfig:
     client_validation: float = setting(
         0.1, "Share of each client's rows that the client holds out", least=0, most=0.9
     )
+    subgroups: list[str] | None = setting(
+        None, "Columns by whose values a model is judged apart: `dataset.subgroups=[sex,age_band]`"
+    )
+    subgroup_floor: int = setting(
+        10, "A group of fewer people is not told by itself, nor what would give it away", least=1
+    )
     align: float = setting(
         0.0,
         "Share of the train rows for `fedfrozen align` alone: no run with the same value trains or tests on "

@@ -28,7 +28,8 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.seeds import seed_for
 
 log = logging.getLogger(__name__)
-_NOT_READING = ("validation", "client_validation", "align", "novel")  # what is done with rows once read
+# What is done with rows once read.
+_NOT_READING = ("validation", "client_validation", "align", "novel", "subgroups", "subgroup_floor")
 _ALIGN = 1
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.txt", "vocab.json")
 

@@ -29,6 +29,7 @@ from fedfrozen_app.report.console import (
     rounds_text,
 )
 from fedfrozen_app.report.curves import series
+from fedfrozen_app.report.fairness import read_fairness, reliability_chart, section
 from fedfrozen_app.report.html import (
     box,
     cards,
@@ -61,15 +62,24 @@ def run_page(run_dir: Path, *, version: str = "") -> str:
     rows = read_rows(run_dir)
     labels = run_dir / "labels.png"
     picture = labels.read_bytes() if labels.is_file() else None
-    return render(rows, read_summary(run_dir, rows), picture, name=run_dir.resolve().name, version=version)
+    found = read_fairness(run_dir)
+    name = run_dir.resolve().name
+    return render(rows, read_summary(run_dir, rows), picture, name=name, version=version, fairness=found)
 
 
 def render(
-    rows: Sequence[Row], summary: dict[str, Any], labels: bytes | None, *, name: str, version: str = ""
+    rows: Sequence[Row],
+    summary: dict[str, Any],
+    labels: bytes | None,
+    *,
+    name: str,
+    version: str = "",
+    fairness: dict[str, Any] | None = None,
 ) -> str:
     """The whole page as text; `name` stands in where the configuration names no strategy."""
     title = headline(summary) or name
     charts = make_charts(rows, getattr(method_of(summary.get("config")), "curves", ()))
+    charts += reliability_chart(fairness)
     header = f"""<h1>{escape(title)}</h1>
 <p class="soft">{escape(_setting(summary))}</p>
 {_status(rows, summary)}
@@ -79,6 +89,7 @@ def render(
 <h2>Figures</h2>
 {box(pairs(final_figures(rows, summary)))}
 {_stage_table(rows)}
+{section(fairness)}
 {_client_table(rows, (summary.get("config") or {}).get("num_clients"))}
 {_failures(rows)}
 <h2>Rounds</h2>

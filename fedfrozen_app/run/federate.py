@@ -90,6 +90,9 @@ def federate(
                 timeout=job.config.runtime.round_timeout,
                 evaluate_fn=evaluation.evaluator(strategy, resident),
             )
+        if strategy.shares_model or resident.has_global:
+            resident.load(strategy.model, strategy.digests)
+            evaluation.judge_fairness(resident, job.folder)
         unasked = strategy.personal and job.config.privacy.name == "none"  # whose clients would decline
         if unasked if job.config.personal is None else job.config.personal:
             personal = evaluation.judge_personal(strategy, resident, job.folder)

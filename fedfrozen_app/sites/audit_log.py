@@ -21,7 +21,7 @@ from typing import Any
 from fedfrozen_app.errors import UserError
 
 FIRST = "0" * 64
-COUNTED = ("sent", "again", "lacks", "hello", "pending", "refused", "failed", "declined", "judged")
+COUNTED = ("sent", "again", "lacks", "hello", "pending", "refused", "failed", "declined", "judged", "census")
 
 
 class AuditLog:
@@ -67,6 +67,8 @@ class AuditLog:
         event = "again" if entry.get("again") else entry["event"]
         if event in COUNTED:
             self._times[event].append(entry["time"])
+        if entry["event"] == "census" and entry.get("epsilon") is not None:
+            self.spending[entry["charged"]].add("1")
         if entry["event"] == "sent":
             self._answered[entry.get("run", ""), entry.get("proposal", "")].add(entry.get("order", ""))
             if entry.get("epsilon") is not None:

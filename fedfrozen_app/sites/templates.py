@@ -10,7 +10,7 @@ class Filled(string.Template):
     delimiter = "@"  # `$` is the shell's
     idpattern = (
         r"\b(?:name|superlink|port|data|bundle|address|internal_port|"
-        r"strategies|roles|private|epsilon|rounds|approval|metrics)\b"
+        r"strategies|roles|private|epsilon|rounds|approval|metrics|census)\b"
     )
 
 
@@ -360,6 +360,9 @@ superlink: @superlink
 views:
   main: @data
 model_path: null       # folder of a pretrained model, where runs start from one (model=checkpoint)
+# match_key: words that all sites have agreed on, and the server does not know: by it the sites' rows are
+# compared in a census, where census_matches of policy.yaml allows it.
+match_key: null
 folder: var            # cache, state and audit.jsonl; needs room for some copies of the model
 cache_gb: 4            # of arrays kept between rounds
 # Seconds after which a part of this site counts as hung and is started again: without a piece of a message
@@ -384,6 +387,13 @@ rounds_per_day: @rounds
 hellos_per_day: 50
 judgements_per_day: 10
 refusals_per_day: 100                      # refusals and failures; then nothing is answered for a day
+# Before training, a server may ask what data there are (docs: census). yes, no, or ask: a person decides.
+census: @census
+census_floor: 10                           # people in a cell that is told; smaller ones are hidden
+census_columns: {}                         # {age: [0, 18, 40, 65, 120], sex: [F, M]}: edges, or words
+census_matches: false                      # hashes of rows, under the match_key of site.yaml
+censuses_per_day: 20
+subgroups: []                              # columns by which a model is judged apart: [sex, age_band]
 downloads: false                           # models or data from the Hugging Face hub
 """
 
@@ -396,6 +406,7 @@ POLICY_STRICT = {
     "rounds": "100",
     "approval": "ask",
     "metrics": "false",
+    "census": "ask",
 }
 POLICY_TO_TRY = {
     "strategies": "[fedavg, fedprox, fedfrozen, safl]",
@@ -405,6 +416,7 @@ POLICY_TO_TRY = {
     "rounds": "500",
     "approval": "policy",
     "metrics": "true",
+    "census": "yes",
 }
 
 SITE_COMPOSE = f"""\
