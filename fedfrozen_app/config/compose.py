@@ -89,8 +89,9 @@ def resolved(composed: DictConfig) -> dict[str, Any]:
 def absolute_paths(resolved_config: dict[str, Any]) -> dict[str, str]:
     """Overrides that make every local path absolute, for processes with another working directory."""
     found = {}
-    if resolved_config["dataset"]["path"] is not None and resolved_config["dataset"]["kind"] != "hub":
-        found["dataset.path"] = resolved_config["dataset"]["path"]
+    place = resolved_config["dataset"]["path"]
+    if place is not None and resolved_config["dataset"]["kind"] != "hub" and "://" not in place:
+        found["dataset.path"] = place
     if resolved_config["model"]["path"] is not None and resolved_config["model"]["source"] == "checkpoint":
         found["model.path"] = resolved_config["model"]["path"]
     for key, value in (

@@ -91,6 +91,14 @@ class DatasetConfig:
     client_validation: float = setting(
         0.1, "Share of each client's rows that the client holds out", least=0, most=0.9
     )
+    window: list[float] | None = setting(
+        None,
+        "DICOM and NIfTI: centre and width: `dataset.window=[40,400]`. `null`: the file's own",
+    )
+    slices: int | None = setting(None, "DICOM and NIfTI: so many of each series. `null`: all", least=1)
+    query: str | None = setting(
+        None, "`omop`: a SELECT that gives `person_id`, `label`, and `text` or columns to make one of"
+    )
     subgroups: list[str] | None = setting(
         None, "Columns by whose values a model is judged apart: `dataset.subgroups=[sex,age_band]`"
     )

@@ -228,7 +228,7 @@ def input_shape(corpus: Corpus, config: Config) -> InputShape:
 def spec_of(dataset: DatasetConfig, path: str | None) -> DatasetSpec:
     settings = {k: v for k, v in vars(dataset).items() if k not in _NOT_READING}
     settings["path"] = path if path is not None else dataset.path
-    for key in ("mean", "std", "keep_classes"):
+    for key in ("mean", "std", "keep_classes", "window"):
         settings[key] = None if settings[key] is None else tuple(settings[key])
     return DatasetSpec(**settings)
 

@@ -353,7 +353,8 @@ SITE_YAML = """\
 name: @name
 superlink: @superlink
 # What of this site's data a run may train on, by name. A run names a view; rows, columns, classes and whom
-# epsilon protects are said here alone. kind: digits | images | parquet | text | conll | brat | i2b2 | mimic;
+# epsilon protects are said here alone. kind: digits | images | parquet | text | conll | brat | i2b2 | mimic |
+# dicom | nifti | omop (path: a database, query: the cohort as a SELECT);
 # path: relative to this folder; classes: those that all sites have agreed on, and no run begins without them
 # (`fedfrozen site check .` tells those found here); unit: example | document | patient, with its unit_column;
 # examples: the number of rows that the server is told (without it, the true one rounded to tens).
