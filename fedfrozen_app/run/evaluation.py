@@ -18,6 +18,7 @@ from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.files.rows import read_rows
 from fedfrozen_app.local.fair import judge_rows
 from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.report.fairness import read_fairness
 from fedfrozen_app.report.personal import summarise_clients, write_personal
 from fedfrozen_app.server.base import PlannedFedAvg
 from fedfrozen_app.server.judge import evaluate_clients
@@ -64,6 +65,9 @@ def judge_personal(strategy: PlannedFedAvg, resident: Resident, folder: Path) ->
         model: together({client: own[model] for client, own in by_client.items() if model in own})
         for model in models
     }
+    before = read_fairness(folder)
+    if before is not None and "global" in before["models"]:
+        told.pop("global", None)  # judged on all rows at once, which is exact
     write_fairness(told, resident, folder)
     return {key: value for key, value in figures.items() if key != "clients"}
 
@@ -94,8 +98,8 @@ def write_fairness(models: dict[str, Any], resident: Resident, folder: Path) -> 
     """fairness.json, beside what other models of the run are in it already."""
     path = folder / "fairness.json"
     found = summary(models, resident.config.dataset.subgroup_floor)
-    if path.exists():
-        found["models"] = json.loads(path.read_text())["models"] | found["models"]
+    if (before := read_fairness(folder)) is not None:
+        found["models"] = before["models"] | found["models"]
     replace_file(path, json.dumps(found, indent=1) + "\n")
     return found
 
