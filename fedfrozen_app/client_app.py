@@ -14,12 +14,16 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.utils import get_flwr_home
 from torch import Tensor
 
+from fedfrozen_app.census.ask import read_ask
 from fedfrozen_app.config import Config
 from fedfrozen_app.exchange.arrays import to_record
 from fedfrozen_app.exchange.messages import (
     MASKED_BY,
+    CensusReply,
     Hello,
     Reply,
+    census_reply,
+    census_text,
     envelopes_of,
     hello_reply,
     masking_reply,
@@ -28,11 +32,12 @@ from fedfrozen_app.exchange.messages import (
     train_reply,
 )
 from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.captured import steps_for
 from fedfrozen_app.local.choose import choose
 from fedfrozen_app.local.client_state import held_at_home, keep_private, start_of
-from fedfrozen_app.local.resident import Resident, disk_cache, resident_for
+from fedfrozen_app.local.resident import Resident, config_of, disk_cache, resident_for
 from fedfrozen_app.local.sequential import LocalResult, judge_client, train_client
 from fedfrozen_app.privacy.budget import Declined
 from fedfrozen_app.secure import talk
@@ -106,6 +111,28 @@ def _identity(context: Context) -> bytes | None:
 
 def _keep_session(context: Context, session: Session, seed: bytes) -> None:
     context.state["masking"] = ConfigRecord({"session": session.text(), "identity": seed})
+
+
+@app.query("census")
+def census(message: Message, context: Context) -> Message:
+    """What this client counts of its rows. A site's executor does not come by here: it has a policy."""
+    from fedfrozen_app.census import whose  # training needs none of it
+    from fedfrozen_app.census.site import Rules, answer
+
+    ask = read_ask(census_text(message))
+    node = context.node_config
+    if "site" in node:
+        config, name = config_of(str(context.run_config["overrides"])), str(node["site"])
+        path = None if "data-path" not in node else str(node["data-path"])
+        records = whose.records_of_folder(config.dataset, path)
+        rules = Rules(ask.floor, ask.columns)
+    else:
+        count = int(node["num-partitions"])
+        config, clients = whose.simulated(str(context.run_config["overrides"]), count)
+        name = list(clients)[int(node["partition-id"])]
+        records, rules = clients[name], Rules(ask.floor, ask.columns, ask.id.encode())
+    found = answer(ask, records, rules, {}, whose.tokens_of(config))
+    return census_reply(message, CensusReply(name, json=canonical(found)))
 
 
 @app.train()

@@ -80,6 +80,9 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "i2b2": "fedfrozen_app.data.sources.i2b2:read_i2b2",
         "mimic": "fedfrozen_app.data.sources.mimic:read_mimic",
         "synthetic": "fedfrozen_app.data.sources.synthetic:read_synthetic",
+        "dicom": "fedfrozen_app.data.sources.medical:read_dicom",
+        "nifti": "fedfrozen_app.data.sources.medical:read_nifti",
+        "omop": "fedfrozen_app.data.sources.omop:read_omop",
     },
     "server_optimizers": {
         "none": "fedfrozen_app.server.optimizer:NoOptimizer",

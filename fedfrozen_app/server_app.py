@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.utils import get_flwr_home
 
 from fedfrozen_app.bundles import source_digest
+from fedfrozen_app.census.ask import read_ask
 from fedfrozen_app.config import Config, compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, server_only, share_out
 from fedfrozen_app.errors import RunFailed, UserError
@@ -26,7 +27,9 @@ from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.run.federate import explain_disk_errors, federate
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.run.outline import shared_roles
+from fedfrozen_app.run.take_census import take_census
 from fedfrozen_app.server.anchors import AnchorFile
+from fedfrozen_app.server.asking import Asking
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.words import counted
 
@@ -40,6 +43,10 @@ def main(grid: Grid, context: Context) -> None:
     """`flwr run .`, our own simulation, or a deployed federation."""
     prepare_logging()
     job = job_of(context)
+    if asked := str(context.run_config.get("census", "")):
+        with explain_disk_errors(job.folder):
+            census(job, grid, context.run_id, asked)
+        return
     with owned(job, context.run_id), explain_disk_errors(job.folder):
         run(job, grid, context.run_id)
 
@@ -57,6 +64,22 @@ def run(job: Job, grid: Grid, flower_run: int) -> None:
     except KeyboardInterrupt:
         conversation.let_finish()
         raise
+
+
+def census(job: Job, grid: Grid, flower_run: int, asked: str) -> None:
+    """In place of a run: nothing is trained, and every node is asked what it counts."""
+    runtime = job.config.runtime
+    asking = Asking(
+        grid,
+        read_ask(asked),
+        least=runtime.min_nodes or job.config.num_clients or 2,
+        timeout=runtime.node_timeout,
+        approval_timeout=runtime.approval_timeout,
+        sites=registered_sites(job.folder),
+        anchors=AnchorFile(job.folder / "anchors.jsonl"),
+        stop_asked=lambda: stop_asked(job.folder, flower_run),
+    )
+    take_census(asking, job.folder)
 
 
 @contextmanager

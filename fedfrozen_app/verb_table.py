@@ -45,8 +45,8 @@ FEDERATION = word("federation", type=Path, help="YAML file: server: {address, po
 GROUPS: dict[str, tuple[str, ...]] = {
     "train": ("resume", "attach", "evaluate", "export"),
     "sweep": ("search", "compare"),
-    "look": ("list", "show", "watch", "report", "personal"),
-    "judge": ("plan", "methods", "doctor", "audit"),
+    "look": ("list", "show", "watch", "report", "personal", "fairness"),
+    "judge": ("plan", "methods", "doctor", "census", "audit"),
     "sites": ("provision", "site", "server"),
     "research": ("theory", "align"),
     "shell": ("completion",),
@@ -161,6 +161,18 @@ VERBS: dict[str, Verb] = {
         ),
         ("fedfrozen personal first second png=both.png",),
     ),
+    "fairness": Verb(
+        "For whom a model fails: by site, by class and by subgroup, worst first, with intervals.",
+        (
+            word("runs", metavar="RUN", nargs="+", help="folders of finished runs"),
+            word("--by", action="append", default=[], metavar="COLUMN", help="judge anew, by this column"),
+            word("--bootstrap", type=int, default=0, metavar="N", help="judge anew, with N draws of people"),
+        ),
+        (
+            "fedfrozen fairness outputs/RUN",
+            "fedfrozen fairness outputs/RUN outputs/LOCAL --by sex --by age_band --bootstrap 200",
+        ),
+    ),
     "plan": Verb(
         "What would be trained, sent and kept, by role, before anything runs.",
         (SETTINGS, JSON),
@@ -175,6 +187,30 @@ VERBS: dict[str, Verb] = {
         "Whether this machine is fit for a run, and what to change if not.",
         (SETTINGS,),
         ("fedfrozen doctor", "fedfrozen doctor runtime=flower num_clients=20"),
+    ),
+    "census": Verb(
+        "Whether the sites' data fit together, before anything is trained: census.json and census.html.",
+        (
+            SETTINGS,
+            word("--floor", type=int, default=10, help="people in a cell that is told; sites have their own"),
+            word(
+                "--column",
+                action="append",
+                default=[],
+                metavar="NAME=EDGES|WORDS",
+                help="a column to count: age=0,18,65,120 or sex=F,M; sites must name the same",
+            ),
+            word("--epsilon", type=float, help="noise on every count, from each site's privacy budget"),
+            word("--matches", action="store_true", help="rows that sites share, by keyed hashes"),
+            word("--view", help="of the sites' data"),
+        ),
+        (
+            "fedfrozen census",
+            "fedfrozen census dataset=text dataset.path=notes.csv partition=natural --column age=0,18,65,120",
+            "fedfrozen census runtime=deployed runtime.server_kit=kits/operator output_dir=census",
+        ),
+        "Nothing is trained. Each site counts its own rows and tells what its policy allows; cells of few "
+        "people are hidden, and others with them, so that they cannot be worked out.",
     ),
     "audit": Verb(
         "Attack a finished run: who was in it, and whether its epsilon holds. Exits 1 if one does not.",

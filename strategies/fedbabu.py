@@ -50,4 +50,14 @@ class FedBABU(base.PlannedFedAvg):
     def judged(self, figures: Mapping[str, float]) -> Mapping[str, float]:
         """The personal model is the fine-tuned one: there is none before."""
         after = {"personal": figures["after"]} if "after" in figures else {}
-        return {key: value for key, value in figures.items() if key not in ("personal", "after")} | after
+        after |= {
+            key.replace("fair/after/", "fair/personal/"): value
+            for key, value in figures.items()
+            if key.startswith("fair/after/")
+        }
+        before = ("fair/personal/", "fair/after/")
+        return {
+            key: value
+            for key, value in figures.items()
+            if key not in ("personal", "after") and not key.startswith(before)
+        } | after

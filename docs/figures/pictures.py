@@ -71,6 +71,8 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
             "server": "base strategy, conversation, aggregation, server's step, hooks",
             "local": "a client's work: resident model, algorithm, both runners",
             "secure": "masks: the server learns sums",
+            "fairness": "whom a model serves badly",
+            "census": "what a site counts, and what of it may leave",
             "privacy": "what is clipped, noised and counted",
         },
     ),

@@ -28,8 +28,10 @@ VERBS = {
     "site": "fedfrozen_app.sites.verbs:site",
     "server": "fedfrozen_app.sites.verbs:server",
     "provision": "fedfrozen_app.sites.provision:provision",
+    "census": "fedfrozen_app.commands.census:census",
     "audit": "fedfrozen_app.audit.command:audit",
     "personal": "fedfrozen_app.report.personal:compare",
+    "fairness": "fedfrozen_app.commands.served:fairness",
     "align": "fedfrozen_app.align.command:make",
 }
 TRAIN = "fedfrozen_app.commands.training:train"

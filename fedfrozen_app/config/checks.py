@@ -120,9 +120,10 @@ def check_config(config: Config) -> None:
     device_of(config.device)
     # A missing folder is better said now than after the model has been built.
     for key, local in (
-        ("dataset.path", config.dataset.kind != "hub"),
+        ("dataset.path", config.dataset.kind != "hub" and "://" not in (config.dataset.path or "")),
         ("model.path", config.model.source == "checkpoint"),
         ("partition.path", True),
+        ("partition.census", True),
         ("start_from", True),
         ("runtime.server_kit", True),
     ):

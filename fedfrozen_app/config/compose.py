@@ -89,14 +89,16 @@ def resolved(composed: DictConfig) -> dict[str, Any]:
 def absolute_paths(resolved_config: dict[str, Any]) -> dict[str, str]:
     """Overrides that make every local path absolute, for processes with another working directory."""
     found = {}
-    if resolved_config["dataset"]["path"] is not None and resolved_config["dataset"]["kind"] != "hub":
-        found["dataset.path"] = resolved_config["dataset"]["path"]
+    place = resolved_config["dataset"]["path"]
+    if place is not None and resolved_config["dataset"]["kind"] != "hub" and "://" not in place:
+        found["dataset.path"] = place
     if resolved_config["model"]["path"] is not None and resolved_config["model"]["source"] == "checkpoint":
         found["model.path"] = resolved_config["model"]["path"]
     for key, value in (
         ("from", resolved_config["from"]),
         ("output_dir", resolved_config["output_dir"]),
         ("partition.path", resolved_config["partition"].get("path")),
+        ("partition.census", resolved_config["partition"].get("census")),
         ("runtime.cache_dir", resolved_config["runtime"]["cache_dir"]),
         ("runtime.server_kit", resolved_config["runtime"]["server_kit"]),
     ):

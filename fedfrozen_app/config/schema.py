@@ -93,6 +93,20 @@ class DatasetConfig:
     client_validation: float = setting(
         0.1, "Share of each client's rows that the client holds out", least=0, most=0.9
     )
+    window: list[float] | None = setting(
+        None,
+        "DICOM and NIfTI: centre and width: `dataset.window=[40,400]`. `null`: the file's own",
+    )
+    slices: int | None = setting(None, "DICOM and NIfTI: so many of each series. `null`: all", least=1)
+    query: str | None = setting(
+        None, "`omop`: a SELECT that gives `person_id`, `label`, and `text` or columns to make one of"
+    )
+    subgroups: list[str] | None = setting(
+        None, "Columns by whose values a model is judged apart: `dataset.subgroups=[sex,age_band]`"
+    )
+    subgroup_floor: int = setting(
+        10, "A group of fewer people is not told by itself, nor what would give it away", least=1
+    )
     align: float = setting(
         0.0,
         "Share of the train rows for `fedfrozen align` alone: no run with the same value trains or tests on "
@@ -111,7 +125,7 @@ class PartitionConfig:
         "Set by the file",
         choices=(
             *("dirichlet", "iid", "labels", "shards", "quantity", "noise"),
-            *("natural", "domain", "file"),
+            *("natural", "domain", "file", "like"),
         ),
     )
     alpha: float = setting(
@@ -148,6 +162,10 @@ class PartitionConfig:
         None,
         "`file`: names the client of every train row. CSV with a column `client`, in the rows' order or with "
         "a column `row` (from 0); or JSON, a list of clients, or of each client a list of its rows",
+    )
+    census: str | None = setting(
+        None,
+        "`like`: the `census.json` of `fedfrozen census`, whose sites' sizes and label mixes clients get",
     )
 
 

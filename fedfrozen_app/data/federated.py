@@ -28,7 +28,8 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.seeds import seed_for
 
 log = logging.getLogger(__name__)
-_NOT_READING = ("validation", "client_validation", "align", "novel")  # what is done with rows once read
+# What is done with rows once read.
+_NOT_READING = ("validation", "client_validation", "align", "novel", "subgroups", "subgroup_floor")
 _ALIGN = 1
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.txt", "vocab.json")
 
@@ -71,7 +72,7 @@ def load_corpus(
     judges = config.runtime.name == "deployed" and classes is None
     if judges:
         dataset = replace(dataset, test_fraction=0.0)
-    corpus = load(_spec(dataset, path), _tokenizer(config), classes)
+    corpus = load(spec_of(dataset, path), tokenizer_of(config), classes)
     if judges and not len(corpus.test):
         corpus = _all_to_judge_by(corpus, config)
     if dataset.novel:
@@ -136,7 +137,8 @@ def share_out(corpus: Corpus, config: Config, num_clients: int | None) -> Shares
     columns = {name: values[rest[first]] for name, values in corpus.columns.items()}
     if spec.name == "file":
         columns[FILE_COLUMN] = _file_clients(corpus, config)[rest[first]]
-    parts = partition(corpus.strata[rest[first]], columns, spec, num_clients, config.seed)
+    strata = corpus.strata[rest[first]]
+    parts = partition(strata, columns, spec, num_clients, config.seed, corpus.stratum_names)
     indices = tuple(rest[np.isin(corpus.units[rest], units[index])] for index in parts.indices)
     column = grouping_column(columns, spec)
     if column in corpus.test_columns:
@@ -223,15 +225,15 @@ def input_shape(corpus: Corpus, config: Config) -> InputShape:
     return InputShape(task="image", classes=corpus.classes, channels=channels, image_size=height)
 
 
-def _spec(dataset: DatasetConfig, path: str | None) -> DatasetSpec:
+def spec_of(dataset: DatasetConfig, path: str | None) -> DatasetSpec:
     settings = {k: v for k, v in vars(dataset).items() if k not in _NOT_READING}
     settings["path"] = path if path is not None else dataset.path
-    for key in ("mean", "std", "keep_classes"):
+    for key in ("mean", "std", "keep_classes", "window"):
         settings[key] = None if settings[key] is None else tuple(settings[key])
     return DatasetSpec(**settings)
 
 
-def _tokenizer(config: Config) -> PreTrainedTokenizerBase | None:
+def tokenizer_of(config: Config) -> PreTrainedTokenizerBase | None:
     """The checkpoint's own; None (bytes) for a model that brings none, or for pictures."""
     source, path = config.model.source, str(config.model.path)
     if config.dataset.kind == "synthetic" and source == "config":

@@ -13,7 +13,7 @@ import io
 import math
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ import numpy as np
 from datasets import Dataset
 
 from fedfrozen_app.data import partition_rules as rules
+from fedfrozen_app.data.partition_like import like, read_census
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.words import counted
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from flwr_datasets.partitioner import Partitioner
 
 DRAWN = ("dirichlet", "iid", "labels", "shards", "quantity", "noise")  # for any number of clients
-NAMES = (*DRAWN, "natural", "domain", "file")
+NAMES = (*DRAWN, "natural", "domain", "file", "like")
 
 FILE_COLUMN = "client of the file"  # among the columns, where a file names each row's client
 
@@ -48,11 +49,12 @@ class PartitionSpec:
     balanced: bool = False  # dirichlet: equal sizes
     noise: float = 0.0  # standard deviation of the noisiest client's pictures (partition_noise.py)
     path: str | None = None  # for file (partition_file.py)
+    census: str | None = None  # for like (partition_like.py)
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Train row numbers per client, sorted; together they are every row exactly once."""
+    """Train row numbers per client, sorted; together every row exactly once (with `like`: or never)."""
 
     indices: tuple[np.ndarray, ...]
     note: str
@@ -65,14 +67,17 @@ def partition(
     spec: PartitionSpec,
     num_clients: int | None,
     seed: int,
+    classes: Sequence[str] = (),
 ) -> Partition:
-    """Deal the train rows to clients; the same seed always deals the same."""
+    """Deal the train rows to clients; the same seed always deals the same. `classes`: the labels' names."""
     if spec.name not in NAMES:
         raise UserError(f"partition={spec.name!r} is unknown: choose one of {', '.join(NAMES)}.")
     if spec.min_size < 1:
         raise UserError(f"partition.min_size={spec.min_size} must be at least 1.")
     if not (spec.alpha > 0 and math.isfinite(spec.alpha)):
         raise UserError(f"partition.alpha={spec.alpha} must be a number above 0.")
+    if spec.name == "like":
+        return _like(labels, classes, spec, num_clients, seed)
     if spec.name not in DRAWN:
         return _by_column(labels, columns, spec, num_clients, seed)
 
@@ -110,9 +115,29 @@ def _drawn(
     return tuple(np.sort(rows) for rows in clients), remark
 
 
+def _like(
+    labels: np.ndarray, classes: Sequence[str], spec: PartitionSpec, num_clients: int | None, seed: int
+) -> Partition:
+    sites = read_census(spec.census)
+    if num_clients not in (None, len(sites)):
+        raise UserError(
+            f"num_clients={num_clients} does not fit partition=like: the census has the classes of "
+            f"{len(sites)} sites, so set num_clients={len(sites)} or leave it null."
+        )
+    (clients, remark), names = like(labels, classes, sites, np.random.default_rng([seed, _RULES]))
+    short = [name for name, rows in zip(names, clients, strict=True) if len(rows) < spec.min_size]
+    if short:
+        raise UserError(
+            f"partition=like leaves {short[0]} with fewer rows than partition.min_size={spec.min_size}: take "
+            "a larger data set, or one with more rows of the census's classes, or set that lower."
+        )
+    indices = tuple(np.sort(rows) for rows in clients)
+    return Partition(indices, f"{remark}: {_sizes(indices)}.", names)
+
+
 def grouping_column(columns: Mapping[str, np.ndarray], spec: PartitionSpec) -> str | None:
     """The column whose values this partition keeps apart, if it divides by one."""
-    return None if spec.name in DRAWN else _column_name(columns, spec)
+    return None if spec.name in (*DRAWN, "like") else _column_name(columns, spec)
 
 
 def deal_test(

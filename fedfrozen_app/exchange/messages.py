@@ -1,4 +1,4 @@
-"""The two conversations between server and client, as Flower messages: hello, and train.
+"""The conversations between server and client, as Flower messages: hello, train, and census.
 
 Only arrays, JSON texts and numbers travel: nothing is ever unpickled.
 """
@@ -217,6 +217,52 @@ def read_reply(message: Message) -> Reply:
         return reply
     reply.arrays = to_tensors(record)
     return reply
+
+
+CENSUS = f"{MessageType.QUERY}.census"
+
+
+@dataclass(frozen=True)
+class CensusReply:
+    """A node's answer to a census: what it tells, as JSON; or that it waits for a person, or refused."""
+
+    name: str
+    state: str = ""
+    json: str = ""
+    anchor: str = ""
+
+
+def census_message(node: int, ask: str, ttl: float) -> Message:
+    return Message(RecordDict({"census": ConfigRecord({"ask": ask})}), node, CENSUS, ttl=ttl)
+
+
+def census_text(message: Message) -> str:
+    """What is asked; `ValueError` where the message does not say."""
+    try:
+        return _text(message, "census", "ask")
+    except UNREADABLE as error:
+        raise ValueError("the message brings no census") from error
+
+
+def census_reply(message: Message, reply: CensusReply) -> Message:
+    return Message(RecordDict({"census": ConfigRecord(asdict(reply))}), reply_to=message)
+
+
+def read_census(message: Message) -> CensusReply:
+    """`ValueError` with a reason when the message is no answer of ours."""
+    if message.has_error():
+        raise ValueError(f"failed: {message.error.reason or 'no reason given'}")
+    try:
+        found = CensusReply(
+            **{key: _text(message, "census", key) for key in ("name", "state", "json", "anchor")}
+        )
+    except UNREADABLE as error:
+        raise ValueError(f"sent no readable answer ({type(error).__name__}: {error})") from error
+    if not (0 < len(found.name) <= LONGEST_NAME and found.name.isprintable()):
+        raise ValueError(f"sent an answer whose name is no line of 1 to {LONGEST_NAME} characters")
+    if found.state not in ("", WAITING, REFUSED):
+        raise ValueError("sent an answer in a state that is none")
+    return found
 
 
 def _text(message: Message, key: str, name: str) -> str:

@@ -28,6 +28,7 @@ clientapp = "fedfrozen_app.client_app:app"
 overrides = ""
 server-overrides = ""
 output-dir = ""
+census = ""
 """
 
 

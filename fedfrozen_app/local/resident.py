@@ -221,6 +221,15 @@ class Resident:
             return self._test
         return self._test.take(self.shares.test[int(client)])
 
+    def client_test_index(self, client: str) -> np.ndarray:
+        """Their numbers in the test table."""
+        return self.shares.test[int(client)] if self.shares.test else np.arange(len(self._test))
+
+    @property
+    def test_table(self) -> Table:
+        """All test rows, on the device."""
+        return self._test
+
     def judge_personal(self, client: str, *, shares_model: bool = False) -> dict[str, float]:
         """A client's personal model as it is loaded: on its own test rows, and where the server has no model
         of its own to judge, on the whole test set."""

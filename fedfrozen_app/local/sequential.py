@@ -14,7 +14,9 @@ from torch.optim import SGD, AdamW, Optimizer
 from fedfrozen_app.config import ClientConfig
 from fedfrozen_app.exchange.names import by_namespace, flattened, parameter_of, parameters_in
 from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.fairness.groups import flat
 from fedfrozen_app.local.algorithm import ByNamespace, Finished, Start
+from fedfrozen_app.local.fair import fair_figures
 from fedfrozen_app.models.task import Batch
 from fedfrozen_app.seeds import seed_for, seeded, torch_generator
 
@@ -184,8 +186,10 @@ def judge_client(
     if not order.plan.private or resident.has_global:
         with resident.only_global():
             figures["global"] = resident.task.evaluate(test_rows)[resident.task.headline]
+            figures |= flat("global", fair_figures(resident, client))
     resident.load(order.method.personal(start.anchor, start.own), {})
     figures["personal"] = resident.task.evaluate(test_rows)[resident.task.headline]
+    figures |= flat("personal", fair_figures(resident, client))
     if resident.has_novel:  # what a model gained on its own rows it may have lost elsewhere
         figures["base"] = resident.evaluate_test()[resident.task.headline]
         figures["novel"] = resident.evaluate_novel()[resident.task.headline]
@@ -194,6 +198,7 @@ def judge_client(
         own = {**start.own, **by_namespace(result.own)}
         resident.load({**result.trained, **order.method.personal(result.trained, own)}, {})
         figures["after"] = resident.task.evaluate(test_rows)[resident.task.headline]
+        figures |= flat("after", fair_figures(resident, client))
     return figures
 
 

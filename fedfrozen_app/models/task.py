@@ -165,6 +165,21 @@ class Task:
         self.model.train(was_training)
         return float(loss) / len(table), torch.cat(said)
 
+    @torch.inference_mode()
+    def probabilities(self, table: Table, batch_size: int = 512) -> Tensor:
+        """(rows, classes), or (rows, tokens, classes): of the model as it is loaded now, on the host."""
+        was_training = self.model.training
+        self.model.eval()
+        found: list[Tensor] = []
+        for start in range(0, len(table), batch_size):
+            inputs = {key: v[start : start + batch_size].to(self.device) for key, v in table.inputs.items()}
+            with self._autocast():
+                logits = self.model(**self.prepare(inputs)).logits
+            logits = logits.to(self.dtype).float()
+            found.append((logits.sigmoid() if self.kind == "multilabel" else logits.softmax(dim=-1)).cpu())
+        self.model.train(was_training)
+        return torch.cat(found)
+
     @torch.inference_mode(False)
     @torch.no_grad()
     def encoded(self, table: Table, encode: Callable[[Tensor], Tensor], batch_size: int = 512) -> Table:

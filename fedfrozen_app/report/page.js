@@ -6,7 +6,8 @@
 //   line, bars   "from_zero", "least",
 //                "series": [{"name", "colour", "stroke", "points": [[x, value or null], ...],
 //                            "band": [[x, low, high], ...] or absent}]
-//   path         the same, where every series has its own x: hover picks the nearest point
+//   path         the same, where every series has its own x: hover picks the nearest point;
+//                "steps" where it is a histogram, which is not zoomed into
 //   dots         "series": [{"name", "colour", "mean", "low", "high", "values": [[name, value], ...]}]
 //   map          "rounds", "views": [{"name", "unit", "low", "high", "labels", "values": a list a label}]
 
@@ -369,7 +370,7 @@ function build(figure, whole) {
       });
     }
     const lines = chart.kind === "line" || chart.kind === "path";
-    if (lines && chart.series.some((one) => one.points.length > 8)) {
+    if (lines && !chart.steps && chart.series.some((one) => one.points.length > 8)) {
       const looks = {type: "button", class: "zoom", "aria-pressed": state.late};
       const zoom = add(figure.querySelector("figcaption"), "button", looks, "second half");
       zoom.addEventListener("click", () => {

@@ -9,7 +9,8 @@ SCRIPT = r"""
 //   line, bars   "from_zero", "least",
 //                "series": [{"name", "colour", "stroke", "points": [[x, value or null], ...],
 //                            "band": [[x, low, high], ...] or absent}]
-//   path         the same, where every series has its own x: hover picks the nearest point
+//   path         the same, where every series has its own x: hover picks the nearest point;
+//                "steps" where it is a histogram, which is not zoomed into
 //   dots         "series": [{"name", "colour", "mean", "low", "high", "values": [[name, value], ...]}]
 //   map          "rounds", "views": [{"name", "unit", "low", "high", "labels", "values": a list a label}]
 
@@ -372,7 +373,7 @@ function build(figure, whole) {
       });
     }
     const lines = chart.kind === "line" || chart.kind === "path";
-    if (lines && chart.series.some((one) => one.points.length > 8)) {
+    if (lines && !chart.steps && chart.series.some((one) => one.points.length > 8)) {
       const looks = {type: "button", class: "zoom", "aria-pressed": state.late};
       const zoom = add(figure.querySelector("figcaption"), "button", looks, "second half");
       zoom.addEventListener("click", () => {
@@ -495,6 +496,7 @@ a { color: var(--blue); }
 figure { position: relative; display: flex; flex-direction: column; margin: 0; padding: .8rem .9rem;
   min-width: 0; }
 .plot { margin-top: auto; }  /* so that the axes of neighbours are level */
+figure + .box { margin-top: 1rem; }
 figcaption { font-weight: 600; }
 figcaption small { color: var(--soft); font-weight: 400; }
 figure img { display: block; max-width: 100%; height: auto; margin: .5rem auto 0; background: #fff;
@@ -531,6 +533,9 @@ svg .grid { stroke: var(--grid); }
 svg .axis { stroke: var(--soft); }
 svg .band { fill: var(--c); fill-opacity: .16; }
 svg .cell { fill: var(--blue); shape-rendering: crispEdges; }
+svg.heat { width: auto; max-width: none; }
+svg.heat text { fill: var(--ink); }
+svg.heat text.on { fill: var(--card); }
 svg .whisker { stroke: var(--c); stroke-width: 2; }
 svg .seed { fill: var(--c); fill-opacity: .45; }
 svg .line { fill: none; stroke: var(--c); stroke-width: 2; stroke-linejoin: round;

@@ -30,6 +30,7 @@ from fedfrozen_app.report.console import (
     rounds_text,
 )
 from fedfrozen_app.report.curves import series
+from fedfrozen_app.report.fairness import read_fairness, reliability_chart, section
 from fedfrozen_app.report.html import (
     box,
     cards,
@@ -69,6 +70,7 @@ def run_page(run_dir: Path, *, version: str = "") -> str:
         name=run_dir.resolve().name,
         version=version,
         held_out=_held_out(run_dir / "clients.json"),
+        fairness=read_fairness(run_dir),
     )
 
 
@@ -88,10 +90,12 @@ def render(
     name: str,
     version: str = "",
     held_out: Mapping[str, int] | None = None,
+    fairness: dict[str, Any] | None = None,
 ) -> str:
     """The whole page as text; `name` stands in where the configuration names no strategy."""
     title = headline(summary) or name
     charts = make_charts(rows, getattr(method_of(summary.get("config")), "curves", ()))
+    charts += reliability_chart(fairness)
     header = f"""<h1>{escape(title)}</h1>
 <p class="soft">{escape(_setting(summary))}</p>
 {_status(rows, summary)}
@@ -101,6 +105,7 @@ def render(
 <h2>Figures</h2>
 {box(pairs(final_figures(rows, summary)))}
 {_stage_table(rows)}
+{section(fairness)}
 {_client_table(rows, (summary.get("config") or {}).get("num_clients"), held_out or {})}
 {_failures(rows)}
 <h2>Rounds</h2>

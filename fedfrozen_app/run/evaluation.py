@@ -6,15 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
 from torch import Tensor
 
 from fedfrozen_app.data.partition import label_counts
 from fedfrozen_app.data.picture import label_picture
 from fedfrozen_app.exchange.arrays import to_tensors
+from fedfrozen_app.fairness.groups import SITE, summary, together, unflat
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.files.rows import read_rows
+from fedfrozen_app.local.fair import judge_rows
 from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.report.fairness import read_fairness
 from fedfrozen_app.report.personal import summarise_clients, write_personal
 from fedfrozen_app.server.base import PlannedFedAvg
 from fedfrozen_app.server.judge import evaluate_clients
@@ -55,7 +59,49 @@ def judge_personal(strategy: PlannedFedAvg, resident: Resident, folder: Path) ->
     if failed:
         figures["not_judged"] = failed
     write_personal(figures, folder)
+    by_client = {names_of(resident).get(client, client): unflat(own) for client, own in judged.items()}
+    models = dict.fromkeys(model for own in by_client.values() for model in own)
+    told = {
+        model: together({client: own[model] for client, own in by_client.items() if model in own})
+        for model in models
+    }
+    before = read_fairness(folder)
+    if before is not None and "global" in before["models"]:
+        told.pop("global", None)  # judged on all rows at once, which is exact
+    write_fairness(told, resident, folder)
     return {key: value for key, value in figures.items() if key != "clients"}
+
+
+def names_of(resident: Resident) -> dict[str, str]:
+    """What people call the clients of a simulation."""
+    parts = resident.shares.partition
+    return {} if parts is None else {str(number): name for number, name in enumerate(parts.names)}
+
+
+def judge_fairness(resident: Resident, folder: Path, times: int = 0) -> dict[str, Any] | None:
+    """The global model as it is loaded, on the test rows, by client, class and subgroup; None without."""
+    if not len(resident.test_table):
+        return None
+    more = {}
+    if resident.shares.test:
+        clients = np.full(len(resident.test_table), "(nobody's)", dtype=object)
+        for number, rows in enumerate(resident.shares.test):
+            clients[rows] = names_of(resident)[str(number)]
+        more = {SITE: clients}
+    with resident.only_global():
+        index = np.arange(len(resident.test_table))
+        found = judge_rows(resident, resident.test_table, index, more, times)
+    return write_fairness({"global": found}, resident, folder)
+
+
+def write_fairness(models: dict[str, Any], resident: Resident, folder: Path) -> dict[str, Any]:
+    """fairness.json, beside what other models of the run are in it already."""
+    path = folder / "fairness.json"
+    found = summary(models, resident.config.dataset.subgroup_floor)
+    if (before := read_fairness(folder)) is not None:
+        found["models"] = before["models"] | found["models"]
+    replace_file(path, json.dumps(found, indent=1) + "\n")
+    return found
 
 
 def majority_share(labels: Tensor) -> float | None:

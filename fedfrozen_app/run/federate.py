@@ -90,6 +90,9 @@ def federate(
                 timeout=job.config.runtime.round_timeout,
                 evaluate_fn=evaluation.evaluator(strategy, resident),
             )
+        if strategy.shares_model or resident.has_global:
+            resident.load(strategy.model, strategy.digests)
+            evaluation.judge_fairness(resident, job.folder)
         # Private clients would decline, and masked ones tell nothing of one of them.
         alone = job.config.privacy.name == "none" and job.config.secure_aggregation.name == "off"
         unasked = strategy.personal and alone

@@ -10,6 +10,7 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.files import checkpoint, disk
 from fedfrozen_app.files.checkpoint import Checkpoint
 from fedfrozen_app.files.rows import Row, read_rows
+from fedfrozen_app.local.fair import check_subgroups
 from fedfrozen_app.local.private import noise_in_sum
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.privacy.budget import carry_budgets
@@ -22,10 +23,11 @@ from fedfrozen_app.server.hooks import BestModel, MetricsFile
 from fedfrozen_app.server.robust import check_cohort
 from fedfrozen_app.server.sampling import cohort_size
 
-# What a run writes when it ends; the first two must not outlive a round that comes after them.
+# What a run writes when it ends; the first three must not outlive a round that comes after them.
 RESULTS = (
     "summary.json",
     "personal.json",
+    "fairness.json",
     "model.safetensors",
     "best.safetensors",
     "report.html",
@@ -59,7 +61,7 @@ def prepare(
     for name in ("checkpoints", "uploads"):
         checkpoint.forget_after(job.folder / name, own_rounds)
     # Of rounds that this run replaces, or goes beyond.
-    for name in RESULTS if job.start is None else RESULTS[:2]:
+    for name in RESULTS if job.start is None else RESULTS[:3]:
         (job.folder / name).unlink(missing_ok=True)
     return StartingPoint([model], 1 if job.start is None else job.start.round + 1, read_rows(job.folder))
 
@@ -80,6 +82,7 @@ def check_possible(job: Job, resident: Resident) -> None:
     config = job.config
     if (parts := resident.shares.partition) is not None:  # of sites, more may come
         check_clients(config, len(parts.indices))
+    check_subgroups(resident)
     if config.early_stop.patience is not None:
         check_patience(config, resident)
     if config.privacy.name != "none":  # here, where no site has been asked for anything yet

@@ -14,6 +14,7 @@ import pwd
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedfrozen_app.census.ask import Ask, read_ask
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.proposal import HASH, Proposal, read_proposal
 from fedfrozen_app.files.disk import patient, replace_file
@@ -54,17 +55,17 @@ class Approvals:
         return (self.folder / f"{proposal_hash}.json").exists()
 
     @patient
-    def ask(self, proposal: Proposal) -> None:
+    def ask(self, proposal: Proposal | Ask) -> None:
         """Put it before the people of the site."""
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_file(self.folder / f"{proposal.hash}.json", proposal.text)
 
-    def proposals(self) -> list[Proposal]:
+    def proposals(self) -> list[Proposal | Ask]:
         """All that were ever put before them, oldest first."""
         if not self.folder.is_dir():
             return []
         paths = sorted(self.folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        return [read_proposal(path.read_text("utf-8")) for path in paths if HASH.fullmatch(path.stem)]
+        return [read_any(path.read_text("utf-8")) for path in paths if HASH.fullmatch(path.stem)]
 
     def decide(self, proposal_hash: str, *, approved: bool) -> None:
         who = pwd.getpwuid(os.getuid()).pw_name
@@ -72,7 +73,7 @@ class Approvals:
         text = json.dumps({"approved": approved, "by": who, "time": now})
         replace_file(self.folder / f"{proposal_hash}.decision", text)
 
-    def find(self, word: str) -> Proposal:
+    def find(self, word: str) -> Proposal | Ask:
         """By its hash, or enough of its beginning."""
         fits = [one for one in self.proposals() if one.hash.startswith(word)]
         if len(word) < SHORTEST or len(fits) != 1:
@@ -82,6 +83,36 @@ class Approvals:
                 "pending` lists what waits."
             )
         return fits[0]
+
+
+def read_any(text: str) -> Proposal | Ask:
+    """A run, or a census."""
+    return read_ask(text) if '"kind":"census"' in text else read_proposal(text)
+
+
+def title(proposal: Proposal | Ask) -> str:
+    return f"the census {proposal.id}" if isinstance(proposal, Ask) else f"the run {proposal.run.id}"
+
+
+def described_census(ask: Ask, kit: Kit, policy: Policy) -> list[str]:
+    """A census in plain words."""
+    view = kit.view(ask.view)
+    where = f"{view.name} ({view.kind})" if view else f"{ask.view}, WHICH THIS SITE DOES NOT HAVE"
+    spent = Budget(kit.var / "state" / "budget.json").spent()[0]
+    noise = "NONE: counts leave as they are, but for small cells"
+    if ask.epsilon is not None:
+        left = policy.max_epsilon - spent
+        noise = f"noise of epsilon {ask.epsilon:g} for each person; epsilon {left:g} is left, before this"
+    return [
+        f"hash      {ask.hash}",
+        f"census    {ask.id}: nothing is trained",
+        f"view      {where}",
+        "leaves    how many people and rows there are, by class, by what is missing, by size and length",
+        f"          cells of fewer than {policy.census_floor} people are hidden",
+        f"columns   {', '.join(ask.columns) or 'none'}",
+        f"hashes    {'of every row, under match_key' if ask.matches else 'none'}",
+        f"privacy   {noise}",
+    ]
 
 
 def described(proposal: Proposal, kit: Kit, policy: Policy) -> list[str]:
@@ -136,6 +167,9 @@ def pending(words: list[str]) -> None:
     kit, approvals, _ = _read(words, "pending")
     waiting = [one for one in approvals.proposals() if approvals.decision(one.hash) is None]
     for one in waiting:
+        if isinstance(one, Ask):
+            print(f"{one.hash}  census {one.id}: what data there are; nothing is trained")
+            continue
         cost = "no privacy" if one.epsilon is None else f"epsilon {one.epsilon:g}"
         print(f"{one.hash}  run {one.run.id}: {one.strategy['name']}, {one.run.num_rounds} rounds, {cost}")
     if not waiting:
@@ -146,7 +180,11 @@ def show(words: list[str]) -> None:
     """`fedfrozen site show HASH [KIT]`."""
     kit, approvals, word = _read(words, "show")
     proposal = approvals.find(word)
-    print("\n".join(described(proposal, kit, Policy.read(kit.policy))))
+    policy = Policy.read(kit.policy)
+    if isinstance(proposal, Ask):
+        print("\n".join(described_census(proposal, kit, policy)))
+    else:
+        print("\n".join(described(proposal, kit, policy)))
     if (decision := approvals.decision(proposal.hash)) is not None:
         verb = "approved" if decision.approved else "refused"
         print(f"answer    {verb} by {decision.by}, {decision.time}")
@@ -157,7 +195,7 @@ def approve(words: list[str]) -> None:
     _, approvals, word = _read(words, "approve")
     proposal = approvals.find(word)
     approvals.decide(proposal.hash, approved=True)
-    print(f"Approved: the run {proposal.run.id}, {proposal.hash}.")
+    print(f"Approved: {title(proposal)}, {proposal.hash}.")
 
 
 def refuse(words: list[str]) -> None:
@@ -165,4 +203,4 @@ def refuse(words: list[str]) -> None:
     _, approvals, word = _read(words, "refuse")
     proposal = approvals.find(word)
     approvals.decide(proposal.hash, approved=False)
-    print(f"Refused: the run {proposal.run.id}, {proposal.hash}.")
+    print(f"Refused: {title(proposal)}, {proposal.hash}.")

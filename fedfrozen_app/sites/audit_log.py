@@ -23,6 +23,7 @@ FIRST = "0" * 64
 COUNTED = (
     *("sent", "again", "lacks", "hello", "pending", "refused", "failed", "declined", "judged"),
     "roster",  # of a masked round
+    "census",
 )
 
 
@@ -59,6 +60,8 @@ class AuditLog:
             self._times[event].append(entry["time"])
         if entry["event"] == "confirmed":
             self._confirmed[entry["run"], entry["round"]] = entry["survivors"]
+        if entry["event"] == "census" and entry.get("epsilon") is not None:
+            self.spending[entry["charged"]].add("1")
         if entry["event"] == "sent":
             self._answered[entry.get("run", ""), entry.get("proposal", "")].add(entry.get("order", ""))
             if entry.get("epsilon") is not None:

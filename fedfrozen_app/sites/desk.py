@@ -5,6 +5,7 @@ accepted lies on the site's disk; an order names it by its hash and is judged ag
 or goes wrong, the server gets one and the same sentence, and the site's log the reason.
 """
 
+import hashlib
 import logging
 from dataclasses import replace
 from functools import lru_cache
@@ -17,16 +18,25 @@ from flwr.common.constant import ErrorCode  # internal
 from torch import Tensor
 
 from fedfrozen_app import client_app
-from fedfrozen_app.config import device_of
+from fedfrozen_app.census.ask import Ask, read_ask
+from fedfrozen_app.census.memory import read_memory, rows_digest, write_memory
+from fedfrozen_app.census.site import Rules, answer
+from fedfrozen_app.census.site import problem as problem_of_ask
+from fedfrozen_app.census.whose import records_of_folder, tokens_of_model
+from fedfrozen_app.config import DatasetConfig, device_of
 from fedfrozen_app.digests import digest
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.messages import (
+    CENSUS,
     MASKING,
     REFUSED,
     WAITING,
+    CensusReply,
     Hello,
     Reply,
+    census_reply,
+    census_text,
     envelopes_of,
     hello_reply,
     masking_reply,
@@ -41,6 +51,7 @@ from fedfrozen_app.exchange.messages import (
 from fedfrozen_app.exchange.names import parameter_of
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.proposal import HASH, RUN_ID, Proposal, read_proposal
+from fedfrozen_app.exchange.strict import canonical, hash_of
 from fedfrozen_app.local.private import units_of
 from fedfrozen_app.local.resident import Resident, Told, disk_cache, resident_for, tell
 from fedfrozen_app.local.sequential import drawn_rows
@@ -108,6 +119,8 @@ class Executor:
             huggingface_hub.constants.HF_HUB_OFFLINE = not policy.downloads
             if kind == MessageType.QUERY:
                 return self._hello(message, context, policy, details)
+            if kind == CENSUS:
+                return self._census(message, policy, details)
             if kind == MessageType.TRAIN:
                 return self._train(message, context, policy, details)
             if kind == MASKING:
@@ -132,7 +145,7 @@ class Executor:
             raise Refused(f"what was proposed cannot be read: {error}") from None
         details |= {"run": proposal.run.id, "proposal": proposal.hash}
         view = self._judge(proposal, policy, details["bundle"])
-        self._run_of(proposal, view)  # what cannot be done here needs nobody's approval
+        self._run_of(proposal, view, policy)  # what cannot be done here needs nobody's approval
         if (waits := self._waits(proposal, policy)) and self.approvals.has(proposal.hash):
             return self._answer_hello(message, WAITING, [])  # asked before: nothing new is told or written
         self._check_limit("hellos", policy.hellos_per_day, "hello", "pending")
@@ -160,9 +173,13 @@ class Executor:
                 raise Refused(problem)
         return view
 
-    def _run_of(self, proposal: Proposal, view: View) -> Accepted:
+    def _run_of(self, proposal: Proposal, view: View, policy: Policy) -> Accepted:
         try:
-            return _made(proposal.text, view, self.kit.model_path, self.device)
+            made = _made(proposal.text, view, self.kit.model_path, self.device)
+            dataset = replace(
+                made.config.dataset, subgroups=list(policy.subgroups), subgroup_floor=policy.census_floor
+            )
+            return replace(made, config=replace(made.config, dataset=dataset))
         except (ValueError, UserError) as error:
             raise Refused(f"the package installed here cannot do it: {error}") from None
 
@@ -173,6 +190,82 @@ class Executor:
             raise Refused(f"a person refused it ({decision.by})")
         return decision is None and policy.approval == "ask"
 
+    # What is counted -------------------------------------------------------------------------------------
+
+    def _census(self, message: Message, policy: Policy, details: dict) -> Message:
+        """What the site tells of its rows, of what it has decided to tell."""
+        try:
+            ask = read_ask(census_text(message))
+        except ValueError as error:
+            raise Refused(f"the census cannot be read: {error}") from None
+        details |= {"run": ask.id, "proposal": ask.hash}
+        view = self.kit.view(ask.view)
+        if view is None:
+            raise Refused("it names no view of this site's, or none where there are several")
+        rules = policy.census_rules(self.kit.match_key)
+        if problem := policy.problem_of_census(ask, view, details["bundle"]) or problem_of_ask(ask, rules):
+            raise Refused(problem)
+        if self._census_waits(ask, policy):
+            if not self.approvals.has(ask.hash):
+                self._check_limit("hellos", policy.hellos_per_day, "hello", "pending")
+                self.approvals.ask(ask)
+                self.audit.write("pending", **details, view=view.name, epsilon_asked=ask.epsilon)
+            return self._tell(message, WAITING)
+        self._check_limit("censuses", policy.censuses_per_day, "census")
+        text, charged = self._count(ask, view, rules, policy)
+        epsilon, delta = self.budget.spent()
+        self.audit.write(
+            "census",
+            **details,
+            view=view.name,
+            columns=sorted(ask.columns),
+            floor=rules.floor,
+            hashes=ask.matches,
+            bytes=len(text.encode()),
+            answer=hashlib.sha256(text.encode()).hexdigest(),
+            epsilon=ask.epsilon,
+            charged=charged,
+            epsilon_all_runs=epsilon,
+            delta_all_runs=delta,
+        )
+        return self._tell(message, "", text)
+
+    def _census_waits(self, ask: Ask, policy: Policy) -> bool:
+        decision = self.approvals.decision(ask.hash)
+        if decision is not None and not decision.approved:
+            raise Refused(f"a person refused it ({decision.by})")
+        return decision is None and policy.census == "ask"
+
+    def _count(self, ask: Ask, view: View, rules: Rules, policy: Policy) -> tuple[str, str | None]:
+        """The answer's text, and under which name its epsilon is in the budget."""
+        records = records_of_folder(self._dataset(view), None, view.classes or ())
+        place = self.kit.var / "census" / f"{view.name}.json"
+        memory = read_memory(place)
+        tokens = None if self.kit.model_path is None else tokens_of_model(self.kit.model_path)
+        if ask.epsilon is None:
+            found = answer(ask, records, rules, memory, tokens)
+            write_memory(place, memory)
+            return canonical(found), None
+        # With noise: the same rows get the same answer again, at no cost; what is new is paid for first.
+        of_rows = rows_digest(records)
+        charged = f"census-{hash_of([view.name, of_rows, ask.plain | {'id': ''}])[:32]}"
+        kept = memory.setdefault("noised", {})
+        if charged not in kept:
+            price = Price(ask.epsilon, 0.0, view.unit, ask.hash)
+            if problem := self.budget.problem(charged, price, policy.max_epsilon, policy.max_delta):
+                raise Refused(problem)
+            kept[charged] = canonical(answer(ask, records, rules, {}, tokens))
+            self.budget.charge(charged, price, 1, ask.hash, self.audit.head)
+            write_memory(place, memory)
+        return kept[charged], charged
+
+    def _dataset(self, view: View) -> DatasetConfig:
+        """With the column that says whose a row is: a reader may know another, or none."""
+        return replace(view.dataset(), unit_column=view.column)
+
+    def _tell(self, message: Message, state: str, text: str = "") -> Message:
+        return census_reply(message, CensusReply(self.kit.name, state, text, self.audit.head))
+
     # What is ordered -------------------------------------------------------------------------------------
 
     def _train(self, message: Message, context: Context, policy: Policy, details: dict) -> Message:
@@ -180,7 +273,7 @@ class Executor:
         view = self._judge(proposal, policy, details["bundle"])
         if self._waits(proposal, policy):
             raise Refused("nobody has approved it")
-        run = self._run_of(proposal, view)
+        run = self._run_of(proposal, view, policy)
         try:
             order = read_strict_order(order_text(message))
         except ValueError as error:
@@ -273,6 +366,7 @@ class Executor:
             "privacy-dir": str(store.folder / "privacy"),
         }
         resident = resident_for(context)
+        resident.config = run.config  # which groups are judged apart is the policy's word of now
         if proposal.privacy.name != "none":
             declared = view.told(len(units_of(resident, self.kit.name)))
             context.node_config["declared-examples"] = declared
@@ -333,6 +427,8 @@ class Executor:
             if order.judge:
                 metrics["train_rows"] = view.told(int(metrics["train_rows"]))
                 metrics["test_rows"] = rounded(int(metrics["test_rows"])) if metrics["test_rows"] else 0
+                for key in [key for key in metrics if key.endswith(("/rows", "/people"))]:
+                    metrics[key] = rounded(int(metrics[key]))
         else:
             metrics = {key: value for key, value in reply.metrics.items() if key in ACCOUNT}
         return replace(reply, metrics=metrics, examples=view.told(reply.examples))
@@ -414,6 +510,8 @@ class Executor:
         kind = message.metadata.message_type
         if kind == MessageType.QUERY:
             return self._answer_hello(message, REFUSED, [])
+        if kind == CENSUS:
+            return self._tell(message, REFUSED)
         if kind == MessageType.TRAIN:
             reply = Reply("", declined=f"failed: {client_app.FAILED}", anchor=self.audit.head)
             return train_reply(message, reply, local=False)

@@ -9,7 +9,8 @@ import yaml
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.sites.views import View, read_views
 
-KEYS = ("name", "superlink", "views", "model_path", "folder", "cache_gb", "syslog", "limits")
+KEYS = ("name", "superlink", "views", "model_path", "folder", "cache_gb", "syslog", "limits", "match_key")
+SHORTEST_KEY = 16  # characters
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Kit:
     var: Path  # cache, state, approvals, audit log
     cache_gb: float
     limits: Limits = Limits()
+    match_key: bytes | None = None  # by which sites compare rows; the server does not know it
     syslog: str | None = None  # where a copy of the audit log goes: a socket such as /dev/log, or HOST:PORT
 
     @classmethod
@@ -53,6 +55,9 @@ class Kit:
                 raise UserError(f"{path} must say {key}, as a word.")
         if not isinstance(found.get("syslog"), str | None):
             raise UserError(f"{path}: syslog must be a socket such as /dev/log, or HOST:PORT.")
+        agreed = found.get("match_key")
+        if agreed is not None and (not isinstance(agreed, str) or len(agreed) < SHORTEST_KEY):
+            raise UserError(f"{path}: match_key must be words of {SHORTEST_KEY} characters or more.")
         room = found.get("cache_gb", 4)
         if not isinstance(room, (int, float)) or isinstance(room, bool) or not 0 <= room < float("inf"):
             raise UserError(f"{path}: cache_gb must be a number from 0 on.")
@@ -65,6 +70,7 @@ class Kit:
             var=folder / found["folder"],
             cache_gb=float(room),
             limits=_limits(found.get("limits", {}), path),
+            match_key=None if agreed is None else agreed.encode(),
             syslog=found.get("syslog"),
         )
 

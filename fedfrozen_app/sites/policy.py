@@ -6,11 +6,14 @@ site's own log: to the server every refusal is the same.
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from fedfrozen_app import registry
+from fedfrozen_app.census.ask import Ask, checked_column
+from fedfrozen_app.census.floors import LEAST_FLOOR
+from fedfrozen_app.census.site import Rules
 from fedfrozen_app.config import strategy_settings
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.cache import DIGEST
@@ -25,10 +28,10 @@ from fedfrozen_app.words import counted
 
 WHOLE = (
     *("min_examples", "min_people", "min_cohort", "rounds_per_day"),
-    *("hellos_per_day", "judgements_per_day", "refusals_per_day"),
+    *("hellos_per_day", "judgements_per_day", "refusals_per_day", "censuses_per_day", "census_floor"),
 )
 NUMBERS = (*WHOLE, "max_epsilon", "max_delta")
-FLAGS = ("privacy_required", "downloads", "metrics")
+FLAGS = ("privacy_required", "downloads", "metrics", "census_matches")
 APPROVAL = ("policy", "ask")
 MASKS = ("required", "optional")
 
@@ -55,15 +58,23 @@ class Policy:
     # Optional where it is not said: policies from before it was there mean updates that travel as they are.
     secure_aggregation: str = "optional"
     min_cohort: int = 3  # of a masked sum
+    census: bool | str = False  # whether the site counts its rows for others; "ask": a person decides
+    census_floor: int = 10  # people in a cell that is told, and in a group that is judged by itself
+    census_columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # with their edges, or words
+    census_matches: bool = False  # whether hashes of rows leave, under the key that the sites have agreed on
+    censuses_per_day: int = 20
+    subgroups: tuple[str, ...] = ()  # columns by which a judged model's figures are told apart
 
     @classmethod
     def read(cls, path: Path) -> "Policy":
         """A policy that cannot be read, or leaves something open, allows nothing: it ends with a sentence."""
         found = read_yaml(path)
-        known = {field.name: field for field in fields(cls)}
+        known = {one.name: one for one in fields(cls)}
         if unknown := sorted(str(key) for key in set(found) - set(known)):
             raise UserError(f"{path} holds the unknown key {unknown[0]}: use {', '.join(sorted(known))}.")
-        needed = {name for name, field in known.items() if field.default is MISSING}
+        needed = {
+            name for name, one in known.items() if one.default is MISSING and one.default_factory is MISSING
+        }
         if missing := sorted(needed - set(found)):
             raise UserError(f"{path} does not say {missing[0]}: add it.")
         return cls(**{key: _checked(key, value, path) for key, value in found.items()})
@@ -97,6 +108,26 @@ class Policy:
         if proposal.delta > self.max_delta:
             return f"the run asks for delta {proposal.delta:g}, and it gives {self.max_delta:g} over all runs"
         return None
+
+    def problem_of_census(self, ask: Ask, view: View, bundle: str) -> str | None:
+        """Why the site does not count; None when it may, or a person may let it."""
+        if self.census is False:
+            return "it takes part in no census"
+        if self.bundles != "any" and bundle not in self.bundles:
+            return f"the bundle {bundle[:12]} is not one of those that it allows"
+        if not self.downloads and view.kind == "hub":
+            return f"the view {view.name} comes from the hub, and it downloads nothing"
+        if ask.epsilon is None and self.privacy_required:
+            return "it tells counts with noise only, and this census has none (--epsilon)"
+        if ask.epsilon is not None and ask.epsilon > self.max_epsilon:
+            return f"the census asks for epsilon {ask.epsilon:g}, and it gives {self.max_epsilon:g} in all"
+        if view.unit == "document":
+            return f"the view {view.name} says whose documents its rows are, and not whose they are"
+        return None
+
+    def census_rules(self, key: bytes | None) -> Rules:
+        """What leaves in a census, whoever asks."""
+        return Rules(self.census_floor, self.census_columns, key if self.census_matches else None)
 
     def problem_of_order(
         self, order: Order, run: Accepted, roles: Mapping[str, Role], examples: int, people: int | None
@@ -184,7 +215,7 @@ def belongs(name: str, namespaces: tuple[str, ...]) -> bool:
 
 
 def _checked(key: str, value: Any, path: Path) -> Any:
-    if key in ("strategies", "upload_roles", "bundles"):
+    if key in ("strategies", "upload_roles", "bundles", "subgroups"):
         if key == "bundles" and value == "any":
             return value
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -200,6 +231,23 @@ def _checked(key: str, value: Any, path: Path) -> Any:
         raise UserError(f"{path}: {key} must be true or false.")
     if key == "secure_aggregation" and value not in MASKS:
         raise UserError(f"{path}: secure_aggregation must be required or optional.")
+    if key == "census" and value not in (True, False, "ask"):
+        raise UserError(f"{path}: census must be yes, no or ask.")
+    if key == "census_floor" and value < LEAST_FLOOR:
+        raise UserError(f"{path}: census_floor must be {LEAST_FLOOR} or more.")
+    if key == "census_columns":
+        return _columns(value, path)
     if key == "approval" and value not in APPROVAL:
         raise UserError(f"{path}: approval must be policy or ask.")
     return value
+
+
+def _columns(value: Any, path: Path) -> dict[str, tuple[Any, ...]]:
+    if not isinstance(value, dict):
+        raise UserError(
+            f"{path}: census_columns must say edges or words by column: {{age: [0, 18, 65, 120]}}."
+        )
+    try:
+        return {name: checked_column(name, kinds) for name, kinds in value.items()}
+    except ValueError as error:
+        raise UserError(f"{path}: census_columns: {error}.") from error

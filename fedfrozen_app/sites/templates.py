@@ -10,7 +10,7 @@ class Filled(string.Template):
     delimiter = "@"  # `$` is the shell's
     idpattern = (
         r"\b(?:name|superlink|port|data|bundle|address|internal_port|"
-        r"strategies|roles|private|epsilon|rounds|approval|metrics)\b"
+        r"strategies|roles|private|epsilon|rounds|approval|metrics|census)\b"
     )
 
 
@@ -353,13 +353,17 @@ SITE_YAML = """\
 name: @name
 superlink: @superlink
 # What of this site's data a run may train on, by name. A run names a view; rows, columns, classes and whom
-# epsilon protects are said here alone. kind: digits | images | parquet | text | conll | brat | i2b2 | mimic;
+# epsilon protects are said here alone. kind: digits | images | parquet | text | conll | brat | i2b2 | mimic |
+# dicom | nifti | omop (path: a database, query: the cohort as a SELECT);
 # path: relative to this folder; classes: those that all sites have agreed on, and no run begins without them
 # (`fedfrozen site check .` tells those found here); unit: example | document | patient, with its unit_column;
 # examples: the number of rows that the server is told (without it, the true one rounded to tens).
 views:
   main: @data
 model_path: null       # folder of a pretrained model, where runs start from one (model=checkpoint)
+# match_key: words that all sites have agreed on, and the server does not know: by it the sites' rows are
+# compared in a census, where census_matches of policy.yaml allows it.
+match_key: null
 folder: var            # cache, state and audit.jsonl; needs room for some copies of the model
 cache_gb: 4            # of arrays kept between rounds
 # Seconds after which a part of this site counts as hung and is started again: without a piece of a message
@@ -386,6 +390,13 @@ rounds_per_day: @rounds
 hellos_per_day: 50
 judgements_per_day: 10
 refusals_per_day: 100                      # refusals and failures; then nothing is answered for a day
+# Before training, a server may ask what data there are (docs: census). yes, no, or ask: a person decides.
+census: @census
+census_floor: 10                           # people in a cell that is told; smaller ones are hidden
+census_columns: {}                         # {age: [0, 18, 40, 65, 120], sex: [F, M]}: edges, or words
+census_matches: false                      # hashes of rows, under the match_key of site.yaml
+censuses_per_day: 20
+subgroups: []                              # columns by which a model is judged apart: [sex, age_band]
 downloads: false                           # models or data from the Hugging Face hub
 """
 
@@ -398,6 +409,7 @@ POLICY_STRICT = {
     "rounds": "100",
     "approval": "ask",
     "metrics": "false",
+    "census": "ask",
 }
 POLICY_TO_TRY = {
     "strategies": "[fedavg, fedprox, fedfrozen, safl]",
@@ -407,6 +419,7 @@ POLICY_TO_TRY = {
     "rounds": "500",
     "approval": "policy",
     "metrics": "true",
+    "census": "yes",
 }
 
 SITE_COMPOSE = f"""\

@@ -49,6 +49,9 @@ class View:
     test_fraction: float = setting(0.2, "", above=0, most=0.9)
     client_validation: float = setting(0.1, "", least=0, most=0.9)
     split_seed: int = setting(0, "", least=0)
+    window: tuple[float, ...] | None = None  # of DICOM and NIfTI: centre and width
+    slices: int | None = setting(None, "", least=1)
+    query: str | None = None  # of a database: the cohort, in this site's own words
 
     @property
     def column(self) -> str | None:
@@ -108,7 +111,6 @@ def _read_view(name: Any, given: Any, path: Path) -> View:
     except ValueError as error:
         raise UserError(f"{where}: {error}.") from error
     folder = path.parent
-    place = (
-        view.path if view.path is None or view.kind == "hub" else str(folder / Path(view.path).expanduser())
-    )
+    elsewhere = view.path is None or view.kind == "hub" or "://" in view.path
+    place = view.path if elsewhere else str(folder / Path(str(view.path)).expanduser())
     return replace(view, name=name, path=place)

@@ -113,7 +113,7 @@ def decode_images(
     if spec.image_size is not None:
         size = (spec.image_size, spec.image_size)
     else:
-        size = _open(train.content[0], train.origins[0]).size
+        size = open_image(train.content[0], train.origins[0]).size
     pixels, grey = _decode(train, size, spec)
     test_pixels, test_grey = _decode(test, size, spec)
     if spec.channels is None and grey and test_grey:
@@ -133,7 +133,7 @@ def _decode(rows: Rows, size: tuple[int, int], spec: DatasetSpec) -> tuple[np.nd
 
     def work(chunk: np.ndarray) -> None:
         for row in chunk:
-            image = _open(rows.content[row], rows.origins[row])
+            image = open_image(rows.content[row], rows.origins[row])
             grey[row] = image.mode == "L"
             wanted = "L" if channels == 1 else "RGB"
             if image.mode != wanted:
@@ -158,7 +158,7 @@ def _decode(rows: Rows, size: tuple[int, int], spec: DatasetSpec) -> tuple[np.nd
     return pixels, bool(grey.all())
 
 
-def _open(item: Any, origin: str) -> Image.Image:
+def open_image(item: Any, origin: str) -> Image.Image:
     """An image, loaded, with 8 bits a channel."""
     if isinstance(item, np.ndarray):
         return Image.fromarray(item)

@@ -10,10 +10,11 @@ package may bring others.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from fedfrozen_app import registry
@@ -37,21 +38,29 @@ from fedfrozen_app.words import counted
 logger = logging.getLogger(__name__)
 
 
-def load(
-    spec: DatasetSpec,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    classes: tuple[str, ...] | None = None,
-) -> Corpus:
-    """Read a data set whole.
+@dataclass(frozen=True)
+class Prepared:
+    """Rows that are whole and of the classes asked for, parted into train and test, and their classes."""
 
-    ``classes`` fixes the class order, as sites that train together must; a label outside it is an
-    error. Without ``tokenizer``, text becomes bytes (ByT5's numbering), which needs no file. A
-    tokenizer that has no padding token is given its end token for it.
-    """
+    task: str
+    train: Rows
+    test: Rows
+    classes: tuple[str, ...]
+    unit: str | None
+
+
+def read(spec: DatasetSpec) -> tuple[Found, str | None]:
+    """The rows as they are, and the column whose values are never parted."""
     reader: Reader = registry.find("datasets", spec.kind)
     _check(spec, reader)
     found = reader(spec)
-    task, unit = found.task, _unit_of(found, spec)
+    return found, _unit_of(found, spec)
+
+
+def prepare(spec: DatasetSpec, classes: tuple[str, ...] | None = None) -> Prepared:
+    """The rows that a run deals with, not yet decoded; `classes` as for `load`."""
+    found, unit = read(spec)
+    task = found.task
     train = clean(found.train, spec, spec.train_split, task)
     test = None if found.test is None else clean(found.test, spec, spec.test_split, task)
     if spec.top_labels is not None and task == "multilabel":
@@ -66,12 +75,23 @@ def load(
         _warn_of_shared_units(train, test, unit)
     if spec.limit is not None:
         train, test = _limited(train, spec), _limited(test, spec)
-    train_labels, test_labels = (number(rows, task, names, classes) for rows in (train, test))
-    units = unit_numbers(train, unit)
-    test_units = unit_numbers(test, unit)
-    mixes, mix_names = stratum_numbers(strata(train, task, units), names, task)
-    test_mixes, _ = stratum_numbers(strata(test, task, test_units), names, task)
+    return Prepared(task, train, test, names, unit)
 
+
+def load(
+    spec: DatasetSpec,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    classes: tuple[str, ...] | None = None,
+) -> Corpus:
+    """Read a data set whole.
+
+    ``classes`` fixes the class order, as sites that train together must; a label outside it is an
+    error. Without ``tokenizer``, text becomes bytes (ByT5's numbering), which needs no file. A
+    tokenizer that has no padding token is given its end token for it.
+    """
+    rows = prepare(spec, classes)
+    task, names, train, test = rows.task, rows.classes, rows.train, rows.test
+    train_labels, test_labels = (number(part, task, names, classes) for part in (train, test))
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     vocab_size = pad_token_id = 0
@@ -98,18 +118,35 @@ def load(
         classes=names,
         train=Table(train_inputs, train_labels),
         test=Table(test_inputs, test_labels),
-        columns={name: _column(values) for name, values in train.columns.items()},
-        test_columns={name: _column(values) for name, values in test.columns.items()},
         mean=mean,
         std=std,
         vocab_size=vocab_size,
         pad_token_id=pad_token_id,
-        strata=mixes,
-        stratum_names=mix_names,
-        units=units,
-        test_strata=test_mixes,
-        test_units=test_units,
+        **_about(rows),
     )
+
+
+def undecoded(rows: Prepared, name: str) -> Corpus:
+    """All that dealing rows to clients needs to know: no picture is opened, no text made into tokens."""
+    for part in (rows.train, rows.test):
+        number(part, rows.task, rows.classes, None)  # or a sentence that names the label
+    train, test = (
+        Table({}, torch.zeros(len(part.content), dtype=torch.int64)) for part in (rows.train, rows.test)
+    )
+    none: dict[str, Any] = {"mean": (), "std": (), "vocab_size": 0, "pad_token_id": 0}
+    return Corpus(name, rows.task, rows.classes, train, test, **none, **_about(rows))
+
+
+def _about(rows: Prepared) -> dict[str, Any]:
+    """What a corpus knows of its rows beside their content: columns, and what they are dealt by."""
+    found: dict[str, Any] = {}
+    for part, prefix in ((rows.train, ""), (rows.test, "test_")):
+        units = unit_numbers(part, rows.unit)
+        mixes, names = stratum_numbers(strata(part, rows.task, units), rows.classes, rows.task)
+        columns = {name: _column(values) for name, values in part.columns.items()}
+        found |= {f"{prefix}units": units, f"{prefix}strata": mixes, f"{prefix}columns": columns}
+        found["stratum_names"] = names
+    return found
 
 
 def _unit_of(found: Found, spec: DatasetSpec) -> str | None:

@@ -35,6 +35,9 @@ class DatasetSpec:
     keep_classes: tuple[str, ...] | None = None  # drop the rows of all other classes
     mean: tuple[float, ...] | None = None  # per channel in 0..1; None: from the train pixels
     std: tuple[float, ...] | None = None
+    window: tuple[float, ...] | None = None  # of DICOM and NIfTI: centre and width; None: the file's own
+    slices: int | None = None  # of each series; None: all
+    query: str | None = None  # of a database
 
 
 @dataclass

@@ -1,0 +1,117 @@
+"""What a census is made of: people by cell, and means. What of them may leave is in floors.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Table:
+    """People by cell: a line for each person and each cell in which she has something.
+
+    With `edges` the cells are intervals in a row, from one edge to the next, and behind them one for rows
+    that have no value; neighbours may be joined, the first and the last are open. Otherwise they have
+    names. Those that are `public` are known to everybody; others are in the data, and are told only where
+    enough people stand behind them. Rows without a value count too: who knows all and those with one, knows
+    those without.
+    """
+
+    name: str
+    person: np.ndarray  # (lines,)
+    cell: np.ndarray  # (lines,)
+    weight: np.ndarray  # (lines,) rows, or sums of shares of pictures
+    names: tuple[str, ...] = ()
+    public: int = 0  # so many of the names, the first ones
+    edges: tuple[float, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return len(self.edges) if self.edges else len(self.names)
+
+    def people(self) -> np.ndarray:
+        """(cells,) of people."""
+        return np.bincount(self.cell, minlength=self.size)
+
+    def rows(self) -> np.ndarray:
+        """(cells,) of rows."""
+        return np.bincount(self.cell, weights=self.weight, minlength=self.size)
+
+    def people_within(self, low: int, high: int) -> int:
+        """In any of the cells from `low` on and before `high`; each person once."""
+        return len(np.unique(self.person[(self.cell >= low) & (self.cell < high)]))
+
+    @property
+    def everybody(self) -> int:
+        return len(np.unique(self.person))
+
+    def members(self) -> dict[int, dict[str, float]]:
+        """By person, what she has in which cell: what a later census is held against."""
+        found: dict[int, dict[str, float]] = {}
+        key = self.names if not self.edges else tuple(map(str, range(self.size)))
+        for person, cell, weight in zip(
+            self.person.tolist(), self.cell.tolist(), self.weight.tolist(), strict=True
+        ):
+            found.setdefault(person, {})[key[cell]] = weight
+        return found
+
+
+@dataclass(frozen=True)
+class Moments:
+    """A number for some rows: its mean and variance, from sums over people."""
+
+    name: str
+    person: np.ndarray  # (rows with a number,)
+    value: np.ndarray  # (rows with a number,)
+    lacking: int  # people with a row that has none
+
+
+def moments(name: str, people: np.ndarray, value: np.ndarray) -> Moments:
+    """Of rows whose number is NaN where they have none."""
+    held = ~np.isnan(value)
+    return Moments(name, people[held], value[held], len(np.unique(people[~held])))
+
+
+def lines(
+    person: np.ndarray, cell: np.ndarray, weight: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(person, cell, weight) with every pair once, weights added up."""
+    weight = np.ones(len(person)) if weight is None else weight
+    if not len(person):
+        empty = np.zeros(0, dtype=np.int64)
+        return empty, empty, np.zeros(0)
+    width = int(cell.max()) + 1
+    keys, place = np.unique(person.astype(np.int64) * width + cell, return_inverse=True)
+    return keys // width, keys % width, np.bincount(place, weights=weight)
+
+
+def by_name(
+    name: str,
+    person: Sequence[int] | np.ndarray,
+    value: Sequence[str],
+    public: Sequence[str] = (),
+    *,
+    other: str | None = None,
+) -> Table:
+    """A table of words. What is not public goes into the cell `other` where there is one."""
+    known = list(dict.fromkeys([*public, *([other] if other is not None else [])]))
+    place = {word: number for number, word in enumerate(known)}
+    if other is None:
+        for word in sorted(set(value) - set(place)):
+            place[word] = len(place)
+        cell = np.array([place[word] for word in value], dtype=np.int64)
+    else:
+        cell = np.array([place.get(word, place[other]) for word in value], dtype=np.int64)
+    return Table(name, *lines(np.asarray(person, dtype=np.int64), cell), tuple(place), len(known))
+
+
+def by_interval(
+    name: str, person: np.ndarray, value: np.ndarray, edges: Sequence[float], weight: np.ndarray | None = None
+) -> Table:
+    """A table of numbers; those beyond the ends are in the first and the last interval, NaN is none."""
+    place = np.searchsorted(np.asarray(edges, dtype=float), value, side="right") - 1
+    cell = np.where(np.isnan(value), len(edges) - 1, np.clip(place, 0, len(edges) - 2))
+    found = lines(np.asarray(person, dtype=np.int64), cell.astype(np.int64), weight)
+    return Table(name, *found, edges=tuple(float(edge) for edge in edges))

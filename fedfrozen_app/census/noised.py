@@ -1,0 +1,74 @@
+"""A census with noise: epsilon-differential privacy for each person, whatever she has rows of.
+
+Every person counts once in each table, in the cell where she has most. One person more or less then changes
+one cell of each table by one, so two-sided geometric noise with parameter exp(-epsilon/tables) makes all of
+them together epsilon-private, with delta 0 (Ghosh, Roughgarden and Sundararajan 2009; basic composition).
+Means are not told: the server reads them off the intervals. Names that are only in the data are not told.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fedfrozen_app.census import floors
+from fedfrozen_app.census.cells import Table, lines
+from fedfrozen_app.census.measure import NONE, Figures
+from fedfrozen_app.privacy.keystream import Keystream
+
+
+def told_with_noise(figures: Figures, epsilon: float, stream: Keystream | None = None) -> dict[str, Any]:
+    """Every table with noise on every cell; those of cells that are only found in the data are left out."""
+    stream = stream or Keystream()
+    tables = [counted_once(table) for table in figures.tables if table.edges or table.public]
+    share = epsilon / len(tables)
+    return {
+        "tables": {table.name: _noised(table, share, stream) for table in tables},
+        "moments": {found.name: None for found in figures.moments},
+    }
+
+
+def counted_once(table: Table) -> Table:
+    """Each person in one public cell, with weight 1."""
+    if not table.edges and table.public < table.size:
+        none = table.names.index(NONE)
+        cell = np.where(table.cell < table.public, table.cell, none)
+        person, cell, weight = lines(table.person, cell, table.weight)
+    else:
+        person, cell, weight = table.person, table.cell, table.weight
+    order = np.lexsort((cell, -weight, person))
+    kept = order[np.unique(person[order], return_index=True)[1]]
+    names = table.names[: table.public] if not table.edges else ()
+    return Table(table.name, person[kept], cell[kept], np.ones(len(kept)), names, table.public, table.edges)
+
+
+def _noised(table: Table, epsilon: float, stream: Keystream) -> dict[str, Any]:
+    noise = geometric(table.size, epsilon, stream)
+    counts = np.maximum(table.people() + noise, 0)
+    if table.edges:
+        groups = [(cell, cell + 1) for cell in range(table.size)]
+        told = floors.joined(table, groups)
+        values = [int(count) for count in counts]
+        return told | {
+            "people": values[:-1],
+            "rows": values[:-1],
+            "none": {"people": values[-1], "rows": values[-1]},
+        }
+    by_name = {name: int(count) for name, count in zip(table.names, counts, strict=True)}
+    total = int(counts.sum())
+    return {"total": total, "people": by_name, "rows": by_name, "hidden": [], "others_hidden": False}
+
+
+def geometric(count: int, epsilon: float, stream: Keystream) -> np.ndarray:
+    """(count,) whole numbers with P(k) ~ exp(-epsilon·|k|): the difference of two geometric ones."""
+    drawn = 1.0 - stream.uniform(2 * count)  # in (0, 1]
+    tails = np.floor(np.log(drawn) / -epsilon)  # P(at least k) = exp(-epsilon·k)
+    return (tails[:count] - tails[count:]).astype(np.int64)
+
+
+def spread(epsilon: float, tables: int) -> float:
+    """The standard deviation of a cell's noise."""
+    decay = math.exp(-epsilon / tables)
+    return math.sqrt(2 * decay) / (1 - decay)

@@ -1,0 +1,86 @@
+"""A site's rows as a census looks at them: as found, with whose each one is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedfrozen_app.data.sources.labels import OUTSIDE, unit_numbers
+from fedfrozen_app.data.sources.raw_rows import Rows
+
+
+@dataclass(frozen=True)
+class Records:
+    task: str
+    content: Sequence[Any]  # as a reader gives it; None where missing
+    labels: Sequence[tuple[str, ...]]  # none where missing
+    columns: Mapping[str, Sequence[Any]]
+    people: np.ndarray  # (rows,) whose each row is, numbered from 0
+    names: tuple[str, ...]  # of these people, as the data have them; they stay here
+    unit: str  # "example" where every row stands for itself
+    classes: tuple[str, ...] = ()  # names that everybody knows
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    @cached_property
+    def contents(self) -> list[str]:
+        """A digest of what each row holds, "" where it holds nothing."""
+        return [content_digest(item) for item in self.content]
+
+
+def records_of(rows: Rows, task: str, unit: str | None, classes: Sequence[str] = ()) -> Records:
+    """`unit` is the column that says whose a row is; without one every row is somebody's own."""
+    people = unit_numbers(rows, unit)
+    labels = [_labels(found, task) for found in rows.labels]
+    records = Records(task, rows.content, labels, rows.columns, people, (), unit or "example", tuple(classes))
+    return Records(**{**vars(records), "names": _names(records, rows, unit)})
+
+
+def _labels(found: Any, task: str) -> tuple[str, ...]:
+    if found is None:
+        return ()
+    if task == "tokens":
+        return tuple(dict.fromkeys(tag[2:] for tag in found if tag != OUTSIDE)) or ("none",)
+    return tuple(dict.fromkeys(found)) if isinstance(found, (list, tuple)) else (str(found),)
+
+
+def _names(records: Records, rows: Rows, unit: str | None) -> tuple[str, ...]:
+    """By the number of a person. A row that names nobody is known by what it holds."""
+    found: dict[int, str] = {}
+    seen: dict[str, int] = {}
+    for row, person in enumerate(records.people.tolist()):
+        if person in found:
+            continue
+        value = None if unit is None else rows.columns[unit][row]
+        if value is not None and str(value).strip():
+            found[person] = f"unit {value}"
+            continue
+        cells = {name: str(values[row]) for name, values in sorted(records.columns.items())}
+        digest = hashlib.sha256(
+            repr((records.contents[row], records.labels[row], cells)).encode()
+        ).hexdigest()
+        seen[digest] = seen.get(digest, 0) + 1
+        found[person] = f"row {digest} {seen[digest]}"
+    return tuple(found[person] for person in range(len(found)))
+
+
+def content_digest(item: Any) -> str:
+    """Of the text or the picture alone."""
+    if item is None:
+        return ""
+    if isinstance(item, np.ndarray):
+        data = f"{item.shape} {item.dtype}".encode() + item.tobytes()
+    elif isinstance(item, Path):
+        data = item.read_bytes()
+    elif isinstance(item, bytes):
+        data = item
+    else:
+        data = (item if isinstance(item, str) else " ".join(map(str, item))).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,83 @@
+"""The one answer to a census: in one process, under Flower and on a real site."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedfrozen_app.census.ask import Ask
+from fedfrozen_app.census.measure import Tokens, is_edges, measure
+from fedfrozen_app.census.memory import told
+from fedfrozen_app.census.noised import told_with_noise
+from fedfrozen_app.census.records import Records
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What leaves, whoever asks."""
+
+    floor: int
+    columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # that may be looked at, and how
+    key: bytes | None = None  # that the sites have agreed on, for rows that several of them hold
+
+
+def problem(ask: Ask, rules: Rules) -> str | None:
+    """Why these columns are not counted, as the rest of a sentence."""
+    for name, kinds in ask.columns.items():
+        if name not in rules.columns:
+            return f"the census asks for the column {name}, which the policy does not name"
+        if tuple(kinds) != tuple(rules.columns[name]):
+            what = "edges" if is_edges(kinds) else "words"
+            return f"the census counts the column {name} by other {what} than the policy's"
+    if ask.matches and rules.key is None:
+        return "the census asks for hashes of rows, which do not leave it"
+    return None
+
+
+def answer(
+    ask: Ask, records: Records, rules: Rules, memory: dict[str, Any], tokens: Tokens | None = None
+) -> dict[str, Any]:
+    """What leaves. All that may be counted is counted, and `memory` holds what was told of it; the ask only
+    chooses among that, so that no two of them can be played off against each other."""
+    figures = measure(records, rules.columns, tokens)
+    found: dict[str, Any] = {
+        "format": FORMAT,
+        "task": records.task,
+        "unit": "example" if records.unit == "example" else "person",
+        "floor": rules.floor,
+        "epsilon": ask.epsilon,
+    }
+    if ask.epsilon is not None:
+        found |= told_with_noise(figures, ask.epsilon)
+    elif figures.people < rules.floor and "tables" not in memory:
+        return found | {"people": None, "rows": None, "tables": {}, "moments": {}}
+    else:
+        found |= told(figures, records, rules.floor, memory)
+    total = found["tables"]["total"]
+    found["people"] = None if total is None else total["people"]["all"]
+    found["rows"] = None if total is None else total["rows"]["all"]
+    for part in ("tables", "moments"):
+        found[part] = {name: value for name, value in found[part].items() if _asked(name, ask)}
+    if ask.matches and rules.key is not None:
+        found["hashes"] = keyed(records, rules.key)
+    return found
+
+
+def _asked(name: str, ask: Ask) -> bool:
+    _, slash, column = name.partition("/")
+    return name != "total" and (not slash or column in ask.columns or column in ("content", "label"))
+
+
+def keyed(records: Records, key: bytes) -> list[str]:
+    """Of every content once, sorted: only who has the key can tell which row a hash is of."""
+    made = {
+        hmac.new(key, digest.encode(), hashlib.sha256).hexdigest()[:32]
+        for digest in records.contents
+        if digest
+    }
+    return sorted(made)

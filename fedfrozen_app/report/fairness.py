@@ -1,0 +1,113 @@
+"""Who is served badly: the section of a report, from fairness.json."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedfrozen_app.fairness.groups import FIGURES, interval
+from fedfrozen_app.report.html import box, fold, table
+
+TITLES = {
+    "global": "global model",
+    "personal": "own models",
+    "after": "own models after one more local round",
+}
+COLOURS = {"global": "blue", "personal": "vermillion", "after": "green"}
+HEAD = ["group", "model", "rows", "accuracy", "95 % interval", "macro F1", "AUROC", "calibration error"]
+MOST_LINES = 120
+
+
+def read_fairness(run: Path) -> dict[str, Any] | None:
+    path = run / "fairness.json"
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def section(found: Mapping[str, Any] | None) -> str:
+    """Worst and best of each column, model beside model; then every group."""
+    if not found or not found["models"]:
+        return ""
+    lines = [
+        [
+            column,
+            TITLES.get(model, model),
+            f"{gap['worst']} ({gap['worst_accuracy']:.3f})",
+            f"{gap['best']} ({gap['best_accuracy']:.3f})",
+            f"{gap['gap']:.3f}",
+            f"{gap['low']:.3f} to {gap['high']:.3f}",
+        ]
+        for column in columns(found)
+        for model, own in found["models"].items()
+        if (gap := own["gaps"].get(column)) is not None
+    ]
+    head = ["by", "model", "worst (accuracy)", "best (accuracy)", "gap", "95 % interval"]
+    parts = [
+        "<h2>Who is served badly</h2>",
+        '<p class="soft">On test rows. A gap whose interval holds 0 may be chance. Groups of fewer than '
+        f"{found['floor']} people are not told, nor what would give them away.</p>",
+        box(table(head, lines, ruled=True)) if lines else "",
+    ]
+    for column in ("all", *columns(found)):
+        if body := group_rows(found, column):
+            label = "All rows" if column == "all" else f"By {column} ({len({line[0] for line in body})})"
+            made = table(HEAD, body[:MOST_LINES], ruled=True)
+            parts.append(fold(label, made, unfolded=column == "all"))
+    return "".join(parts)
+
+
+def columns(found: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(column for own in found["models"].values() for column in own["groups"]))
+
+
+def group_rows(found: Mapping[str, Any], column: str) -> list[list[str]]:
+    """Worst first, by the first model that has the group."""
+    groups: dict[str, list[tuple[str, Any]]] = {}
+    for model, own in found["models"].items():
+        for value, one in ({"all": own["all"]} if column == "all" else own["groups"].get(column, {})).items():
+            if "accuracy" in one:
+                groups.setdefault(value, []).append((model, one))
+    ordered = sorted(groups.items(), key=lambda item: item[1][0][1]["accuracy"])
+    return [
+        [value, TITLES.get(model, model), f"{one['rows']:,.0f}", f"{one['accuracy']:.3f}", _interval(one)]
+        + [f"{one[key]:.3f}" if key in one else "" for key in FIGURES[1:]]
+        for value, models in ordered
+        for model, one in models
+    ]
+
+
+def _interval(one: Mapping[str, Any]) -> str:
+    low, high = one["intervals"]["accuracy"] if "intervals" in one else interval(dict(one))
+    return f"{low:.3f} to {high:.3f}"
+
+
+def reliability_chart(found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """How often the model is right when it is so sure: on the diagonal it is calibrated."""
+    if not found:
+        return []
+    series = [
+        {
+            "name": TITLES.get(model, model),
+            "colour": COLOURS.get(model, "purple"),
+            "stroke": "",
+            "points": [[round(p["confidence"], 4), round(p["right"], 4)] for p in own["reliability"]],
+        }
+        for model, own in found["models"].items()
+        if own["reliability"]
+    ]
+    if not series:
+        return []
+    even = {"name": "calibrated", "colour": "grey", "stroke": "dashed", "points": [[0, 0], [1, 1]]}
+    axis = {"label": "confidence", "unit": "", "from": 0, "to": 1, "whole": False, "marks": []}
+    return [
+        {
+            "title": "Reliability",
+            "unit": "share that is right",
+            "kind": "path",
+            "x": axis,
+            "from_zero": True,
+            "least": 0.0,
+            "series": [*series, even],
+            "steps": True,
+            "note": "",
+        }
+    ]

@@ -1,0 +1,253 @@
+"""A census of real sites: kits, policies, approvals, budgets, logs; only Flower's processes are left out."""
+
+import json
+
+import numpy as np
+import pandas
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from fedfrozen_app.census.ask import Ask
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.messages import CENSUS, census_message
+from fedfrozen_app.exchange.strict import canonical
+from fedfrozen_app.run.take_census import take_census
+from fedfrozen_app.server.asking import Asking
+from fedfrozen_app.sites.approval import Approvals, approve, pending, show
+from fedfrozen_app.sites.audit_log import read_audit
+from fedfrozen_app.sites.desk import Executor
+from fedfrozen_app.sites.policy import Policy
+from tests.sites.inprocess import BUNDLE, SiteGrid, Sites, copy_of
+
+AGES = [0, 18, 40, 65, 120]
+SECRET = "the-secret-of-this-site"
+VIEW = {
+    "kind": "text", "path": "notes.csv", "text_column": "text", "label_column": "label",
+    "classes": ["flu", "fracture", "stroke"], "unit": "patient", "unit_column": "patient",
+}  # fmt: skip
+
+
+def notes(seed: int, rows: int = 240) -> pandas.DataFrame:
+    rng = np.random.default_rng(seed)
+    patients = rng.integers(0, rows // 2, rows)
+    return pandas.DataFrame(
+        {
+            "text": [f"note {row} of the patient with fever and {SECRET}" for row in range(rows)],
+            "label": ["stroke"] * 3 + rng.choice(["flu", "fracture"], rows - 3, p=[0.6, 0.4]).tolist(),
+            "patient": [f"{seed}-{number}" for number in patients],
+            "age": (patients * 7) % 95,
+            "postcode": [f"{SECRET}-{row}" for row in range(rows)],
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("census")
+    sites = Sites(folder)
+    sites.prepare()
+    for number, name in enumerate(sites.names):
+        notes(number).to_csv(folder / "kits" / name / "notes.csv", index=False)
+        sites.change(name, "site.yaml", views={"main": VIEW})
+        columns = {"age": AGES}
+        sites.change(name, "policy.yaml", census=True, census_floor=5, census_columns=columns)
+    return folder
+
+
+@pytest.fixture
+def sites(prepared, tmp_path):
+    copy_of(prepared, tmp_path / "sites")
+    found = Sites(tmp_path / "sites")
+    found.restart()
+    return found
+
+
+def ask_all(sites: Sites, ask: Ask, timeout: float = 0.5) -> tuple[dict, Asking]:
+    sites.restart()
+    asking = Asking(SiteGrid(sites.executors), ask, least=3, timeout=timeout)
+    return take_census(asking, sites.folder / "out"), asking
+
+
+def ask_one(sites: Sites, text: object, name: str = "north", bundle: str = BUNDLE) -> dict:
+    """The site's answer as it travels."""
+    SiteGrid(sites.executors)
+    message = census_message(1, text, 60) if isinstance(text, str) else None
+    if message is None:
+        message = Message(RecordDict({"census": ConfigRecord({"ask": text})}), 1, CENSUS)
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    reply = sites.executors[name].answer(message, context, bundle)
+    assert set(reply.content) == {"census"}
+    return dict(reply.content["census"])
+
+
+def reasons(sites: Sites, name: str = "north") -> list[str]:
+    return [entry.get("reason", "") for entry in read_audit(sites.kit(name).audit)]
+
+
+ASK = Ask("one", columns={"age": tuple(map(float, AGES))})
+
+
+def test_three_sites_are_counted_and_one_that_refuses_is_named(sites):
+    sites.change("west", "policy.yaml", census=False)
+    found, _ = ask_all(sites, ASK)
+    assert set(found["sites"]) == {"north", "south"} and list(found["refused"]) == ["west"]
+    assert found["advice"][0]["topic"] == "refused" and found["advice"][0]["site"] == "west"
+    frame = notes(0)
+    north = found["sites"]["north"]
+    assert (north["rows"], north["people"]) == (len(frame), frame["patient"].nunique())
+    ages = north["moments"]["numbers/age"]
+    assert ages["mean"] == pytest.approx(frame["age"].mean()) and ages["rows"] == len(frame)
+    # Strokes are of a few people: hidden, and with them others.
+    assert "stroke" in north["tables"]["classes"]["hidden"]
+    assert len(north["tables"]["classes"]["hidden"]) >= 2
+    for name, event in (("north", "census"), ("south", "census"), ("west", "refused")):
+        (entry,) = read_audit(sites.kit(name).audit)
+        assert entry["event"] == event and entry["proposal"] == ASK.hash
+    assert reasons(sites, "west") == ["it takes part in no census"]
+    assert SECRET not in (sites.folder / "out" / "census.json").read_text()
+
+
+def test_nothing_but_the_answer_leaves(sites):
+    told = ask_one(sites, ASK.text)
+    assert set(told) == {"name", "state", "json", "anchor"} and told["name"] == "north"
+    assert SECRET not in canonical(told) and "0-1" not in told["json"]
+    entry = read_audit(sites.kit("north").audit)[-1]
+    assert entry["bytes"] == len(told["json"].encode())
+    assert set(json.loads(told["json"])["tables"]) >= {"classes", "numbers/age", "length", "language"}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "cannot be read"),
+        ("[1]", "cannot be read"),
+        (canonical(ASK.plain | {"path": "/etc"}), "other keys than a census"),
+        (canonical(ASK.plain | {"columns": {"postcode": ["a"]}}), "postcode, which the policy does not name"),
+        (canonical(ASK.plain | {"columns": {"age": [0, 18, 40, 64, 120]}}), "other edges than the policy"),
+        (canonical(ASK.plain | {"columns": {"age": [0, 120]}}), "other edges than the policy"),
+        (canonical(ASK.plain | {"view": "other"}), "no view of this site"),
+        (canonical(ASK.plain | {"view": "../main"}), "no name of a view"),
+        (canonical(ASK.plain | {"matches": True}), "hashes of rows, which do not leave"),
+        (canonical(ASK.plain | {"epsilon": 9.0}), "asks for epsilon 9"),
+        (canonical(ASK.plain | {"floor": 0}), "floor is out of bounds"),
+        (canonical(ASK.plain | {"format": 2}), "another version"),
+    ],
+)
+def test_a_hostile_server_gets_the_one_refusal(sites, text, reason):
+    told = ask_one(sites, text)
+    told.pop("anchor")
+    assert told == {"name": "north", "state": "refused", "json": ""}
+    assert reason in reasons(sites)[-1]
+
+
+def test_another_floor_of_the_server_changes_nothing(sites):
+    """A site keeps to its own: the server's is for simulated clients."""
+    low, high = (
+        json.loads(ask_one(sites, canonical(ASK.plain | {"floor": floor}))["json"]) for floor in (1, 50)
+    )
+    assert low == high and low["floor"] == 5
+
+
+def test_asked_again_the_site_says_the_same_until_enough_people_have_changed(sites):
+    first = ask_one(sites, ASK.text)["json"]
+    path = sites.folder / "kits" / "north" / "notes.csv"
+    frame = pandas.read_csv(path)
+
+    def add(people: int, age: int, label: str = "flu") -> None:
+        nonlocal frame
+        new = frame.iloc[:people].assign(
+            patient=[f"new-{len(frame)}-{number}" for number in range(people)], age=age, label=label,
+            text=[f"a new note {len(frame)} {number} of the patient" for number in range(people)],
+        )  # fmt: skip
+        frame = pandas.concat([frame, new])
+        path.write_text(frame.to_csv(index=False))
+        sites.restart()  # as after a night: only the disk remembers
+
+    add(4, 30)  # one fewer than the floor
+    assert ask_one(sites, ASK.text)["json"] == first
+    add(1, 30)
+    second = json.loads(ask_one(sites, ASK.text)["json"])
+    assert second["rows"] == json.loads(first)["rows"] + 5
+    # One person more in another age: the total moves with the next ones, that table does not.
+    add(1, 80, "fracture")
+    add(5, 30)
+    third = json.loads(ask_one(sites, ASK.text)["json"])
+    assert third["rows"] == second["rows"] + 6
+    assert third["tables"]["numbers/age"] == second["tables"]["numbers/age"]
+    assert third["tables"]["classes"] == second["tables"]["classes"]
+
+
+def test_a_person_decides_where_the_policy_says_so(sites, capsys):
+    sites.change("north", "policy.yaml", census="ask")
+    kit = str(sites.folder / "kits" / "north")
+    assert ask_one(sites, ASK.text)["state"] == "waiting"
+    assert ask_one(sites, ASK.text)["state"] == "waiting"
+    assert [entry["event"] for entry in read_audit(sites.kit("north").audit)] == ["pending"]
+    pending([kit])
+    assert "census one: what data there are" in capsys.readouterr().out
+    show([ASK.hash, kit])
+    shown = capsys.readouterr().out
+    assert "nothing is trained" in shown and "columns   age" in shown
+    approve([ASK.hash[:12], kit])
+    assert ask_one(sites, ASK.text)["state"] == ""
+    assert ask_one(sites, canonical(ASK.plain | {"id": "two"}))["state"] == "waiting"  # another hash
+    Approvals(sites.kit("north").approvals).decide(ASK.hash, approved=False)
+    assert ask_one(sites, ASK.text)["state"] == "refused"
+
+
+def test_noise_is_paid_for_from_the_budget_of_all_runs(sites):
+    sites.change("north", "policy.yaml", max_epsilon=3.0, privacy_required=True)
+    told = ask_one(sites, ASK.text)
+    assert told["state"] == "refused" and "counts with noise only" in reasons(sites)[-1]
+    noisy = Ask("two", columns=ASK.columns, epsilon=2.0)
+    first = ask_one(sites, noisy.text)
+    found = json.loads(first["json"])
+    assert found["epsilon"] == 2.0 and found["moments"]["numbers/age"] is None
+    assert sites.executors["north"].budget.spent() == (2.0, 0.0)
+    sites.restart()  # the budget and the log agree when it starts anew
+    assert ask_one(sites, canonical(noisy.plain | {"id": "again"}))["json"] == first["json"]  # at no cost
+    assert sites.executors["north"].budget.spent() == (2.0, 0.0)
+    other = Ask("three", epsilon=2.0)  # another question is another draw
+    assert ask_one(sites, other.text)["state"] == "refused"
+    assert reasons(sites)[-1] == "the run asks for epsilon 2, and 1 is left"
+    # A record of what was spent that is lost ends all work.
+    sites.executors["north"].budget.path.unlink()
+    with pytest.raises(UserError, match="does not know round 1 of the run census-"):
+        Executor(sites.kit("north"))
+
+
+def test_the_policy_is_strict_where_it_says_nothing(sites, tmp_path):
+    path = sites.folder / "kits" / "north" / "policy.yaml"
+    policy = Policy.read(path)
+    assert policy.census is True and policy.subgroups == ()
+    for key, value, sentence in (
+        ("census", "maybe", "census must be yes, no or ask"),
+        ("census_floor", 2, "census_floor must be 3 or more"),
+        ("census_columns", {"age": [3, 2]}, "do not rise"),
+        ("census_columns", ["age"], "must say edges or words"),
+        ("subgroups", "sex", "must be a list of words"),
+    ):
+        sites.change("south", "policy.yaml", **{key: value})
+        with pytest.raises(UserError, match=sentence):
+            Policy.read(sites.folder / "kits" / "south" / "policy.yaml")
+        sites.change("south", "policy.yaml", census=True, census_floor=5, census_columns={}, subgroups=[])
+
+
+def test_hashes_leave_only_under_a_key_of_the_sites_own(sites):
+    asks = Ask("m", matches=True)
+    for name in sites.names:
+        sites.change(name, "policy.yaml", census_matches=True)
+        sites.change(name, "site.yaml", match_key="words that only sites know")
+    shared = notes(0).head(30)
+    for name in ("south", "west"):
+        path = sites.folder / "kits" / name / "notes.csv"
+        own = pandas.read_csv(path)
+        own["text"] = own["text"] + f" at {name}"  # or every note would be at every site
+        if name == "south":
+            own = pandas.concat([own, shared.assign(patient=[f"x{n}" for n in range(30)])])
+        own.to_csv(path, index=False)
+    found, _ = ask_all(sites, asks)
+    assert found["matches"] == {"north | south": 30, "north | west": 0, "south | west": 0}
+    sites.change("west", "policy.yaml", census_matches=False)
+    found, _ = ask_all(sites, asks)
+    assert list(found["refused"]) == ["west"] and set(found["matches"]) == {"north | south"}
