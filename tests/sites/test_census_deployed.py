@@ -49,7 +49,7 @@ def test_three_sites_with_tls_of_which_one_refuses(tmp_path):
         (entry,) = read_audit(Kit.read(deployment.kits / "west").audit)
         assert (entry["event"], entry["reason"]) == ("refused", "it takes part in no census")
     assert found_in([out, deployment.kits / "server", deployment.kits / "operator"], SECRET.encode()) == []
-    picture = next((deployment.kits / "north" / "data" / "1").glob("*.png")).read_bytes()
+    picture = next((deployment.kits / "north" / "data").rglob("*.png")).read_bytes()
     assert found_in([out, deployment.kits / "server"], picture[40:80]) == []
 
 
@@ -78,8 +78,8 @@ def found_in(folders: list[Path], needle: bytes) -> list[Path]:
 def test_flowers_simulation_counts_what_one_process_counts(tmp_path):
     settings = ["num_clients=3", "dataset.limit=300", "--floor", "3"]
     for runtime in ("inprocess", "flower"):
-        words = ["census", f"runtime={runtime}", f"output_dir={tmp_path / runtime}", *settings]
-        assert command([*words, "run_id=the-same"]) == 0
+        words = ["census", "run_id=the-same", f"runtime={runtime}", f"output_dir={tmp_path / runtime}"]
+        assert command([*words, *settings]) == 0
     one, other = (
         json.loads((tmp_path / runtime / "census.json").read_text()) for runtime in ("inprocess", "flower")
     )
