@@ -28,10 +28,10 @@ from fedfrozen_app.files.rows import read_rows
 from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.secure import client
-from fedfrozen_app.secure.keys import OnSight, Simulated, new_seed
 from fedfrozen_app.secure.layout import Arithmetic, Layout, decode, encode
 from fedfrozen_app.secure.roster import Terms
-from fedfrozen_app.secure.server import Collector
+from fedfrozen_app.secure.round_keys import OnSight, Simulated, new_seed
+from fedfrozen_app.secure.sum_up import Collector
 from tests.sites.inprocess import BUNDLE, Sites
 
 SITES, VALUES = 10, 5_000_000  # 20 MB of float32

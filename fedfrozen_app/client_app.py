@@ -42,8 +42,8 @@ from fedfrozen_app.local.sequential import LocalResult, judge_client, train_clie
 from fedfrozen_app.privacy.budget import Declined
 from fedfrozen_app.secure import talk
 from fedfrozen_app.secure.client import Session
-from fedfrozen_app.secure.keys import OnSight, Simulated, new_seed
 from fedfrozen_app.secure.roster import Refused
+from fedfrozen_app.secure.round_keys import OnSight, Simulated, new_seed
 from fedfrozen_app.secure.work import masked_reply
 from fedfrozen_app.seeds import numpy_generator
 

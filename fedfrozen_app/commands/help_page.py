@@ -14,7 +14,7 @@ USAGE = (
     ("fedfrozen VERB ...", "one of the verbs below; fedfrozen VERB --help"),
 )
 EXAMPLES = (
-    ("fedfrozen", "FedFrozen on handwritten digits: a minute on a laptop, no download"),
+    ("fedfrozen", "FedFrozen on handwritten digits, on a CPU, without a download"),
     ("fedfrozen strategy=fedprox partition.alpha=0.1 num_rounds=10", "another method, stronger skew"),
     ("fedfrozen -m strategy=fedavg,fedfrozen seed=0,1,2 output_dir=first", "six runs, compared"),
     ("fedfrozen dataset=images dataset.path=DIR", "your own pictures, in folders by class"),
@@ -55,7 +55,7 @@ def help_page() -> str:
     for group, names in conf_files.choices().items():
         ordered = sorted(names, key=lambda name: name != usual.get(group))
         lines += textwrap.wrap(
-            f"{group:17}{'  '.join(ordered)}", WIDTH, initial_indent="  ", subsequent_indent=" " * 19
+            f"{group:20}{'  '.join(ordered)}", WIDTH, initial_indent="  ", subsequent_indent=" " * 22
         )
     lines += ["", "flags:", *_columns(HYDRA, 2), "", "examples:", *_columns(EXAMPLES, 2), ""]
     return "\n".join([*lines, "Every key: docs/configuration.md. A tutorial and all else: docs/index.md."])

@@ -18,8 +18,6 @@ from functools import lru_cache
 
 from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.secure import shares
-from fedfrozen_app.secure.keys import SEED, Identity, Pair, Trust, derive, new_seed, seal, unseal
-from fedfrozen_app.secure.masks import Vector
 from fedfrozen_app.secure.roster import (
     Entry,
     Refused,
@@ -34,6 +32,8 @@ from fedfrozen_app.secure.roster import (
     to_bytes,
     to_text,
 )
+from fedfrozen_app.secure.round_keys import SEED, Identity, Pair, Trust, derive, new_seed, seal, unseal
+from fedfrozen_app.secure.vector import Vector
 
 KEYS, SHARES, MASKED, CONFIRMED, DONE = "keys", "shares", "masked", "confirmed", "done"
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedfrozen_app.exchange.names import namespace_of
-from fedfrozen_app.secure.masks import Vector, packed_size, signed
+from fedfrozen_app.secure.vector import Vector, packed_size, signed
 
 FRACTION = 2.0**20  # of figures and squares: the smallest part of one that counts
 LARGEST = 2.0**61  # of a head's number over the whole cohort

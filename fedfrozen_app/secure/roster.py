@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedfrozen_app.exchange.strict import canonical, read_json
-from fedfrozen_app.secure.keys import Trust, digest
+from fedfrozen_app.secure.round_keys import Trust, digest
 
 MOST, DEPTH, LONGEST = 64_000_000, 6, 8_000  # characters of a text, brackets, characters of a string
 COMPLETE = 33  # clients up to which everybody is everybody's neighbour, where nothing else is said

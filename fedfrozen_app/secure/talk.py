@@ -11,7 +11,6 @@ from typing import Any
 from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.secure import client
 from fedfrozen_app.secure.client import Session
-from fedfrozen_app.secure.keys import Identity, Trust
 from fedfrozen_app.secure.roster import (
     Entry,
     Refused,
@@ -23,6 +22,7 @@ from fedfrozen_app.secure.roster import (
     to_bytes,
     to_text,
 )
+from fedfrozen_app.secure.round_keys import Identity, Trust
 
 SESSION, DIGEST = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{64}")
 ASKED = {

@@ -18,8 +18,8 @@ from fedfrozen_app.privacy.keystream import Keystream
 from fedfrozen_app.secure import client
 from fedfrozen_app.secure.client import Session
 from fedfrozen_app.secure.layout import Arithmetic, Layout, encode
-from fedfrozen_app.secure.masks import WIDE, Vector
 from fedfrozen_app.secure.roster import Refused, Terms
+from fedfrozen_app.secure.vector import WIDE, Vector
 
 MASKED = "masked"  # the one array of a masked reply, and the line under which its head is counted
 # How much noise a client owes the sum, and what one of its units can change in it: they stay with the client.

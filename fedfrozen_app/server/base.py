@@ -22,7 +22,7 @@ from fedfrozen_app.exchange.order import Masking, NamedSettings, Order
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.models.roles import Role
-from fedfrozen_app.secure.server import new_session
+from fedfrozen_app.secure.sum_up import new_session
 from fedfrozen_app.server.aggregate import Update
 from fedfrozen_app.server.carried import Carried, add_to, follow
 from fedfrozen_app.server.conversation import Conversation

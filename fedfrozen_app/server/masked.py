@@ -18,9 +18,9 @@ from fedfrozen_app.exchange.count import Traffic
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.secure import talk
 from fedfrozen_app.secure.layout import Sums, decode, error_bound
-from fedfrozen_app.secure.masks import unpacked
 from fedfrozen_app.secure.roster import Entry
-from fedfrozen_app.secure.server import Collector, TooFew
+from fedfrozen_app.secure.sum_up import Collector, TooFew
+from fedfrozen_app.secure.vector import unpacked
 from fedfrozen_app.secure.work import MASKED, layout_of, rules_of, terms_of
 from fedfrozen_app.server.conversation import Conversation
 

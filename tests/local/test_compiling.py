@@ -143,7 +143,7 @@ def test_what_torch_compiles_gives_the_same_numbers(train, compiles, monkeypatch
     assert_alike(plain.model, quick.model)
 
 
-@pytest.mark.parametrize("mode", ["compiled", "blocks"])
+@pytest.mark.parametrize("mode", [pytest.param("compiled", marks=pytest.mark.slow), "blocks"])
 def test_a_compiler_that_fails_is_told_of_and_done_without(train, compiles, monkeypatch, caplog, mode):
     monkeypatch.setitem(compiling.MODES, "true", mode)
 
@@ -185,7 +185,7 @@ def test_auto_records_first_and_compiles_where_the_rest_pays(train, compiles, mo
     assert_alike(short.model, long.model)
 
 
-@pytest.mark.parametrize("killed", [2, 4])
+@pytest.mark.parametrize("killed", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_resumed_run_takes_the_steps_of_an_unbroken_one(train, compiles, monkeypatch, killed):
     """Killed in the round in which it switches, or after it: then what is worth what has no say any more."""
     monkeypatch.setattr(compiling, "SPARED", 1.0)

@@ -77,7 +77,7 @@ def test_attention_of_stacked_clients_is_given_bf16(train, monkeypatch, strategy
     assert set(given) == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "fedprox"])
+@pytest.mark.parametrize("strategy", [pytest.param("fedavg", marks=pytest.mark.slow), "fedprox"])
 def test_bf16_of_stacked_clients_is_that_of_one_after_another(train, strategy):
     """Both lie about as far from float32; what is rounded is the same."""
     words = [*WORDS[:3], f"strategy={strategy}", "client=sgd"]

@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedfrozen_app.secure import client
-from fedfrozen_app.secure.keys import OnSight, Simulated, new_seed
-from fedfrozen_app.secure.masks import Vector, packed_size, unpacked
 from fedfrozen_app.secure.roster import Terms
-from fedfrozen_app.secure.server import Collector
+from fedfrozen_app.secure.round_keys import OnSight, Simulated, new_seed
+from fedfrozen_app.secure.sum_up import Collector
+from fedfrozen_app.secure.vector import Vector, packed_size, unpacked
 
 TRUST = OnSight()
 

@@ -17,8 +17,8 @@ from fedfrozen_app.privacy.discrete import discrete_gaussian
 from fedfrozen_app.privacy.keystream import Keystream
 from fedfrozen_app.privacy.steps import Steps
 from fedfrozen_app.secure.layout import Arithmetic, Layout, encode
-from fedfrozen_app.secure.masks import Vector, signed
 from fedfrozen_app.secure.roster import Refused
+from fedfrozen_app.secure.vector import Vector, signed
 from fedfrozen_app.secure.work import NOISE, SENSITIVITY, add_noise
 
 ON = ("secure_aggregation=on", "secure_aggregation.noise=sum", "privacy=dp_sgd")

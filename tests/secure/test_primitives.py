@@ -9,8 +9,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedfrozen_app.secure import shares
-from fedfrozen_app.secure.keys import OnSight, Pair, Simulated, derive, digest, seal, unseal
-from fedfrozen_app.secure.masks import Vector
+from fedfrozen_app.secure.round_keys import OnSight, Pair, Simulated, derive, digest, seal, unseal
+from fedfrozen_app.secure.vector import Vector
 
 
 def hexed(text: str) -> bytes:

@@ -20,8 +20,8 @@ from fedfrozen_app.exchange.messages import (
 from fedfrozen_app.exchange.order import read_order
 from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.secure import client, talk
-from fedfrozen_app.secure.keys import Simulated, new_seed
 from fedfrozen_app.secure.roster import Entry, to_text
+from fedfrozen_app.secure.round_keys import Simulated, new_seed
 from fedfrozen_app.secure.work import MASKED
 from fedfrozen_app.sites.audit_log import read_audit
 from fedfrozen_app.sites.authority import Signer, read_certificate

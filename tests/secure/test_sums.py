@@ -9,8 +9,8 @@ from scipy import stats
 
 from fedfrozen_app.secure import layout as layouts
 from fedfrozen_app.secure.layout import Arithmetic, Layout, decode, encode, error_bound
-from fedfrozen_app.secure.masks import Vector, unpacked
-from fedfrozen_app.secure.server import TooFew
+from fedfrozen_app.secure.sum_up import TooFew
+from fedfrozen_app.secure.vector import Vector, unpacked
 from tests.secure.parties import Round, terms
 
 STEPS = ("keys", "shares", "mask", "confirm", "unmask")

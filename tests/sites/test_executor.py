@@ -32,6 +32,7 @@ from tests.sites.inprocess import BUNDLE, SiteGrid, Sites, copy_of
 
 NO_KERNEL = ["embedding", "value", "output", "mlp", "norm", "head"]
 ROUNDS = ("num_rounds=3", "strategy.warmup_rounds=2")
+PRIVATE = ("privacy=dp_sgd", "privacy.epsilon=3")
 
 
 @pytest.fixture(scope="module")
@@ -474,8 +475,15 @@ def test_a_site_whose_disk_is_full_sends_nothing_and_is_there_again_when_there_i
     assert not [path for path in south.var.rglob("*") if path.name.endswith(".part")]
 
 
-@pytest.mark.parametrize("size", [0, 10_000], ids=["no room", "room for half a reply"])
-@pytest.mark.parametrize("how", [(), ("privacy=dp_sgd", "privacy.epsilon=3")], ids=["plain", "private"])
+@pytest.mark.parametrize(
+    ("size", "how"),
+    [
+        pytest.param(0, (), id="no room", marks=pytest.mark.slow),
+        pytest.param(10_000, (), id="room for half a reply"),
+        pytest.param(0, PRIVATE, id="no room, private"),
+        pytest.param(10_000, PRIVATE, id="room for half a reply, private", marks=pytest.mark.slow),
+    ],
+)
 def test_a_site_that_waits_for_room_loses_nothing(sites, size, how):
     waits = []
 

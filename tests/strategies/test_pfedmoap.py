@@ -103,8 +103,15 @@ class Federation:
         return down
 
 
-@pytest.mark.parametrize("runner", ["sequential", "cohort"])
-@pytest.mark.parametrize("experts", [1, 2])
+@pytest.mark.parametrize(
+    ("experts", "runner"),
+    [
+        (1, "sequential"),
+        pytest.param(1, "cohort", marks=pytest.mark.slow),
+        pytest.param(2, "sequential", marks=pytest.mark.slow),
+        (2, "cohort"),
+    ],
+)
 def test_rounds_by_hand(train, experts, runner):
     """Two of three clients a round, so that some are there for the first time while others have experts."""
     words = [*MOAP, *BY_HAND, "num_rounds=4", f"strategy.experts={experts}"]
@@ -164,7 +171,7 @@ def test_cohort_equals_sequential_also_for_personal_models(train):
     assert one.summary["personal"]["personal"] == pytest.approx(other.summary["personal"]["personal"])
 
 
-@pytest.mark.parametrize("runner", ["sequential", "cohort"])
+@pytest.mark.parametrize("runner", [pytest.param("sequential", marks=pytest.mark.slow), "cohort"])
 def test_killed_and_resumed_to_the_bit(train, runner):
     words = [*MOAP, "participation=0.67", f"runtime.runner={runner}"]
     whole = train(*words, "num_rounds=4", folder="whole", small=False)

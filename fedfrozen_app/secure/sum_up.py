@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from fedfrozen_app.secure import shares
 from fedfrozen_app.secure.client import pair_key
-from fedfrozen_app.secure.keys import Pair, derive
-from fedfrozen_app.secure.masks import Vector
 from fedfrozen_app.secure.roster import Entry, Roster, Terms
+from fedfrozen_app.secure.round_keys import Pair, derive
+from fedfrozen_app.secure.vector import Vector
 
 
 class TooFew(Exception):
