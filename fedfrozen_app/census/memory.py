@@ -3,10 +3,11 @@
     VAR/census/VIEW.json   for each table and mean: who was in which cell, by keyed hash, and what was told
 
 Asked again about the same rows, the site tells the same; and also where rows of fewer people than the floor
-have changed since it last told anything new. Where more have, a table is told anew only if in every cell of
-it nobody has changed, or as many people as the floor asks for; and only with the same cells hidden or joined
-as before. A cell that was hidden stays hidden: shown later, it could be taken from an earlier total.
-Otherwise the earlier table is told again.
+have changed since it last told anything new. Where more have, a table is told anew only if in everything that
+it told nobody has changed, or as many people as the floor asks for; and only with the same cells hidden or
+joined as before. Hidden cells count as one, and so do joined ones: if each of them had a say, that a table
+is told anew would tell of it. A cell that was hidden stays hidden: shown later, it could be taken from an
+earlier total. Otherwise the earlier table is told again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.files.seal import DAMAGED, sealed, unsealed
 
 NOTHING: Mapping[str, Any] = {"told": None}
+HIDDEN = "\0hidden"  # no class has such a name
 Members = dict[str, dict[str, float]]  # person: cell: weight
 
 
@@ -101,11 +103,12 @@ def table_again(
     fresh = first(table, names, floor)
     if before is None or before["told"] is None:
         return fresh
-    if not changed_enough(before["members"], fresh["members"], floor) or fresh["told"] is None:
+    groups = [(low, high) for low, high in before["groups"] or ()]
+    units = told_as_one(table, groups, [before["names"][cell] for cell in before["hidden"]])
+    if not changed_enough(before["members"], fresh["members"], floor, units) or fresh["told"] is None:
         return dict(before)
     if before["groups"] is None:  # nobody was in it
         return fresh
-    groups = [(low, high) for low, high in before["groups"]]
     if before["names"] != fresh["names"] or not all(floors.sound(table, *part, floor) for part in groups):
         return dict(before)
     hidden = set(before["hidden"]) | floors.hidden_cells(table, groups)
@@ -113,17 +116,32 @@ def table_again(
     return fresh | {"groups": groups, "hidden": sorted(hidden), "told": told}
 
 
-def changed_enough(before: Members, now: Members, floor: int) -> bool:
-    """Whether in every cell nobody changed, or `floor` people and more."""
+def told_as_one(table: Table, groups: floors.Groups, hidden: list[str]) -> dict[str, str]:
+    """By cell, what it is told with, unless by itself: its interval as joined, or all that is hidden."""
+    if not table.edges:
+        return dict.fromkeys(hidden, HIDDEN)
+    return {str(cell): f"from {low}" for low, high in groups for cell in range(low, high)}
+
+
+def changed_enough(before: Members, now: Members, floor: int, units: Mapping[str, str]) -> bool:
+    """Whether in everything that is told nobody changed, or `floor` people and more."""
     touched: dict[str, int] = {}
     people = 0
     for person in before.keys() | now.keys():
-        old, new = before.get(person, {}), now.get(person, {})
+        old, new = (as_told(members.get(person, {}), units) for members in (before, now))
         cells = {cell for cell in old.keys() | new.keys() if old.get(cell) != new.get(cell)}
         people += bool(cells)
         for cell in cells:
             touched[cell] = touched.get(cell, 0) + 1
     return people >= floor and all(count >= floor for count in touched.values())
+
+
+def as_told(cells: Mapping[str, float], units: Mapping[str, str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for cell, weight in cells.items():
+        unit = units.get(cell, cell)
+        found[unit] = found.get(unit, 0.0) + weight
+    return found
 
 
 def moments_again(
