@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+# Here, because a worker can have one browser: where two folders bring the same fixture, there are two of it.
+from tests.report.browser import chromium, visit  # noqa: F401
+
 # pytest's first process reads this file before it starts those that test, and has no use for torch.
 if TYPE_CHECKING:
     import torch

@@ -53,6 +53,7 @@ def only_claims(monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
 
 
+@pytest.mark.slow
 def test_an_honest_client_passes_and_every_output_is_marked(train, only_claims, capsys, caplog):
     run = train(*AUDITED, DROPOUT, CANARIES, "privacy.epsilon=1")
     assert command(["audit", str(run.folder)]) == 0

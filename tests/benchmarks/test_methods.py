@@ -201,6 +201,7 @@ def timed(methods, out, *more):
     return json.loads(out.read_text())
 
 
+@pytest.mark.slow
 def test_the_speed_of_a_run_that_was_stopped_goes_on_where_it_stopped(methods, turns, tmp_path):
     out = tmp_path / "speed.json"
     turns.fails = "moon"

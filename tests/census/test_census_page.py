@@ -6,9 +6,8 @@ import pytest
 from fedfrozen_app.report.census_page import page, write_page
 from tests.census import planted
 from tests.census.planted import census
-from tests.report.browser import chromium, sideways, visit
+from tests.report.browser import sideways
 
-__all__ = ["chromium", "visit"]  # fixtures
 HOSTILE = '<script>alert("x")</script>'
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.report.browser import chromium, visit  # noqa: F401  (fixtures)
-
 Row = dict[str, Any]
 
 # Bytes of one client's arrays; the kernel (query, key) falls away in frozen rounds.
