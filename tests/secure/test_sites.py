@@ -28,24 +28,10 @@ from fedfrozen_app.sites.authority import Signer, read_certificate
 from fedfrozen_app.sites.desk import Executor
 from fedfrozen_app.sites.masking import Certified
 from tests.secure.test_rounds import FLOAT32, ON, PLAIN, far, stated
-from tests.sites.inprocess import SiteGrid, Sites, copy_of
+from tests.sites.inprocess import SiteGrid
 
 TWO = "secure_aggregation.min_cohort=2"
 ROUND = (ON, "num_rounds=1", "strategy.warmup_rounds=1", *PLAIN)
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sites")
-    Sites(folder).prepare()
-    return folder
-
-
-@pytest.fixture
-def sites(prepared, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedfrozen_app.report.output.write_curves", lambda *args, **kwargs: None)
-    copy_of(prepared, tmp_path / "sites")
-    return Sites(tmp_path / "sites")
 
 
 def log(sites, name="north"):
