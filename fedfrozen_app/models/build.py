@@ -97,7 +97,10 @@ def _try_forward(model: Any, shape: InputShape) -> None:
     name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     with quiet(), torch.no_grad(), as_user_error(f"'{name}' cannot read the data"):
         scores = getattr(model(**inputs), "logits", None)
-    if scores is None or scores.shape[-1] != len(shape.classes):
+    if shape.task == "language":
+        if scores is None or scores.shape[-1] < shape.vocab_size:
+            raise UserError(f"'{name}' is no language model: its answer needs `logits`, one for each token")
+    elif scores is None or scores.shape[-1] != len(shape.classes):
         raise UserError(
             f"'{name}' is no classifier of these data: its answer needs `logits`, one for each of the "
             f"{len(shape.classes)} classes"

@@ -74,6 +74,8 @@ class Row:
 class Architecture:
     prefix: str  # the name of the headless model inside the model with a head
     rows: tuple[Row, ...]
+    causal: bool = False  # whether a token sees only what came before it
+    own_mask: bool = False  # whether its attention makes what it needs of the padding mask itself
 
 
 # Blocks are `encoder.layer.N` up to transformers 4 and in part of 5, `layers.N` in the rest.
@@ -148,7 +150,7 @@ _GPT2 = (  # after split_fused
     Row(_H + r"ln_2", "norm"),
     Row(_H + r"mlp\.(c_fc|c_proj)", "mlp"),
     Row(r"ln_f", "norm"),
-    Row(r"score|classifier", "head"),
+    Row(r"score|classifier|lm_head", "head"),
 )
 
 _LLAMA = (
@@ -161,7 +163,7 @@ _LLAMA = (
     Row(_BLOCK + r"post_attention_layernorm", "norm"),
     Row(_BLOCK + r"mlp\.(gate|up|down)_proj", "mlp"),
     Row(r"norm", "norm"),
-    Row(r"score", "head"),
+    Row(r"score|lm_head", "head"),
 )
 
 
@@ -197,8 +199,8 @@ ARCHITECTURES = {
     "distilbert": Architecture("distilbert", _DISTILBERT),
     "roberta": Architecture("roberta", _BERT),
     "electra": Architecture("electra", _BERT),
-    "gpt2": Architecture("transformer", _GPT2),
-    "llama": Architecture("model", _LLAMA),
+    "gpt2": Architecture("transformer", _GPT2, causal=True),
+    "llama": Architecture("model", _LLAMA, causal=True),
     "clip": Architecture("", _CLIP),
     "linear": Architecture("", (Row(r"classifier", "head"),)),
     "simple_cnn": Architecture(
@@ -307,6 +309,12 @@ def _refuse_statistics(what: str, model: nn.Module) -> None:
                 f"the buffer '{name}' of '{what}' is a running statistic, which would be neither "
                 "trained nor averaged: use a model without one (LayerNorm in place of BatchNorm)"
             )
+
+
+def is_causal(model: nn.Module) -> bool:
+    """Whether a token sees only what came before it."""
+    found = ARCHITECTURES.get(getattr(getattr(model, "config", None), "model_type", ""))
+    return found is not None and found.causal
 
 
 def head_of(model: nn.Module, roles: Mapping[str, Role]) -> nn.Module | None:

@@ -1,4 +1,4 @@
-"""Classifiers of the transformers library: built from settings, a local checkpoint or the hub; and exported.
+"""Models of the transformers library: built from settings, a local checkpoint or the hub; and exported.
 
 A model that does not fit the data is refused before any training starts, and one log line says which weights
 are fresh.
@@ -17,10 +17,12 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -42,6 +44,7 @@ _AUTO = {
     "text": (AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
     "multilabel": (AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
     "tokens": (AutoModelForTokenClassification, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING),
+    "language": (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING),
 }
 # Roles are tabled for it, but it compares images with texts: it has no layer of class scores.
 _NO_CLASSIFIER = ("clip", "linear", "simple_cnn")
@@ -72,8 +75,7 @@ def from_config(spec: ModelSpec) -> PreTrainedModel:
     _check_fit(config, shape)
     with quiet(), as_user_error(f"cannot build '{model_type}' from its configuration"):
         model = auto.from_config(config)
-    split_fused(model)
-    return model
+    return _ready(model)
 
 
 def from_checkpoint(spec: ModelSpec) -> PreTrainedModel:
@@ -97,18 +99,20 @@ def _pretrained(path: str, spec: ModelSpec, *, hub: bool) -> PreTrainedModel:
     auto = _auto_class(type(config), shape)
     _check_keys(type(config), given)
     attention = {k: v for k, v in given.items() if k == "attn_implementation"}
-    config.update(_labels(shape.classes))
+    if shape.task != "language":
+        config.update(_labels(shape.classes))
     config.update({k: v for k, v in given.items() if k not in attention})
     if config.architectures is None:
         config.architectures = []
-    if shape.task != "image" and (config.pad_token_id is None or config.pad_token_id < 0):
+    padded = config.pad_token_id is not None and config.pad_token_id >= 0
+    # What a language model is padded with is masked out, and it may be any token.
+    if shape.task == "language" or (shape.task != "image" and not padded):
         config.pad_token_id = shape.pad_token_id
     _check_fit(config, shape)
     if not spec.weights:
         with quiet(), as_user_error(f"cannot build '{path}' from its configuration"):
             model = auto.from_config(config)
-        split_fused(model)
-        return model
+        return _ready(model)
     with quiet(progress=hub), _as_load_error(path, hub):
         model, info = auto.from_pretrained(
             path,
@@ -120,8 +124,16 @@ def _pretrained(path: str, spec: ModelSpec, *, hub: bool) -> PreTrainedModel:
             **attention,
             **options,
         )
-    split_fused(model)
+    _ready(model)
     _report_fresh(model, path, [*info["missing_keys"], *(m[0] for m in info["mismatched_keys"])])
+    return model
+
+
+def _ready(model: PreTrainedModel) -> PreTrainedModel:
+    """As training reads it."""
+    split_fused(model)
+    if hasattr(model.config, "use_cache"):
+        model.config.use_cache = False  # keys and values of before serve those who write on, not training
     return model
 
 
@@ -176,7 +188,7 @@ def _filled(kind: type[PretrainedConfig], given: Mapping[str, Any], shape: Input
                 fill[key] = None
     aliases = kind.attribute_map
     named = {aliases.get(key, key): value for key, value in given.items()}
-    if not {"id2label", "num_labels"} & set(given):
+    if shape.task != "language" and not {"id2label", "num_labels"} & set(given):
         fill |= _labels(shape.classes)
     return {**{aliases.get(key, key): value for key, value in fill.items()}, **named}
 
@@ -193,6 +205,12 @@ def _position_offset(model_type: str, pad_token_id: int) -> int:
 
 def _auto_class(kind: type[PretrainedConfig], shape: InputShape) -> Any:
     auto, mapping = _AUTO[shape.task]
+    if shape.task == "language" and not ARCHITECTURES[kind.model_type].causal:
+        causal = ", ".join(name for name, known in ARCHITECTURES.items() if known.causal)
+        raise UserError(
+            f"'{kind.model_type}' sees a text's next tokens, and cannot learn to foretell them: choose a "
+            f"language model ({causal})"
+        )
     if kind not in mapping:
         raise UserError(
             f"'{kind.model_type}' does not read {shape.task} data: choose another model or dataset"
@@ -202,7 +220,7 @@ def _auto_class(kind: type[PretrainedConfig], shape: InputShape) -> Any:
 
 def _check_fit(config: PretrainedConfig, shape: InputShape) -> None:
     """Refuse what the libraries would only stumble over in training, or not at all."""
-    if config.num_labels != len(shape.classes):
+    if shape.task != "language" and config.num_labels != len(shape.classes):
         raise UserError(
             f"the model is set to {config.num_labels} classes but the data have "
             f"{len(shape.classes)}: remove num_labels and id2label from the model's settings"
@@ -313,11 +331,14 @@ def export_model(model: nn.Module, folder: str | Path, classes: Sequence[str]) -
     if Path(folder).is_file():
         raise UserError(f"cannot export to '{folder}': it is a file, give a folder")
     config = copy.deepcopy(model.config)
-    if config.num_labels != len(classes):
-        raise UserError(
-            f"cannot export a model of {config.num_labels} classes with {len(classes)} class names"
-        )
-    config.update(_labels(classes))
+    if hasattr(config, "use_cache"):
+        config.use_cache = True  # whoever writes texts with it wants that
+    if type(model) not in MODEL_FOR_CAUSAL_LM_MAPPING.values():
+        if config.num_labels != len(classes):
+            raise UserError(
+                f"cannot export a model of {config.num_labels} classes with {len(classes)} class names"
+            )
+        config.update(_labels(classes))
     # A skeleton without memory of its own takes the tensors, so that `model` stays as it is.
     with quiet(), torch.device("meta"):
         plain = type(model)(config)

@@ -154,6 +154,8 @@ def _cards(rows: Sequence[Row], summary: dict[str, Any]) -> str:
         (f"selected_test_{metric}", "chosen by validation", "selected_round"),
     )
     found = []
+    if summary.get("final_test_perplexity") is not None:
+        found.append((f"{number(summary['final_test_perplexity']):.2f}", "final test perplexity"))
     for key, label, place in scores:
         if summary.get(key) is not None:
             at = f", round {summary[place]}" if place and summary.get(place) is not None else ""
@@ -246,6 +248,7 @@ def _round_table(rows: Sequence[Row]) -> str:
     columns: list[tuple[str, str, Callable[[float], str]]] = [
         (f"test {metric}", f"test_{metric}", _decimal),
         ("test loss", "test_loss", _decimal),
+        ("test perplexity", "test_perplexity", _decimal),
         (f"validation {metric}", f"val_{metric}", _decimal),
         ("validation loss", "val_loss", _decimal),
         ("clients before", "client_val_before", _decimal),
