@@ -34,9 +34,21 @@ class ModelConfig:
     model_type: str | None = setting(
         None,
         "Architecture for `source=config`: `vit`, `deit`, `dinov2`, `bert`, `distilbert`, `roberta`, "
-        "`electra`, `gpt2`, `llama`; to be read through prompts `clip` or `vision-text-dual-encoder`",
+        "`electra`, `modernbert`, `deberta-v2`, `gpt2`, `llama`, `qwen2`, `qwen3`, `mistral`, `gemma`, "
+        "`gemma3_text`, `clip`, `siglip`; with `model.roles` any other; to be read through prompts `clip` or "
+        "`vision-text-dual-encoder`",
     )
     dtype: str = setting("float32", "Of the parameters: `float32`, `float64` or `bfloat16`")
+    roles: str | None = setting(
+        None,
+        "A file that says what the parameters of another architecture are for; see "
+        "[Language models](language-models.md#architectures). `null`: the built-in table",
+    )
+    gradient_checkpointing: bool = setting(
+        False,
+        "Compute a block's activations again when its gradients need them: less memory, about a third more "
+        "time. Clients then train one after another",
+    )
     config: dict[str, Any] = setting(
         {},
         "Settings of the transformers configuration, such as `model.config.hidden_size=64`. Add one that "

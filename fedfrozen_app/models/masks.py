@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedfrozen_app.models.roles import ARCHITECTURES
+from fedfrozen_app.models.roles import architecture_of
 from fedfrozen_app.models.task import Inputs
 
 
@@ -16,7 +16,7 @@ def with_ready_mask(inputs: Inputs, model: nn.Module) -> Inputs:
     Where layers differ in how far they look, there is a mask for each kind of layer.
     """
     config: Any = getattr(model, "config", None)
-    known = ARCHITECTURES.get(getattr(config, "model_type", ""))
+    known = architecture_of(model)
     if "attention_mask" not in inputs or (known is not None and known.own_mask):
         return inputs
     keys = inputs["attention_mask"].bool()[:, None, None, :]

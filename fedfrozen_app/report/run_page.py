@@ -44,6 +44,7 @@ from fedfrozen_app.report.html import (
     table,
     text,
 )
+from fedfrozen_app.report.samples import read_samples, samples_section
 from fedfrozen_app.report.summary import method_of, read_summary
 from fedfrozen_app.words import counted
 
@@ -71,6 +72,7 @@ def run_page(run_dir: Path, *, version: str = "") -> str:
         version=version,
         held_out=_held_out(run_dir / "clients.json"),
         fairness=read_fairness(run_dir),
+        samples=read_samples(run_dir),
     )
 
 
@@ -91,6 +93,7 @@ def render(
     version: str = "",
     held_out: Mapping[str, int] | None = None,
     fairness: dict[str, Any] | None = None,
+    samples: Sequence[dict[str, Any]] = (),
 ) -> str:
     """The whole page as text; `name` stands in where the configuration names no strategy."""
     title = headline(summary) or name
@@ -105,6 +108,7 @@ def render(
 <h2>Figures</h2>
 {box(pairs(final_figures(rows, summary)))}
 {_stage_table(rows)}
+{samples_section(list(samples))}
 {section(fairness)}
 {_client_table(rows, (summary.get("config") or {}).get("num_clients"), held_out or {})}
 {_failures(rows)}

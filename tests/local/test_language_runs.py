@@ -89,3 +89,8 @@ def test_a_small_model_learns_to_answer(train, prompts):
     first, last = run.rows[0]["test_perplexity"], run.rows[-1]["test_perplexity"]
     assert last < first / 20 and run.summary["final_test_perplexity"] == last
     assert run.rows[-1]["test_accuracy"] > 0.5
+    samples = json.loads((run.folder / "samples.json").read_text())
+    assert len(samples) == 3 and set(samples[0]) == {"prompt", "answer", "before", "after"}
+    assert samples[0]["prompt"].endswith("?") and samples[0]["before"] != samples[0]["after"]
+    page = (run.folder / "report.html").read_text()
+    assert "<h2>Text</h2>" in page and samples[0]["prompt"] in page and "Final test perplexity" in page
