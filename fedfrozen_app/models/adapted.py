@@ -5,6 +5,7 @@ themselves, and know it by one digest. A client with another base asks for the f
 """
 
 import hashlib
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +19,13 @@ from fedfrozen_app.config import AdapterConfig, Config
 from fedfrozen_app.data.table import Corpus, InputShape
 from fedfrozen_app.digests import digests
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.models import lora
+from fedfrozen_app.models import lora, peft_folder
 from fedfrozen_app.models.build import parameters_of
 from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.models.transformer import export_model
 from fedfrozen_app.models.wrapper import Wrapper
 
+log = logging.getLogger(__name__)
 BASE = "base"  # in the card: the digest of the frozen weights
 
 
@@ -38,7 +40,8 @@ class Adapted(Wrapper):
     _digest: str = field(default="", init=False, repr=False, compare=False)
     # Weights as they were before the first fold, and the folds that are on them.
     _original: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _folded: tuple[str, ...] = field(default=(), init=False, repr=False, compare=False)
+    _folds: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _base_path: str | None = field(default=None, init=False, repr=False, compare=False)
 
     def build(self, config: Config, corpus: Corpus) -> nn.Module:
         model, self._ready = self._ready, None
@@ -46,7 +49,16 @@ class Adapted(Wrapper):
             model = super().build(config, corpus)
             self._inject(model, config.seed)
             self._digest = self._digest or base_digest(self._fixed(model))
+            self._base_path = config.model.path
+            if self.settings.path is not None:
+                self._read(model, self.settings.path)
         return model
+
+    def _read(self, model: nn.Module, path: str) -> None:
+        settings = self.settings
+        names = peft_folder.read(model, path, rank=settings.rank, alpha=settings.alpha, base=self._digest)
+        if not any(roles_of(model)[name].kind == "head" for name in names):
+            log.info("%s brings no head: this run's starts afresh.", path)
 
     def outline(self, config: Config, shape: InputShape) -> nn.Module:
         model = super().outline(config, shape)
@@ -71,6 +83,16 @@ class Adapted(Wrapper):
             self._ready = self.build(config, corpus)
         return {BASE: self._digest}
 
+    def marks(self) -> dict[str, str]:
+        return {BASE: self._digest}
+
+    def check_marks(self, marks: Mapping[str, str]) -> None:
+        if marks.get(BASE, self._digest) != self._digest:
+            raise UserError(
+                "The frozen weights here are not those that the run's adapters were trained on (their "
+                "digests differ): give the model as it was then."
+            )
+
     def lacks(self, own: Mapping[str, Any], federation: Mapping[str, Any]) -> bool:
         return federation.get(BASE) != own[BASE]
 
@@ -89,7 +111,7 @@ class Adapted(Wrapper):
     def fold(self, model: nn.Module, arrays: Mapping[str, Tensor]) -> None:
         """The weights are then the base and all that these add to it, in the order of the rounds: the same
         bits whichever of them were there before."""
-        if self._folded == tuple(sorted(arrays)):
+        if set(self._folds) == set(arrays):
             return
         for path, folds in lora.folds_by_path(arrays).items():
             module = model.get_submodule(path)
@@ -97,7 +119,7 @@ class Adapted(Wrapper):
             before = self._original.setdefault(f"{path}.weight", weight.detach().clone())
             folds = {name: value.to(before.device) for name, value in folds.items()}
             weight.copy_(lora.added_to(before, lora.sum_of(folds), module))
-        self._folded = tuple(sorted(arrays))
+        self._folds = dict(arrays)
 
     def widened(self, name: str, array: Tensor, shape: Sequence[int]) -> Tensor:
         return lora.widened(name, array, shape)
@@ -106,8 +128,20 @@ class Adapted(Wrapper):
         return lora.narrowed(name, array, shape[0] if name.endswith(lora.A) else shape[1])
 
     def export(self, model: Any, folder: Path, classes: Sequence[str], *, merged: bool = True) -> None:
-        """As one plain model, its adapters merged."""
-        export_model(model, folder, classes, merged_state(model))
+        """As one plain model, its adapters merged; or as an adapter of peft's."""
+        if merged:
+            export_model(model, folder, classes, merged_state(model))
+            return
+        peft_folder.write(
+            model,
+            folder,
+            rank=self.settings.rank,
+            alpha=self.settings.alpha,
+            folds=self._folds,
+            base=self._digest,
+            base_path=self._base_path,
+            classes=classes,
+        )
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:

@@ -48,6 +48,13 @@ class Wrapper:
         """What to add to, or change in, the card that the server sends each client before the first round."""
         return {}
 
+    def marks(self) -> dict[str, str]:
+        """What the header of every file with the run's arrays says of the parameters that are not in it."""
+        return {}
+
+    def check_marks(self, marks: Mapping[str, str]) -> None:
+        """Refuse, with a `UserError`, a file that speaks of others than were built here."""
+
     def check_card(self, own: Mapping[str, Any], federation: Mapping[str, Any]) -> None:
         """Refuse to take part, with a `UserError`, where the federation's model is not the one here."""
 

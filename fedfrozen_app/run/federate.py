@@ -60,7 +60,8 @@ def federate(
     conversation.foundation = resident.foundation
     check_possible(job, resident)
     open_folder(job, resident)
-    best = BestModel(job.folder, job.config.early_stop.patience, metadata=model_metadata(job.config.privacy))
+    marks = model_metadata(job.config.privacy) | resident.wrapper.marks()
+    best = BestModel(job.folder, job.config.early_stop.patience, metadata=marks)
     metrics = MetricsFile(job.folder / "metrics.jsonl")
     start = prepare(job, conversation, resident, best, metrics)
     began -= sum(

@@ -53,6 +53,7 @@ def prepare(
         metrics.path.write_text("")
     else:
         check_fits(job.start.model, model)
+        resident.wrapper.check_marks(job.start.metadata)
         folds = {name: value.to(resident.device) for name, value in job.start.model.items() if is_fold(name)}
         model = {name: job.start.model[name].to(built) for name, built in model.items()}  # device and dtype
         model |= folds
