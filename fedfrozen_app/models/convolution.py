@@ -4,9 +4,10 @@ A convolution with other weights for every client becomes one with as many group
 some of those group by group. Patches as rows, (batch, places, kernel · channels), make it a batched product.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,8 @@ def as_products(model: nn.Module, trained: Collection[str]) -> Iterator[None]:
     modules = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d):
-            way = _product if f"{name}.weight" in trained and _can(module) else _as_it_is
+            trains = f"{name}.weight" in trained
+            way: Callable[[Any, Tensor], Tensor] = _product if trains and _can(module) else _as_it_is
             module.forward = partial(way, module)  # type: ignore[method-assign]
             modules.append(module)
     try:
