@@ -149,10 +149,16 @@ def train(message: Message, context: Context) -> Message:
             session = talk.opened(envelopes_of(message), _session(context), order.digest)
         except Refused as no:
             return train_reply(message, Reply(order.digest, declined=f"declines: {no}"), local=local)
+    if unsaid := [name for name in resident.lacking if name not in order.base]:
+        return train_reply(message, Reply(order.digest, lacks=unsaid), local=local)
     at_home = held_at_home(context, order, sent)
     base, lacks = resident.cache.complete(order.base, {**at_home, **sent}, verify=not local)
     if lacks:
         return train_reply(message, Reply(order.digest, lacks=lacks), local=local)
+    came = base
+    base = resident.fitted(came)
+    resident.load({name: base[name] for name in resident.lacking}, order.base)
+    resident.fold(base)
     start = start_of(context, resident, order, base)
     client, steps = client_name(context), steps_for(resident)
     if order.judge:
@@ -180,7 +186,7 @@ def train(message: Message, context: Context) -> Message:
     if scores is not None and order.chooser is not None:
         context.state["scores"] = to_record({"heads": scores.cpu()}, local=local)  # for this client alone
         metrics = metrics | order.chooser.figures(scores)
-    arrays = result.sent(order.plan.shared)
+    arrays = resident.cut_to(result.sent(order.plan.shared), came)
     if order.coder is not None:
         arrays = order.coder.encode(arrays, start.model, resident.roles)
     reply = Reply(order=order.digest, examples=result.examples, arrays=arrays, metrics=metrics)

@@ -18,6 +18,7 @@ from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files import checkpoint
+from fedfrozen_app.files.disk import header
 from fedfrozen_app.files.seal import DAMAGED
 from fedfrozen_app.inprocess.stacked import Bench, run_stacked, runs_at_once
 from fedfrozen_app.local.resident import Resident
@@ -100,6 +101,7 @@ def load_run(run: Path, extra: list[str]) -> Resident:
             "own: how each of theirs does is in its personal.json, which a run with personal=true writes."
         )
     check_fits(model, resident.exchanged)
+    resident.wrapper.check_marks(header(run / "model.safetensors"))
     resident.load(model, {})
     return resident
 

@@ -67,6 +67,17 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "linear": "fedfrozen_app.models.pixels:linear",
         "cnn": "fedfrozen_app.models.pixels:cnn",
     },
+    # By adapter.name: a Wrapper (models/wrapper.py) of the adapter's settings. `none` is no entry.
+    "adapters": {
+        "lora": "fedfrozen_app.models.adapted:Adapted",
+    },
+    # By adapter.rule: how clients' adapters become one.
+    "adapter_rules": {
+        "average": "fedfrozen_app.server.adapters.average:Average",
+        "ffa": "fedfrozen_app.server.adapters.ffa:FFA",
+        "fedex": "fedfrozen_app.server.adapters.fedex:FedEx",
+        "stack": "fedfrozen_app.server.adapters.stack:Stack",
+    },
     # By dataset.kind: a callable from a DatasetSpec to the rows found.
     "datasets": {
         "digits": "fedfrozen_app.data.sources.digits:read_digits",
@@ -98,6 +109,7 @@ _ONE = {
     "algorithms": "client algorithm",
     "server_optimizers": "server optimiser",
     "models": "model.source",
+    "adapter_rules": "adapter.rule",
     "datasets": "dataset.kind",
 }
 # What this process has added for itself, by group and name: it comes before everything else.

@@ -83,8 +83,12 @@ VERBS: dict[str, Verb] = {
         ("fedfrozen evaluate outputs/RUN",),
     ),
     "export": Verb(
-        "Write the final model as a folder for transformers' from_pretrained.",
-        (RUN, word("folder", metavar="DIR", help="where to")),
+        "Write the final model as a folder for transformers' from_pretrained; of adapters, for peft's.",
+        (
+            RUN,
+            word("folder", metavar="DIR", help="where to"),
+            word("--merge", action="store_true", help="adapters: one plain model with them in its weights"),
+        ),
         ("fedfrozen export outputs/RUN my-model",),
     ),
     "search": Verb(

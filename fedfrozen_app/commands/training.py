@@ -194,17 +194,22 @@ def evaluate(arguments: list[str]) -> None:
 
 
 def export(arguments: list[str]) -> None:
-    """`fedfrozen export RUN DIR`: the final model as a folder for transformers' `from_pretrained`."""
-    run, rest = run_folder("export", arguments)
+    """`fedfrozen export RUN DIR [--merge]`: the final model as a folder for `from_pretrained`."""
+    merge = "--merge" in arguments
+    run, rest = run_folder("export", [word for word in arguments if word != "--merge"])
     if len(rest) != 1:
         raise UserError("Say where to: fedfrozen export RUN DIR.")
     resident, target = load_run(run, []), Path(rest[0]).expanduser().resolve()
     if target.is_file():
         raise UserError(f"{rest[0]} is a file: give a folder.")
+    parts = resident.wrapper.merges and not merge
+    if merge and not resident.wrapper.merges:
+        raise UserError(f"{run} has no adapters to merge: leave --merge out.")
     try:
         with whole_folder(target) as part:
-            resident.export(part)
+            resident.export(part, merged=not parts)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{rest[0]} cannot be written ({reason}): give another folder.") from error
-    print(f"Wrote {rest[0]}: load it with transformers' from_pretrained.")
+    loader = "PeftModel.from_pretrained, on the model it was trained on" if parts else "from_pretrained"
+    print(f"Wrote {rest[0]}: load it with {'peft' if parts else 'transformers'}'s {loader}.")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedfrozen_app.config.keys import check_keys, keys_of, known_keys
     from fedfrozen_app.config.schema import (
         DEFAULT_CLIENTS,
+        AdapterConfig,
         AggregationConfig,
         CheckpointConfig,
         ClientConfig,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_CLIENTS",
+    "AdapterConfig",
     "AggregationConfig",
     "CheckpointConfig",
     "ClientConfig",

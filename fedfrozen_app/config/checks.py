@@ -120,6 +120,8 @@ def check_config(config: Config) -> None:
         )
     if config.secure_aggregation.name == "on":
         _check_masked(config)
+    if config.adapter.name != "none":
+        _check_adapter(config)
     registry.find("strategies", str(config.strategy["name"])).check(strategy_settings(config), config)
     server_optimizer_settings(config)
     device_of(config.device)
@@ -128,6 +130,7 @@ def check_config(config: Config) -> None:
         ("dataset.path", config.dataset.kind != "hub" and "://" not in (config.dataset.path or "")),
         ("model.path", config.model.source == "checkpoint"),
         ("model.roles", True),
+        ("adapter.path", True),
         ("partition.path", True),
         ("partition.census", True),
         ("start_from", True),
@@ -137,6 +140,41 @@ def check_config(config: Config) -> None:
         if path is not None and local and not Path(path).expanduser().exists():
             raise UserError(
                 f"{key_of(key)}={path} does not exist: give the path of a folder or file that does."
+            )
+
+
+def _check_adapter(config: Config) -> None:
+    """What a rule for adapters says of the frozen weights holds for the plain mean of plain replies."""
+    adapter, name = config.adapter, str(config.strategy["name"])
+    registry.find("adapters", adapter.name)
+    rule, strategy = registry.find("adapter_rules", adapter.rule), registry.find("strategies", name)
+    settings = strategy_settings(config)
+    algorithm = registry.find("algorithms", strategy.algorithm_for(settings))
+    own = algorithm.has_arrays() or not algorithm.adds_nothing()
+    steps = strategy.step is not registry.find("strategies", "fedavg").step
+    if rule.moves_base:
+        others = {
+            f"server_optimizer={config.server_optimizer['name']}": config.server_optimizer["name"] != "none",
+            f"aggregation={config.aggregation.name}": config.aggregation.name != "mean",
+            "strategy.zero_fill=true": bool(getattr(settings, "zero_fill", False)),
+            f"strategy={name}": own or steps,
+        }
+        for words in (words for words, does in others.items() if does):
+            raise UserError(
+                f"adapter.rule={adapter.rule} makes the model the plain mean of the clients' models, and "
+                f"{words} would make it another: leave that out, or use adapter.rule=average or ffa."
+            )
+    if adapter.ranks:
+        others = {
+            "privacy=dp_sgd adds noise to": config.privacy.name != "none",
+            "secure_aggregation=on masks": config.secure_aggregation.name == "on",
+            f"strategy={name} encodes": strategy.codec_for(settings) is not None,
+            f"strategy={name} has arrays beside": own,
+        }
+        for words in (words for words, does in others.items() if does):
+            raise UserError(
+                f"adapter.ranks gives clients adapters of unlike sizes, and {words} all of one: leave one of "
+                "the two out."
             )
 
 
@@ -154,6 +192,9 @@ def _check_masked(config: Config) -> None:
         f"privacy.audited={config.privacy.audited} watches": config.privacy.audited is not None,
         f"strategy={config.strategy['name']} {strategy.one_by_one}": bool(strategy.one_by_one),
     }
+    if config.adapter.name != "none":
+        rule = registry.find("adapter_rules", config.adapter.rule)
+        looks[f"adapter.rule={config.adapter.rule} {rule.one_by_one}"] = bool(rule.one_by_one)
     for words in (words for words, does in looks.items() if does):
         raise UserError(
             f"{words} updates one by one, and secure_aggregation=on shows the server their sum alone: "

@@ -98,6 +98,7 @@ def absolute_paths(resolved_config: dict[str, Any]) -> dict[str, str]:
         ("from", resolved_config["from"]),
         ("output_dir", resolved_config["output_dir"]),
         ("partition.path", resolved_config["partition"].get("path")),
+        ("adapter.path", resolved_config["adapter"].get("path")),
         ("partition.census", resolved_config["partition"].get("census")),
         ("runtime.cache_dir", resolved_config["runtime"]["cache_dir"]),
         ("runtime.server_kit", resolved_config["runtime"]["server_kit"]),

@@ -72,6 +72,14 @@ How the mean update becomes the next model; for every strategy.
 
 {model}
 
+## Adapter
+
+{adapter_files}
+
+[Adapters](adapters.md) explains the rules, and what goes together.
+
+{adapter}
+
 ## Dataset
 
 {dataset_files}

@@ -15,7 +15,7 @@ DEFAULT_CLIENTS = 10
 # Groups whose keys belong to what is named, and where the registry has it: its class has `Settings`.
 NAMED = {"strategy": "strategies", "server_optimizer": "server_optimizers"}
 GROUPS = (
-    *("model", "dataset", "partition", "client", "privacy", "aggregation"),
+    *("model", "adapter", "dataset", "partition", "client", "privacy", "aggregation"),
     *("secure_aggregation", "runtime"),
 )
 
@@ -54,6 +54,34 @@ class ModelConfig:
         "Settings of the transformers configuration, such as `model.config.hidden_size=64`. Add one that "
         "the file lacks with `+`: `+model.config.qkv_bias=false`. Sizes that the data decide are filled in",
     )
+
+
+@dataclass
+class AdapterConfig:
+    name: str = setting(
+        "none",
+        "Set by the file. `lora`: the model's weights are frozen, and low-rank adapters beside them train "
+        "and travel, with the head; see [Adapters](adapters.md)",
+    )
+    rank: int = setting(8, "r: of each adapter, and the largest that a client may have", least=1)
+    alpha: float = setting(16.0, "An adapter's product counts α/r times", above=0)
+    dropout: float = setting(0.0, "Of what an adapter reads, in training", least=0, most=0.9)
+    targets: Any = setting(
+        ["query", "value"],
+        "Which projections have one, by role: of `query`, `key`, `value`, `output`, `mlp`, `kernel` and "
+        "`all`, or a role with its layer (`value.0`)",
+    )
+    layers: str | None = setting(
+        None, "In these layers alone, from 0: `adapter.layers=8-11`, or one. `null`: all"
+    )
+    rule: str = setting(
+        "average",
+        "How clients' adapters become one: `average`, `ffa`, `fedex` or `stack`; see [Adapters](adapters.md)",
+    )
+    ranks: dict[str, Any] = setting(
+        {}, "Smaller ranks of single clients, by name: `+adapter.ranks.0=4`. All others have `adapter.rank`"
+    )
+    path: str | None = setting(None, "Start from the adapters of a peft folder. `null`: from fresh ones")
 
 
 @dataclass
@@ -496,6 +524,7 @@ class Config:
     # A strategy knows its own settings: its class checks these (see strategies/).
     strategy: dict[str, Any] = field(default_factory=dict)
     model: ModelConfig = field(default_factory=ModelConfig)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     client: ClientConfig = field(default_factory=ClientConfig)

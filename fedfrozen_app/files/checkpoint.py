@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from fedfrozen_app.config.schema import DatasetConfig, PartitionConfig, defaults
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.files.disk import flush, fresh_folder, save_tensors
+from fedfrozen_app.files.disk import flush, fresh_folder, header, save_tensors
 from fedfrozen_app.files.seal import DAMAGED, sealed, unsealed
 
 if TYPE_CHECKING:  # torch takes seconds to import, and whoever only looks at runs does not need it
@@ -43,7 +43,7 @@ class Checkpoint:
     hooks: dict[str, Any] = field(default_factory=dict)
     clients: "dict[str, dict[str, Tensor]]" = field(default_factory=dict)
     strategy: "dict[str, Tensor]" = field(default_factory=dict)  # by OWNER/NAME
-    metadata: dict[str, str] = field(default_factory=dict)  # for the model's header; not read back
+    metadata: dict[str, str] = field(default_factory=dict)  # of the model's header
 
 
 def write(checkpoint: Checkpoint, folder: Path, keep: int) -> Path:
@@ -86,7 +86,7 @@ def read(folder: Path) -> Checkpoint:
 
     try:
         state = unsealed(folder / "state.json")
-        model = load_file(folder / "model.safetensors")
+        model, metadata = load_file(folder / "model.safetensors"), header(folder / "model.safetensors")
         clients: dict[str, dict[str, Tensor]] = {}
         if (folder / "clients.safetensors").exists():
             for key, tensor in load_file(folder / "clients.safetensors").items():
@@ -103,6 +103,7 @@ def read(folder: Path) -> Checkpoint:
             hooks=state["hooks"],
             clients=clients,
             strategy=load_file(strategy_file) if strategy_file.exists() else {},
+            metadata=metadata,
         )
     except (SafetensorError, *DAMAGED) as error:
         raise UserError(

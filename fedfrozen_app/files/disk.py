@@ -81,6 +81,12 @@ def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, metadata: dict[str
     usual_mode(path)
 
 
+def header(path: Path) -> dict[str, str]:
+    """What was written into the header of a file of arrays."""
+    with safe_open(path, framework="pt") as file:
+        return dict(file.metadata() or {})
+
+
 def replace_tensors(
     tensors: "Mapping[str, Tensor]", path: Path, metadata: dict[str, str] | None = None
 ) -> None:

@@ -98,7 +98,7 @@ def make_grid(
 ) -> InProcessGrid:
     """With the runner that was asked for."""
     config, together = resident.config, wants_cohort(resident)
-    if together and config.privacy.name == "none":
+    if together and config.privacy.name == "none" and not config.adapter.ranks:
         log.info("Clients train together on %s (the cohort runner).", resident.device)
         first = draw_cohort(map(str, range(num_clients)), config.participation, config.seed, 1)
         if stacked is not None:
@@ -106,6 +106,8 @@ def make_grid(
         resident.cohort = resident.cohort or CohortRunner(resident, first)
         return CohortGrid(client_app.app, num_clients, settings, resident.cohort)
     reason = ", because privacy=dp_sgd clips every example alone" if together else ""
+    if together and config.adapter.ranks:
+        reason = ", because their adapters differ in rank"
     log.info("Clients train one after another on %s (the sequential runner)%s.", resident.device, reason)
     return InProcessGrid(client_app.app, num_clients, settings)
 

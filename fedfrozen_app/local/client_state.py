@@ -38,7 +38,8 @@ def start_of(context: Context, resident: Resident, order: Order, base: Mapping[s
     model = {**parameters_in(base), **parameters_in(kept)}
     # What came as bytes, or from a checkpoint, lies on the host; what trains is held against its start.
     model |= {name: model[name].to(resident.device) for name in plan.trained}
-    from_order = {space: _on(resident, own) for space, own in by_namespace(base).items()}
+    beside = by_namespace(base)
+    from_order = {space: _on(resident, beside[space]) for space in order.method.comes if space in beside}
     own = order.method.start({name: model[name] for name in plan.trained}, by_namespace(kept))
     return Start(model, plan.trained, from_order, own)
 

@@ -207,6 +207,7 @@ class CohortRunner:
         kept: Mapping[str, Mapping[str, Tensor]],
     ) -> Work:
         resident = self.resident
+        resident.fold(base)
         resident.load(parameters_in(base), order.base)
         layouts, slots = self._layouts(order), self._room(clients, order)
         schedule = lay_out(resident, clients, order, slots)

@@ -33,6 +33,7 @@ from fedfrozen_app.local.parts import rounded_names
 from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.models.blocks import Blocks
 from fedfrozen_app.models.build import parameters_of
+from fedfrozen_app.models.folds import is_fold
 from fedfrozen_app.models.roles import head_of, roles_of
 from fedfrozen_app.models.task import Batch, Inputs, Task
 from fedfrozen_app.models.wrapper import Wrapper, wrapper_of
@@ -63,13 +64,16 @@ class Resident:
         self.cache = cache or Cache()
         self.wrapper = wrapper_of(config)
         self.card = make_card(corpus, config, self.wrapper)
+        lacks = False
         if card:
             self.wrapper.check_card(self.card, card)
+            lacks = self.wrapper.lacks(self.card, card)
             self.card = dict(card)
         self.model = self._build().to(self.device)
         self.roles = roles_of(self.model)
         self.parameters = dict(self.model.named_parameters())
         self._fixed = self.wrapper.fixed_names(self.model)
+        self.lacking = self._fixed if lacks else frozenset()  # that orders must say and the server send
         self.task = Task(
             self.model,
             mean=tuple(self.card["mean"]),
@@ -156,12 +160,41 @@ class Resident:
 
     def load(self, arrays: Mapping[str, Tensor], digests: Mapping[str, str]) -> None:
         """Put these values into the model; those that are in it already, by digest, are left alone."""
-        wanted = {name: digests.get(name) for name in arrays}
+        self.fold(arrays)
+        wanted = {name: digests.get(name) for name in arrays if not is_fold(name)}
         new = [name for name, digest in wanted.items() if digest is None or self._loaded.get(name) != digest]
         if new:
             with torch.no_grad():
                 torch._foreach_copy_([self.parameters[name] for name in new], [arrays[name] for name in new])
         self._loaded |= wanted
+
+    def fold(self, arrays: Mapping[str, Tensor]) -> None:
+        """Of these arrays, those that add to the model's fixed weights; what is on them already is left."""
+        if folds := {name: value for name, value in arrays.items() if is_fold(name)}:
+            self.wrapper.fold(self.model, folds)
+
+    def fitted(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The same, where the wrapper lets a client have smaller parameters: as large as the model's."""
+        shapes = {name: value.shape for name, value in self.parameters.items()}
+        return {
+            name: value
+            if value.shape == shapes.get(name, value.shape)
+            else self.wrapper.widened(name, value, shapes[name])
+            for name, value in arrays.items()
+        }
+
+    def cut_to(self, arrays: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inverse, for what is sent: each as large as it came."""
+        return {
+            name: value
+            if name not in like or value.shape == like[name].shape
+            else self.wrapper.narrowed(name, value, like[name].shape)
+            for name, value in arrays.items()
+        }
+
+    def foundation(self) -> dict[str, Tensor]:
+        """The fixed parameters as they were loaded, for a client whose own are others."""
+        return self.wrapper.fixed_values(self.model)
 
     def mark_changed(self, names: Iterable[str]) -> None:
         """These are about to change: the next client must load them again."""
@@ -211,9 +244,9 @@ class Resident:
         """What the model reports of itself beside its loss."""
         return self.wrapper.figures(self.model)
 
-    def export(self, folder: Path) -> None:
+    def export(self, folder: Path, *, merged: bool = True) -> None:
         """The model as it is loaded, as a folder for transformers' `from_pretrained`."""
-        self.wrapper.export(self.model, folder, self.corpus.classes)
+        self.wrapper.export(self.model, folder, self.corpus.classes, merged=merged)
 
     def client_test_rows(self, client: str) -> Table:
         """The test rows of one client: its share, or all that a site has."""

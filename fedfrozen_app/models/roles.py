@@ -40,12 +40,19 @@ class Role:
     layer: the block's number from 0, None outside the blocks.
     tower: "vision" or "text" in a model with two towers, else "".
     feeds_attention: true for a norm whose output is what the query and key projections read.
+    adapter: true for an adapter, which has the kind and layer of the projection that it adapts.
     """
 
     kind: str
     layer: int | None = None
     tower: str = ""
     feeds_attention: bool = False
+    adapter: bool = False
+
+    @property
+    def word(self) -> str:
+        """What a site's policy calls what travels: adapters by that name, and all else by its kind."""
+        return "adapter" if self.adapter else self.kind
 
 
 def is_embedding(role: Role) -> bool:

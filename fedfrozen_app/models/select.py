@@ -4,6 +4,7 @@ all                              every parameter
 head, value, ...                 every parameter of that role
 kernel                           queries and keys, with their biases
 attention_norm                   the norms whose output the kernel reads
+adapter                          every adapter, whatever it adapts
 stem, top                        what stands before the layers (embeddings), and behind them (the head)
 layer.0, layer.-1                a whole layer; below 0 from the last one
 query.0                          that role in one layer
@@ -18,6 +19,7 @@ WORDS: dict[str, Callable[[Role], bool]] = {
     "all": lambda role: True,
     "kernel": lambda role: role.kind in KERNEL,
     "attention_norm": lambda role: role.feeds_attention,
+    "adapter": lambda role: role.adapter,
     "stem": is_embedding,
     "top": lambda role: role.layer is None and not is_embedding(role),
     "layer": lambda role: role.layer is not None,

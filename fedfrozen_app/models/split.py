@@ -94,6 +94,12 @@ def join_fused(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return joined
 
 
+def fused_part(path: str) -> tuple[str, str] | None:
+    """The fused projection that the one with this path is a part of, and which."""
+    found = _split_name(f"{path}.weight")
+    return None if found is None else (found[0], path.rpartition(".")[2])
+
+
 def _split_name(name: str) -> tuple[str, str, int] | None:
     """The fused module, "weight" or "bias", and the axis, if `name` is a part of a fused tensor."""
     module, _, rest = name.rpartition(".")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -350,8 +350,11 @@ def _as_load_error(path: str, hub: bool) -> Iterator[None]:
         raise UserError(f"cannot load the model '{path}': {_one_line(error)}") from error
 
 
-def export_model(model: nn.Module, folder: str | Path, classes: Sequence[str]) -> None:
-    """Write `model` as a folder that transformers' `Auto...from_pretrained` loads."""
+def export_model(
+    model: nn.Module, folder: str | Path, classes: Sequence[str], state: dict[str, Tensor] | None = None
+) -> None:
+    """Write `model` as a folder that transformers' `Auto...from_pretrained` loads; `state` in place of its
+    own, where that has more than the architecture."""
     if not isinstance(model, PreTrainedModel):
         raise UserError(
             f"a {type(model).__name__} is no transformers model and cannot be exported as one: "
@@ -371,6 +374,6 @@ def export_model(model: nn.Module, folder: str | Path, classes: Sequence[str]) -
     # A skeleton without memory of its own takes the tensors, so that `model` stays as it is.
     with quiet(), torch.device("meta"):
         plain = type(model)(config)
-    plain.load_state_dict(join_fused(model.state_dict()), assign=True)
+    plain.load_state_dict(join_fused(model.state_dict() if state is None else state), assign=True)
     with quiet():
         plain.save_pretrained(folder)

@@ -28,6 +28,7 @@ class Wrapper:
     """A plain model. Two runs may share a model only where their wrappers are equal: settings are fields."""
 
     reusable: ClassVar[bool] = True  # whether a built model may serve another run, from its beginning
+    merges: ClassVar[bool] = False  # whether it is exported as parts, unless these are to be merged
 
     # Before training ---------------------------------------------------------------------------------
 
@@ -47,12 +48,40 @@ class Wrapper:
         """What to add to, or change in, the card that the server sends each client before the first round."""
         return {}
 
+    def marks(self) -> dict[str, str]:
+        """What the header of every file with the run's arrays says of the parameters that are not in it."""
+        return {}
+
+    def check_marks(self, marks: Mapping[str, str]) -> None:
+        """Refuse, with a `UserError`, a file that speaks of others than were built here."""
+
     def check_card(self, own: Mapping[str, Any], federation: Mapping[str, Any]) -> None:
         """Refuse to take part, with a `UserError`, where the federation's model is not the one here."""
 
     def fixed_names(self, model: Any) -> frozenset[str]:
         """Parameters that server and clients each load for themselves: neither trained nor exchanged."""
         return frozenset()
+
+    def fixed_values(self, model: Any) -> dict[str, Tensor]:
+        """Their values as they were loaded, for a client that has others."""
+        return {}
+
+    def lacks(self, own: Mapping[str, Any], federation: Mapping[str, Any]) -> bool:
+        """Whether this node's fixed parameters are others than the federation's, by the cards of both, and
+        must be sent."""
+        return False
+
+    def fold(self, model: Any, arrays: Mapping[str, Tensor]) -> None:
+        """Let the model's fixed weights be what they were loaded as and what these arrays add to them."""
+        raise ValueError("an order adds something to the weights of a model that takes nothing")
+
+    def widened(self, name: str, array: Tensor, shape: Sequence[int]) -> Tensor:
+        """A smaller array of a client filled up to its parameter's shape; `ValueError` where it cannot be."""
+        raise ValueError(f"{name} has the shape {tuple(array.shape)}, not {tuple(shape)}")
+
+    def narrowed(self, name: str, array: Tensor, shape: Sequence[int]) -> Tensor:
+        """The inverse."""
+        raise ValueError(f"{name} has the shape {tuple(array.shape)}, not {tuple(shape)}")
 
     def settle(self, model: Any) -> None:
         """Compute once what training cannot change; called when the model is on its device."""
@@ -85,15 +114,25 @@ class Wrapper:
         """What the model reports of itself beside its loss."""
         return {}
 
-    def export(self, model: Any, folder: Path, classes: Sequence[str]) -> None:
-        """Write the model as a folder for transformers' `from_pretrained`."""
+    def export(self, model: Any, folder: Path, classes: Sequence[str], *, merged: bool = True) -> None:
+        """Write the model as a folder for transformers' `from_pretrained`; its parts, where it has some and
+        they are not to be merged."""
         export_model(model, folder, classes)
 
 
 def wrapper_of(config: Config) -> Wrapper:
-    """The wrapper that the configuration asks for: its strategy's, or that of a plain model."""
+    """The wrapper that the configuration asks for: its strategy's, its adapter's, or a plain model's."""
     strategy = registry.find("strategies", str(config.strategy["name"]))
-    return strategy.wrapper(strategy_settings(config)) or Wrapper()
+    own: Wrapper | None = strategy.wrapper(strategy_settings(config))
+    if config.adapter.name == "none":
+        return own or Wrapper()
+    if own is not None:
+        raise UserError(
+            f"strategy={config.strategy['name']} reads the model in a way of its own, which leaves no place "
+            f"for adapter={config.adapter.name}: use adapter=none, or another strategy."
+        )
+    found: Wrapper = registry.find("adapters", config.adapter.name)(config.adapter)
+    return found
 
 
 def _settings(config: Config) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from fedfrozen_app.run.debugging import debugging
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.run.prepare import StartingPoint, check_possible, prepare, private_parts_note
 from fedfrozen_app.run.samples import write_samples
+from fedfrozen_app.server.adapter_rule import make_rule
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server.hooks import (
@@ -57,9 +58,11 @@ def federate(
     """
     began = time.perf_counter()
     job = job.with_settings()
+    conversation.foundation = resident.foundation
     check_possible(job, resident)
     open_folder(job, resident)
-    best = BestModel(job.folder, job.config.early_stop.patience, metadata=model_metadata(job.config.privacy))
+    marks = model_metadata(job.config.privacy) | resident.wrapper.marks()
+    best = BestModel(job.folder, job.config.early_stop.patience, metadata=marks)
     metrics = MetricsFile(job.folder / "metrics.jsonl")
     start = prepare(job, conversation, resident, best, metrics)
     began -= sum(
@@ -163,6 +166,8 @@ def make_strategy(
         optimizer=make_optimizer(config),
         client=config.client,
         secure=config.secure_aggregation,
+        rule=make_rule(config),
+        exchanged=frozenset(start.model[0]),
     )
     strategy: PlannedFedAvg = registry.find("strategies", config.strategy["name"])(
         federation,

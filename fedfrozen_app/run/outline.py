@@ -10,6 +10,7 @@ from fedfrozen_app.config import Config, strategy_settings
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.models.roles import Role
+from fedfrozen_app.server.adapter_rule import make_rule
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server.optimizer import make_optimizer
@@ -29,6 +30,8 @@ def planning_strategy(
         optimizer=make_optimizer(config),
         client=config.client,
         secure=config.secure_aggregation,
+        rule=make_rule(config),
+        exchanged=frozenset(model),
     )
     strategy: PlannedFedAvg = registry.find("strategies", config.strategy["name"])(
         federation, strategy_settings(config)

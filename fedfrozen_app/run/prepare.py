@@ -13,6 +13,7 @@ from fedfrozen_app.files.rows import Row, read_rows
 from fedfrozen_app.local.fair import check_subgroups
 from fedfrozen_app.local.private import noise_in_sum
 from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.models.folds import is_fold
 from fedfrozen_app.privacy.budget import carry_budgets
 from fedfrozen_app.privacy.cover import cannot_cover
 from fedfrozen_app.privacy.notes import check_start
@@ -52,7 +53,10 @@ def prepare(
         metrics.path.write_text("")
     else:
         check_fits(job.start.model, model)
+        resident.wrapper.check_marks(job.start.metadata)
+        folds = {name: value.to(resident.device) for name, value in job.start.model.items() if is_fold(name)}
         model = {name: job.start.model[name].to(built) for name, built in model.items()}  # device and dtype
+        model |= folds
         restore_clients(job, job.start, conversation, resident)
         best.resume_from(job.start.hooks["best"], job.source)
         metrics.resume_after(job.start.row, read_rows(job.source))
@@ -104,6 +108,8 @@ def check_clients(config: Config, count: int) -> None:
             f"secure_aggregation.min_cohort={secure.min_cohort} clients make a sum at least, and a round has "
             f"{size}: raise num_clients or participation, or lower it."
         )
+    if strange := [client for client in config.adapter.ranks if str(client) not in map(str, range(count))]:
+        raise UserError(f"adapter.ranks.{strange[0]} is no client: give a number from 0 to {count - 1}.")
     if (client := config.checkpoint.uploads) is not None and client not in map(str, range(count)):
         raise UserError(f"checkpoint.uploads={client} is no client: give a number from 0 to {count - 1}.")
     if (client := config.privacy.audited) is not None and client not in map(str, range(count)):
@@ -132,7 +138,8 @@ def private_parts_note(job: Job, *, sites: bool) -> str:
 
 
 def check_fits(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    shapes = ({name: tuple(value.shape) for name, value in part.items()} for part in (found, expected))
+    own = {name: value for name, value in found.items() if not is_fold(name)}
+    shapes = ({name: tuple(value.shape) for name, value in part.items()} for part in (own, expected))
     if next(shapes) != next(shapes):
         raise UserError(
             "The stored model is not the one these settings make: give the same model and dataset settings."

@@ -17,7 +17,7 @@ from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.check import problem_of_names
 from fedfrozen_app.exchange.codec import plain_sizes
 from fedfrozen_app.exchange.count import count_parameters
-from fedfrozen_app.exchange.names import is_parameter
+from fedfrozen_app.exchange.names import PARAMETERS, is_parameter
 from fedfrozen_app.exchange.order import Masking, NamedSettings, Order
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files.rows import Row
@@ -88,7 +88,9 @@ class PlannedFedAvg(OwnLoop):
 
     def plan(self, server_round: int) -> Plan:
         """What trains, travels and stays private in this round: everything trains and travels."""
-        return Plan.full(self.model)
+        names = list(filter(is_parameter, self.model))
+        frozen = self.federation.rule.frozen(names)
+        return Plan.full(names).freeze(frozen) if frozen else Plan.full(names)
 
     def stage(self, server_round: int) -> str:
         return "train"
@@ -282,14 +284,20 @@ class PlannedFedAvg(OwnLoop):
             masked.run()
             record.take_masked(masked)
             members = []
-        given = {client: self.given(client) for client in cohort}
+        rule = self.federation.rule
+        rule.begin()
+        given = {client: self.given(client) | rule.narrowed(client, self.model) for client in cohort}
         for client, reply in conversation.round(order, members, arrays, record.traffic, given):
             if not isinstance(reply, str) and (own := problem_of_names(reply, self.tells)):
                 reply = own
+            if not isinstance(reply, str) and client in rule.ranks:
+                reply.arrays = rule.widened(client, reply.arrays, self.model)
             self.federation.show_upload(server_round, client, reply, self.model)
             names = [] if isinstance(reply, str) else list(filter(is_parameter, reply.arrays))
             sent: dict[str, Tensor] = {}
-            if self.keeps_replies and not isinstance(reply, str):
+            weight = 0.0
+            if (self.keeps_replies or rule.one_by_one) and not isinstance(reply, str):
+                weight = aggregator.counts(PARAMETERS, reply.examples, 1)
                 # What is taken becomes an update in place, and a block's rows all at once.
                 reply.arrays = {name: value.clone() for name, value in reply.arrays.items()}
                 sent = {name: reply.arrays[name].clone() for name in names}
@@ -297,6 +305,8 @@ class PlannedFedAvg(OwnLoop):
                 self.on_reply(client, names)
                 if self.keeps_replies:
                     self.keep_reply(client, sent)
+                if rule.one_by_one:
+                    rule.take(client, sent, weight)
         update = record.finish(len(cohort), len(nodes))
         row = record.row(self.stage(server_round), cohort, trained, update.drift)
         self.usual_norm = row.get("usual_norm")
@@ -306,6 +316,12 @@ class PlannedFedAvg(OwnLoop):
         merged = {name: value.to(self.model[name]) for name, value in stepped.items()}  # device and dtype
         row |= self.observe(row, merged)
         self.model.update(merged)
+        if update.replies:
+            for name, value in rule.close(server_round, self.model).items():
+                if value is None:
+                    del self.model[name], self.digests[name]
+                else:
+                    self.model[name] = merged[name] = value
         self.digests.update(digests(merged))
         row["seconds"]["aggregate"] += time.perf_counter() - stepping
         return row

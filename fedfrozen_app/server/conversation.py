@@ -69,6 +69,9 @@ class Conversation:
     stop_asked: Callable[[], bool] = lambda: False  # whether somebody wants the run to end
     refusals: dict[int, str] = field(default_factory=dict)  # of nodes that did not say who they are
     waiting: dict[int, str] = field(default_factory=dict)  # sites where a person has yet to approve the run
+    # What each side loads for itself, as the server has it, and the clients whose orders must say it.
+    foundation: Callable[[], Mapping[str, Tensor]] = dict
+    _unfounded: set[str] = field(default_factory=set)
     _known: dict[int, Hello] = field(default_factory=dict)
     _told: dict[int, str] = field(default_factory=dict)  # what nodes call themselves, taking part or not
     _open: dict[int, tuple[str, float]] = field(default_factory=dict)  # hellos without an answer; their ends
@@ -309,7 +312,10 @@ class Conversation:
         """
         deadline = time.monotonic() + self.timeout
         self._contents = {}
-        own = {client: with_given(order, model, (given or {}).get(client)) for client, _ in cohort}
+        own = {
+            client: with_given(order, model, {**self._foundation_of(client), **(given or {}).get(client, {})})
+            for client, _ in cohort
+        }
         messages = []
         for client, node in cohort:
             its_order, arrays = own[client]
@@ -373,6 +379,13 @@ class Conversation:
             (again,) = self._push([self._order_message(node, order, names, model, traffic)])
             message = self._pull(again, deadline)
         reply = self._read(client, message, order, traffic, layout)
+        if client not in self._unfounded and self._asks_for_foundation(reply, order):
+            log.info("Client %s has other weights than the federation's: sending these, once.", client)
+            self._unfounded.add(client)
+            order, model = with_given(order, model, self._foundation_of(client))
+            names = self.ledger.missing(client, order.base)
+            (again,) = self._push([self._order_message(node, order, names, model, traffic, envelopes)])
+            reply = self._read(client, self._pull(again, deadline), order, traffic, layout)
         # First what it asks for; then everything, which needs no cache at all.
         for everything in (False, True):
             if isinstance(reply, str) or not reply.lacks or reply.order != order.digest:
@@ -404,6 +417,16 @@ class Conversation:
         if not self.local:  # bytes arrive on the host, and the server's model may lie on a GPU
             reply.arrays = {n: tensor.to(model[parameter_of(n)].device) for n, tensor in reply.arrays.items()}
         return reply
+
+    def _foundation_of(self, client: str) -> Mapping[str, Tensor]:
+        return self.foundation() if client in self._unfounded else {}
+
+    def _asks_for_foundation(self, reply: Reply | str, order: Order) -> bool:
+        """Whether it lacks what the order says nothing of, because each side was to load it for itself."""
+        if isinstance(reply, str) or reply.order != order.digest:
+            return False
+        unsaid = {*reply.lacks} - {*order.base}
+        return bool(unsaid) and unsaid <= {*self.foundation()}
 
     def _order_message(
         self,

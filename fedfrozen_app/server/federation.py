@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol, Self
 
 from flwr.app import ArrayRecord, MetricRecord
@@ -17,6 +17,7 @@ from fedfrozen_app.config import (
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.models.roles import KERNEL, Role
+from fedfrozen_app.server.adapter_rule import AdapterRule
 from fedfrozen_app.server.aggregate import RunningMean
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server.optimizer import NoOptimizer, ServerOptimizer
@@ -63,10 +64,14 @@ class Federation:
     optimizer: ServerOptimizer = field(default_factory=NoOptimizer)
     client: ClientConfig = field(default_factory=ClientConfig)  # how clients are told to train
     secure: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
+    rule: AdapterRule = field(default_factory=AdapterRule)  # how clients' adapters become one
+    exchanged: Collection[str] | None = None  # the names that a strategy may speak of; None: all
 
-    @property
+    @cached_property
     def roles(self) -> Mapping[str, Role]:
-        return self.conversation.roles
+        """Of the parameters that are exchanged: what each side loads for itself is no strategy's matter."""
+        roles, known = self.conversation.roles, self.exchanged
+        return roles if known is None else {name: role for name, role in roles.items() if name in known}
 
     def cohort(self, names: Iterable[str], server_round: int) -> list[str]:
         return draw_cohort(names, self.participation, self.seed, server_round)

@@ -1,0 +1,1 @@
+"""How clients' low-rank adapters become one: a file for each rule, chosen by `adapter.rule`."""

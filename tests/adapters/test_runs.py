@@ -1,0 +1,215 @@
+"""Whole runs with adapters: what trains, what travels to the byte, and that exact rules are exact."""
+
+import pytest
+import torch
+
+from fedfrozen_app.errors import UserError
+from fedfrozen_app.models import lora
+from fedfrozen_app.models.folds import is_fold
+from fedfrozen_app.run import federate
+from tests.conftest import same_bits
+
+# ViT of SMALL: width 16, mlp 32, two layers, ten classes; three clients.
+LORA = ["strategy=fedavg", "adapter=lora", "adapter.rank=2", "adapter.alpha=3", "track.tensorboard=false"]
+EXACT = [*LORA, "model.dtype=float64", "client.lr=0.02", "checkpoint.keep=9"]
+SCALE, WIDTH, RANK, CLASSES = 1.5, 16, 2, 10
+PAIR = RANK * WIDTH * 4  # bytes of A, and of B
+HEAD = (WIDTH * CLASSES + CLASSES) * 4
+RULES = ["average", "ffa", "fedex", "stack"]
+
+
+@pytest.fixture
+def uploads(monkeypatch):
+    """(round, client): examples and the arrays of its reply."""
+    found = {}
+
+    def keep(server_round, client, reply, model):
+        found[server_round, client] = reply.examples, {n: v.clone() for n, v in reply.arrays.items()}
+
+    monkeypatch.setattr(federate, "upload_saver", lambda config, folder: keep)
+    return found
+
+
+def changes(model):
+    """By projection: how far its weight is from the base, with all that the model says."""
+    folds = lora.folds_by_path({name: value for name, value in model.items() if is_fold(name)})
+    found = {}
+    for path in lora.adapted(model):
+        found[path] = SCALE * model[f"{path}.{lora.B}"] @ model[f"{path}.{lora.A}"]
+        if path in folds:
+            found[path] = found[path] + lora.sum_of(folds[path])
+    return found
+
+
+def mean_of_clients(uploads, number, before):
+    """The same for the weighted mean of the clients' own models in a round."""
+    sent = [found for (server_round, _), found in uploads.items() if server_round == number]
+    total, mean = sum(examples for examples, _ in sent), {}
+    for examples, arrays in sent:
+        whole = {
+            name: lora.widened(name, a, before[name].shape) if lora.is_adapter(name) else a
+            for name, a in arrays.items()
+        }
+        for path, change in changes({**before, **whole}).items():
+            mean[path] = mean.get(path, 0) + examples / total * change
+    return mean
+
+
+@pytest.mark.parametrize("ranks", [[], ["+adapter.ranks.1=1"]])
+@pytest.mark.parametrize("rule", ["fedex", "stack", "ffa"])
+def test_exact_rules_make_the_mean_of_the_clients_models(train, uploads, rule, ranks):
+    run = train(*EXACT, f"adapter.rule={rule}", *ranks)
+    for number in (2, 3):
+        expected = mean_of_clients(uploads, number, run.model_after(number - 1))
+        for path, change in changes(run.model_after(number)).items():
+            assert change.norm() > 0
+            torch.testing.assert_close(change, expected[path], rtol=0, atol=1e-9)
+    if ranks:  # filled up with zeros, which stay
+        wide = {
+            client: int(arrays[next(n for n in arrays if n.endswith(lora.B))].any(dim=0).sum())
+            for (number, client), (_, arrays) in uploads.items()
+            if number == 2
+        }
+        assert wide == {"0": 2, "1": 1, "2": 2}
+
+
+def test_plain_averaging_misses_that_mean(train, uploads):
+    run = train(*EXACT, "client.local_epochs=4")
+    expected = mean_of_clients(uploads, 3, run.model_after(2))
+    gaps = {p: (c - expected[p]).norm() / expected[p].norm() for p, c in changes(run.model_after(3)).items()}
+    assert 0.005 < max(gaps.values()) < 1
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_both_runners_agree(train, rule):
+    words = [*EXACT, f"adapter.rule={rule}", "adapter.targets=all"]
+    one, other = (train(*words, f"runtime.runner={r}", folder=r).model for r in ("sequential", "cohort"))
+    assert list(one) == list(other)
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("rule", ["average", "fedex", "stack"])
+def test_a_run_that_was_stopped_goes_on_to_the_bit(train, rule):
+    words = [*LORA, f"adapter.rule={rule}", "client.lr_schedule=constant"]
+    whole = train(*words, "num_rounds=4", folder="whole")
+    train(*words, "num_rounds=2", folder="stopped")
+    resumed = train(*words, "num_rounds=4", folder="stopped", resume=True)
+    assert same_bits(whole.model, resumed.model)
+    for row, twin in zip(whole.rows, resumed.rows, strict=True):
+        assert row.get("bytes_down") == twin.get("bytes_down") and row.get("test_loss") == twin.get(
+            "test_loss"
+        )
+
+
+def bytes_of(rows, way):
+    return [row[f"bytes_{way}_by_role"] for row in rows if row["round"]]
+
+
+def test_bytes_of_plain_averaging(train):
+    """Queries and values of two layers have two factors each, and nothing of the base travels."""
+    each = {"query": 2 * 2 * PAIR, "value": 2 * 2 * PAIR, "head": HEAD}
+    run = train(*LORA)
+    expected = [{role: 3 * size for role, size in each.items()}] * 3
+    assert bytes_of(run.rows, "up") == expected == bytes_of(run.rows, "down")
+    assert run.rows[1]["trained_params"] == 2 * 2 * 2 * RANK * WIDTH + HEAD // 4
+
+
+def test_bytes_where_a_is_frozen(train):
+    """A goes down once, and never up."""
+    run = train(*LORA, "adapter.rule=ffa")
+    half = {"query": 3 * 2 * PAIR, "value": 3 * 2 * PAIR, "head": 3 * HEAD}
+    whole = {"query": 3 * 4 * PAIR, "value": 3 * 4 * PAIR, "head": 3 * HEAD}
+    assert bytes_of(run.rows, "up") == [half] * 3
+    assert bytes_of(run.rows, "down") == [whole, half, half]
+
+
+@pytest.mark.parametrize("rule", ["fedex", "stack"])
+def test_bytes_of_what_goes_into_the_base(train, rule):
+    """Three clients of rank 2 at width 16 make factors of rank 6 or 8: 6 · 32 < 16 · 16 = 8 · 32. The second
+    stack would be larger than the weight with the first, and the weight takes the place of both."""
+    run = train(*LORA, f"adapter.rule={rule}")
+    plain, dense = 2 * 2 * PAIR, 2 * WIDTH * WIDTH * 4
+    factors = 2 * 6 * 2 * WIDTH * 4
+    # After stacking, B is the zero that everybody holds and A is new.
+    after = {"fedex": [plain + dense] * 2, "stack": [plain // 2 + factors, plain // 2 + dense]}[rule]
+    down = bytes_of(run.rows, "down")
+    assert [row["query"] for row in down] == [3 * size for size in (plain, *after)]
+    assert [row["head"] for row in down] == [3 * HEAD] * 3
+    assert [row["query"] for row in bytes_of(run.rows, "up")] == [3 * plain] * 3
+
+
+def test_a_smaller_rank_sends_less_both_ways(train):
+    run = train(*LORA, "+adapter.ranks.0=1", "+adapter.ranks.2=1")
+    size = (1 + 2 + 1) * 2 * PAIR  # halves of two clients
+    assert [row["value"] for row in bytes_of(run.rows, "up")] == [size] * 3
+    assert [row["value"] for row in bytes_of(run.rows, "down")] == [size] * 3
+
+
+def test_a_client_that_comes_late_is_sent_all_folds_and_others_the_new_one(train):
+    """Two of three clients a round: whoever was away lacks the folds of the rounds between."""
+    run = train(
+        *LORA,
+        "adapter.rule=stack",
+        "participation=0.67",
+        "num_rounds=4",
+        "adapter.rank=1",
+        "adapter.targets=value.0",
+        "checkpoint.keep=9",
+    )
+    seen, sizes = {}, {}
+    for row in run.rows[1:]:
+        number, expected = row["round"], 0
+        model = run.model_after(number - 1) if number > 1 else {}
+        for client in row["clients"]:
+            folds = [n for n in model if is_fold(n) and n not in seen.get(client, ())]
+            expected += sum(model[n].numel() * 4 for n in folds)
+            expected += WIDTH * 4 + (0 if client in seen else WIDTH * 4)  # A, and at first B
+            seen[client] = [n for n in model if is_fold(n)]
+        sizes[number] = expected
+    assert {row["round"]: row["bytes_down_by_role"]["value"] for row in run.rows[1:]} == sizes
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["adapter.rule=mean"], "Unknown adapter.rule 'mean': choose one of average, ffa, fedex, stack"),
+        (["adapter.rank=17"], "adapter.rank=17 is more than"),
+        (["adapter.rank=0"], "adapter.rank=0 is out of range"),
+        (["adapter.targets=quary"], "adapter.targets names 'quary'"),
+        (["adapter.layers=4-5"], "no projections for adapters"),
+        (["+adapter.ranks.0=5"], "adapter.ranks.0=5 is out of range"),
+        (["+adapter.ranks.9=1"], "adapter.ranks.9 is no client"),
+        (["+adapter.ranks.0=1", "privacy=dp_sgd"], "unlike sizes"),
+        (["adapter.rule=fedex", "server_optimizer=adam"], "server_optimizer=adam would make it another"),
+        (["adapter.rule=stack", "aggregation=median"], "aggregation=median would make it another"),
+        (
+            [
+                "adapter.rule=stack",
+                "strategy=scaffold",
+                "client=sgd",
+                "client.momentum=0",
+                "client.lr_schedule=constant",
+            ],
+            "strategy=scaffold would make it another",
+        ),
+        (["adapter.rule=fedex", "secure_aggregation=on"], "adapter.rule=fedex multiplies updates one by one"),
+        (["adapter.path=/nowhere"], "adapter.path=/nowhere does not exist"),
+    ],
+)
+def test_what_cannot_work_is_one_sentence(train, words, said):
+    with pytest.raises(UserError) as caught:
+        train(*LORA, *words)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["strategy=pfeddc"], "leaves no place for adapter=lora"),
+        (["model=linear"], "no projections for adapters"),
+    ],
+)
+def test_models_without_a_place_for_adapters_are_said_too(train, words, said):
+    with pytest.raises(UserError, match=said):
+        train(*LORA, "num_rounds=1", *words, small=False)
