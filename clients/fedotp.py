@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedfrozen_app.models.prompts import PromptedDual, Scores, full_precision
+from fedfrozen_app.models.prompts import PromptedDual, full_precision
 
 
 def partial_plan(similarity: Tensor, mass: float, epsilon: float, iterations: int) -> Tensor:
@@ -33,17 +33,11 @@ def partial_plan(similarity: Tensor, mass: float, epsilon: float, iterations: in
 class TransportDual(PromptedDual):
     """Scores by transport between a picture's patches and the texts of a class, one for each context."""
 
-    def forward(self, pixel_values: Tensor | None = None, image_features: Tensor | None = None) -> Scores:
-        if image_features is None:
-            assert pixel_values is not None
-            image_features = self.encode_images(pixel_values)
-        texts, scale, own = self.text_features(), self.backbone.scale(), self.design
-        with full_precision(scale):
-            patches, texts = image_features.to(scale.dtype), texts.to(scale.dtype)
-            # (batch, M, width), (n, classes, width) -> (batch, classes, M, n)
-            similarity = torch.einsum("bmd,ncd->bcmn", patches, texts)
-            plan = partial_plan(similarity, own.mass, own.epsilon, own.iterations)
-            return Scores(scale * (plan * similarity).sum(dim=(-2, -1)))
+    def scores(self, pictures: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
+        # (batch, M, width), (n, classes, width) -> (batch, classes, M, n)
+        similarity = torch.einsum("bmd,ncd->bcmn", pictures, texts)
+        plan = partial_plan(similarity, self.design.mass, self.design.epsilon, self.design.iterations)
+        return scale * (plan * similarity).sum(dim=(-2, -1))
 
     def encode_images(self, pixel_values: Tensor) -> Tensor:
         """(batch, patches, width), each of length 1."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.prompts import PromptedDual, PromptSet, Scores, full_precision
+from fedfrozen_app.models.prompts import PromptedDual, PromptSet, full_precision
 
 
 class ExpertPrompts(PromptSet):
@@ -74,23 +74,17 @@ class GatedDual(PromptedDual):
             )
         self.fusion["text"] = Gate(looked_at, design.gate_heads)
 
-    def forward(self, pixel_values: Tensor | None = None, image_features: Tensor | None = None) -> Scores:
-        if image_features is None:
-            assert pixel_values is not None
-            image_features = self.encode_images(pixel_values)
-        texts, scale = self.text_features(), self.backbone.scale()
-        with full_precision(scale):
-            pictures, texts = image_features.to(scale.dtype), texts.to(scale.dtype)
-            alone = scale * pictures @ texts[0].T
-            if self._only_global:
-                return Scores(alone)
-            experts = self.prompts["text"].experts(self.design)
-            given = experts.abs().amax(dim=(1, 2)) > 0  # (K,)
-            there = torch.cat([torch.ones_like(given[:1]), given])  # one's own always is
-            small = pictures[:, :: self._every]
-            mixed = self.fusion["text"](small, texts[..., :: self._every], there)
-            gated = self.design.share * alone + scale * torch.einsum("bd,bcd->bc", small, mixed)
-            return Scores(torch.where(given.any(), gated, alone))
+    def scores(self, pictures: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
+        alone = scale * pictures @ texts[0].T
+        if self._only_global:
+            return alone
+        experts = self.prompts["text"].experts(self.design)
+        given = experts.abs().amax(dim=(1, 2)) > 0  # (K,)
+        there = torch.cat([torch.ones_like(given[:1]), given])  # one's own always is
+        small = pictures[:, :: self._every]
+        mixed = self.fusion["text"](small, texts[..., :: self._every], there)
+        gated = self.design.share * alone + scale * torch.einsum("bd,bcd->bc", small, mixed)
+        return torch.where(given.any(), gated, alone)
 
     def _encode_texts(self) -> Tensor:
         """(1 + K, classes, width): by the client's own context, and where these are known by the experts'."""

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.choice import Choice
-from fedfrozen_app.models.profile import TOKEN_SETS, Tokens, head_scores, is_causal
+from fedfrozen_app.models.profile import TOKEN_SETS, Tokens, head_scores
+from fedfrozen_app.models.roles import is_causal
 from fedfrozen_app.models.task import Batch
 
 if TYPE_CHECKING:

@@ -94,6 +94,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "dicom": "fedfrozen_app.data.sources.medical:read_dicom",
         "nifti": "fedfrozen_app.data.sources.medical:read_nifti",
         "omop": "fedfrozen_app.data.sources.omop:read_omop",
+        "instructions": "fedfrozen_app.data.sources.instructions:read_instructions",
     },
     "server_optimizers": {
         "none": "fedfrozen_app.server.optimizer:NoOptimizer",

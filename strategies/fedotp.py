@@ -10,15 +10,15 @@ T. γ = 1 is balanced transport.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from fedfrozen_app.config import ClientConfig, setting
+from fedfrozen_app.config import setting
 from fedfrozen_app.models.design import TextDesign
 from fedfrozen_app.server import base
-from strategies import pfeddc
+from fedfrozen_app.server.prompts import PromptLearning
 
 if TYPE_CHECKING:
-    from fedfrozen_app.align.prompted import Prompted
+    from fedfrozen_app.models.prompts import PromptedDual
 
 
 @dataclass(frozen=True)
@@ -38,24 +38,14 @@ class Settings(base.Settings, TextDesign):
         return self.checked_design()
 
 
-class FedOTP(pfeddc.PFedDC):
+class FedOTP(PromptLearning):
     """A global and a local text context, matched with the patches of a picture by optimal transport."""
 
     paper = "Li et al. 2024, arXiv 2403.00041"
     Settings = Settings
 
     @classmethod
-    def wrapper(cls, settings: Any) -> "Prompted":
-        # Here, because a configuration is read without transformers.
+    def reading(cls) -> "type[PromptedDual]":
         from clients.fedotp import TransportDual
-        from fedfrozen_app.align.prompted import Prompted
 
-        return Prompted(settings, TransportDual)
-
-    @classmethod
-    def algorithm_for(cls, settings: Any) -> str:
-        return cls.algorithm
-
-    @classmethod
-    def client_settings(cls, settings: Any, client: ClientConfig) -> dict[str, Any]:
-        return {}
+        return TransportDual

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from fedfrozen_app.config import ClientConfig, setting
 from fedfrozen_app.models.design import TextDesign
 from fedfrozen_app.server import base
-from strategies import pfeddc
+from fedfrozen_app.server.prompts import PromptLearning
 
 if TYPE_CHECKING:
-    from fedfrozen_app.align.prompted import Prompted
+    from fedfrozen_app.models.prompts import PromptedDual
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Settings(base.Settings, TextDesign):
         return self.checked_design()
 
 
-class FedPGP(pfeddc.PFedDC):
+class FedPGP(PromptLearning):
     """A global text context that stays near zero-shot, and in low rank what each client adds to it."""
 
     paper = "Cui et al. 2024, arXiv 2405.09771"
@@ -43,12 +43,10 @@ class FedPGP(pfeddc.PFedDC):
     algorithm = "fedpgp"
 
     @classmethod
-    def wrapper(cls, settings: Any) -> "Prompted":
-        # Here, because a configuration is read without transformers.
+    def reading(cls) -> "type[PromptedDual]":
         from clients.fedpgp import LowRankDual
-        from fedfrozen_app.align.prompted import Prompted
 
-        return Prompted(settings, LowRankDual)
+        return LowRankDual
 
     @classmethod
     def algorithm_for(cls, settings: Any) -> str:

@@ -14,21 +14,14 @@ baselines are this strategy with fewer parts: PromptFL is prompts=global modalit
 PromptFL + FedProx; prompts=local trains alone; prompts=none is zero-shot.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from fedfrozen_app.config import ClientConfig, setting
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.plan import Plan
-from fedfrozen_app.files.rows import Row
 from fedfrozen_app.models.design import PromptDesign
 from fedfrozen_app.server import base
-
-if TYPE_CHECKING:
-    from fedfrozen_app.align.prompted import Prompted
-
-ACTIVE = 0.01  # a fused prompt that differs less from the global one shows that the fusion did nothing
+from fedfrozen_app.server.prompts import PromptLearning
 
 
 @dataclass(frozen=True)
@@ -54,39 +47,15 @@ class Settings(base.Settings, PromptDesign):
         return self
 
 
-class PFedDC(base.PlannedFedAvg):
+class PFedDC(PromptLearning):
     """Prompts train; global ones travel, local ones and their fusion stay. The encoders do neither."""
 
     paper = "Zhang et al. 2025, arXiv 2506.21144"
-    Settings: type[base.Settings] = Settings
-    personal = True  # its baselines too are judged client by client, or they could not be compared
-
-    @classmethod
-    def wrapper(cls, settings: Any) -> "Prompted":
-        # Here, because a configuration is read without transformers.
-        from fedfrozen_app.align.prompted import Prompted
-
-        return Prompted(settings)
+    Settings = Settings
 
     @classmethod
     def algorithm_for(cls, settings: Any) -> str:
         return "fedprox" if settings.mu else cls.algorithm
-
-    def plan(self, server_round: int) -> Plan:
-        private = [name for name in self.model if not name.endswith(".global")]
-        return super().plan(server_round).keep_private(private)
-
-    def figures(self) -> tuple[str, ...]:
-        towers = self.settings.towers
-        return tuple(f"{what}_{tower}" for what in ("local_moved", "fusion_gap") for tower in towers)
-
-    @classmethod
-    def sums_up(cls, rows: Sequence[Row]) -> dict[str, Any]:
-        """How far fused prompts ended from the global ones, as a share of these, by encoder."""
-        last = next((row for row in reversed(rows) if any(key.startswith("fusion_gap") for key in row)), {})
-        gaps = {key: value for key, value in last.items() if key.startswith("fusion_gap")}
-        state = "fusion active" if max(gaps.values(), default=0) >= ACTIVE else "fusion inactive"
-        return {"fusion": {**gaps, "state": state}} if gaps else {}
 
     @classmethod
     def client_settings(cls, settings: Any, client: ClientConfig) -> dict[str, Any]:

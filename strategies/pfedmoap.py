@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from fedfrozen_app.config import ClientConfig, setting
+from fedfrozen_app.config import setting
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.models.design import TextDesign
 from fedfrozen_app.server import base
-from strategies import pfeddc
+from fedfrozen_app.server.prompts import PromptLearning
 
 if TYPE_CHECKING:
-    from fedfrozen_app.align.prompted import Prompted
+    from fedfrozen_app.models.prompts import PromptedDual
 
 CONTEXT = "prompts.text.global"
 
@@ -55,7 +55,7 @@ class Settings(base.Settings, TextDesign):
         return [f"prompts.text.expert{number}" for number in range(1, self.experts + 1)]
 
 
-class PFedMoAP(pfeddc.PFedDC):
+class PFedMoAP(PromptLearning):
     """A text context each; a client mixes its own with the nearest of others by a gate of its own."""
 
     paper = "Luo et al. 2024, arXiv 2410.10114"
@@ -69,20 +69,10 @@ class PFedMoAP(pfeddc.PFedDC):
         self.pool: dict[str, Tensor] = {}  # by client: the context that it sent last
 
     @classmethod
-    def wrapper(cls, settings: Any) -> "Prompted":
-        # Here, because a configuration is read without transformers.
+    def reading(cls) -> "type[PromptedDual]":
         from clients.pfedmoap import GatedDual
-        from fedfrozen_app.align.prompted import Prompted
 
-        return Prompted(settings, GatedDual)
-
-    @classmethod
-    def algorithm_for(cls, settings: Any) -> str:
-        return cls.algorithm
-
-    @classmethod
-    def client_settings(cls, settings: Any, client: ClientConfig) -> dict[str, Any]:
-        return {}
+        return GatedDual
 
     def plan(self, server_round: int) -> Plan:
         return super().plan(server_round).freeze(self.settings.expert_names)

@@ -11,7 +11,7 @@ from fedfrozen_app.exchange.strict import read_json
 
 MOST, DEPTH, LONGEST = 50_000_000, 6, 1000
 KEYS = {"format", "task", "unit", "floor", "epsilon", "people", "rows", "tables", "moments"}
-TASKS = ("image", "text", "multilabel", "tokens")
+TASKS = ("image", "text", "multilabel", "tokens", "language")
 MOST_CELLS = 20_000
 
 

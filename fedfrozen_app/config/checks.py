@@ -107,6 +107,11 @@ def check_config(config: Config) -> None:
             "client.precision=bf16 would change nothing with model.dtype=float64, which autocast leaves as "
             "it is: use model.dtype=float32, or client.precision=float32."
         )
+    if config.model.gradient_checkpointing and config.runtime.runner == "cohort":
+        raise UserError(
+            "model.gradient_checkpointing=true computes activations again, which clients that train together "
+            "cannot: use runtime.runner=auto or sequential."
+        )
     if config.privacy.name != "none":
         _check_private(config)
     elif config.privacy.audited is not None:
@@ -124,6 +129,7 @@ def check_config(config: Config) -> None:
     for key, local in (
         ("dataset.path", config.dataset.kind != "hub" and "://" not in (config.dataset.path or "")),
         ("model.path", config.model.source == "checkpoint"),
+        ("model.roles", True),
         ("adapter.path", True),
         ("partition.path", True),
         ("partition.census", True),
@@ -243,6 +249,11 @@ def _check_private(config: Config) -> None:
         raise UserError(
             f"client.clip={config.client.clip:g} clips whole steps, and privacy=dp_sgd each example's part: "
             "set client.clip=null and privacy.max_grad_norm."
+        )
+    if config.model.gradient_checkpointing:
+        raise UserError(
+            "model.gradient_checkpointing=true hides activations that privacy=dp_sgd needs, for each "
+            "example's gradient: set it to false, and lower privacy.physical_batch instead."
         )
     if config.model.dtype == "bfloat16":
         raise UserError(

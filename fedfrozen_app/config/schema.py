@@ -34,9 +34,21 @@ class ModelConfig:
     model_type: str | None = setting(
         None,
         "Architecture for `source=config`: `vit`, `deit`, `dinov2`, `bert`, `distilbert`, `roberta`, "
-        "`electra`, `gpt2`, `llama`; to be read through prompts `clip` or `vision-text-dual-encoder`",
+        "`electra`, `modernbert`, `deberta-v2`, `gpt2`, `llama`, `qwen2`, `qwen3`, `mistral`, `gemma`, "
+        "`gemma3_text`, `clip`, `siglip`; with `model.roles` any other; to be read through prompts `clip` or "
+        "`vision-text-dual-encoder`",
     )
     dtype: str = setting("float32", "Of the parameters: `float32`, `float64` or `bfloat16`")
+    roles: str | None = setting(
+        None,
+        "A file that says what the parameters of another architecture are for; see "
+        "[Language models](language-models.md#architectures). `null`: the built-in table",
+    )
+    gradient_checkpointing: bool = setting(
+        False,
+        "Compute a block's activations again when its gradients need them: less memory, about a third more "
+        "time. Clients then train one after another",
+    )
     config: dict[str, Any] = setting(
         {},
         "Settings of the transformers configuration, such as `model.config.hidden_size=64`. Add one that "
@@ -78,17 +90,33 @@ class DatasetConfig:
     kind: str = setting(
         MISSING,
         "How to read it: `digits`, `digit_words`, `images`, `parquet`, `text`, `hub`, `conll`, `brat`, "
-        "`i2b2`, `mimic`, `synthetic`",
+        "`i2b2`, `mimic`, `synthetic`, `dicom`, `nifti`, `omop`, `instructions` (prompts and answers for a "
+        "language model)",
     )
     task: str | None = setting(
-        None, "`classification`, `multilabel` or `entities`. `null`: what the kind of data suggests"
+        None,
+        "`classification`, `multilabel`, `entities` or `language`. `null`: what the kind of data suggests",
     )
     path: str | None = setting(None, "Folder or file; for `hub` the name there, or `name:config`")
     train_split: str = setting("train", "Name of the train folder, file, split or value of a `split` column")
     test_split: str = setting("test", "The same for the test rows")
     image_column: str | None = setting(None, "`null`: the column that holds images")
     text_column: str | None = setting(None, "`null`: `text` or `sentence`")
-    label_column: str | None = setting(None, "`null`: `label`, `labels` or `class`")
+    label_column: str | None = setting(
+        None,
+        "`null`: `label`, `labels` or `class`. `instructions`: what rows are dealt by; `null`: all alike",
+    )
+    prompt_column: str | None = setting(
+        None,
+        "`instructions`: `null`: `prompt`, `question` or `instruction`; without one every token is foretold",
+    )
+    answer_column: str | None = setting(
+        None, "`instructions`: `null`: `answer`, `response`, `completion`, `output` or `text`"
+    )
+    separator: str = setting("\n", "`instructions`: what stands between prompt and answer")
+    prompt_loss: bool = setting(
+        False, "`instructions`: `true`: a prompt's tokens count in the loss too. `false`: the answer's alone"
+    )
     unit_column: str | None = setting(
         None,
         "Rows with one value of this column (a patient) are never parted over splits and clients. `null`: "

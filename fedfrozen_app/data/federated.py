@@ -1,5 +1,6 @@
 """One corpus as a federation sees it: what the server keeps, and which rows each client has."""
 
+import json
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase
 
 from fedfrozen_app.config import DEFAULT_CLIENTS, Config, DatasetConfig
 from fedfrozen_app.data.partition import (
@@ -233,6 +234,21 @@ def spec_of(dataset: DatasetConfig, path: str | None) -> DatasetSpec:
     return DatasetSpec(**settings)
 
 
+def _check_bytes_will_do(config: Config) -> None:
+    """A pretrained language model knows tokens by number, and bytes would be words it never saw."""
+    if config.dataset.kind != "instructions":
+        return
+    try:
+        known = json.loads((Path(str(config.model.path)) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # said better where the model is built
+    if isinstance(known, dict) and known.get("vocab_size") != len(ByT5Tokenizer()):
+        raise UserError(
+            f"{config.model.path} holds no tokenizer, and a language model reads texts by its own alone: put "
+            "its tokenizer.json (or tokenizer.model) there."
+        )
+
+
 def tokenizer_of(config: Config) -> PreTrainedTokenizerBase | None:
     """The checkpoint's own; None (bytes) for a model that brings none, or for pictures."""
     source, path = config.model.source, str(config.model.path)
@@ -242,6 +258,7 @@ def tokenizer_of(config: Config) -> PreTrainedTokenizerBase | None:
         return None
     # Asked for one that is not there, transformers makes up an empty tokenizer for some architectures.
     if source == "checkpoint" and not any((Path(path) / name).exists() for name in TOKENIZER_FILES):
+        _check_bytes_will_do(config)
         return None
     try:
         return AutoTokenizer.from_pretrained(path, local_files_only=source == "checkpoint")

@@ -16,7 +16,7 @@ from fedfrozen_app.errors import UserError
 
 # Labels of tokens that are not judged: special tokens and padding, and a word's pieces after its first.
 IGNORED, CONTINUED = -100, -101
-TASKS = ("image", "text", "multilabel", "tokens")
+TASKS = ("image", "text", "multilabel", "tokens", "language")
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Table:
 
     Images: ``{"pixel_values": uint8 (n, c, h, w)}``. Text: ``{"input_ids": int64 (n, t),
     "attention_mask": int64 (n, t)}``. Labels are int64: a class ``(n,)``, several as 0 and 1
-    ``(n, classes)``, or one for each token ``(n, t)``.
+    ``(n, classes)``, or one for each token ``(n, t)``: its tag, or for a language model the token itself,
+    where it is to be foretold from those before it.
     """
 
     inputs: dict[str, Tensor]
@@ -57,8 +58,8 @@ class Corpus:
     """A data set with everything that training, partitioning and reports need to know about it."""
 
     name: str
-    task: str  # "image", "text", "multilabel" or "tokens"
-    classes: tuple[str, ...]
+    task: str  # one of TASKS
+    classes: tuple[str, ...]  # none where a model foretells tokens
     train: Table
     test: Table
     columns: dict[str, np.ndarray]  # per train row: what one may partition by, such as "domain"
@@ -84,7 +85,7 @@ class Corpus:
 class InputShape:
     """What the data look like to a model."""
 
-    task: str  # "image" | "text" | "multilabel" | "tokens"
+    task: str  # one of TASKS
     classes: tuple[str, ...]
     channels: int = 0
     image_size: int = 0
@@ -95,7 +96,8 @@ class InputShape:
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise UserError(f"the task is '{self.task}', but must be one of {', '.join(TASKS)}")
-        if len(self.classes) < 2 or len(set(self.classes)) != len(self.classes):
+        few = len(self.classes) < 2 and self.task != "language"
+        if few or len(set(self.classes)) != len(self.classes):
             raise UserError(
                 f"a classifier needs two or more classes with different names, not {self.classes}"
             )

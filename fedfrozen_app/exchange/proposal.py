@@ -182,6 +182,11 @@ def propose(config: Config, card: Mapping[str, Any], run_id: str, roles: Iterabl
             "model.source=aligned makes encoders on each machine: give every site the folder of one model, "
             "as model_path in its site.yaml, and use model=checkpoint."
         )
+    if config.model.roles is not None:
+        raise UserError(
+            "model.roles is a file of this machine, and sites know the built-in table alone: leave it out, "
+            "or have a package at every site bring the model with its roles."
+        )
     privacy = {k: v for k, v in asdict(config.privacy).items() if k not in FROM_VIEW}
     known = ("classes", "mean", "std")
     found = {

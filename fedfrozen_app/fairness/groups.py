@@ -67,6 +67,8 @@ MARK = "fair"
 
 def flat(model: str, found: Found) -> dict[str, float]:
     """As figures of a reply: fair/MODEL/COLUMN/VALUE/FIGURE."""
+    if not found:  # a model without classes
+        return {}
     sent = {f"{MARK}/{model}/all//{key}": value for key, value in found["all"].items() if key != "intervals"}
     for column, groups in found["groups"].items():
         for value, own in groups.items():

@@ -85,7 +85,9 @@ def same_kernels() -> Iterator[None]:
 
 def wants_cohort(resident: Resident) -> bool:
     """Whether the cohort runner was asked for; `auto` stacks the cohort where a client's step is mostly
-    overhead: on a GPU, and on a CPU with a very small model."""
+    overhead: on a GPU, and on a CPU with a very small model. It cannot compute activations again."""
+    if resident.config.model.gradient_checkpointing:
+        return False
     runner, on_gpu = resident.config.runtime.runner, resident.device.type == "cuda"
     small = sum(value.numel() for value in resident.parameters.values()) < SMALL_MODEL
     return runner == "cohort" or (runner == "auto" and (on_gpu or small))

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 
 def steps_for(resident: "Resident") -> LocalSteps:
-    """How this worker takes local steps: recorded on a GPU, unless `runtime.capture=false`."""
-    if resident.device.type != "cuda" or not resident.config.runtime.capture:
+    """How this worker takes local steps: recorded on a GPU, unless `runtime.capture=false`, or where
+    activations are computed again, which a recorded step cannot."""
+    again = resident.config.model.gradient_checkpointing
+    if resident.device.type != "cuda" or not resident.config.runtime.capture or again:
         return eager_steps
     if resident.recorder is None:
         resident.recorder = Recorder()

@@ -151,7 +151,8 @@ class Work:
     schedule: Schedule
     start: Tensor  # (width,) where a client starts that keeps nothing of its own
     rows: Rows
-    before: Mapping[str, float]  # by client: its figure on its validation rows as the round begins
+    # By client: its figures on its validation rows as the round begins.
+    before: Mapping[str, Mapping[str, float]]
     mode: str  # of the step
 
     def blocks(self) -> Iterator[list[Turn]]:
@@ -337,13 +338,13 @@ class CohortRunner:
 
     def _judge_base(
         self, clients: Sequence[str], private_parts: Sequence[Mapping[str, Tensor]]
-    ) -> dict[str, float]:
-        """For each client with validation rows: its figure on them as the round begins."""
+    ) -> dict[str, dict[str, float]]:
+        """For each client with validation rows: its figures on them as the round begins."""
         found = {}
         for client, private in zip(clients, private_parts, strict=True):
-            if len(rows := self.resident.rows(client).validation):
+            if len(self.resident.rows(client).validation):
                 self.resident.load(private, {})
-                found[client] = self.resident.evaluate_rows(rows)[self.resident.task.headline]
+                found[client] = self.resident.judge_validation(client, "before")
         return found
 
     def _judge_row(
@@ -351,7 +352,7 @@ class CohortRunner:
         block: Block,
         number: int,
         order: Order,
-        before: Mapping[str, float],
+        before: Mapping[str, Mapping[str, float]],
         untrained: Mapping[str, Tensor],
         own: Callable[[int], ByNamespace],
     ) -> dict[str, float]:
@@ -364,9 +365,7 @@ class CohortRunner:
         resident.load({**untrained, **trained}, {})
         figures = resident.figures()
         if client in before:
-            rows = resident.rows(client).validation
-            figures["client_val_before"] = before[client]
-            figures["client_val_after"] = resident.evaluate_rows(rows)[resident.task.headline]
+            figures |= {**before[client], **resident.judge_validation(client, "after")}
         if personal and resident.evaluates_after(order.round):
             if method.is_personal():
                 resident.load(method.personal(trained, own(number)), {})

@@ -277,6 +277,15 @@ class Resident:
     def evaluate_rows(self, index: Tensor) -> dict[str, float]:
         return self.task.evaluate(self.train_table.take(index))
 
+    def judge_validation(self, client: str, when: str) -> dict[str, float]:
+        """The model as it is loaded, on the rows that the client holds out; empty where it holds none out."""
+        rows = self.rows(client).validation
+        if not len(rows):
+            return {}
+        found = self.evaluate_rows(rows)
+        counts = {"client_val_tokens": found["tokens"]} if "tokens" in found else {}
+        return {f"client_val_{when}": found[self.task.headline], **counts}
+
     def evaluate_test(self) -> dict[str, float]:
         return self.task.evaluate(self._test)
 

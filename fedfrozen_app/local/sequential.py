@@ -65,18 +65,14 @@ def train_client(
     began = time.perf_counter()
     rows = resident.rows(client)
     resident.load(start.model, order.base)
-    metrics: dict[str, float] = {}
-    if len(rows.validation):
-        metrics["client_val_before"] = resident.evaluate_rows(rows.validation)[resident.task.headline]
-
+    metrics = resident.judge_validation(client, "before")
     if order.method.looks():
         start = replace(start, own={**start.own, **look_at_first(resident, client, order, start)})
     resident.mark_changed(order.plan.trained)
     stepped = (steps or eager_steps)(resident, client, order, start)
     # Looked at here, once: no wait for the device between the steps.
     metrics["train_loss"] = float(stepped.loss)
-    if len(rows.validation):
-        metrics["client_val_after"] = resident.evaluate_rows(rows.validation)[resident.task.headline]
+    metrics |= resident.judge_validation(client, "after")
     trained = {name: resident.parameters[name].detach().clone() for name in order.plan.trained}
     finished = Finished()
     if not order.method.adds_nothing():

@@ -40,7 +40,6 @@ from fedfrozen_app.models.attention import folded
 from fedfrozen_app.models.blocks import Blocks, compiled_by_torch
 from fedfrozen_app.models.convolution import as_products
 from fedfrozen_app.models.masks import with_ready_mask
-from fedfrozen_app.models.profile import is_causal
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
 from fedfrozen_app.words import counted
 
@@ -474,13 +473,12 @@ def mapped_task(
 
     `rounded` stand for the arrays of `model` and `of`, where the model is called with these very ones.
     """
-    causal = is_causal(resident.model)
     exact = {**model, **of}
 
     def call(parameters: Parameters, inputs: Inputs) -> Tensor:
         whole = {**model, **parameters}
         whole |= {name: part for name, part in rounded.items() if whole[name] is exact[name]}
-        ready = with_ready_mask(inputs, causal)
+        ready = with_ready_mask(inputs, resident.model)
         return functional_call(resident.model, whole, args=(), kwargs=ready).logits
 
     return resident.task.with_call(call)

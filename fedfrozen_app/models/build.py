@@ -29,6 +29,8 @@ def build_model(
     shape: InputShape,
     dtype: str,
     seed: int,
+    roles: str | None = None,
+    checkpointing: bool = False,
 ) -> nn.Module:
     """A classifier for `shape`, in eval mode, on the CPU; the same seed gives the same bits.
 
@@ -36,7 +38,7 @@ def build_model(
     "checkpoint" reads the local folder `path`, "hub" fetches the model named `path`, and so on. `config`
     overrides the architecture's own settings.
     """
-    spec = ModelSpec(source, shape, path, model_type, config, dtype, seed)
+    spec = ModelSpec(source, shape, path, model_type, config, dtype, seed, roles, checkpointing)
     _check_dtype(dtype)
     build: Source = registry.find("models", source)
     with torch.random.fork_rng(devices=[]):
@@ -56,9 +58,11 @@ def outline_model(
     config: Mapping[str, Any],
     shape: InputShape,
     dtype: str,
+    roles: str | None = None,
+    checkpointing: bool = False,
 ) -> nn.Module:
     """The model that `build_model` would give, without its weights: on the meta device it takes no memory."""
-    spec = ModelSpec(source, shape, path, model_type, config, dtype, weights=False)
+    spec = ModelSpec(source, shape, path, model_type, config, dtype, 0, roles, checkpointing, weights=False)
     _check_dtype(dtype)
     build: Source = registry.find("models", source)
     with torch.device("meta"):
@@ -97,7 +101,10 @@ def _try_forward(model: Any, shape: InputShape) -> None:
     name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
     with quiet(), torch.no_grad(), as_user_error(f"'{name}' cannot read the data"):
         scores = getattr(model(**inputs), "logits", None)
-    if scores is None or scores.shape[-1] != len(shape.classes):
+    if shape.task == "language":
+        if scores is None or scores.shape[-1] < shape.vocab_size:
+            raise UserError(f"'{name}' is no language model: its answer needs `logits`, one for each token")
+    elif scores is None or scores.shape[-1] != len(shape.classes):
         raise UserError(
             f"'{name}' is no classifier of these data: its answer needs `logits`, one for each of the "
             f"{len(shape.classes)} classes"

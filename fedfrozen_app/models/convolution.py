@@ -4,9 +4,10 @@ A convolution with other weights for every client becomes one with as many group
 some of those group by group. Patches as rows, (batch, places, kernel · channels), make it a batched product.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,14 @@ LARGEST = 49  # places of an overlapping kernel: every one copies the picture
 
 @contextmanager
 def as_products(model: nn.Module, trained: Collection[str]) -> Iterator[None]:
-    """Within it the trained convolutions are products; those that all clients share stay as they are."""
-    modules = [m for name, m in model.named_modules() if f"{name}.weight" in trained and _can(m)]
-    for module in modules:
-        module.forward = partial(_product, module)  # type: ignore[method-assign]
+    """Within it the trained convolutions are products; those that all clients share stay convolutions."""
+    modules = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv1d | nn.Conv2d):
+            trains = f"{name}.weight" in trained
+            way: Callable[[Any, Tensor], Tensor] = _product if trains and _can(module) else _as_it_is
+            module.forward = partial(way, module)  # type: ignore[method-assign]
+            modules.append(module)
     try:
         yield
     finally:
@@ -33,6 +38,11 @@ def _can(module: nn.Module) -> bool:
         return False
     small = module.kernel_size == module.stride or module.weight[0, 0].numel() <= LARGEST
     return small and module.dilation == (1, 1) and not isinstance(module.padding, str)
+
+
+def _as_it_is(conv: nn.Conv1d | nn.Conv2d, pictures: Tensor) -> Tensor:
+    """Autocast does not reach a convolution within `vmap`: weights that are rounded need it done by hand."""
+    return conv._conv_forward(pictures.to(conv.weight.dtype), conv.weight, conv.bias)
 
 
 def _product(conv: nn.Conv2d, pictures: Tensor) -> Tensor:

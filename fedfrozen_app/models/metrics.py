@@ -7,15 +7,27 @@ def measure(kind: str, predicted: Tensor, labels: Tensor, classes: tuple[str, ..
     """Figures by name; both tensors have the labels' shape.
 
     image: accuracy. text: accuracy and macro F1. multilabel: f1 (micro) and macro F1. tokens: f1 of whole
-    entities, which count only with the right type and both ends (seqeval, strict).
+    entities, which count only with the right type and both ends (seqeval, strict). language: the share of the
+    judged tokens that are foretold, and how many were judged.
     """
     labels = labels.to(predicted.device)
+    if kind == "language":
+        judged = foretold(labels)
+        right, tokens = int(((predicted == labels) & judged).sum()), int(judged.sum())
+        return {"accuracy": right / max(tokens, 1), "tokens": tokens}
     if kind == "multilabel":
         return {"f1": _f1(predicted, labels, "micro"), "f1_macro": _f1(predicted, labels, "macro")}
     if kind == "tokens":
         return {"f1": entity_f1(predicted, labels, classes)}
     figures = {"accuracy": int((predicted == labels).sum()) / len(labels)}
     return figures if kind == "image" else figures | {"f1_macro": _f1(predicted, labels, "macro")}
+
+
+def foretold(labels: Tensor) -> Tensor:
+    """Which tokens of a language model's rows count, (rows, tokens): all but a row's first can."""
+    judged = labels >= 0
+    judged[:, :1] = False
+    return judged
 
 
 def _f1(predicted: Tensor, labels: Tensor, average: str) -> float:

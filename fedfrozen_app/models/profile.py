@@ -21,7 +21,6 @@ from fedfrozen_app.models.attention import attention_by
 from fedfrozen_app.models.task import Batch
 
 log = logging.getLogger(__name__)
-CAUSAL = ("gpt2", "llama")  # architectures whose tokens see only what came before
 TOKEN_SETS = ("cls", "entity", "no_sink")
 CHUNK = 16  # examples at once: attention maps are large
 
@@ -94,10 +93,6 @@ def _in_entity(labels: Tensor) -> Tensor:
     for column in range(1, labels.shape[1]):
         inside[:, column] |= (labels[:, column] == CONTINUED) & inside[:, column - 1]
     return inside
-
-
-def is_causal(model: nn.Module) -> bool:
-    return getattr(getattr(model, "config", None), "model_type", "") in CAUSAL
 
 
 def _attention_maps(model: nn.Module, inputs: dict[str, Tensor]) -> Sequence[Tensor]:

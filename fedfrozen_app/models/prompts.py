@@ -194,8 +194,11 @@ class PromptedDual(nn.Module):
             image_features = self.encode_images(pixel_values)
         texts, scale = self.text_features(), self.backbone.scale()
         with full_precision(scale):
-            # (batch, width) · (classes, width)ᵀ -> (batch, classes)
-            return Scores(scale * image_features.to(scale.dtype) @ texts.to(scale.dtype).T)
+            return Scores(self.scores(image_features.to(scale.dtype), texts.to(scale.dtype), scale))
+
+    def scores(self, pictures: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
+        """(batch, width) · (classes, width)ᵀ -> (batch, classes)."""
+        return scale * pictures @ texts.T
 
     def encode_images(self, pixel_values: Tensor) -> Tensor:
         """(batch, width), each of length 1."""

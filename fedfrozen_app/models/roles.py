@@ -2,9 +2,10 @@
 
 Strategies speak of roles ("freeze the queries and keys"), never of parameter names. That holds only
 if every parameter has exactly one role, so a name the table does not know is refused, not guessed.
-To support another architecture, add its rows to ``ARCHITECTURES`` under its ``config.model_type``; or let
-the module name the roles of its parameters itself, by a method or an attribute ``roles``: by name a `Role`,
-or plainly "mlp", or ("mlp", 3) for a parameter of the fourth layer.
+To support another architecture, write its rows into a file (`model.roles`, read by role_file.py), or add them
+to ``ARCHITECTURES`` under its ``config.model_type``; or let the module name the roles of its parameters
+itself, by a method or an attribute ``roles``: by name a `Role`, or plainly "mlp", or ("mlp", 3) for a
+parameter of the fourth layer.
 """
 
 import re
@@ -75,12 +76,16 @@ class Row:
     feeds: str = ""
     tower: str = ""
     unless: str = ""
+    said: str = ""  # the pattern as a person wrote it, where that is another
 
 
 @dataclass(frozen=True)
 class Architecture:
     prefix: str  # the name of the headless model inside the model with a head
     rows: tuple[Row, ...]
+    causal: bool = False  # whether a token sees only what came before it
+    own_mask: bool = False  # whether its attention makes what it needs of the padding mask itself
+    source: str = ""  # the file that it was read from, where it is not of the table below
 
 
 # Blocks are `encoder.layer.N` up to transformers 4 and in part of 5, `layers.N` in the rest.
@@ -155,7 +160,7 @@ _GPT2 = (  # after split_fused
     Row(_H + r"ln_2", "norm"),
     Row(_H + r"mlp\.(c_fc|c_proj)", "mlp"),
     Row(r"ln_f", "norm"),
-    Row(r"score|classifier", "head"),
+    Row(r"score|classifier|lm_head", "head"),
 )
 
 _LLAMA = (
@@ -165,10 +170,46 @@ _LLAMA = (
     Row(_BLOCK + r"self_attn\.k_proj", "key"),
     Row(_BLOCK + r"self_attn\.v_proj", "value"),
     Row(_BLOCK + r"self_attn\.o_proj", "output"),
-    Row(_BLOCK + r"post_attention_layernorm", "norm"),
+    # Where queries and keys are normed before they meet (Qwen3, Gemma 3), that fixes attention as they do.
+    Row(_BLOCK + r"self_attn\.q_norm", "query"),
+    Row(_BLOCK + r"self_attn\.k_norm", "key"),
+    Row(_BLOCK + r"(post_attention|pre_feedforward|post_feedforward)_layernorm", "norm"),
     Row(_BLOCK + r"mlp\.(gate|up|down)_proj", "mlp"),
     Row(r"norm", "norm"),
-    Row(r"score", "head"),
+    Row(r"score|lm_head", "head"),
+)
+
+
+_MODERNBERT = (  # after split_fused
+    Row(r"embeddings\.tok_embeddings", "embedding"),
+    Row(r"embeddings\.norm", "norm", feeds="next"),  # its first block has no norm before attention
+    Row(_BLOCK + r"attn_norm", "norm", feeds="own"),
+    Row(_BLOCK + r"attn\.Wqkv\.query", "query"),
+    Row(_BLOCK + r"attn\.Wqkv\.key", "key"),
+    Row(_BLOCK + r"attn\.Wqkv\.value", "value"),
+    Row(_BLOCK + r"attn\.Wo", "output"),
+    Row(_BLOCK + r"mlp_norm", "norm"),
+    Row(_BLOCK + r"mlp\.W[io]", "mlp"),
+    Row(r"final_norm", "norm"),
+    Row(r"head\.(dense|norm)|classifier", "head"),
+)
+
+_DEBERTA = (
+    Row(r"embeddings\.(word|position|token_type)_embeddings", "embedding"),
+    Row(r"embeddings\.embed_proj", "embedding"),  # where embeddings and blocks differ in width
+    Row(r"embeddings\.LayerNorm", "norm", feeds="next"),
+    # Relative positions, which every block's position projections read.
+    Row(r"encoder\.rel_embeddings", "embedding"),
+    Row(r"encoder\.LayerNorm", "norm", feeds="next"),
+    # Content meets content, and content meets position: all four fix where a token looks.
+    Row(_BLOCK + r"attention\.self\.(pos_)?query_proj", "query"),
+    Row(_BLOCK + r"attention\.self\.(pos_)?key_proj", "key"),
+    Row(_BLOCK + r"attention\.self\.value_proj", "value"),
+    Row(_BLOCK + r"attention\.output\.dense", "output"),
+    Row(_BLOCK + r"attention\.output\.LayerNorm", "norm"),
+    Row(_BLOCK + r"(intermediate|output)\.dense", "mlp"),
+    Row(_BLOCK + r"output\.LayerNorm", "norm", feeds="next"),
+    Row(r"pooler\.dense|classifier", "head"),
 )
 
 
@@ -193,7 +234,18 @@ _CLIP = (
     *_clip_tower("text", r"text_model\."),
     Row(r"visual_projection", "head", tower="vision"),
     Row(r"text_projection", "head", tower="text"),
+    Row(r"classifier", "head"),  # of the vision tower alone
     Row(r"logit_scale", "head"),
+)
+
+_SIGLIP = (
+    *_clip_tower("vision", r"vision_model\."),
+    *_clip_tower("text", r"text_model\."),
+    # What pools a picture's tokens into one looks for nothing among them that freezing the kernel is about.
+    Row(r"vision_model\.head\..+", "head", tower="vision"),
+    Row(r"text_model\.head", "head", tower="text"),
+    Row(r"logit_scale|logit_bias", "head"),
+    Row(r"classifier", "head"),
 )
 
 ARCHITECTURES = {
@@ -204,9 +256,17 @@ ARCHITECTURES = {
     "distilbert": Architecture("distilbert", _DISTILBERT),
     "roberta": Architecture("roberta", _BERT),
     "electra": Architecture("electra", _BERT),
-    "gpt2": Architecture("transformer", _GPT2),
-    "llama": Architecture("model", _LLAMA),
+    "gpt2": Architecture("transformer", _GPT2, causal=True),
+    "llama": Architecture("model", _LLAMA, causal=True),
+    "qwen2": Architecture("model", _LLAMA, causal=True),
+    "qwen3": Architecture("model", _LLAMA, causal=True),
+    "mistral": Architecture("model", _LLAMA, causal=True),
+    "gemma": Architecture("model", _LLAMA, causal=True),
+    "gemma3_text": Architecture("model", _LLAMA, causal=True),
+    "modernbert": Architecture("model", _MODERNBERT),
+    "deberta-v2": Architecture("deberta", _DEBERTA, own_mask=True),
     "clip": Architecture("", _CLIP),
+    "siglip": Architecture("", _SIGLIP),
     "linear": Architecture("", (Row(r"classifier", "head"),)),
     "simple_cnn": Architecture(
         "", (Row(r"conv1", "embedding"), Row(r"conv2|hidden", "mlp"), Row(r"classifier", "head"))
@@ -219,22 +279,33 @@ _FUSED = re.compile(
 )
 
 
+def architecture_of(model: nn.Module) -> Architecture | None:
+    """By the file that the model was built with, or by its kind; None where neither knows it."""
+    if (read := getattr(model, "architecture", None)) is not None:
+        return read
+    return ARCHITECTURES.get(getattr(getattr(model, "config", None), "model_type", ""))
+
+
 def roles_of(model: nn.Module) -> dict[str, Role]:
     """One role for each name of `model.named_parameters()`, in that order."""
     names = [name for name, _ in model.named_parameters()]
-    model_type = getattr(getattr(model, "config", None), "model_type", None)
-    what = model_type or type(model).__name__
-    _refuse_fused(what, names)
+    what = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
     _refuse_statistics(what, model)
     if (own := getattr(model, "roles", None)) is not None:
+        _refuse_fused(what, names)
         return _own_roles(what, names, own() if callable(own) else own)
-    if model_type not in ARCHITECTURES:
+    architecture = architecture_of(model)
+    if architecture is None:
+        _refuse_fused(what, names)
         raise UserError(
-            f"the architecture '{what}' has no role table: add its rows to ARCHITECTURES in "
-            "fedfrozen_app/models/roles.py, let the module say its `roles`, or choose one of "
-            f"{', '.join(ARCHITECTURES)}"
+            f"the architecture '{what}' has no role table: add its rows in a file (model.roles=FILE), let "
+            f"the module say its `roles`, or choose one of {', '.join(ARCHITECTURES)}"
         )
-    found = {name: _match(model_type, name) for name in names}
+    matched = {name: _match(architecture, what, name) for name in names}
+    _refuse_fused(what, [name for name, found in matched.items() if found is None or found[0].kind != "head"])
+    if nameless := [name for name, found in matched.items() if found is None]:
+        raise UserError(_nameless(architecture, what, nameless))
+    found = {name: row for name, row in matched.items() if row is not None}
     blocks: dict[str, int] = {}
     for row, layer in found.values():
         if layer is not None:
@@ -248,6 +319,22 @@ def roles_of(model: nn.Module) -> dict[str, Role]:
         )
         for name, (row, layer) in found.items()
     }
+
+
+def unused_rows(architecture: Architecture, names: Collection[str]) -> list[Row]:
+    """The rows that none of these names matches."""
+    short = [_short(architecture, name) for name in names]
+    return [row for row in architecture.rows if not any(re.fullmatch(row.pattern, name) for name in short)]
+
+
+def _nameless(architecture: Architecture, what: str, names: list[str]) -> str:
+    if architecture.source:
+        shown = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+        return f"{len(names)} parameters of '{what}' match no pattern of {architecture.source}: {shown}"
+    return (
+        f"the parameter '{names[0]}' of the architecture '{what}' has no role: add a row for it to "
+        "ARCHITECTURES in fedfrozen_app/models/roles.py, or give a table of your own with model.roles=FILE"
+    )
 
 
 def _own_roles(what: str, names: Collection[str], own: Mapping[str, Any]) -> dict[str, Role]:
@@ -267,19 +354,22 @@ def _own_roles(what: str, names: Collection[str], own: Mapping[str, Any]) -> dic
     return found
 
 
-def _match(model_type: str, name: str) -> tuple[Row, int | None]:
-    architecture = ARCHITECTURES[model_type]
+def _short(architecture: Architecture, name: str) -> str:
     short = name.removeprefix(architecture.prefix + ".")
-    short = short.removesuffix(".weight").removesuffix(".bias")
+    return short.removesuffix(".weight").removesuffix(".bias")
+
+
+def _match(architecture: Architecture, what: str, name: str) -> tuple[Row, int | None] | None:
+    """The one row for this name, and the number of its block; None where there is no row."""
+    short = _short(architecture, name)
     matches = [(row, m) for row in architecture.rows if (m := re.fullmatch(row.pattern, short))]
     if not matches:
-        raise UserError(
-            f"the parameter '{name}' of the architecture '{model_type}' has no role: add a row "
-            "for it to ARCHITECTURES in fedfrozen_app/models/roles.py"
-        )
+        return None
     if len(matches) > 1:
-        patterns = " and ".join(row.pattern for row, _ in matches)
-        raise RuntimeError(f"'{name}' of '{model_type}' has two roles, by {patterns}")
+        patterns = " and ".join(row.said or row.pattern for row, _ in matches)
+        if architecture.source:
+            raise UserError(f"'{name}' matches two patterns of {architecture.source}: {patterns}")
+        raise RuntimeError(f"'{name}' of '{what}' has two roles, by {patterns}")
     row, match = matches[0]
     layer = match.groupdict().get("layer")
     return row, None if layer is None else int(layer)
@@ -314,6 +404,12 @@ def _refuse_statistics(what: str, model: nn.Module) -> None:
                 f"the buffer '{name}' of '{what}' is a running statistic, which would be neither "
                 "trained nor averaged: use a model without one (LayerNorm in place of BatchNorm)"
             )
+
+
+def is_causal(model: nn.Module) -> bool:
+    """Whether a token sees only what came before it."""
+    found = architecture_of(model)
+    return found is not None and found.causal
 
 
 def head_of(model: nn.Module, roles: Mapping[str, Role]) -> nn.Module | None:

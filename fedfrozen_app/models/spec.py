@@ -20,6 +20,8 @@ class ModelSpec:
     config: Mapping[str, Any] = field(default_factory=dict)  # the model's own settings
     dtype: str = "float32"
     seed: int = 0
+    roles: str | None = None  # a file with the role table of the model
+    checkpointing: bool = False  # whether activations are computed again when gradients need them
     weights: bool = True  # False: sizes alone matter, so nothing need be read or downloaded
 
 

@@ -29,7 +29,10 @@ class Fused:
     axis: int
 
 
-FUSED = {"gpt2": Fused(r"(?:transformer\.)?h\.\d+\.attn\.c_attn", axis=1)}
+FUSED = {
+    "gpt2": Fused(r"(?:transformer\.)?h\.\d+\.attn\.c_attn", axis=1),
+    "modernbert": Fused(r"(?:model\.)?layers\.\d+\.attn\.Wqkv", axis=0),
+}
 
 
 class SplitProjection(nn.Module):

@@ -1,9 +1,11 @@
 """From a batch to a loss: the part that every client algorithm and every runner shares."""
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,21 +19,29 @@ from fedfrozen_app.models.metrics import measure
 Parameters = Mapping[str, Tensor]
 Inputs = dict[str, Tensor]
 PIXELS = 2**23  # that a GPU judges at once
+SCORES = 2**26  # of tokens by vocabulary, that are judged at once
 
 
 @dataclass(frozen=True)
 class Batch:
     inputs: Inputs
-    labels: Tensor  # (batch,), several labels as 0 and 1 (batch, classes), or tags (batch, tokens)
+    # (batch,), several labels as 0 and 1 (batch, classes), or tags or tokens to foretell (batch, tokens)
+    labels: Tensor
     class_weights: Tensor | None = None  # (classes,)
     mask: Tensor | None = None  # (batch,) 1 for an example, 0 for padding; None: all are examples
 
 
-class Task:
-    """Classification of rows or of tokens with one model. `call` says how parameters meet the model.
+def perplexity(loss: float) -> float:
+    """Of a mean loss over tokens; as large as it may be where it would be too large for a number."""
+    return math.exp(min(loss, 700.0))
 
-    By default, `loaded` are the model's own parameters, as they are: with these a step swaps nothing.
-    Any others take the places of those they name for the length of the call.
+
+class Task:
+    """Classification of rows or of tokens with one model, or foretelling the next token.
+
+    `call` says how parameters meet the model. By default, `loaded` are the model's own parameters, as they
+    are: with these a step swaps nothing. Any others take the places of those they name for the length of the
+    call.
     """
 
     def __init__(
@@ -101,10 +111,13 @@ class Task:
         if batch.mask is None and batch.labels.ndim == 1:
             return functional.cross_entropy(logits, batch.labels, weight=batch.class_weights)
         each = self.losses(logits, batch.labels)
-        if batch.mask is None:
+        weight = batch.mask
+        if self.kind == "language":  # a mean over tokens: a row counts by how many it has
+            tokens = self._tokens(batch.labels)
+            weight = tokens if weight is None else weight * tokens
+        if weight is None:
             return each.mean()
         # The same mean over the real examples; a batch of padding alone gives 0 and no gradient.
-        weight = batch.mask
         if batch.class_weights is not None and batch.labels.ndim == 1:
             weight = weight * batch.class_weights[batch.labels]
         return (each * weight).sum() / weight.sum().clamp(min=torch.finfo(self.dtype).tiny)
@@ -125,7 +138,16 @@ class Task:
             target = labels.clamp(min=IGNORED)
             every = functional.cross_entropy(logits.transpose(1, 2), target, reduction="none")
             return every.sum(dim=1) / judged.sum(dim=1).clamp(min=1)
+        if self.kind == "language":
+            target = labels[:, 1:]  # (examples, tokens − 1): each is foretold by what stands before it
+            scores = logits[:, :-1].reshape(-1, logits.shape[-1])
+            every = functional.cross_entropy(scores, target.reshape(-1), reduction="none")
+            return every.view(target.shape).sum(dim=1) / self._tokens(labels).clamp(min=1)
         return functional.cross_entropy(logits, labels, reduction="none")
+
+    def _tokens(self, labels: Tensor) -> Tensor:
+        """(examples,): how many tokens of each count."""
+        return (labels[:, 1:] >= 0).sum(dim=1).to(self.dtype)
 
     def with_call(self, call: Callable[[Parameters, Inputs], Tensor]) -> "Task":
         """The same task with another way for parameters to meet the model."""
@@ -134,12 +156,16 @@ class Task:
         return twin
 
     def evaluate(self, table: Table) -> dict[str, float]:
-        """Mean loss and figures of the model as it is loaded now."""
+        """Mean loss and figures of the model as it is loaded now; of a language model over tokens."""
         loss, predicted = self.predict(table, self._rows_at_once(table))
-        return {"loss": loss, **measure(self.kind, predicted, table.labels, self.classes)}
+        found = {"loss": loss, **measure(self.kind, predicted, table.labels, self.classes)}
+        return found | {"perplexity": perplexity(loss)} if self.kind == "language" else found
 
     def _rows_at_once(self, table: Table) -> int:
         """On a GPU small pictures are judged by the thousand: a batch costs its launches, not its rows."""
+        if self.kind == "language":
+            config: Any = self.model.config
+            return min(512, max(1, SCORES // (table.labels.shape[1] * config.vocab_size)))
         pixels = table.inputs.get("pixel_values")
         if pixels is None or not len(table) or self.device.type != "cuda":
             return 512
@@ -152,6 +178,7 @@ class Task:
         self.model.eval()
         # Sums stay on the device: one look at the end instead of one a batch.
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        count = torch.zeros_like(loss)
         said: list[Tensor] = []
         for start in range(0, len(table), batch_size):
             part = slice(start, start + batch_size)
@@ -160,10 +187,18 @@ class Task:
             with self._autocast():
                 logits = self.model(**self.prepare(inputs)).logits
             logits = logits.to(self.dtype)
-            loss += self.losses(logits, labels).double().sum()
-            said.append(logits > 0 if self.kind == "multilabel" else logits.argmax(dim=-1))
+            each = self.losses(logits, labels).double()
+            if self.kind == "language":
+                tokens = self._tokens(labels).double()
+                each, count = each * tokens, count + tokens.sum()
+                # Where a token stands, what was foretold for it.
+                said.append(functional.pad(logits[:, :-1].argmax(dim=-1), (1, 0)))
+            else:
+                count += len(labels)
+                said.append(logits > 0 if self.kind == "multilabel" else logits.argmax(dim=-1))
+            loss += each.sum()
         self.model.train(was_training)
-        return float(loss) / len(table), torch.cat(said)
+        return float(loss / count.clamp(min=1)), torch.cat(said)
 
     @torch.inference_mode()
     def probabilities(self, table: Table, batch_size: int = 512) -> Tensor:

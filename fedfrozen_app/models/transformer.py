@@ -1,4 +1,4 @@
-"""Classifiers of the transformers library: built from settings, a local checkpoint or the hub; and exported.
+"""Models of the transformers library: built from settings, a local checkpoint or the hub; and exported.
 
 A model that does not fit the data is refused before any training starts, and one log line says which weights
 are fresh.
@@ -17,10 +17,13 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoConfig,
+    AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -31,6 +34,7 @@ from transformers import (
 from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.quiet import quiet
+from fedfrozen_app.models.role_file import read_roles, use_roles
 from fedfrozen_app.models.roles import ARCHITECTURES, roles_of
 from fedfrozen_app.models.spec import ModelSpec
 from fedfrozen_app.models.split import join_fused, split_fused
@@ -42,9 +46,10 @@ _AUTO = {
     "text": (AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
     "multilabel": (AutoModelForSequenceClassification, MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
     "tokens": (AutoModelForTokenClassification, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING),
+    "language": (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING),
 }
-# Roles are tabled for it, but it compares images with texts: it has no layer of class scores.
-_NO_CLASSIFIER = ("clip", "linear", "simple_cnn")
+# Roles are tabled for them, but they are not transformers' own.
+_NO_CLASSIFIER = ("linear", "simple_cnn")
 # What transformers and torch raise for a configuration they cannot build or run.
 _BAD_CONFIG = (
     ValueError,
@@ -58,13 +63,15 @@ _BAD_CONFIG = (
 )
 # Accepted by every configuration without being one of its fields.
 _EXTRA_KEYS = ("num_labels", "attn_implementation")
+# What a configuration class does not declare, and its model reads all the same.
+_UNDECLARED = {"deberta-v2": ("position_buckets", "share_att_key", "norm_rel_ebd", "attention_head_size")}
 
 
 def from_config(spec: ModelSpec) -> PreTrainedModel:
     """The architecture `model_type`, with random weights."""
     model_type, given, shape = spec.model_type, spec.config, spec.shape
-    kind = type(AutoConfig.for_model(_known_type(model_type)))
-    auto = _auto_class(kind, shape)
+    kind = type(AutoConfig.for_model(_known_type(model_type, spec)))
+    auto = _auto_class(kind, spec)
     _check_keys(kind, given)
     with quiet(), as_user_error(f"cannot build '{model_type}' from its configuration"):
         # An empty list, because transformers 5 fails on None where a type has several classes.
@@ -72,8 +79,7 @@ def from_config(spec: ModelSpec) -> PreTrainedModel:
     _check_fit(config, shape)
     with quiet(), as_user_error(f"cannot build '{model_type}' from its configuration"):
         model = auto.from_config(config)
-    split_fused(model)
-    return model
+    return _ready(model, spec)
 
 
 def from_checkpoint(spec: ModelSpec) -> PreTrainedModel:
@@ -93,22 +99,25 @@ def _pretrained(path: str, spec: ModelSpec, *, hub: bool) -> PreTrainedModel:
     options: dict[str, Any] = {"local_files_only": not hub, "trust_remote_code": False}
     with quiet(progress=hub), _as_load_error(path, hub):
         config = AutoConfig.from_pretrained(path, **options)
-    _known_type(config.model_type)
-    auto = _auto_class(type(config), shape)
+    _known_type(config.model_type, spec)
+    auto = _auto_class(type(config), spec)
     _check_keys(type(config), given)
     attention = {k: v for k, v in given.items() if k == "attn_implementation"}
-    config.update(_labels(shape.classes))
+    if shape.task != "language":
+        config.update(_labels(shape.classes))
     config.update({k: v for k, v in given.items() if k not in attention})
     if config.architectures is None:
         config.architectures = []
-    if shape.task != "image" and (config.pad_token_id is None or config.pad_token_id < 0):
-        config.pad_token_id = shape.pad_token_id
+    if shape.task != "image":
+        padded = config.pad_token_id is not None and config.pad_token_id >= 0
+        # What a language model is padded with is masked out, and it may be any token.
+        if shape.task == "language" or not padded:
+            config.pad_token_id = shape.pad_token_id
     _check_fit(config, shape)
     if not spec.weights:
         with quiet(), as_user_error(f"cannot build '{path}' from its configuration"):
             model = auto.from_config(config)
-        split_fused(model)
-        return model
+        return _ready(model, spec)
     with quiet(progress=hub), _as_load_error(path, hub):
         model, info = auto.from_pretrained(
             path,
@@ -120,8 +129,25 @@ def _pretrained(path: str, spec: ModelSpec, *, hub: bool) -> PreTrainedModel:
             **attention,
             **options,
         )
-    split_fused(model)
+    _ready(model, spec)
     _report_fresh(model, path, [*info["missing_keys"], *(m[0] for m in info["mismatched_keys"])])
+    return model
+
+
+def _ready(model: PreTrainedModel, spec: ModelSpec) -> PreTrainedModel:
+    """As training reads it."""
+    split_fused(model)
+    if hasattr(model.config, "use_cache"):
+        model.config.use_cache = False  # keys and values of before serve those who write on, not training
+    if spec.roles is not None:
+        use_roles(model, read_roles(spec.roles))
+    if spec.checkpointing:
+        if not model.supports_gradient_checkpointing:
+            raise UserError(
+                f"'{model.config.model_type}' knows no gradient checkpointing: set "
+                "model.gradient_checkpointing=false"
+            )
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
 
 
@@ -137,18 +163,20 @@ def _checkpoint_folder(path: str | None) -> str:
     return path
 
 
-def _known_type(model_type: str | None) -> str:
+def _known_type(model_type: str | None, spec: ModelSpec) -> str:
+    if model_type is not None and spec.roles is not None and model_type in CONFIG_MAPPING:
+        return model_type  # whose roles a file tells
     known = [name for name in ARCHITECTURES if name not in _NO_CLASSIFIER]
     if model_type is None or model_type not in known:
         raise UserError(
-            f"'{model_type}' is no architecture that can be built as a classifier: choose one of "
-            f"{', '.join(known)}"
+            f"'{model_type}' is no architecture whose roles are known: choose one of {', '.join(known)}, or "
+            "write its table (model.roles=FILE)"
         )
     return model_type
 
 
 def _check_keys(kind: type[PretrainedConfig], given: Mapping[str, Any]) -> None:
-    known = {*kind().to_dict(), *kind.attribute_map, *_EXTRA_KEYS}
+    known = {*kind().to_dict(), *kind.attribute_map, *_EXTRA_KEYS, *_UNDECLARED.get(kind.model_type, ())}
     if "rope_parameters" in known:
         known |= {"rope_theta", "rope_scaling"}
     for key in given:
@@ -176,7 +204,10 @@ def _filled(kind: type[PretrainedConfig], given: Mapping[str, Any], shape: Input
                 fill[key] = None
     aliases = kind.attribute_map
     named = {aliases.get(key, key): value for key, value in given.items()}
-    if not {"id2label", "num_labels"} & set(given):
+    if shape.task == "image" and "vision_config" in kind.sub_configs:  # one of two towers reads the pictures
+        named["vision_config"] = {**fill, **named.get("vision_config", {})}
+        fill = {}
+    if shape.task != "language" and not {"id2label", "num_labels"} & set(given):
         fill |= _labels(shape.classes)
     return {**{aliases.get(key, key): value for key, value in fill.items()}, **named}
 
@@ -191,8 +222,16 @@ def _position_offset(model_type: str, pad_token_id: int) -> int:
     return pad_token_id + 1 if model_type == "roberta" else 0
 
 
-def _auto_class(kind: type[PretrainedConfig], shape: InputShape) -> Any:
+def _auto_class(kind: type[PretrainedConfig], spec: ModelSpec) -> Any:
+    shape = spec.shape
     auto, mapping = _AUTO[shape.task]
+    table = ARCHITECTURES.get(kind.model_type) if spec.roles is None else read_roles(spec.roles)
+    if shape.task == "language" and (table is None or not table.causal):
+        causal = ", ".join(name for name, known in ARCHITECTURES.items() if known.causal)
+        raise UserError(
+            f"'{kind.model_type}' sees a text's next tokens, and cannot learn to foretell them: choose a "
+            f"language model ({causal}), or say causal: true in its table of roles if it is one"
+        )
     if kind not in mapping:
         raise UserError(
             f"'{kind.model_type}' does not read {shape.task} data: choose another model or dataset"
@@ -202,12 +241,15 @@ def _auto_class(kind: type[PretrainedConfig], shape: InputShape) -> Any:
 
 def _check_fit(config: PretrainedConfig, shape: InputShape) -> None:
     """Refuse what the libraries would only stumble over in training, or not at all."""
-    if config.num_labels != len(shape.classes):
+    if shape.task != "language" and config.num_labels != len(shape.classes):
         raise UserError(
             f"the model is set to {config.num_labels} classes but the data have "
             f"{len(shape.classes)}: remove num_labels and id2label from the model's settings"
         )
     if shape.task == "image":
+        config = getattr(config, "vision_config", config)
+        if config.model_type == "siglip_vision_model":
+            config.vision_use_head = False  # transformers' classifier would build it, and not read it
         check_image(config, shape)
     else:
         _check_text(config, shape)
@@ -250,6 +292,11 @@ def _check_text(config: PretrainedConfig, shape: InputShape) -> None:
         raise UserError(
             f"the model's padding token is {config.pad_token_id} but the data are padded with "
             f"{shape.pad_token_id}: use the tokenizer that belongs to the model"
+        )
+    if getattr(config, "classifier_pooling", "cls") == "mean" and shape.task in ("text", "multilabel"):
+        raise UserError(
+            f"'{config.model_type}' would read a text by the mean of its tokens, which is not supported: set "
+            "+model.config.classifier_pooling=cls"
         )
     offset = _position_offset(config.model_type, shape.pad_token_id)
     room = config.max_position_embeddings - offset
@@ -316,11 +363,14 @@ def export_model(
     if Path(folder).is_file():
         raise UserError(f"cannot export to '{folder}': it is a file, give a folder")
     config = copy.deepcopy(model.config)
-    if config.num_labels != len(classes):
-        raise UserError(
-            f"cannot export a model of {config.num_labels} classes with {len(classes)} class names"
-        )
-    config.update(_labels(classes))
+    if hasattr(config, "use_cache"):
+        config.use_cache = True  # whoever writes texts with it wants that
+    if type(model) not in MODEL_FOR_CAUSAL_LM_MAPPING.values():
+        if config.num_labels != len(classes):
+            raise UserError(
+                f"cannot export a model of {config.num_labels} classes with {len(classes)} class names"
+            )
+        config.update(_labels(classes))
     # A skeleton without memory of its own takes the tensors, so that `model` stays as it is.
     with quiet(), torch.device("meta"):
         plain = type(model)(config)

@@ -143,4 +143,6 @@ def _settings(config: Config) -> dict[str, Any]:
         "model_type": model.model_type,
         "config": model.config,
         "dtype": model.dtype,
+        "roles": model.roles,
+        "checkpointing": model.gradient_checkpointing,
     }

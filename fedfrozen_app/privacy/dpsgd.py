@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from fedfrozen_app.data.table import Table
 from fedfrozen_app.models.attention import attention_by
 from fedfrozen_app.models.masks import with_ready_mask
-from fedfrozen_app.models.profile import is_causal
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
 from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.opacus_parts import DPOptimizer
@@ -104,7 +104,6 @@ class ExampleGradients:
 
     def __init__(self, model: nn.Module, task: Task, trained: Sequence[str], loss: Loss) -> None:
         self._model, self._loss = model, loss
-        self._causal = is_causal(model)
         self._held = dict(model.named_parameters())
         self._trained = list(trained)
         self._task = task.with_call(self._call)
@@ -120,14 +119,14 @@ class ExampleGradients:
         return self(part.inputs, part.labels)[1]
 
     def _call(self, parameters: Parameters, inputs: Inputs) -> Tensor:
-        given = with_ready_mask(inputs, self._causal)
-        if "attention_mask" in given:  # plain attention adds its mask to the scores
-            hidden = torch.finfo(self._task.dtype).min
-            seen = given["attention_mask"]
-            given["attention_mask"] = torch.zeros_like(seen, dtype=self._task.dtype).masked_fill(
-                ~seen, hidden
-            )
+        given = with_ready_mask(inputs, self._model)
+        if given is not inputs:  # plain attention adds its mask to the scores
+            given["attention_mask"] = tree_map(self._added, given["attention_mask"])
         return functional_call(self._model, dict(parameters), args=(), kwargs=given).logits
+
+    def _added(self, seen: Tensor) -> Tensor:
+        hidden = torch.finfo(self._task.dtype).min
+        return torch.zeros_like(seen, dtype=self._task.dtype).masked_fill(~seen, hidden)
 
     def __call__(self, inputs: Inputs, labels: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Losses (examples,), and for each name (examples, *shape)."""

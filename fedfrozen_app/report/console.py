@@ -63,6 +63,8 @@ def _figures(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tuple[str
 
     if (key := f"final_test_{metric}") in summary:
         yield f"Final test {metric}", score(key)
+    if "final_test_perplexity" in summary:
+        yield "Final test perplexity", f"{number(summary['final_test_perplexity']):.2f}"
     if metric == "accuracy" and (floor := summary.get("majority_accuracy")) is not None:
         beaten = number(summary.get(key)) > floor
         yield "The most frequent class alone", f"{floor:.4f}" + ("" if beaten else ": the model is no better")

@@ -44,6 +44,7 @@ from fedfrozen_app.report.html import (
     table,
     text,
 )
+from fedfrozen_app.report.samples import read_samples, samples_section
 from fedfrozen_app.report.summary import method_of, read_summary
 from fedfrozen_app.words import counted
 
@@ -71,6 +72,7 @@ def run_page(run_dir: Path, *, version: str = "") -> str:
         version=version,
         held_out=_held_out(run_dir / "clients.json"),
         fairness=read_fairness(run_dir),
+        samples=read_samples(run_dir),
     )
 
 
@@ -91,6 +93,7 @@ def render(
     version: str = "",
     held_out: Mapping[str, int] | None = None,
     fairness: dict[str, Any] | None = None,
+    samples: Sequence[dict[str, Any]] = (),
 ) -> str:
     """The whole page as text; `name` stands in where the configuration names no strategy."""
     title = headline(summary) or name
@@ -105,6 +108,7 @@ def render(
 <h2>Figures</h2>
 {box(pairs(final_figures(rows, summary)))}
 {_stage_table(rows)}
+{samples_section(list(samples))}
 {section(fairness)}
 {_client_table(rows, (summary.get("config") or {}).get("num_clients"), held_out or {})}
 {_failures(rows)}
@@ -154,6 +158,8 @@ def _cards(rows: Sequence[Row], summary: dict[str, Any]) -> str:
         (f"selected_test_{metric}", "chosen by validation", "selected_round"),
     )
     found = []
+    if summary.get("final_test_perplexity") is not None:
+        found.append((f"{number(summary['final_test_perplexity']):.2f}", "final test perplexity"))
     for key, label, place in scores:
         if summary.get(key) is not None:
             at = f", round {summary[place]}" if place and summary.get(place) is not None else ""
@@ -246,6 +252,7 @@ def _round_table(rows: Sequence[Row]) -> str:
     columns: list[tuple[str, str, Callable[[float], str]]] = [
         (f"test {metric}", f"test_{metric}", _decimal),
         ("test loss", "test_loss", _decimal),
+        ("test perplexity", "test_perplexity", _decimal),
         (f"validation {metric}", f"val_{metric}", _decimal),
         ("validation loss", "val_loss", _decimal),
         ("clients before", "client_val_before", _decimal),

@@ -116,6 +116,7 @@ def _figures(
         summary |= {
             f"final_{key}": judged[-1][key],
             "final_test_loss": judged[-1].get("test_loss"),
+            **_perplexities(judged),
             f"best_{key}": best[key],
             "best_test_round": best["round"],
             "stability": {
@@ -144,6 +145,12 @@ def _figures(
         "total_bytes_down": sum(row.get("bytes_down", 0) for row in rows),
         "clients_failed": sum(row.get("clients_failed", 0) for row in rows),
     }
+
+
+def _perplexities(judged: Sequence[Row]) -> dict[str, float]:
+    """Of a language model: the last, and the lowest, of the test rows."""
+    found = [row["test_perplexity"] for row in judged if "test_perplexity" in row]
+    return {"final_test_perplexity": found[-1], "best_test_perplexity": min(found)} if found else {}
 
 
 def method_of(config: dict[str, Any] | None) -> Any:

@@ -68,7 +68,8 @@ def judge_personal(strategy: PlannedFedAvg, resident: Resident, folder: Path) ->
     before = read_fairness(folder)
     if before is not None and "global" in before["models"]:
         told.pop("global", None)  # judged on all rows at once, which is exact
-    write_fairness(told, resident, folder)
+    if told:
+        write_fairness(told, resident, folder)
     return {key: value for key, value in figures.items() if key != "clients"}
 
 
@@ -79,8 +80,9 @@ def names_of(resident: Resident) -> dict[str, str]:
 
 
 def judge_fairness(resident: Resident, folder: Path, times: int = 0) -> dict[str, Any] | None:
-    """The global model as it is loaded, on the test rows, by client, class and subgroup; None without."""
-    if not len(resident.test_table):
+    """The global model as it is loaded, on the test rows, by client, class and subgroup; None without, or
+    where a model knows no classes."""
+    if not len(resident.test_table) or resident.task.kind == "language":
         return None
     more = {}
     if resident.shares.test:

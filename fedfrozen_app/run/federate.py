@@ -28,6 +28,7 @@ from fedfrozen_app.run import evaluation
 from fedfrozen_app.run.debugging import debugging
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.run.prepare import StartingPoint, check_possible, prepare, private_parts_note
+from fedfrozen_app.run.samples import write_samples
 from fedfrozen_app.server.adapter_rule import make_rule
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
 from fedfrozen_app.server.conversation import Conversation
@@ -82,6 +83,9 @@ def federate(
     shown = [ShowProgress(progress)] if job.shown else []
     strategy = make_strategy(job, conversation, start, [*hooks, *shown, tracking, SomebodyTakesPart()])
     announce(job, strategy, conversation, resident)
+    if start.first_round == 1:
+        resident.load(start.model[0], {})
+        write_samples(resident, job.folder, "before")
     status, personal = "failed", None
     try:
         shown_by = progress if job.shown else nullcontext()
@@ -96,6 +100,7 @@ def federate(
         if strategy.shares_model or resident.has_global:
             resident.load(strategy.model, strategy.digests)
             evaluation.judge_fairness(resident, job.folder)
+            write_samples(resident, job.folder, "after")
         # Private clients would decline, and masked ones tell nothing of one of them.
         alone = job.config.privacy.name == "none" and job.config.secure_aggregation.name == "off"
         unasked = strategy.personal and alone

@@ -9,6 +9,7 @@ from fedfrozen_app.exchange.count import Traffic
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.names import PARAMETERS
 from fedfrozen_app.files.rows import Row
+from fedfrozen_app.models.task import perplexity
 from fedfrozen_app.server.aggregate import RunningMean, Update
 from fedfrozen_app.server.masked import MaskedRound
 
@@ -50,7 +51,10 @@ class RoundRecord:
         elif isinstance(reply, Reply):
             self.weights.append(self.aggregator.counts(PARAMETERS, reply.examples, 1))
             for key, value in reply.metrics.items():
-                self.metrics.setdefault(key, {})[client] = (value, reply.examples)
+                # A mean over tokens counts by the tokens that the client judged.
+                tokens = reply.metrics.get(f"{key.rpartition('_')[0]}_tokens")
+                weight = reply.examples if tokens is None else round(tokens)
+                self.metrics.setdefault(key, {})[client] = (value, weight)
         if isinstance(reply, Reply):
             reply.arrays = {}  # the next reply comes before this one is forgotten
         self.aggregating += time.perf_counter() - folding
@@ -95,12 +99,23 @@ class RoundRecord:
             self.discarded = problem
         else:
             update = self.aggregator.finish()
-            update.figures = {key: _mean(clients.values()) for key, clients in self.metrics.items()}
+            update.figures = self._means()
         if self.discarded:
             log.warning("Round %d: %s; the model stays as it was.", self.number, self.discarded)
         update.population = population
         self.aggregating += time.perf_counter() - folding
         return update
+
+    def _means(self) -> dict[str, float]:
+        """Over the clients: by examples, or by tokens; of counts of tokens the sum."""
+        found = {key: _mean(clients.values()) for key, clients in self.metrics.items()}
+        for key, clients in self.metrics.items():
+            whose, _, figure = key.rpartition("_")
+            if figure == "tokens":
+                found[key] = sum(value for value, _ in clients.values())
+            elif figure == "perplexity" and f"{whose}_loss" in found:  # of the mean, not the mean of them
+                found[key] = perplexity(found[f"{whose}_loss"])
+        return found
 
     def row(self, stage: str, cohort: Sequence[str], trained_params: int, drift: Row) -> Row:
         if len(self.failures) == len(cohort):
@@ -108,7 +123,7 @@ class RoundRecord:
         row: Row = {
             "round": self.number,
             "stage": stage,
-            **{key: _mean(clients.values()) for key, clients in self.metrics.items()},
+            **self._means(),
             "bytes_up": self.traffic.up,
             "bytes_down": self.traffic.down,
             "bytes_up_by_role": dict(self.traffic.up_by_role),
@@ -149,4 +164,4 @@ class RoundRecord:
 
 def _mean(weighted: Iterable[tuple[float, int]]) -> float:
     pairs = list(weighted)
-    return sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
+    return sum(value * weight for value, weight in pairs) / max(sum(weight for _, weight in pairs), 1)

@@ -40,6 +40,10 @@ class View:
     image_column: str | None = None
     text_column: str | None = None
     label_column: str | None = None
+    prompt_column: str | None = None  # of a language model's rows, with the three below
+    answer_column: str | None = None
+    separator: str = "\n"
+    prompt_loss: bool = False
     keep_classes: tuple[str, ...] | None = None
     top_labels: int | None = setting(None, "", least=2)
     limit: int | None = setting(None, "", least=1)

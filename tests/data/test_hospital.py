@@ -3,8 +3,10 @@
 import json
 import sqlite3
 
+import nibabel
 import numpy as np
 import pandas
+import pydicom
 import pytest
 
 from fedfrozen_app.__main__ import run as command
@@ -15,9 +17,6 @@ from fedfrozen_app.config import DatasetConfig
 from fedfrozen_app.data.sources import DatasetSpec, load
 from fedfrozen_app.errors import UserError
 
-pydicom = pytest.importorskip("pydicom", reason="pydicom is not installed (extra pictures)")
-nibabel = pytest.importorskip("nibabel", reason="nibabel is not installed (extra pictures)")
-sqlalchemy = pytest.importorskip("sqlalchemy", reason="sqlalchemy is not installed (extra omop)")
 NAME = "Doe^John"
 
 

@@ -90,6 +90,14 @@ def test_bf16_of_stacked_clients_is_that_of_one_after_another(train, strategy):
     assert 0 < apart[1] <= 1.5 * apart[0]
 
 
+def test_frozen_convolutions_of_stacked_clients_in_bf16(train):
+    """Rounded as trained ones are, which only autocast outside of a stack does by itself."""
+    stages = "strategy.stages=[{from:1,name:all,freeze:[embedding]}]"
+    small = ("num_clients=3", "dataset.limit=160", "partition.min_size=8", "model=simple_cnn", "client=sgd")
+    run = train(*WORDS, *small, "strategy=schedule", stages, small=False)
+    assert run.rows[1]["clients_ok"] == 3
+
+
 def test_a_look_that_fails_leaves_the_model_training(train, monkeypatch):
     plain, seen = cohort.look_rows, []
 

@@ -143,7 +143,7 @@ def test_bad_settings_are_one_sentence(given, message, image_shape):
         ({"model_type": "bert", "max_position_embeddings": 4}, "set dataset.max_tokens=4"),
         ({"model_type": "vit"}, "'vit' does not read text data"),
         ({"model_type": "resnet"}, "'resnet' is no architecture"),
-        ({"model_type": "clip"}, "'clip' is no architecture"),
+        ({"model_type": "clip"}, "'clip' does not read text data"),
         ({"model_type": None}, "choose one of vit"),
         ({"model_type": "bert", "dtype": "float16"}, "must be one of float32"),
         (

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
-from fedfrozen_app.models.convolution import as_products
+from fedfrozen_app.models.convolution import _product, as_products
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,28 @@ def test_every_client_has_its_own_weights():
 def test_what_would_cost_more_or_is_not_served_stays(conv):
     model = nn.Sequential(conv)
     with as_products(model, {"0.weight"}):
-        assert "forward" not in vars(conv)
+        assert not is_product(conv)
     with as_products(nn.Sequential(plain := nn.Conv2d(3, 3, 3)), ()):
-        assert "forward" not in vars(plain)  # all clients share it: no groups come of it
+        assert not is_product(plain)  # all clients share it: no groups come of it
+
+
+def is_product(conv: nn.Module) -> bool:
+    return vars(conv)["forward"].func is _product
+
+
+@pytest.mark.parametrize("trained", [(), {"0.weight", "0.bias"}])
+def test_rounded_weights_are_those_of_autocast_for_many_clients_too(trained):
+    """Frozen ones as well as trained ones, which torch alone refuses: its autocast skips a mapped call."""
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU())
+    pictures = torch.randn(4, 2, 3, 8, 8)
+    rounded = {name: value.detach().bfloat16() for name, value in model.named_parameters()}
+
+    def one(given):
+        return functional_call(model, rounded, (given,))
+
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        plain = torch.stack([model(given) for given in pictures])
+        with as_products(model, trained):
+            mapped = vmap(one)(pictures)
+    assert mapped.dtype == torch.bfloat16
+    torch.testing.assert_close(mapped, plain, rtol=0.02, atol=0.02)

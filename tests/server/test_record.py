@@ -1,5 +1,6 @@
 """A round's row: means by weight, and the accuracies client by client."""
 
+import math
 import time
 
 import pytest
@@ -25,6 +26,25 @@ def test_a_mean_by_weight_beside_every_clients_own_value():
     assert row["train_loss"] == pytest.approx(1.25)
     # East's values are not finite: it was set aside, and so is what it said of itself.
     assert row["by_client"] == {"client_val_after": {"north": 0.5, "south": 0.9}}
+
+
+def test_a_language_model_s_figures_count_by_tokens():
+    record = RoundRecord(1, RunningMean({"w": torch.zeros(2)}, lambda name: "rest"))
+    north = {"personal_loss": 1.0, "personal_perplexity": math.e, "personal_accuracy": 0.2}
+    south = {"personal_loss": 3.0, "personal_perplexity": math.e**3, "personal_accuracy": 0.6}
+    record.take(
+        "north", reply(90, 1.0, **north, personal_tokens=100, client_val_after=0.5, client_val_tokens=1)
+    )
+    record.take(
+        "south", reply(10, 1.0, **south, personal_tokens=300, client_val_after=0.8, client_val_tokens=2)
+    )
+    row = record.row("train", ["north", "south"], 2, {})
+    # (100·1 + 300·3)/400, and not by rows (90·1 + 10·3)/100; a perplexity is that of the mean loss.
+    assert row["personal_loss"] == pytest.approx(2.5)
+    assert row["personal_perplexity"] == pytest.approx(math.exp(2.5))
+    assert row["personal_accuracy"] == pytest.approx(0.5)
+    assert row["personal_tokens"] == 400
+    assert row["client_val_after"] == pytest.approx(0.7)
 
 
 def test_clients_that_judge_nothing_leave_no_table():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 import yaml
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -101,6 +102,31 @@ def copy_of(prepared: Path, folder: Path) -> Path:
 
     shutil.copytree(prepared, folder, copy_function=copy)
     return folder
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sites")
+    Sites(folder).prepare()
+    return folder
+
+
+@pytest.fixture
+def sites(prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedfrozen_app.report.output.write_curves", lambda *args, **kwargs: None)
+    copy_of(prepared, tmp_path / "sites")
+    return Sites(tmp_path / "sites")
+
+
+def with_prompts(folder: Path, strategy: str, words: Sequence[str]) -> Sites:
+    """Three sites that let the prompts of this strategy leave, and nothing else."""
+    own = [word for word in words if not word.startswith(("num_clients", "dataset", "partition"))]
+    found = Sites(folder, settings=own)
+    folder.mkdir()
+    found.prepare()
+    for name in found.names:
+        found.change(name, "policy.yaml", strategies=[strategy], upload_roles=["prompt"])
+    return found
 
 
 class SiteGrid(InProcessGrid):

@@ -28,25 +28,11 @@ from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.store import Budget, Price
 from tests.conftest import full_disk, same_bits
 from tests.sites.federation import VIEWS
-from tests.sites.inprocess import BUNDLE, SiteGrid, Sites, copy_of
+from tests.sites.inprocess import BUNDLE, SiteGrid
 
 NO_KERNEL = ["embedding", "value", "output", "mlp", "norm", "head"]
 ROUNDS = ("num_rounds=3", "strategy.warmup_rounds=2")
 PRIVATE = ("privacy=dp_sgd", "privacy.epsilon=3")
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sites")
-    Sites(folder).prepare()
-    return folder
-
-
-@pytest.fixture
-def sites(prepared, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedfrozen_app.report.output.write_curves", lambda *args, **kwargs: None)
-    copy_of(prepared, tmp_path / "sites")
-    return Sites(tmp_path / "sites")
 
 
 def events(sites, name="north"):

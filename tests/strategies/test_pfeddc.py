@@ -45,7 +45,7 @@ from fedfrozen_app.sites.audit_log import read_audit
 from strategies.pfeddc import PFedDC
 from tests.conftest import Run, same_bits
 from tests.server.test_wire import forget_process, wired
-from tests.sites.inprocess import SiteGrid, Sites
+from tests.sites.inprocess import SiteGrid, with_prompts
 from tests.strategies.dual import CLIP, TEXT_TOKENS, TEXT_WIDTH, VISION_TOKENS, VISION_WIDTH, WORDS, flat
 from tests.strategies.watched import PROJECT, read_all, watch
 
@@ -536,15 +536,8 @@ def test_no_message_between_processes_holds_a_private_array(tmp_path, monkeypatc
 
 @pytest.fixture
 def sites(tmp_path, monkeypatch):
-    """Three sites that let prompts leave, and nothing else."""
     monkeypatch.setattr("fedfrozen_app.report.output.write_curves", lambda *args, **kwargs: None)
-    words = [word for word in WORDS if not word.startswith(("num_clients", "dataset", "partition"))]
-    found = Sites(tmp_path / "sites", settings=words)
-    found.folder.mkdir()
-    found.prepare()
-    for name in found.names:
-        found.change(name, "policy.yaml", strategies=["pfeddc"], upload_roles=["prompt"])
-    return found
+    return with_prompts(tmp_path / "sites", "pfeddc", WORDS)
 
 
 def test_no_message_of_a_deployed_site_holds_a_private_array(sites, tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from fedfrozen_app.files import checkpoint
 from fedfrozen_app.sites.audit_log import read_audit
 from tests.conftest import same_bits
 from tests.server.test_wire import run_wired
-from tests.sites.inprocess import SiteGrid, Sites
+from tests.sites.inprocess import SiteGrid, with_prompts
 from tests.strategies.dual import TEXT_TOKENS, TEXT_WIDTH
 from tests.strategies.test_prompt_methods import BY_HAND, COMMON, LR, ByHand, resident_of
 
@@ -241,15 +241,8 @@ def test_a_bad_setting_is_one_sentence(word, said, capsys, tmp_path):
 
 @pytest.fixture
 def sites(tmp_path, monkeypatch):
-    """Three sites that let prompts leave, and nothing else."""
     monkeypatch.setattr("fedfrozen_app.report.output.write_curves", lambda *args, **kwargs: None)
-    words = [word for word in MOAP if not word.startswith(("num_clients", "dataset", "partition"))]
-    found = Sites(tmp_path / "sites", settings=words)
-    found.folder.mkdir()
-    found.prepare()
-    for name in found.names:
-        found.change(name, "policy.yaml", strategies=["pfedmoap"], upload_roles=["prompt"])
-    return found
+    return with_prompts(tmp_path / "sites", "pfedmoap", MOAP)
 
 
 def kept_at(sites, name, number):

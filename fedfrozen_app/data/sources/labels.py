@@ -72,6 +72,8 @@ def class_order(
     class_names: tuple[str, ...] | None,
     agreed: tuple[str, ...] | None,
 ) -> tuple[str, ...]:
+    if task == "language":  # what it foretells are tokens
+        return ()
     present = _present(train, task)
     if agreed is not None:
         names = tuple(agreed)
@@ -112,7 +114,12 @@ def _tags(types: Iterable[str]) -> tuple[str, ...]:
 
 
 def number(rows: Rows, task: str, names: tuple[str, ...], agreed: tuple[str, ...] | None) -> Any:
-    """Labels as int64 (n,), several as 0 and 1 of int64 (n, classes), tags as a list of numbers a row."""
+    """Labels as int64 (n,), several as 0 and 1 of int64 (n, classes), tags as a list of numbers a row.
+
+    A language model's are its tokens: there is nothing to number.
+    """
+    if task == "language":
+        return None
     place = {name: position for position, name in enumerate(names)}
     for found, origin in zip(rows.labels, rows.origins, strict=True):
         for label in [found] if isinstance(found, str) else found:

@@ -30,7 +30,7 @@ from fedfrozen_app.data.sources.labels import (
     unit_numbers,
 )
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Reader, Rows
-from fedfrozen_app.data.sources.text import tag_words, tokenise
+from fedfrozen_app.data.sources.text import continuations, tag_words, tokenise
 from fedfrozen_app.data.table import Corpus, Table
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.words import counted
@@ -103,13 +103,18 @@ def load(
             both = tag_words(train, test, train_labels + test_labels, spec, tokenizer)
             assert both.labels is not None
             train_labels, test_labels = both.labels.tensor_split([len(train.content)])
+        elif task == "language":
+            both = continuations(train, test, spec, tokenizer)
+            assert both.labels is not None
+            train_labels, test_labels = both.labels.tensor_split([len(train.content)])
         else:
             both = tokenise(train, test, spec, tokenizer)
         train_inputs, test_inputs = both.parts(len(train.content))
         vocab_size, pad_token_id = both.vocab_size, both.pad_token_id
     logger.info(
-        "%s: %d train and %d test rows, %d classes, %s",
-        *(spec.name, len(train_labels), len(test_labels), len(names)),
+        "%s: %d train and %d test rows, %s, %s",
+        *(spec.name, len(train_labels), len(test_labels)),
+        f"{len(names)} classes" if task != "language" else f"{vocab_size} tokens",
         ", ".join(f"{name} {tuple(value.shape[1:])}" for name, value in train_inputs.items()),
     )
     return Corpus(
@@ -140,9 +145,12 @@ def undecoded(rows: Prepared, name: str) -> Corpus:
 def _about(rows: Prepared) -> dict[str, Any]:
     """What a corpus knows of its rows beside their content: columns, and what they are dealt by."""
     found: dict[str, Any] = {}
+    known = rows.classes
+    if rows.task == "language":  # rows are dealt by what kind of text they are
+        known = tuple(sorted({*rows.train.labels, *rows.test.labels}))
     for part, prefix in ((rows.train, ""), (rows.test, "test_")):
         units = unit_numbers(part, rows.unit)
-        mixes, names = stratum_numbers(strata(part, rows.task, units), rows.classes, rows.task)
+        mixes, names = stratum_numbers(strata(part, rows.task, units), known, rows.task)
         columns = {name: _column(values) for name, values in part.columns.items()}
         found |= {f"{prefix}units": units, f"{prefix}strata": mixes, f"{prefix}columns": columns}
         found["stratum_names"] = names

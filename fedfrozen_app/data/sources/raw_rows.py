@@ -17,13 +17,18 @@ class DatasetSpec:
 
     name: str = "digits"
     kind: str = "digits"  # a name in the registry's group `datasets`
-    task: str | None = None  # classification, multilabel or entities; None: what the kind of data suggests
+    # classification, multilabel, entities or language; None: what the kind of data suggests
+    task: str | None = None
     path: str | None = None  # folder or file; for hub "owner/name" or "owner/name:config"
     train_split: str = "train"  # folder, file, split-column or hub name of the train rows
     test_split: str = "test"
     image_column: str | None = None  # columns: None means look for the obvious one
     label_column: str | None = None
     text_column: str | None = None
+    prompt_column: str | None = None  # of a language model's rows; None: the obvious one, or none
+    answer_column: str | None = None
+    separator: str = "\n"  # between prompt and answer
+    prompt_loss: bool = False  # whether a prompt's own tokens are to be foretold too
     unit_column: str | None = None  # rows with one value (a patient) are never parted; None: the reader knows
     top_labels: int | None = None  # multilabel: only the most frequent ones
     image_size: int | None = None  # side in pixels; None keeps the images' own common size
@@ -45,10 +50,11 @@ class Rows:
     """Rows as found: content not yet decoded, labels still names.
 
     A row's label is a class name; for a multi-label task the list of its labels, the primary one first; for
-    entities a BIO tag for each word.
+    entities a BIO tag for each word; for a language model what kind of text it is, which rows are dealt by.
     """
 
-    content: list[Any]  # an image as bytes, path or array; a text as str, or as words; None where missing
+    # An image as bytes, path or array; a text as str, as words, or as (prompt, answer); None where missing.
+    content: list[Any]
     labels: list[Any]
     columns: dict[str, list[Any]]
     origins: list[str]  # where each row came from, for error sentences
@@ -70,7 +76,7 @@ class Rows:
 class Found:
     """What a reader hands over."""
 
-    task: str  # image, text, multilabel or tokens
+    task: str  # image, text, multilabel, tokens or language
     train: Rows
     test: Rows | None  # None: the data bring no test split
     class_names: tuple[str, ...] | None = None  # in the order that the data themselves give

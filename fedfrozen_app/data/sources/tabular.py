@@ -24,18 +24,19 @@ from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)
 TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl")  # each also with .gz behind it
+TEXT_FILES = (*TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in TEXT_SUFFIXES))
+MakeRows = Callable[[DatasetSpec, Frame, Frame | None], Found]  # of the train and the test table
 
 
 def read_parquet(spec: DatasetSpec) -> Found:
     """Hugging Face parquet files, named by split or one a domain."""
-    return _read_tables(spec, (".parquet",), _parquet_frame)
+    return read_tables(spec, (".parquet",), _parquet_frame)
 
 
 @reads("classification", "multilabel")
 def read_text(spec: DatasetSpec) -> Found:
     """CSV, TSV or JSON lines, named by split, with a split column, or one a domain."""
-    suffixes = (*TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in TEXT_SUFFIXES))
-    return _read_tables(spec, suffixes, _text_frame)
+    return read_tables(spec, TEXT_FILES, text_frame)
 
 
 def read_hub(spec: DatasetSpec) -> Found:
@@ -67,7 +68,14 @@ def from_splits(spec: DatasetSpec, splits: Mapping[str, Any], whose: str) -> Fou
     return _from_frames(spec, frame(spec.train_split), test)
 
 
-def _read_tables(spec: DatasetSpec, suffixes: tuple[str, ...], read: Callable[[Path], Frame]) -> Found:
+def read_tables(
+    spec: DatasetSpec,
+    suffixes: tuple[str, ...],
+    read: Callable[[Path], Frame],
+    make: MakeRows | None = None,
+) -> Found:
+    """The files of a folder, or one file; `make` says what its columns mean: by default content and label."""
+    make = make or _from_frames
     root = existing(spec)
     files = [root]
     if root.is_dir():
@@ -86,7 +94,7 @@ def _read_tables(spec: DatasetSpec, suffixes: tuple[str, ...], read: Callable[[P
         if ignored:
             logger.info("%s: not read, neither train nor test: %s", root, ", ".join(ignored))
         test = _joined([read(file) for file in test_files]) if test_files else None
-        return _from_frames(spec, _joined([read(file) for file in train_files]), test)
+        return make(spec, _joined([read(file) for file in train_files]), test)
     if test_files:
         raise UserError(
             f"{root} has a {spec.test_split!r} file but no {spec.train_split!r} file: "
@@ -97,7 +105,7 @@ def _read_tables(spec: DatasetSpec, suffixes: tuple[str, ...], read: Callable[[P
         logger.info("%s: no file is named %s, so every file is a domain", root, spec.train_split)
         for file, frame in zip(files, frames, strict=True):
             frame.cells["domain"] = [_stem(file)] * len(frame.origins)
-    return _from_frames(spec, *_by_split_column(spec, _joined(frames)))
+    return make(spec, *_by_split_column(spec, _joined(frames)))
 
 
 def _stem(file: Path) -> str:
@@ -159,7 +167,7 @@ def _image_cells(column: pyarrow.ChunkedArray, folder: Path) -> list[Any]:
     ]
 
 
-def _text_frame(file: Path) -> Frame:
+def text_frame(file: Path) -> Frame:
     is_json = ".jsonl" in file.suffixes
     return _json_frame(file) if is_json else _csv_frame(file)
 
@@ -242,7 +250,7 @@ def _from_frames(spec: DatasetSpec, train: Frame, test: Frame | None) -> Found:
     content, is_image = _content_column(spec, train)
     guesses = ("label", "labels", "class")
     several = spec.task == "multilabel"
-    label = _pick(train, spec.label_column, "dataset.label_column", guesses)
+    label = pick(train, spec.label_column, "dataset.label_column", guesses)
     absent = [] if test is None else [name for name in (content, label) if name not in test.cells]
     if absent:
         raise UserError(
@@ -254,7 +262,7 @@ def _from_frames(spec: DatasetSpec, train: Frame, test: Frame | None) -> Found:
         others = {
             name: [value.strip() if isinstance(value, str) else value for value in values]
             for name, values in frame.cells.items()
-            if name not in (content, label) and name not in frame.images and _is_scalar(values)
+            if name not in (content, label) and name not in frame.images and is_scalar(values)
         }
         read = _labels if several else _label
         labels = [
@@ -274,14 +282,14 @@ def _from_frames(spec: DatasetSpec, train: Frame, test: Frame | None) -> Found:
 def _content_column(spec: DatasetSpec, frame: Frame) -> tuple[str, bool]:
     """The column that the model reads, and whether it holds images."""
     if spec.image_column is None and (spec.text_column is not None or not frame.images):
-        return _pick(frame, spec.text_column, "dataset.text_column", ("text", "sentence")), False
-    column = _pick(frame, spec.image_column, "dataset.image_column", sorted(frame.images))
+        return pick(frame, spec.text_column, "dataset.text_column", ("text", "sentence")), False
+    column = pick(frame, spec.image_column, "dataset.image_column", sorted(frame.images))
     if column not in frame.images:
         raise UserError(f"dataset.image_column={column!r} holds no images.")
     return column, True
 
 
-def _pick(frame: Frame, wanted: str | None, option: str, guesses: Iterable[str]) -> str:
+def pick(frame: Frame, wanted: str | None, option: str, guesses: Iterable[str]) -> str:
     have = ", ".join(frame.cells)
     if wanted is not None:
         if wanted not in frame.cells:
@@ -312,5 +320,5 @@ def _labels(value: Any, column: str, origin: str) -> list[str]:
     return list(dict.fromkeys(label for label in found if label is not None))
 
 
-def _is_scalar(values: list[Any]) -> bool:
+def is_scalar(values: list[Any]) -> bool:
     return not any(isinstance(value, list | dict | bytes) for value in values)

@@ -1,4 +1,4 @@
-"""Texts, and texts given as words with tags, as token numbers."""
+"""Texts, texts given as words with tags, and prompts with answers, as token numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Encoded:
     inputs: dict[str, Tensor]  # each (n, tokens)
     vocab_size: int
     pad_token_id: int
-    labels: Tensor | None = None  # (n, tokens) where words have tags
+    labels: Tensor | None = None  # (n, tokens) where words have tags, or tokens are to be foretold
 
     def parts(self, split: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The first `split` rows, and the others."""
@@ -88,6 +88,60 @@ def tag_words(
             "%d words of entities lie beyond dataset.max_tokens=%d and are not judged.", cut, spec.max_tokens
         )
     return Encoded(inputs, len(tokenizer), pad, labels)
+
+
+def continuations(
+    train: Rows, test: Rows, spec: DatasetSpec, tokenizer: PreTrainedTokenizerBase | None
+) -> Encoded:
+    """Rows for a language model: beginning, prompt, answer, end. A label is the token itself where the loss
+    counts it: in the answer and its end, and with `dataset.prompt_loss` in the prompt too.
+
+    Prompt and answer become tokens apart from one another, so that a prompt without an answer has the very
+    tokens that training saw.
+    """
+    tokenizer = _with_padding(tokenizer)
+    first = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
+    last = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    rows = train.content + test.content
+    asked = [text + spec.separator if text else "" for text, _ in rows]
+    prompts, answers = _plain_tokens(asked, tokenizer), _plain_tokens([text for _, text in rows], tokenizer)
+    found = [
+        _one_row(first, prompt, [*answer, *last], spec)
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    cut = sum(
+        len(ids) < len(first) + len(prompt) + len(answer) + len(last)
+        for (ids, _), prompt, answer in zip(found, prompts, answers, strict=True)
+    )
+    if cut:
+        logger.info("%d of %d texts are cut at dataset.max_tokens=%d.", cut, len(rows), spec.max_tokens)
+    pad = int(tokenizer.pad_token_id)
+    width = max(len(ids) for ids, _ in found)
+    inputs = {name: torch.zeros(len(found), width, dtype=torch.int64) for name in COLUMNS}
+    inputs["input_ids"].fill_(pad)
+    labels = torch.full((len(found), width), IGNORED)
+    for row, (ids, begin) in enumerate(found):
+        inputs["input_ids"][row, : len(ids)] = torch.tensor(ids)
+        inputs["attention_mask"][row, : len(ids)] = 1
+        labels[row, begin : len(ids)] = torch.tensor(ids[begin:])
+    return Encoded(inputs, len(tokenizer), pad, labels)
+
+
+def _one_row(
+    first: list[int], prompt: list[int], answer: list[int], spec: DatasetSpec
+) -> tuple[list[int], int]:
+    """(tokens, where those begin that count). Of a long row the prompt keeps at most half: what lies at its
+    end, nearest to the answer."""
+    room = spec.max_tokens - len(first)
+    kept = prompt[max(len(prompt) - max(room // 2, room - len(answer)), 0) :]
+    ids = [*first, *kept, *answer][: spec.max_tokens]
+    begin = len(first) + (0 if spec.prompt_loss else len(kept))
+    return ids, max(begin, 1)  # nothing stands before the first token to foretell it by
+
+
+def _plain_tokens(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Without the tokens that mark a beginning or an end."""
+    return tokenizer(texts, add_special_tokens=False, return_attention_mask=False)["input_ids"]
 
 
 Pieces = list[tuple[list[int], list[int | None]]]  # token ids, and for each the number of its word

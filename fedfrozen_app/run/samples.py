@@ -1,0 +1,67 @@
+"""What a language model writes after a few prompts of the test rows: before training, and after it.
+
+The rows are the server's own test rows, and the same for every run on these data.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import ByT5Tokenizer, PreTrainedTokenizerBase
+
+from fedfrozen_app.data.federated import tokenizer_of
+from fedfrozen_app.files.disk import replace_file
+from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.report.samples import FILE, read_samples
+
+PROMPTS = 3
+TOKENS = 32  # written after each
+OPENING = 8  # tokens of a row that has no prompt of its own
+
+
+def write_samples(resident: Resident, folder: Path, when: str) -> None:
+    """samples.json of the model as it is loaded; `when` is "before" or "after". Nothing for other models."""
+    table = resident.test_table
+    if resident.task.kind != "language" or not len(table):
+        return
+    tokenizer = tokenizer_of(resident.config) or ByT5Tokenizer()
+    found = read_samples(folder)
+    for number in range(min(PROMPTS, len(table))):
+        ids, labels = (part[number].cpu() for part in (table.inputs["input_ids"], table.labels))
+        real = int(table.inputs["attention_mask"][number].sum())
+        begin = _opening(labels[:real])
+        if number == len(found):
+            found.append(
+                {"prompt": _text(tokenizer, ids[:begin]), "answer": _text(tokenizer, ids[begin:real])}
+            )
+        found[number][when] = _text(tokenizer, greedy(resident, ids[:begin], tokenizer.eos_token_id))
+    replace_file(folder / FILE, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+
+
+def _opening(labels: Tensor) -> int:
+    """How many of a row's tokens are given: its prompt, or its first ones where all of it counts."""
+    counted = torch.nonzero(labels >= 0).flatten()
+    first = int(counted[0]) if len(counted) else len(labels)
+    return first if first > 1 else min(OPENING, max(len(labels) - 1, 1))
+
+
+@torch.inference_mode()
+def greedy(resident: Resident, prompt: Tensor, end: int | None) -> Tensor:
+    """At each place the likeliest token, up to the end or `TOKENS` of them."""
+    model: Any = resident.model
+    room = resident.config.dataset.max_tokens  # the model may know no more places than that
+    ids = prompt.to(resident.device)
+    for _ in range(TOKENS):
+        given = ids[None, -room:]
+        scores = model(input_ids=given, attention_mask=torch.ones_like(given)).logits[0, -1]
+        token = scores.argmax()
+        if end is not None and int(token) == end:
+            break
+        ids = torch.cat([ids, token[None]])
+    return ids[len(prompt) :]
+
+
+def _text(tokenizer: PreTrainedTokenizerBase, ids: Tensor) -> str:
+    return str(tokenizer.decode(ids.tolist(), skip_special_tokens=True)).strip()

@@ -1,0 +1,50 @@
+"""Strategies that read a frozen dual encoder through prompts: the global ones travel, all else stays home.
+
+A strategy says how its clients read the encoders (`reading`), and what they train by where that is not plain.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.files.rows import Row
+from fedfrozen_app.server import base
+
+if TYPE_CHECKING:
+    from fedfrozen_app.align.prompted import Prompted
+    from fedfrozen_app.models.prompts import PromptedDual
+
+ACTIVE = 0.01  # a fused prompt that differs less from the global one shows that the fusion did nothing
+
+
+class PromptLearning(base.PlannedFedAvg):
+    personal = True  # its baselines too are judged client by client, or they could not be compared
+
+    @classmethod
+    def reading(cls) -> "type[PromptedDual]":
+        """Imported where it is called, because a configuration is read without transformers."""
+        from fedfrozen_app.models.prompts import PromptedDual
+
+        return PromptedDual
+
+    @classmethod
+    def wrapper(cls, settings: Any) -> "Prompted":
+        from fedfrozen_app.align.prompted import Prompted
+
+        return Prompted(settings, cls.reading())
+
+    def plan(self, server_round: int) -> Plan:
+        private = [name for name in self.model if not name.endswith(".global")]
+        return super().plan(server_round).keep_private(private)
+
+    def figures(self) -> tuple[str, ...]:
+        towers = self.settings.towers
+        return tuple(f"{what}_{tower}" for what in ("local_moved", "fusion_gap") for tower in towers)
+
+    @classmethod
+    def sums_up(cls, rows: Sequence[Row]) -> dict[str, Any]:
+        """How far fused prompts ended from the global ones, as a share of these, by encoder."""
+        last = next((row for row in reversed(rows) if any(key.startswith("fusion_gap") for key in row)), {})
+        gaps = {key: value for key, value in last.items() if key.startswith("fusion_gap")}
+        state = "fusion active" if max(gaps.values(), default=0) >= ACTIVE else "fusion inactive"
+        return {"fusion": {**gaps, "state": state}} if gaps else {}
