@@ -14,6 +14,7 @@ from typing import Any
 
 from fedfrozen_app import registry
 from fedfrozen_app.config import (
+    AdapterConfig,
     ClientConfig,
     Config,
     PrivacyConfig,
@@ -25,7 +26,7 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.strict import canonical, hash_of, read_json
 
 FORMAT = 1
-MASKED = "secure_aggregation"  # the one part that a proposal may leave out
+MASKED, ADAPTED = "secure_aggregation", "adapter"  # the parts that a proposal may leave out
 MOST, DEPTH, LONGEST = 1_000_000, 6, 300
 MOST_ROUNDS_KEPT = 100  # replies on a site's disk
 RUN_ID = re.compile(r"[0-9a-z][0-9a-z-]{0,63}")
@@ -44,6 +45,7 @@ MODEL_WORDS = {
 }
 NESTED = ("vision", "text", "vision_config", "text_config")  # the two halves of a dual encoder
 FROM_VIEW = ("unit_column", "examples")  # of the privacy settings: the site's view says them
+AT_SERVER = ("path",)  # of the adapter's: where it starts comes with the first order
 NOT_PROPOSED = ("hub", "aligned")  # sources of a model that would make or fetch one at the site
 
 
@@ -87,6 +89,7 @@ class Proposal:
     privacy: PrivacyConfig
     format: int = field(default=FORMAT)
     secure_aggregation: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
 
     @cached_property
     def plain(self) -> dict[str, Any]:
@@ -95,6 +98,7 @@ class Proposal:
         return {
             "format": self.format,
             **({MASKED: asdict(self.secure_aggregation)} if masked else {}),
+            **({ADAPTED: adapter_part(self.adapter)} if self.adapter.name != "none" else {}),
             "run": asdict(self.run),
             "data": asdict(self.data),
             "strategy": dict(self.strategy),
@@ -144,7 +148,7 @@ def read_proposal(text: str) -> Proposal:
     """`ValueError`, as the rest of a sentence for the site's own log, where it is none."""
     found = read_json(text, most=MOST, depth=DEPTH, longest=LONGEST)
     keys = {"format", "run", "data", "strategy", "model", "client", "privacy"}
-    if not isinstance(found, dict) or set(found) - {MASKED} != keys:
+    if not isinstance(found, dict) or set(found) - {MASKED, ADAPTED} != keys:
         raise ValueError("it has other keys than a proposal")
     if type(found["format"]) is not int or found["format"] != FORMAT:
         raise ValueError("it is of another version's format")
@@ -159,6 +163,13 @@ def read_proposal(text: str) -> Proposal:
         if secure.name != "on" or secure.bits % 8:
             raise ValueError(f"{MASKED} is none")
         proposal = replace(proposal, secure_aggregation=secure)
+    if ADAPTED in found:
+        adapter = typed(AdapterConfig, found[ADAPTED], f"{ADAPTED}.", without=AT_SERVER, whole=True)
+        for key, value in adapter_part(adapter).items():
+            _plain(value, f"{ADAPTED}.{key}")
+        if not NAME.fullmatch(adapter.name) or adapter.name == "none":
+            raise ValueError(f"{ADAPTED} is none")
+        proposal = replace(proposal, adapter=adapter)
     _check(proposal)
     return proposal
 
@@ -212,6 +223,8 @@ def propose(config: Config, card: Mapping[str, Any], run_id: str, roles: Iterabl
     }
     if config.secure_aggregation.name == "on":
         found[MASKED] = asdict(config.secure_aggregation)
+    if config.adapter.name != "none":
+        found[ADAPTED] = adapter_part(config.adapter)
     try:
         return read_proposal(canonical(found))
     except ValueError as error:
@@ -219,6 +232,11 @@ def propose(config: Config, card: Mapping[str, Any], run_id: str, roles: Iterabl
             f"This run cannot be proposed to sites with an executor: {error}. They take plain numbers and "
             "words; docs/deployment.md lists what a proposal may hold."
         ) from error
+
+
+def adapter_part(adapter: AdapterConfig) -> dict[str, Any]:
+    """What is proposed of an adapter's settings."""
+    return {key: value for key, value in asdict(adapter).items() if key not in AT_SERVER}
 
 
 def _strategy(given: Any) -> dict[str, Any]:

@@ -56,12 +56,12 @@ def shares_model(config: Config, model: Mapping[str, Tensor], roles: Mapping[str
 
 
 def shared_roles(config: Config, model: Mapping[str, Tensor], roles: Mapping[str, Role]) -> set[str]:
-    """The roles of the parameters that some round of this run asks clients for."""
-    everything = {role.kind for name, role in roles.items() if name in model}
+    """The roles, as policies name them, of the parameters that some round of this run asks clients for."""
+    everything = {role.word for name, role in roles.items() if name in model}
     strategy = planning_strategy(config, model, roles)
     found: set[str] = set()
     for server_round in range(1, config.num_rounds + 1):
-        found |= {roles[name].kind for name in strategy.plan(server_round).shared}
+        found |= {roles[name].word for name in strategy.plan(server_round).shared}
         if found == everything:
             break
     return found

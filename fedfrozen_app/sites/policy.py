@@ -20,6 +20,7 @@ from fedfrozen_app.exchange.cache import DIGEST
 from fedfrozen_app.exchange.names import is_parameter, parameter_of
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.proposal import Proposal
+from fedfrozen_app.models.folds import is_fold
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.sites.accepted import Accepted
 from fedfrozen_app.sites.kit import read_yaml
@@ -149,17 +150,21 @@ class Policy:
         if problem := problem_of_masking(order, proposal, strategy):
             return problem
         names = {*order.plan.trained, *order.plan.shared, *order.plan.private}
-        names |= {name for name in order.base if not belongs(name, order.method.comes)}
+        folds = set(filter(is_fold, order.base))
+        if folds and proposal.adapter.name == "none":
+            return "the order adds something to weights that the proposal leaves as they are"
+        names |= {name for name in order.base if name not in folds and not belongs(name, order.method.comes)}
+        names |= set(map(parameter_of, folds))
         if unknown := sorted(names - set(roles)):
             return f"the order names {unknown[0]}, which the run's model does not have"
-        extended = {parameter_of(name) for name in order.base if not is_parameter(name)}
+        extended = {parameter_of(name) for name in order.base if not is_parameter(name) and name not in folds}
         if strange := sorted(extended - set(order.plan.trained)):
             return f"the order brings an array beside {strange[0]}, which does not train"
         if taken := sorted({*order.base} & {*order.plan.private} & {*order.plan.trained}):
             return f"the order says what {taken[0]} is to be, which the site trains for itself"
         if not all(DIGEST.fullmatch(digest) for digest in order.base.values()):
             return "the order names an array by something that is no digest"
-        kinds = {roles[name].kind for name in order.plan.shared}
+        kinds = {roles[name].word for name in order.plan.shared}
         if refused := sorted(kinds - set(self.upload_roles)):
             return f"the order asks for {refused[0]} parameters, which may not leave it"
         if refused := sorted(kinds - set(proposal.run.roles)):

@@ -413,7 +413,7 @@ POLICY_STRICT = {
 }
 POLICY_TO_TRY = {
     "strategies": "[fedavg, fedprox, fedfrozen, safl]",
-    "roles": "[embedding, query, key, value, output, mlp, norm, head]",
+    "roles": "[embedding, query, key, value, output, mlp, norm, head, adapter]",
     "private": "false",
     "epsilon": "8.0",
     "rounds": "500",
