@@ -23,6 +23,7 @@ from fedfrozen_app.commands.forecast import forecast, ground_of, outlined
 from fedfrozen_app.commands.memory import measure, step_memory
 from fedfrozen_app.conf_files import conf_dir
 from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.models.wrapper import wrapper_of
 
 STEPS = 10
 WAYS = {
@@ -63,9 +64,10 @@ def one_way(options: Any, more: list[str]) -> dict[str, Any]:
         ground = ground_of(config)
         plan = forecast(config, ground)
         found = measure(config, outlined(config, ground), steps=STEPS)
+        outline = wrapper_of(config).outline(config, ground.shape)
         expected = step_memory(config, ground.shape, plan.stages[0].plan.trained, ground.tokens)
     return {
-        "parameters": sum(plan.parameters.values()),
+        "parameters": sum(value.numel() for value in outline.parameters()),
         "trained": plan.stages[0].trained_params,
         "seconds_a_step": found.seconds_a_step,
         "tokens_a_second": options.batch * options.tokens / found.seconds_a_step,

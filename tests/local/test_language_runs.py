@@ -97,3 +97,12 @@ def test_a_small_model_learns_to_answer(train, prompts, tmp_path):
     assert samples[0]["prompt"].endswith("?") and samples[0]["before"] != samples[0]["after"]
     page = (run.folder / "report.html").read_text()
     assert "<h2>Text</h2>" in page and samples[0]["prompt"] in page and "Final test perplexity" in page
+
+
+def test_adapters_of_a_language_model_are_the_same_in_both_runners(train, prompts):
+    words = [*WORDS, prompts, *EXACT, *FROZEN, "adapter=lora", "adapter.rank=2"]
+    runs = [train(*words, f"runtime.runner={runner}", folder=runner) for runner in ("sequential", "cohort")]
+    alike(*runs)
+    assert runs[0].rows[-1]["test_perplexity"] < runs[0].rows[0]["test_perplexity"]
+    again = train(*words, "model.gradient_checkpointing=true", folder="again")
+    alike(runs[0], again)

@@ -30,7 +30,7 @@ class Says(nn.Module):
 
     def __init__(self, scores):
         super().__init__()
-        self.scores = nn.Parameter(scores)  # (vocabulary, vocabulary)
+        self.scores = nn.Parameter(scores, requires_grad=False)  # (vocabulary, vocabulary)
         self.config = type("Config", (), {"vocab_size": len(scores)})()
 
     def forward(self, input_ids, attention_mask):
