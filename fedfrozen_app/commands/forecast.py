@@ -21,6 +21,7 @@ from fedfrozen_app.exchange.count import bytes_by_role, count_parameters
 from fedfrozen_app.exchange.names import names_in_namespaces, with_namespace
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.models.build import parameters_of
+from fedfrozen_app.models.folds import is_fold
 from fedfrozen_app.models.roles import Role, is_embedding, roles_of
 from fedfrozen_app.models.wrapper import wrapper_of
 from fedfrozen_app.run.outline import planning_strategy
@@ -87,7 +88,16 @@ def forecast(config: Config, ground: Ground | None = None) -> Forecast:
     ground = ground or ground_of(config)
     strategy = outlined(config, ground)
     clients = [str(number) for number in range(ground.clients)]
-    return walk(strategy, config.num_rounds, clients, strategy.federation.roles)
+    found = walk(strategy, config.num_rounds, clients, strategy.federation.conversation.roles)
+    wrapper = wrapper_of(config)
+    if wrapper.merges:  # then the whole model is more than what is exchanged
+        model = wrapper.outline(config, ground.shape)
+        found.everything_up += visits_of(found) * sum(v.nbytes for v in wrapper.fixed_values(model).values())
+    return found
+
+
+def visits_of(found: Forecast) -> int:
+    return sum(stage.client_rounds for stage in found.stages)
 
 
 def outlined(config: Config, ground: Ground) -> PlannedFedAvg:
@@ -116,6 +126,7 @@ def walk(strategy: PlannedFedAvg, num_rounds: int, clients: list[str], roles: Ma
     spaces = strategy.order(1, {}).method.comes  # that go down beside the shared parameters
     sent = {**arrays, **{with_namespace(space, n): a for space in spaces for n, a in arrays.items()}}
     changed = dict.fromkeys(sent, 0)  # name: the latest round that gave it a new value
+    rule, folds = strategy.federation.rule, dict[str, Tensor]()
     for number in range(1, num_rounds + 1):
         plan, client_plan = strategy.plan(number), strategy.client_plan(number)
         if not stages or (stages[-1].name, stages[-1].plan) != (strategy.stage(number), client_plan):
@@ -124,18 +135,30 @@ def walk(strategy: PlannedFedAvg, num_rounds: int, clients: list[str], roles: Ma
         cohort = draw_cohort(clients, strategy.federation.participation, seed, number)
         beside = names_in_namespaces(spaces, plan.shared)
         base = (frozenset(arrays) - frozenset(plan.private)) | frozenset(beside)
-        up = _times(Counter(strategy.upload_bytes(number)), len(cohort))
+        base |= frozenset(folds)
+        usual, up = Counter(strategy.upload_bytes(number)), Counter[str]()
         down: Bytes = Counter()
-        lacking: dict[tuple[int, frozenset[str]] | None, Bytes] = {}
+        lacking: dict[tuple[int | None, tuple[int, frozenset[str]] | None], Bytes] = {}
         known = frozenset(seen)
+        rule.begin()
         for client in cohort:
+            own = rule.narrowed(client, arrays)
+            up += _pick(client_plan.shared, arrays | own, roles) if own else usual
             down += _pick(strategy.given_names(client, known), arrays, roles)
-            before = seen.get(client)
-            if before not in lacking:
-                lacking[before] = _pick(_missing(base, before, changed), sent, roles)
-            down += lacking[before]
+            key = rule.ranks.get(client), seen.get(client)
+            if key not in lacking:
+                lacking[key] = _pick(_missing(base, key[1], changed), sent | folds | own, roles)
+            down += lacking[key]
             seen[client] = (number, base)
-        changed |= dict.fromkeys([*plan.shared, *beside], number)
+            if rule.one_by_one:
+                rule.take(client, {name: arrays[name] for name in plan.shared}, 1.0)
+        renewed = [name for name in plan.shared if name not in rule.constant(plan.shared)]
+        changed |= dict.fromkeys([*renewed, *beside], number)
+        for name, value in rule.close(number, {**arrays, **folds}).items():
+            if value is None:
+                del folds[name]
+            elif is_fold(name):
+                folds[name], changed[name] = value, number
         stage.rounds += 1
         stage.client_rounds += len(cohort)
         stage.up += up
@@ -183,7 +206,3 @@ def _stage(name: str, plan: Plan, arrays: Mapping[str, Tensor], roles: Mapping[s
 
 def _pick(names: Iterable[str], arrays: Mapping[str, Tensor], roles: Mapping[str, Role]) -> Bytes:
     return bytes_by_role({name: arrays[name] for name in names}, roles)
-
-
-def _times(counts: Bytes, factor: int) -> Bytes:
-    return Counter({role: count * factor for role, count in counts.items()})

@@ -50,6 +50,10 @@ class AdapterRule:
         """Of the exchanged names, those that it holds as they are, whatever the strategy plans."""
         return []
 
+    def constant(self, names: Iterable[str]) -> list[str]:
+        """Of the names that a round shares, those that it leaves as they began."""
+        return []
+
     def begin(self) -> None:
         """A round begins."""
         self._taken = {}

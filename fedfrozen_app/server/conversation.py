@@ -72,6 +72,7 @@ class Conversation:
     # What each side loads for itself, as the server has it, and the clients whose orders must say it.
     foundation: Callable[[], Mapping[str, Tensor]] = dict
     _unfounded: set[str] = field(default_factory=set)
+    _foundation_digests: dict[str, str] = field(default_factory=dict)  # once known: it does not change
     _known: dict[int, Hello] = field(default_factory=dict)
     _told: dict[int, str] = field(default_factory=dict)  # what nodes call themselves, taking part or not
     _open: dict[int, tuple[str, float]] = field(default_factory=dict)  # hellos without an answer; their ends
@@ -312,10 +313,12 @@ class Conversation:
         """
         deadline = time.monotonic() + self.timeout
         self._contents = {}
-        own = {
-            client: with_given(order, model, {**self._foundation_of(client), **(given or {}).get(client, {})})
-            for client, _ in cohort
-        }
+        own = {}
+        for client, _ in cohort:
+            its_order, arrays = with_given(order, model, (given or {}).get(client))
+            own[client] = (
+                self._founded(its_order, arrays) if client in self._unfounded else (its_order, arrays)
+            )
         messages = []
         for client, node in cohort:
             its_order, arrays = own[client]
@@ -382,7 +385,7 @@ class Conversation:
         if client not in self._unfounded and self._asks_for_foundation(reply, order):
             log.info("Client %s has other weights than the federation's: sending these, once.", client)
             self._unfounded.add(client)
-            order, model = with_given(order, model, self._foundation_of(client))
+            order, model = self._founded(order, model)
             names = self.ledger.missing(client, order.base)
             (again,) = self._push([self._order_message(node, order, names, model, traffic, envelopes)])
             reply = self._read(client, self._pull(again, deadline), order, traffic, layout)
@@ -418,8 +421,11 @@ class Conversation:
             reply.arrays = {n: tensor.to(model[parameter_of(n)].device) for n, tensor in reply.arrays.items()}
         return reply
 
-    def _foundation_of(self, client: str) -> Mapping[str, Tensor]:
-        return self.foundation() if client in self._unfounded else {}
+    def _founded(self, order: Order, model: Mapping[str, Tensor]) -> tuple[Order, Mapping[str, Tensor]]:
+        """The order of a client that must be told what each side was to load for itself."""
+        arrays = self.foundation()
+        self._foundation_digests = self._foundation_digests or digests(arrays)
+        return replace(order, base={**self._foundation_digests, **order.base}), {**arrays, **model}
 
     def _asks_for_foundation(self, reply: Reply | str, order: Order) -> bool:
         """Whether it lacks what the order says nothing of, because each side was to load it for itself."""

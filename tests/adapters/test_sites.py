@@ -1,14 +1,14 @@
 """Adapters over real executors and policies: what may leave, and who is sent the base."""
 
 import json
-import shutil
 
 import pytest
 import torch
 
+from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.errors import RunFailed, UserError
-from fedfrozen_app.models import lora
-from fedfrozen_app.models.adapted import base_digest
+from fedfrozen_app.models.build import build_model
+from fedfrozen_app.models.transformer import export_model
 from tests.sites.inprocess import Sites, copy_of
 
 LORA = ["strategy=fedavg", "adapter=lora", "adapter.rank=2", "num_rounds=2", "track.tensorboard=false"]
@@ -57,42 +57,52 @@ def test_a_policy_without_the_word_lets_no_adapter_leave(sites):
     assert "adapter parameters, which may not leave it" in json.dumps(logged(sites, "north"))
 
 
-def test_a_site_with_another_base_is_sent_the_federations_once(sites, monkeypatch):
-    """The server's model is read from a folder; one site has other weights in its own."""
-    from fedfrozen_app.local.resident import Resident
+SHAPE = InputShape("image", tuple("0123456789"), channels=1, image_size=8)
+SIZES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 
-    built = Resident._build
 
-    def build(self):
-        model = built(self)
-        return model
+def model_folder(folder, seed):
+    """A folder of transformers', as a site or the server has one."""
+    model = build_model(
+        source="config",
+        path=None,
+        model_type="vit",
+        config={**SIZES, "patch_size": 4},
+        shape=SHAPE,
+        dtype="float32",
+        seed=seed,
+    )
+    export_model(model, folder, SHAPE.classes)
+    return folder
 
-    import fedfrozen_app.models.adapted as adapted
 
-    original = adapted.Adapted.build
-
-    def other(self, config, corpus):
-        """What a site would have whose model folder is of another version."""
-        model = original(self, config, corpus)
-        if config.dataset.path and "west" in str(config.dataset.path) and not getattr(model, "older", False):
-            model.older = True
-            with torch.no_grad():
-                for name in self.fixed_names(model):
-                    model.get_parameter(name).add_(1)
-            self._digest = base_digest(self._fixed(model))
-        return model
-
-    monkeypatch.setattr(adapted.Adapted, "build", other)
-    plain = sites.train(*LORA, "num_rounds=3", folder="with")
-    sent = [row["bytes_down_by_role"] for row in plain.rows[1:]]
-    assert [row["clients_ok"] for row in plain.rows[1:]] == [3, 3, 3]
-    assert "embedding" in sent[0] and "norm" in sent[0]
-    assert set(sent[1]) == set(sent[2]) == {"query", "value", "head"}
-    size = {"mlp": 2 * (2 * 16 * 32 + 32 + 16) * 4, "norm": (2 * 2 + 1) * 2 * 16 * 4}
-    assert {role: sent[0][role] for role in size} == size  # to one site, once
-    monkeypatch.setattr(adapted.Adapted, "build", original)
-    shutil.rmtree(sites.folder / "kits" / "west" / "var", ignore_errors=True)
-    alike = sites.train(*LORA, "num_rounds=3", "run_id=other", folder="without")
+def test_a_site_with_another_base_is_sent_the_federations_once_and_never_again(sites, tmp_path):
+    """Two sites have the server's model folder; the third has one of the same shape with other weights."""
+    own, other = model_folder(tmp_path / "model", 0), model_folder(tmp_path / "older", 1)
+    sites.settings = [word for word in sites.settings if not word.startswith("model.")]
+    words = [*LORA, "model=checkpoint", f"model.path={own}", "num_rounds=3"]
+    for name, folder in (("north", own), ("south", own), ("west", own)):
+        sites.change(name, "site.yaml", model_path=str(folder))
+    alike = sites.train(*words, "run_id=alike", folder="alike")
+    sites.change("west", "site.yaml", model_path=str(other))
+    run = sites.train(*words, "run_id=unlike", folder="unlike")
+    assert [row["clients_ok"] for row in run.rows[1:]] == [3, 3, 3]
+    usual = alike.rows[1]["bytes_down_by_role"]
+    width, mlp, layers = 16, 32, 2
+    projection = layers * (width * width + width) * 4
+    patches = (4 * 4 * width + width + (1 + 4) * width + width) * 4  # projection, positions, class token
+    # The frozen weights to one site, and nothing else: first adapters and head are on all disks by then.
+    assert run.rows[1]["bytes_down_by_role"] == {
+        **dict.fromkeys(("query", "key", "value", "output"), projection),
+        "mlp": layers * (2 * width * mlp + mlp + width) * 4,
+        "norm": (2 * layers + 1) * 2 * width * 4,
+        "embedding": patches,
+    }
+    assert [row["bytes_down_by_role"] for row in run.rows[2:]] == [usual, usual]
     for name, value in alike.model.items():
-        assert torch.equal(value, plain.model[name]), name
-    assert any(lora.is_adapter(name) for name in alike.model)
+        assert torch.equal(value, run.model[name]), name
+    # Another run of the same base: the site's disk has it.
+    again = sites.train(*words, "run_id=again", folder="again")
+    assert "embedding" not in again.rows[1]["bytes_down_by_role"]
+    for name, value in alike.model.items():
+        assert torch.equal(value, again.model[name]), name

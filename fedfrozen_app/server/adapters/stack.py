@@ -6,7 +6,7 @@ The stack, of rank Σ rᵢ, is added to the frozen weights, and adapters start f
 model is the mean of the clients' models, exactly, whatever their ranks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ class Stack(AdapterRule):
     paper = "Wang et al. 2024, arXiv 2409.05976"
     one_by_one = "stacks"
     moves_base = True
+
+    def constant(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if name.endswith(f".{lora.B}")]
 
     def close(self, number: int, model: Mapping[str, Tensor]) -> dict[str, Tensor | None]:
         found: dict[str, Tensor | None] = {}
