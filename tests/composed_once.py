@@ -32,6 +32,9 @@ def _load(
     if registry.REGISTERED or not values or any("hydra" in word for word in overrides):
         return _PLAIN(self, config_name, overrides, *args, **keys)
     chosen = tuple(word for word in overrides if word not in values)
+    # The last word on a key counts, and here those of `values` come last.
+    if {word.partition("=")[0] for word in values} & {word.partition("=")[0] for word in chosen}:
+        return _PLAIN(self, config_name, overrides, *args, **keys)
     sources = tuple((source.provider, source.path) for source in self.repository.get_sources())
     key = (config_name, chosen, sources, JobRuntime().get("name"), repr(args), repr(keys))
     if key not in _KNOWN:
