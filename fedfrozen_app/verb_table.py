@@ -178,9 +178,19 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "plan": Verb(
-        "What would be trained, sent and kept, by role, before anything runs.",
-        (SETTINGS, JSON),
-        ("fedfrozen plan strategy=fedfrozen", "fedfrozen plan strategy=safl strategy.top_k=1 --json"),
+        "What would be trained, sent and kept, by role, and what memory that takes, before anything runs.",
+        (
+            SETTINGS,
+            JSON,
+            word(
+                "--measure", action="store_true", help="take a few steps: seconds a round, and a GPU's memory"
+            ),
+        ),
+        (
+            "fedfrozen plan strategy=fedfrozen",
+            "fedfrozen plan strategy=safl strategy.top_k=1 --json",
+            "fedfrozen plan dataset=medquad dataset.path=DIR model=checkpoint model.path=DIR --measure",
+        ),
     ),
     "methods": Verb(
         "Every strategy: what it trains, sends and keeps for your model, and its paper.",

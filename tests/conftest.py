@@ -138,6 +138,11 @@ def train(tmp_path, monkeypatch):
     return train
 
 
+def slowly(*cases: Any) -> list[Any]:
+    """Further cases of a test, for `pytest -m slow`."""
+    return [pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
 @contextmanager
 def full_disk(size: int) -> Iterator[None]:
     """Files end at so many bytes, half-written, as they would on a disk that has no more room."""

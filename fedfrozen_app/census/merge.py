@@ -17,7 +17,9 @@ Answers = Mapping[str, Mapping[str, Any]]
 
 
 def merge(answers: Answers, refused: Mapping[str, str]) -> dict[str, Any]:
-    """census.json, but for the advice."""
+    """census.json, but for the advice; the same whoever answered first."""
+    answers = {name: answers[name] for name in sorted(answers, key=_in_order)}
+    refused = {name: refused[name] for name in sorted(refused, key=_in_order)}
     names = list(dict.fromkeys(name for found in answers.values() for name in found["tables"]))
     tables = {name: [found["tables"].get(name) for found in answers.values()] for name in names}
     means = list(dict.fromkeys(name for found in answers.values() for name in found["moments"]))
@@ -39,12 +41,17 @@ def merge(answers: Answers, refused: Mapping[str, str]) -> dict[str, Any]:
         "format": FORMAT,
         "task": next((found["task"] for found in answers.values()), None),
         "sites": {name: {k: v for k, v in found.items() if k != "hashes"} for name, found in answers.items()},
-        "refused": dict(refused),
+        "refused": refused,
         "pooled": pooled,
         "distances": distances(answers, shares),
         "alpha": alpha(class_counts(answers)),
         "matches": matches(answers),
     }
+
+
+def _in_order(name: str) -> tuple[int, str]:
+    """Simulated clients are numbers: 10 comes after 9."""
+    return (int(name), "") if name.isdecimal() else (-1, name)
 
 
 def _sum(values: Any) -> int | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from fedfrozen_app.commands.memory import Measured, StepMemory
 from fedfrozen_app.config import Config
 from fedfrozen_app.data.federated import input_shape, load_corpus, share_out
 from fedfrozen_app.data.table import InputShape
@@ -58,6 +59,8 @@ class Forecast:
     up_by_round: list[Bytes]
     down_by_round: list[Bytes]
     undecided: str  # what the run will find out for itself
+    memory: list[StepMemory] = field(default_factory=list)  # by stage, where asked for
+    measured: Measured | None = None
 
     def total(self, way: str) -> int:
         return sum(sum(getattr(stage, way).values()) for stage in self.stages)
@@ -69,13 +72,15 @@ class Ground:
 
     shape: InputShape
     clients: int
+    tokens: int = 0  # of the longest row; 0 for pictures
 
 
 def ground_of(config: Config) -> Ground:
     corpus = load_corpus(config)
     shares = share_out(corpus, config, config.num_clients)
     assert shares.partition is not None
-    return Ground(input_shape(corpus, config), len(shares.partition.indices))
+    longest = 0 if corpus.task == "image" else corpus.train.inputs["input_ids"].shape[1]
+    return Ground(input_shape(corpus, config), len(shares.partition.indices), longest)
 
 
 def forecast(config: Config, ground: Ground | None = None) -> Forecast:

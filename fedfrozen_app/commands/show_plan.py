@@ -1,24 +1,37 @@
 """`fedfrozen plan [OVERRIDES]`: what would be trained, sent and kept, by role, before anything runs."""
 
 import json
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedfrozen_app.commands.forecast import Bytes, Forecast, Stage, forecast
+from fedfrozen_app.commands.forecast import Bytes, Forecast, Stage, forecast, ground_of, outlined
+from fedfrozen_app.commands.memory import measure, step_memory
 from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.roles import KINDS
-from fedfrozen_app.report.console import human_bytes
+from fedfrozen_app.report.console import human_bytes, human_seconds
 from fedfrozen_app.words import counted
 
 
 def plan(arguments: list[str]) -> None:
-    """With --json, every count exactly and by role, for scripts."""
-    overrides = [word for word in arguments if word != "--json"]
+    """With --json, every count exactly and by role, for scripts. With --measure, some steps are taken."""
+    overrides = [word for word in arguments if word not in ("--json", "--measure")]
     config = read(resolved(compose_config(overrides)))
-    found = forecast(config)
-    if len(overrides) < len(arguments):
+    ground = ground_of(config)
+    found = forecast(config, ground)
+    found.memory = [
+        step_memory(config, ground.shape, stage.plan.trained, ground.tokens) for stage in found.stages
+    ]
+    if "--measure" in arguments:
+        if config.privacy.name != "none":
+            raise UserError(
+                "fedfrozen plan --measure takes plain steps: leave privacy=dp_sgd out to measure."
+            )
+        found.measured = measure(config, outlined(config, ground))
+    if "--json" in arguments:
         print(json.dumps(found, default=vars))  # `vars` of the dataclasses within
         return
     console = Console()
@@ -33,6 +46,9 @@ def plan(arguments: list[str]) -> None:
     for stage in found.stages:
         console.print(stage_table(stage, found))
     console.print(totals_table(found))
+    console.print(memory_table(found))
+    for line in memory_notes(found):
+        console.print(line, highlight=False, soft_wrap=True)
     if found.everything_up:
         console.print(saved(found), highlight=False, soft_wrap=True)
     if found.undecided:
@@ -89,6 +105,38 @@ def totals_table(found: Forecast) -> Table:
     visits = sum(stage.client_rounds for stage in found.stages)
     table.add_row("all", str(rounds), f"{visits:,}", _exact(up), _exact(down))
     return table
+
+
+def memory_table(found: Forecast) -> Table:
+    """One row per stage: the peak of one client's step."""
+    table = Table(title=Text("Memory of one client's training step, about"), title_justify="left")
+    table.add_column("stage")
+    for heading in ("parameters", "gradients", "optimiser", "activations", "all"):
+        table.add_column(heading, justify="right")
+    for stage, need in zip(found.stages, found.memory, strict=True):
+        kept = "?" if need.activations is None else _cell(need.activations)
+        sizes = (need.parameters, need.gradients, need.optimizer)
+        table.add_row(Text(stage.name), *(_cell(size) for size in sizes), kept, _cell(need.total))
+    return table
+
+
+def memory_notes(found: Forecast) -> Iterator[str]:
+    if any(need.activations is None for need in found.memory):
+        yield "?: what this model keeps for its gradients shows in a real step alone: --measure takes one."
+    held = human_bytes(3 * sum(found.model.values()))
+    yield (
+        f"Clients that train together take a step's memory each, but for what is frozen. In one process the "
+        f"server holds up to three models beside it ({held})."
+    )
+    if (real := found.measured) is None:
+        yield "Seconds a round: add --measure, which takes a few steps to find out."
+        return
+    peak = "" if real.peak_bytes is None else f", {human_bytes(real.peak_bytes)} at the peak"
+    yield (
+        f"Measured on {real.device}: {real.seconds_a_step:.3g} s a step{peak}; a round's "
+        f"{real.steps_a_round:,} steps take {human_seconds(real.seconds_a_round)} one client after another, "
+        "and less where clients train together. Judging the model comes on top."
+    )
 
 
 def saved(found: Forecast) -> str:

@@ -113,7 +113,9 @@ class DatasetConfig:
     answer_column: str | None = setting(
         None, "`instructions`: `null`: `answer`, `response`, `completion`, `output` or `text`"
     )
-    separator: str = setting("\n", "`instructions`: what stands between prompt and answer")
+    separator: str | None = setting(
+        None, "`instructions`: what stands between prompt and answer. `null`: the end of a line"
+    )
     prompt_loss: bool = setting(
         False, "`instructions`: `true`: a prompt's tokens count in the loss too. `false`: the answer's alone"
     )

@@ -182,6 +182,11 @@ def propose(config: Config, card: Mapping[str, Any], run_id: str, roles: Iterabl
             "model.source=aligned makes encoders on each machine: give every site the folder of one model, "
             "as model_path in its site.yaml, and use model=checkpoint."
         )
+    if config.model.gradient_checkpointing:
+        raise UserError(
+            "model.gradient_checkpointing is about this machine's memory, and no site is asked for it: set "
+            "it to false."
+        )
     if config.model.roles is not None:
         raise UserError(
             "model.roles is a file of this machine, and sites know the built-in table alone: leave it out, "

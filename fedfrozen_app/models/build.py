@@ -104,8 +104,26 @@ def _try_forward(model: Any, shape: InputShape) -> None:
     if shape.task == "language":
         if scores is None or scores.shape[-1] < shape.vocab_size:
             raise UserError(f"'{name}' is no language model: its answer needs `logits`, one for each token")
+        _check_causal(model, inputs, name)
     elif scores is None or scores.shape[-1] != len(shape.classes):
         raise UserError(
             f"'{name}' is no classifier of these data: its answer needs `logits`, one for each of the "
             f"{len(shape.classes)} classes"
+        )
+
+
+def _check_causal(model: Any, inputs: dict[str, Tensor], name: str) -> None:
+    """A table of roles may say of any model that it does not look ahead: what it says before the last token
+    must not change with it, or it would be judged by what it has seen."""
+    ids = inputs["input_ids"][:, :8]
+    other = ids.clone()
+    other[:, -1] += 1
+    with quiet(), torch.no_grad():
+        one, two = (
+            model(input_ids=given, attention_mask=torch.ones_like(given)).logits[:, :-1]
+            for given in (ids, other)
+        )
+    if float((one - two).abs().max()) > 1e-6 * float(one.abs().max()):  # its own rounding is the same in both
+        raise UserError(
+            f"'{name}' sees a text's next tokens, and cannot learn to foretell them: choose a language model"
         )

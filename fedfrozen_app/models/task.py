@@ -62,6 +62,9 @@ class Task:
         self.headline = "f1" if kind in ("multilabel", "tokens") else "accuracy"
         first = next(model.parameters())
         self.device, self.dtype = first.device, first.dtype
+        # A loss over a large vocabulary has no digits left in bfloat16.
+        coarse = kind == "language" and first.dtype is torch.bfloat16
+        self._scores = torch.float32 if coarse else first.dtype
         self.bf16 = precision == "bf16"
         self._loaded, self._head = loaded, head
         self.call = call or self._call
@@ -88,7 +91,7 @@ class Task:
 
     def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
         with self._autocast():
-            return self.call(parameters, self.prepare(batch.inputs)).to(self.dtype)
+            return self.call(parameters, self.prepare(batch.inputs)).to(self._scores)
 
     def answer(self, parameters: Parameters, **asked: bool) -> Tensor:
         """What the model says of itself, where it has such an answer: no row is looked at."""
@@ -126,7 +129,7 @@ class Task:
         """(examples,) of the model as it is loaded now, to be differentiated."""
         with self._autocast():
             logits = self.model(**self.prepare(table.inputs)).logits
-        return self.losses(logits.to(self.dtype), table.labels)
+        return self.losses(logits.to(self._scores), table.labels)
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         """(examples,): each example's own loss, whatever stands beside it in the batch."""
@@ -147,7 +150,7 @@ class Task:
 
     def _tokens(self, labels: Tensor) -> Tensor:
         """(examples,): how many tokens of each count."""
-        return (labels[:, 1:] >= 0).sum(dim=1).to(self.dtype)
+        return (labels[:, 1:] >= 0).sum(dim=1).to(self._scores)
 
     def with_call(self, call: Callable[[Parameters, Inputs], Tensor]) -> "Task":
         """The same task with another way for parameters to meet the model."""
@@ -186,7 +189,7 @@ class Task:
             inputs = {key: value[part].to(self.device) for key, value in table.inputs.items()}
             with self._autocast():
                 logits = self.model(**self.prepare(inputs)).logits
-            logits = logits.to(self.dtype)
+            logits = logits.to(self._scores)
             each = self.losses(logits, labels).double()
             if self.kind == "language":
                 tokens = self._tokens(labels).double()

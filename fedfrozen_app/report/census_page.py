@@ -75,6 +75,7 @@ def _what(census: Census) -> str:
         "text": "texts",
         "multilabel": "texts with several labels",
         "tokens": "words",
+        "language": "prompts and answers",
     }
     floors = sorted({found["floor"] for found in census["sites"].values()})
     said = f"cells of fewer than {' or '.join(map(str, floors))} people are not told"

@@ -117,7 +117,7 @@ def masked_facts(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
         return
     yield "Masked: smallest sum", f"over {min(one['summed'] for one in masked)} clients"
     yield (
-        "Masked: rounding of a weight, at most",
+        "Masked: rounding of a mean, at most",
         f"{max(number(one['rounding']) for one in masked):.2g} a round",
     )
     if clipped := sum(one["clipped"] for one in masked):

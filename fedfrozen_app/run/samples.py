@@ -27,7 +27,7 @@ def write_samples(resident: Resident, folder: Path, when: str) -> None:
     if resident.task.kind != "language" or not len(table):
         return
     tokenizer = tokenizer_of(resident.config) or ByT5Tokenizer()
-    found = read_samples(folder)
+    found = [] if when == "before" else read_samples(folder)  # another run may have been in the folder
     for number in range(min(PROMPTS, len(table))):
         ids, labels = (part[number].cpu() for part in (table.inputs["input_ids"], table.labels))
         real = int(table.inputs["attention_mask"][number].sum())

@@ -41,7 +41,7 @@ class MaskedRound:
     problem: str | None = None  # why there is no sum
     sums: Sums | None = None
     seconds: dict[str, float] = field(default_factory=dict)  # by step
-    error: float = 0.0  # how far rounding can have moved a weight
+    error: float = 0.0  # how far rounding can have moved a mean of the clients
     roster: int = 0
 
     def run(self) -> None:

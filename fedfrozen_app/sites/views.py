@@ -42,7 +42,7 @@ class View:
     label_column: str | None = None
     prompt_column: str | None = None  # of a language model's rows, with the three below
     answer_column: str | None = None
-    separator: str = "\n"
+    separator: str | None = None
     prompt_loss: bool = False
     keep_classes: tuple[str, ...] | None = None
     top_labels: int | None = setting(None, "", least=2)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedfrozen_app.run.evaluation import majority_share
+from tests.conftest import slowly
 
 SMALL_TEXT = [
     "dataset=synthetic_clinical",
@@ -36,7 +37,7 @@ def test_every_task_trains_under_safl(train, task, extra):
     assert all(0 < score < 1 for score in row["layer_scores"])
 
 
-@pytest.mark.parametrize("task", ["multilabel", "entities"])
+@pytest.mark.parametrize("task", ["entities", *slowly("multilabel")])
 def test_both_runners_agree(train, task):
     words = ["strategy=fedavg", *SMALL_TEXT, f"dataset.task={task}", "model.dtype=float64", "num_rounds=1"]
     one = train(*words, "runtime.runner=sequential", folder="one").model

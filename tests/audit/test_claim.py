@@ -93,6 +93,7 @@ def test_each_break_is_caught(name, epsilon):
     assert claim["verdict"] == (PASS if name == "nothing" else EXCEEDED), words_of(claim)
 
 
+@pytest.mark.slow
 def test_watching_changes_nothing(train):
     """Without canaries, and with the noise of the same seed, the model is the same to the bit."""
     words = ("strategy=fedavg", "privacy=dp_sgd", "privacy.seeded_noise=true", DROPOUT, "num_rounds=2")

@@ -222,6 +222,7 @@ def test_the_speed_of_a_run_that_was_stopped_goes_on_where_it_stopped(methods, t
     assert set(turns.taken) == {"scaffold", "fedprox", "moon", "fedavg"}
 
 
+@pytest.mark.slow
 def test_the_speed_in_another_setting_begins_anew(methods, turns, tmp_path):
     out = tmp_path / "speed.json"
     timed(methods, out)

@@ -1,5 +1,7 @@
 """The advice on federations in which something was planted, and on one in which nothing was."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -35,7 +37,7 @@ def test_two_spellings_of_a_class_are_pointed_at_and_not_called_missing():
     found = census(planted.swapped_spelling())
     assert {topic for topic, _ in topics(found) if topic != "label skew"} == {"spelling"}
     texts = " ".join(note["text"] for note in found["advice"])
-    assert "south writes the class 'Pneumonia', north, west and east 'pneumonia': if" in texts
+    assert "south writes the class 'Pneumonia', east, north and west 'pneumonia': if" in texts
     assert "east writes the class 'fractrue', north, south and west 'fracture': if" in texts
     assert "agree on one spelling" in texts
 
@@ -120,7 +122,7 @@ def test_rows_that_two_sites_share_are_counted_by_keyed_hashes():
     found = merge(answers, {})
     assert found["matches"]["north | south"] == 25
     assert found["matches"]["north | west"] == "fewer than 10"
-    assert found["matches"]["south | east"] == 0
+    assert found["matches"]["east | south"] == 0
     assert "hashes" not in str(found["sites"])
     # The key decides: whoever has another one cannot look a row up.
     other = answer(ask, records_of(by_site["north"], "image", None), Rules(10, key=b"another"), {})
@@ -129,6 +131,17 @@ def test_rows_that_two_sites_share_are_counted_by_keyed_hashes():
     del answers["east"]["hashes"]
     assert merge(answers, {})["matches"] is None
     assert problem(ask, Rules(10)) is not None
+
+
+def test_a_census_is_the_same_whoever_answers_first():
+    by_site = planted.missing_class()
+    one, other = planted.census(by_site), planted.census(dict(reversed(by_site.items())))
+    assert json.dumps(one) == json.dumps(other)
+    assert list(one["sites"]) == sorted(by_site)
+    clients = planted.census(
+        {str(number): rows for number, rows in zip((10, 9, 2, 0), by_site.values(), strict=True)}
+    )
+    assert list(clients["sites"]) == ["0", "2", "9", "10"]
 
 
 @pytest.mark.parametrize("true", [0.1, 0.5, 2.0])

@@ -11,7 +11,7 @@ from fedfrozen_app.files.checkpoint import read as checkpoint_of
 from fedfrozen_app.local.cohort import CohortRunner
 from fedfrozen_app.local.slots import cheapest_size, take_turns
 from tests.app.test_bytes import BERT, GPT2, LLAMA, checkpoint
-from tests.conftest import same_bits
+from tests.conftest import same_bits, slowly
 from tests.flower.test_runtimes import is_key_bias
 
 THREE_ROUNDS = ["num_rounds=3", "checkpoint.keep=9"]  # FedFrozen's default freezes after the first
@@ -42,7 +42,7 @@ def compare(one, other, tolerance, per_tensor):
             assert row.get(key) == twin.get(key), key
 
 
-@pytest.mark.parametrize("client", ["client=adamw", "client=sgd"])
+@pytest.mark.parametrize("client", ["client=adamw", *slowly("client=sgd")])
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedfrozen"])
 def test_cohort_equals_sequential_in_float64(train, strategy, client):
     words = [f"strategy={strategy}", client, "model.dtype=float64", *THREE_ROUNDS]
@@ -88,7 +88,7 @@ def test_slots_do_not_change_the_result(train):
         compare(whole, parts, 1e-9, per_tensor=True)
 
 
-@pytest.mark.parametrize("strategy", ["scaffold", "moon", "apfl"])
+@pytest.mark.parametrize("strategy", ["apfl", *slowly("scaffold", "moon")])
 def test_a_step_that_only_measures_memory_suits_every_kind_of_method(train, monkeypatch, strategy):
     """On a GPU it comes before the first round: with arrays from the order, kept ones, and trained ones."""
 

@@ -20,7 +20,7 @@ from fedfrozen_app.models.blocks import Blocks, compiled_by_torch
 from fedfrozen_app.run.job import Job
 from tests.app.test_bytes import BERT, GPT2, LLAMA
 from tests.app.test_bytes import checkpoint as folder_of
-from tests.conftest import SMALL, Run, same_bits
+from tests.conftest import SMALL, Run, same_bits, slowly
 from tests.flower.test_runtimes import is_key_bias
 from tests.local.test_cohort import no_dropout
 from tests.server.test_kills import killed_before_checkpoint
@@ -62,7 +62,7 @@ def assert_alike(one, other):
             torch.testing.assert_close(other[name], value, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("strategy", ["fedfrozen", "fedprox"])
+@pytest.mark.parametrize("strategy", ["fedfrozen", *slowly("fedprox")])
 def test_one_graph_serves_all_layers_and_gives_the_plain_step_s_numbers(train, compiles, by_blocks, strategy):
     """FedFrozen freezes after its first round: another graph then, and only one."""
     words = [*WORDS, f"strategy={strategy}", "model.config.num_hidden_layers=4"]
@@ -89,6 +89,7 @@ def test_blocks_of_text_models_with_masks(train, tmp_path, compiles, by_blocks, 
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_blocks_of_runs_side_by_side(train, tmp_path, compiles, by_blocks):
     """Each has its own frozen kernel: a vmap over runs around the one over clients."""
     words = [*SMALL, *WORDS, "num_rounds=2", "runtime.compile=true"]
@@ -113,6 +114,7 @@ def test_who_asks_for_it_has_the_whole_step_compiled(train, compiles):
     assert_alike(plain.model, quick.model)
 
 
+@pytest.mark.slow
 def test_a_model_without_blocks_is_compiled_as_a_whole(train, compiles):
     words = [
         *WORDS,

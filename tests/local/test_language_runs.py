@@ -83,14 +83,26 @@ def test_a_private_run_clips_rows_and_runs(train, prompts):
     assert row["clients_ok"] == 2 and 0 < row["epsilon_max"] <= 50 and row["test_perplexity"] > 1
 
 
-def test_a_small_model_learns_to_answer(train, prompts):
+def test_a_small_model_learns_to_answer(train, prompts, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "samples.json").write_text('[{"prompt": "stale", "before": "stale"}]')
     words = ["num_rounds=4", "client.local_epochs=5", "client.lr=0.02", "model.config.hidden_size=32"]
     run = train(*WORDS, prompts, *words, *FROZEN)
     first, last = run.rows[0]["test_perplexity"], run.rows[-1]["test_perplexity"]
     assert last < first / 20 and run.summary["final_test_perplexity"] == last
     assert run.rows[-1]["test_accuracy"] > 0.5
     samples = json.loads((run.folder / "samples.json").read_text())
+    assert "stale" not in str(samples)
     assert len(samples) == 3 and set(samples[0]) == {"prompt", "answer", "before", "after"}
     assert samples[0]["prompt"].endswith("?") and samples[0]["before"] != samples[0]["after"]
     page = (run.folder / "report.html").read_text()
     assert "<h2>Text</h2>" in page and samples[0]["prompt"] in page and "Final test perplexity" in page
+
+
+def test_adapters_of_a_language_model_are_the_same_in_both_runners(train, prompts):
+    words = [*WORDS, prompts, *EXACT, *FROZEN, "adapter=lora", "adapter.rank=2"]
+    runs = [train(*words, f"runtime.runner={runner}", folder=runner) for runner in ("sequential", "cohort")]
+    alike(*runs)
+    assert runs[0].rows[-1]["test_perplexity"] < runs[0].rows[0]["test_perplexity"]
+    again = train(*words, "model.gradient_checkpointing=true", folder="again")
+    alike(runs[0], again)

@@ -263,6 +263,26 @@ def test_a_bad_file_gets_one_sentence(tmp_path, text, sentence):
     assert "\n" not in str(error.value)
 
 
+def test_a_file_cannot_make_a_model_causal_that_looks_ahead(tmp_path):
+    rows = {
+        "bert.embeddings.*": "embedding",
+        "bert.encoder.layer.{layer}.attention.self.query": "query",
+        "bert.encoder.layer.{layer}.attention.self.key": "key",
+        "bert.encoder.layer.{layer}.attention.self.value": "value",
+        "bert.encoder.layer.{layer}.attention.output.*": "output",
+        "bert.encoder.layer.{layer}.intermediate.dense": "mlp",
+        "bert.encoder.layer.{layer}.output.*": "mlp",
+        "cls.predictions": "head",
+        "cls.predictions.transform.*": "head",
+        "cls.predictions.decoder": "head",
+    }
+    lines = "".join(f"  {pattern}: {role}\n" for pattern, role in rows.items())
+    (tmp_path / "bert.yaml").write_text(f"causal: true\nroles:\n{lines}")
+    given = {"source": "config", "path": None, "model_type": "bert", "config": BLOCKS}
+    with pytest.raises(UserError, match="sees a text's next tokens"):
+        build_model(**given, shape=LANGUAGE, dtype="float32", seed=0, roles=str(tmp_path / "bert.yaml"))
+
+
 def test_a_fused_tensor_is_refused_whatever_a_file_calls_it(tmp_path):
     from transformers import ModernBertConfig, ModernBertForSequenceClassification
 

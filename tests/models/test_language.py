@@ -30,7 +30,7 @@ class Says(nn.Module):
 
     def __init__(self, scores):
         super().__init__()
-        self.scores = nn.Parameter(scores)  # (vocabulary, vocabulary)
+        self.scores = nn.Parameter(scores, requires_grad=False)  # (vocabulary, vocabulary)
         self.config = type("Config", (), {"vocab_size": len(scores)})()
 
     def forward(self, input_ids, attention_mask):
@@ -108,6 +108,17 @@ def test_an_export_loads_in_transformers_and_says_the_same(model_type, tmp_path)
         assert torch.allclose(twin(ids).logits, model(ids).logits, atol=1e-6)
     assert twin.config.use_cache
     assert "lm_head" not in str([name for name, _ in twin.named_parameters()]) or model_type == "llama"
+
+
+def test_a_model_of_two_bytes_has_a_loss_of_four():
+    model = build("llama", dtype="bfloat16")
+    task = Task(model, kind="language", loaded=(parameters := dict(model.named_parameters())))
+    ids = torch.arange(1, 9)[None]
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    loss = task.loss(parameters, Batch(inputs, ids))
+    assert loss.dtype is torch.float32 and task.evaluate(Table(inputs, ids))["loss"] == pytest.approx(
+        float(loss.detach()), rel=1e-6
+    )
 
 
 def test_a_model_that_sees_what_comes_next_is_refused():

@@ -448,6 +448,7 @@ def test_a_round_that_is_asked_for_again_has_new_masks_and_the_same_survivors(si
     assert any("was summed over other sites before" in r for r in reasons["north"])
 
 
+@pytest.mark.slow
 def test_an_executor_that_is_killed_at_a_step_has_dropped_out_of_that_round_alone(sites):
     """West's process ends at another step of each round, and a new one knows what its disk knows."""
     steps = {"1": "keys", "2": "shares", "3": "order", "4": "confirm", "5": "unmask"}

@@ -40,13 +40,14 @@ class Sites:
     executors: dict[str, Executor] = field(default_factory=dict)
     settings: Sequence[str] = tuple(TINY)  # of every run
     flower_run: int = 0
+    rows: int = 240  # of all sites together
 
     def prepare(self) -> None:
         plan = {"server": {"address": "127.0.0.1", "port": 8443}, "sites": list(self.names)}
         path = self.folder / "federation.yaml"
         path.write_text(yaml.safe_dump(plan))
         provision.write_kits(provision.read_federation(path), self.folder / "kits")
-        write_data(self.folder / "data", self.folder / "kits", self.names, rows=240)
+        write_data(self.folder / "data", self.folder / "kits", self.names, rows=self.rows)
         for name in self.names:
             self.change(name, "site.yaml", views=VIEWS)
             self.change(name, "policy.yaml", **OPEN, bundles=[BUNDLE], strategies=["fedfrozen", "local"])

@@ -26,7 +26,7 @@ from fedfrozen_app.sites.executor import alone
 from fedfrozen_app.sites.executor import main as executor_of
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.store import Budget, Price
-from tests.conftest import full_disk, same_bits
+from tests.conftest import full_disk, same_bits, slowly
 from tests.sites.federation import VIEWS
 from tests.sites.inprocess import BUNDLE, SiteGrid
 
@@ -465,7 +465,7 @@ def test_a_site_whose_disk_is_full_sends_nothing_and_is_there_again_when_there_i
     ("size", "how"),
     [
         pytest.param(0, (), id="no room", marks=pytest.mark.slow),
-        pytest.param(10_000, (), id="room for half a reply"),
+        pytest.param(10_000, (), id="room for half a reply", marks=pytest.mark.slow),
         pytest.param(0, PRIVATE, id="no room, private"),
         pytest.param(10_000, PRIVATE, id="room for half a reply, private", marks=pytest.mark.slow),
     ],
@@ -625,6 +625,7 @@ def test_nothing_is_left_for_the_smallest_run_when_all_is_spent(tmp_path):
     assert budget.spent()[0] <= 1.0 + 1.001e-9
 
 
+@pytest.mark.slow
 def test_a_private_run_whose_own_record_is_lost_is_no_fresh_start(sites):
     """The budget knows of rounds that were paid for: they would be paid for once, and taken twice."""
     words = ("privacy=dp_sgd", "privacy.epsilon=2", "num_rounds=2", "strategy.warmup_rounds=2")
@@ -667,7 +668,7 @@ def test_a_budget_of_before_counts(tmp_path):
     assert "began with other settings" in budget.problem("old", Price(5.0, 1e-5, "example", "b"), 8.0, 1.0)
 
 
-@pytest.mark.parametrize("harm", ["budget lost", "budget of an earlier day", "log lost", "log cut"])
+@pytest.mark.parametrize("harm", ["budget lost", *slowly("budget of an earlier day", "log lost", "log cut")])
 def test_a_site_whose_two_records_contradict_each_other_answers_nothing(sites, harm):
     budget, log = (sites.kit("north").var / name for name in ("state/budget.json", "audit.jsonl"))
     sites.train(*private(1, "run_id=first"), folder="first")

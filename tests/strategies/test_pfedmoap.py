@@ -190,6 +190,7 @@ def test_a_judgement_sends_no_expert_again(train):
     assert shared_alone < run.summary["personal"]["bytes_down"] < 2 * shared_alone + 8000  # and three orders
 
 
+@pytest.mark.slow
 def test_as_bytes_and_from_disk_the_same_bits(train, tmp_path):
     words = [*MOAP, "num_rounds=4", "participation=0.67"]
     plain = train(*words, small=False)

@@ -8,7 +8,7 @@ import torch
 from fedfrozen_app.commands.show_plan import plan as show_plan
 from fedfrozen_app.errors import UserError
 from tests.app.test_invariants import resumed_and_whole
-from tests.conftest import same_bits
+from tests.conftest import same_bits, slowly
 from tests.local.test_algorithms import assert_alike
 from tests.strategies.by_hand import (  # noqa: F401
     BODY,
@@ -92,7 +92,7 @@ FLOAT64 = ["model.dtype=float64", "client=sgd", "client.momentum=0", "client.lr=
 FLOAT64 += ["participation=0.7", "model.config.num_hidden_layers=1", "num_rounds=2"]
 
 
-@pytest.mark.parametrize("strategy", METHODS)
+@pytest.mark.parametrize("strategy", ["fedrep", *slowly("fedper", "private_attention")])
 def test_both_runners_agree(train, strategy):
     words = (f"strategy={strategy}", *FLOAT64)
     runs = [train(*words, f"runtime.runner={r}", folder=r) for r in ("sequential", "cohort")]

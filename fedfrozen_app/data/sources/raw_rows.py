@@ -27,7 +27,7 @@ class DatasetSpec:
     text_column: str | None = None
     prompt_column: str | None = None  # of a language model's rows; None: the obvious one, or none
     answer_column: str | None = None
-    separator: str = "\n"  # between prompt and answer
+    separator: str | None = None  # between prompt and answer; None: the end of a line
     prompt_loss: bool = False  # whether a prompt's own tokens are to be foretold too
     unit_column: str | None = None  # rows with one value (a patient) are never parted; None: the reader knows
     top_labels: int | None = None  # multilabel: only the most frequent ones

@@ -103,7 +103,8 @@ def continuations(
     first = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
     last = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     rows = train.content + test.content
-    asked = [text + spec.separator if text else "" for text, _ in rows]
+    between = "\n" if spec.separator is None else spec.separator
+    asked = [text + between if text else "" for text, _ in rows]
     prompts, answers = _plain_tokens(asked, tokenizer), _plain_tokens([text for _, text in rows], tokenizer)
     found = [
         _one_row(first, prompt, [*answer, *last], spec)

@@ -1,0 +1,201 @@
+"""What one client's training step takes of memory, worked out without taking it; and measured on request.
+
+The model goes through one batch on the meta device, where nothing is computed and nothing stored, and what it
+keeps for its gradients is counted. With autocast (`client.precision=bf16`) part of that is half as large.
+"""
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from fedfrozen_app.config import Config
+from fedfrozen_app.data.federated import load_corpus, share_out
+from fedfrozen_app.data.table import InputShape
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.local.algorithm import Start
+from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.sequential import batches, eager_steps
+from fedfrozen_app.models.attention import attention_by
+from fedfrozen_app.models.masks import with_ready_mask
+from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
+from fedfrozen_app.models.wrapper import wrapper_of
+from fedfrozen_app.server.base import PlannedFedAvg
+from fedfrozen_app.server.sampling import draw_cohort
+
+STEPS = 3  # that are timed, after one that is not
+OUTLINED = "fedfrozen_outlined"
+
+
+class _Outlined(torch.autograd.Function):
+    """Attention that computes nothing and keeps what fused kernels keep. Without values torch would outline
+    another one, which keeps all attention weights."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        result = torch.empty_like(query)
+        added = None if mask is None else mask.to(query.dtype)  # to the scores, as kernels take it
+        ctx.save_for_backward(query, key, value, result, query.new_empty(query.shape[:-1]), added)
+        return result
+
+
+def outlined_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **ignored: Any
+) -> tuple[Tensor, None]:
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:  # keys that serve several heads are repeated
+        key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
+    return _Outlined.apply(query, key, value, mask).transpose(1, 2), None
+
+
+AttentionInterface.register(OUTLINED, outlined_attention)
+AttentionMaskInterface.register(OUTLINED, sdpa_mask)
+
+
+@dataclass
+class StepMemory:
+    """Bytes at the peak of one client's step."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int | None  # None: this model cannot be followed without computing
+    total: int
+
+    @classmethod
+    def of(cls, parameters: int, gradients: int, optimizer: int, activations: int | None) -> "StepMemory":
+        total = parameters + gradients + optimizer + (activations or 0)
+        return cls(parameters, gradients, optimizer, activations, total)
+
+
+def step_memory(config: Config, shape: InputShape, trained: Collection[str], tokens: int = 0) -> StepMemory:
+    """Of a step in which these names train, with a batch of rows of so many tokens (0: as long as may be)."""
+    model = wrapper_of(config).outline(config, shape)
+    moving = 0
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained)
+        moving += parameter.nbytes if name in trained else 0
+    moments = 2 if config.client.optimizer == "adamw" else int(config.client.momentum > 0)
+    rows, gradients = config.client.batch_size, moving
+    if config.privacy.name != "none":
+        rows = min(rows, config.privacy.physical_batch)
+        if config.privacy.clipping == "per_example":  # one for each row, and their sum
+            gradients = moving * (rows + 1)
+    whole = sum(parameter.nbytes for parameter in model.parameters())
+    row = replace(shape, max_tokens=tokens or shape.max_tokens)
+    return StepMemory.of(whole, gradients, moments * moving, kept_for_gradients(model, row, rows))
+
+
+def kept_for_gradients(model: nn.Module, shape: InputShape, rows: int) -> int | None:
+    """Bytes that a batch leaves for the way back, and the largest of it once more, for its own gradient."""
+    blocks = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    again = [block for block in blocks if block.gradient_checkpointing]
+    model.train()
+    try:
+        kept = _kept(model, shape, rows, again)
+        if not again:
+            return kept
+        # Of each block its input; and of one at a time all that it computes again.
+        for block in again:
+            block.gradient_checkpointing = False
+        return kept + (_kept(model, shape, rows, []) - kept) // len(again)
+    except (RuntimeError, NotImplementedError, TypeError, ValueError):
+        return None  # it looks at values, and there are none here
+    finally:
+        for block in again:
+            block.gradient_checkpointing = True
+
+
+def _kept(model: nn.Module, shape: InputShape, rows: int, again: list[Any]) -> int:
+    own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    found: dict[int, Any] = {}  # held, so that no place is given out twice
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            found[storage._cdata] = storage
+        return tensor
+
+    def note_input(block: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        if isinstance(first := (*given, *named.values())[0], Tensor):
+            note(first)
+
+    hooks = [block.register_forward_pre_hook(note_input, with_kwargs=True) for block in again]
+    try:
+        with saved_tensors_hooks(note, lambda tensor: tensor), attention_by(model, OUTLINED):
+            device = next(model.parameters()).device
+            loss = _task(model, shape).loss({}, _batch(shape, rows, device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    del loss
+    sizes = [storage.nbytes() for storage in found.values()]
+    return sum(sizes) + max(sizes, default=0)
+
+
+def _task(model: nn.Module, shape: InputShape) -> Task:
+    def call(parameters: Parameters, inputs: Inputs) -> Tensor:
+        return model(**with_ready_mask(inputs, model)).logits
+
+    level = (1.0,) * shape.channels
+    return Task(model, kind=shape.task, classes=shape.classes, mean=level, std=level, call=call)
+
+
+def _batch(shape: InputShape, rows: int, device: torch.device) -> Batch:
+    def numbers(*size: int) -> Tensor:
+        return torch.ones(size, dtype=torch.int64, device=device)
+
+    if shape.task == "image":
+        size = (rows, shape.channels, shape.image_size, shape.image_size)
+        inputs = {"pixel_values": torch.zeros(size, dtype=torch.uint8, device=device)}
+    else:
+        inputs = {name: numbers(rows, shape.max_tokens) for name in ("input_ids", "attention_mask")}
+    each = {"multilabel": (len(shape.classes),), "tokens": (shape.max_tokens,)}
+    each["language"] = each["tokens"]
+    return Batch(inputs, numbers(rows, *each.get(shape.task, ())))
+
+
+@dataclass
+class Measured:
+    """Of real steps of one client, on this machine."""
+
+    device: str
+    seconds_a_step: float
+    steps_a_round: int  # of all clients of the first round together
+    seconds_a_round: float  # of their steps, one client after another
+    peak_bytes: int | None  # on a GPU; None elsewhere
+
+
+def measure(config: Config, strategy: PlannedFedAvg, steps: int = STEPS) -> Measured:
+    """Take a few steps with the plan of the first round, whatever the method adds to the loss."""
+    corpus = load_corpus(config)
+    shares = share_out(corpus, config, config.num_clients)
+    assert shares.partition is not None
+    short = replace(config, client=replace(config.client, local_steps=1))
+    resident = Resident(short, corpus, shares=shares)
+    on_gpu = resident.device.type == "cuda"
+    order = Order(1, strategy.client_plan(1), {})
+    names = [str(number) for number in range(len(shares.partition.indices))]
+    client = max(names, key=lambda name: len(resident.rows(name).train))
+    start = Start(dict(resident.parameters), order.plan.trained)
+    eager_steps(resident, client, order, start)  # what happens once only is not timed
+    resident.config = replace(short, client=replace(short.client, local_steps=steps))
+    if on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    began = time.perf_counter()
+    taken = eager_steps(resident, client, order, start)
+    float(taken.loss)  # waits for the device
+    each = (time.perf_counter() - began) / taken.count
+    cohort = draw_cohort(names, config.participation, config.seed, 1)
+    rows = {name: resident.rows(name).train for name in cohort}
+    in_round = sum(len(batches(rows[name], config.client, config.seed, name, 1)) for name in cohort)
+    peak = torch.cuda.max_memory_allocated() if on_gpu else None
+    return Measured(str(resident.device), each, in_round, each * in_round, peak)
