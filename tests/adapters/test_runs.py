@@ -19,7 +19,7 @@ EXACT = [*LORA, "model.dtype=float64", "client.lr=0.02", "checkpoint.keep=9"]
 SCALE, WIDTH, RANK, CLASSES = 1.5, 16, 2, 10
 PAIR = RANK * WIDTH * 4  # bytes of A, and of B
 HEAD = (WIDTH * CLASSES + CLASSES) * 4
-RULES = ["average", "ffa", "fedex", "stack"]
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_plain_averaging_misses_that_mean(train, uploads):
     assert 0.005 < max(gaps.values()) < 1
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [pytest.param("average", marks=SLOW), "ffa", "fedex", "stack"])
 def test_both_runners_agree(train, rule):
     words = [*EXACT, f"adapter.rule={rule}", "adapter.targets=all"]
     one, other = (train(*words, f"runtime.runner={r}", folder=r).model for r in ("sequential", "cohort"))
@@ -93,7 +93,7 @@ def test_both_runners_agree(train, rule):
         torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("rule", ["average", "fedex", "stack"])
+@pytest.mark.parametrize("rule", [*(pytest.param(r, marks=SLOW) for r in ("average", "fedex")), "stack"])
 def test_a_run_that_was_stopped_goes_on_to_the_bit(train, rule):
     words = [*LORA, f"adapter.rule={rule}", "client.lr_schedule=constant"]
     whole = train(*words, "num_rounds=4", folder="whole")
@@ -302,6 +302,7 @@ def test_both_ways_of_clipping_give_the_same(train):
         torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
