@@ -152,7 +152,8 @@ def train(message: Message, context: Context) -> Message:
     if unsaid := [name for name in resident.lacking if name not in order.base]:
         return train_reply(message, Reply(order.digest, lacks=unsaid), local=local)
     at_home = held_at_home(context, order, sent)
-    base, lacks = resident.cache.complete(order.base, {**at_home, **sent}, verify=not local)
+    cache = resident.cache_of(client_name(context))
+    base, lacks = cache.complete(order.base, {**at_home, **sent}, verify=not local)
     if lacks:
         return train_reply(message, Reply(order.digest, lacks=lacks), local=local)
     came = base

@@ -58,6 +58,8 @@ def columns() -> list[Column]:
         *(Column(f"`aggregation={rule}`", (f"aggregation={rule}",)) for rule in ("median", "krum")),
         Column("`warmup_rounds`", ("strategy.warmup_rounds=1",)),
         *(Column(f"`server_optimizer={name}`", (f"server_optimizer={name}",)) for name in optimizers),
+        Column("`adapter=lora`", ("adapter=lora",)),
+        Column("`adapter.rule=stack`", ("adapter=lora", "adapter.rule=stack")),
         Column("masked", ("secure_aggregation=on",)),
         Column("deployed", ("runtime=deployed",)),
     ]

@@ -157,12 +157,17 @@ def _check_adapter(config: Config) -> None:
             f"server_optimizer={config.server_optimizer['name']}": config.server_optimizer["name"] != "none",
             f"aggregation={config.aggregation.name}": config.aggregation.name != "mean",
             "strategy.zero_fill=true": bool(getattr(settings, "zero_fill", False)),
-            f"strategy={name}": own or steps,
+            f"strategy={name}": steps,
         }
         for words in (words for words, does in others.items() if does):
             raise UserError(
                 f"adapter.rule={adapter.rule} makes the model the plain mean of the clients' models, and "
                 f"{words} would make it another: leave that out, or use adapter.rule=average or ffa."
+            )
+        if own:
+            raise UserError(
+                f"adapter.rule={adapter.rule} adds to the frozen weights in every round, and strategy={name} "
+                "has arrays of its own for adapters as they were before: use adapter.rule=average or ffa."
             )
     if adapter.ranks:
         others = {

@@ -209,7 +209,7 @@ def _named_rows(group: str) -> Iterator[tuple[str, Any, About]]:
 
 
 def _default(value: Any) -> str:
-    if isinstance(value, DictConfig):
+    if isinstance(value, DictConfig) and value:
         return "see the file"
     text = str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
     return f"`{text}`"

@@ -32,6 +32,10 @@ class Cache:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
+    @property
+    def on_disk(self) -> bool:
+        return self._folder is not None
+
     def complete(
         self, base: Mapping[str, str], sent: Mapping[str, Tensor], *, verify: bool
     ) -> tuple[dict[str, Tensor], list[str]]:

@@ -22,6 +22,7 @@ from fedfrozen_app.local.cohort import CohortRunner
 from fedfrozen_app.local.resident import Resident, install, run_key
 from fedfrozen_app.run.federate import explain_disk_errors, federate
 from fedfrozen_app.run.job import Job
+from fedfrozen_app.server.adapter_rule import make_rule
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server.sampling import draw_cohort
 
@@ -126,5 +127,9 @@ def restore(
         arrays = start.clients.get(str(context.node_config["partition-id"]))
         if arrays is not None:
             context.state["private"] = to_record(arrays, local=True)
-    for tensor in start.model.values():
-        resident.cache.put(digest(tensor), tensor)
+    rule = make_rule(resident.config)
+    for client in [None, *rule.ranks]:
+        own = {} if client is None else rule.narrowed(client, start.model)
+        cache = resident.cache if client is None else resident.cache_of(client)
+        for tensor in {**start.model, **own}.values():
+            cache.put(digest(tensor), tensor)

@@ -62,6 +62,7 @@ class Resident:
         self.corpus = corpus
         self.shares = shares
         self.cache = cache or Cache()
+        self._own_caches: dict[str, Cache] = {}  # of clients in this process whose arrays are not the others'
         self.wrapper = wrapper_of(config)
         self.card = make_card(corpus, config, self.wrapper)
         lacks = False
@@ -155,6 +156,13 @@ class Resident:
         """The parameters as they were built: where a run, or a client's private part, starts."""
         built = parameters_of(self._build()).items()
         return {name: value.to(self.device) for name, value in built if name not in self._fixed}
+
+    def cache_of(self, client: str) -> Cache:
+        """What this client holds. A cache in memory has room for one base: where clients differ in rank,
+        each that does has one of its own."""
+        if self.cache.on_disk or client not in map(str, self.config.adapter.ranks):
+            return self.cache
+        return self._own_caches.setdefault(client, Cache())
 
     # Parameters ----------------------------------------------------------------------------------------
 

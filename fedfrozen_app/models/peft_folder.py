@@ -38,8 +38,7 @@ def write(
     classes: Sequence[str],
 ) -> None:
     """The adapters and heads of `model`, with `folds` on top; `base` is the digest of its frozen weights."""
-    from peft import LoraConfig  # training needs none of it
-
+    peft = _peft()
     added = lora.folds_by_path(folds)
     scale, found = alpha / rank, {}
     for path in lora.adapted(dict(model.named_parameters())):
@@ -54,7 +53,7 @@ def write(
     values = dict(model.named_parameters())
     arrays |= {f"{PREFIX}{name}": values[name].detach().cpu() for name in heads}
     ranks = {path: inner.shape[0] for path, (_, inner) in joined.items() if inner.shape[0] != rank}
-    config = LoraConfig(
+    config = peft.LoraConfig(
         r=rank,
         lora_alpha=alpha,
         target_modules=sorted(joined),
@@ -69,6 +68,15 @@ def write(
     save_file({name: value.contiguous() for name, value in arrays.items()}, folder / WEIGHTS)
     config.save_pretrained(folder)
     (folder / NOTE).write_text(json.dumps({"base": base, "classes": list(classes)}, indent=1) + "\n")
+
+
+def _peft() -> Any:
+    """Here, because training needs none of it, and it takes seconds to import."""
+    try:
+        import peft
+    except ImportError as error:
+        raise UserError(f"Adapters are written and read with peft ({error}): pip install peft.") from error
+    return peft
 
 
 def with_folds(own: Factors, folds: Mapping[str, Tensor], scale: float) -> Factors:
@@ -113,17 +121,21 @@ def _joined(model: nn.Module, found: Mapping[str, Factors]) -> dict[str, Factors
 def read(model: nn.Module, folder: str, *, rank: int, alpha: float, base: str) -> list[str]:
     """Load a folder's adapters and heads into `model`; the names that it set. A `UserError` where they do not
     fit the run's: another rank, other projections, another base."""
-    from peft import LoraConfig, PeftConfig
-
+    peft = _peft()
     place = Path(folder).expanduser()
     try:
-        config = PeftConfig.from_pretrained(str(place))
+        config = peft.PeftConfig.from_pretrained(str(place))
         arrays = {name.removeprefix(PREFIX): value for name, value in load_file(place / WEIGHTS).items()}
         note = json.loads((place / NOTE).read_text()) if (place / NOTE).is_file() else {}
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         text = " ".join(str(error).split())
         raise UserError(f"adapter.path={folder} holds no adapter of peft's ({text}): give one.") from error
-    if not isinstance(config, LoraConfig) or config.use_dora or config.use_rslora or config.bias != "none":
+    if (
+        not isinstance(config, peft.LoraConfig)
+        or config.use_dora
+        or config.use_rslora
+        or config.bias != "none"
+    ):
         raise UserError(f"adapter.path={folder} is no plain LoRA (DoRA, rsLoRA, biases): give one that is.")
     if note.get("base", base) != base:
         raise UserError(

@@ -142,7 +142,9 @@ def base(train, tmp_path, capsys):
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize("rule", ["average", "fedex", "stack"])
+@pytest.mark.parametrize(
+    "rule", ["average", *(pytest.param(r, marks=pytest.mark.slow) for r in ("fedex", "stack"))]
+)
 def test_a_run_on_a_checkpoint_is_exported_and_goes_on_elsewhere(train, tmp_path, base, rule):
     words = ["strategy=fedavg", "adapter=lora", "adapter.rank=2", f"adapter.rule={rule}", *QUICK]
     words += ["model=checkpoint", f"model.path={base}"]

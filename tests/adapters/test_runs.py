@@ -1,13 +1,17 @@
 """Whole runs with adapters: what trains, what travels to the byte, and that exact rules are exact."""
 
+import re
+
 import pytest
 import torch
 
+from fedfrozen_app.commands.forecast import forecast
+from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.models import lora
 from fedfrozen_app.models.folds import is_fold
 from fedfrozen_app.run import federate
-from tests.conftest import same_bits
+from tests.conftest import SMALL, same_bits
 
 # ViT of SMALL: width 16, mlp 32, two layers, ten classes; three clients.
 LORA = ["strategy=fedavg", "adapter=lora", "adapter.rank=2", "adapter.alpha=3", "track.tensorboard=false"]
@@ -15,7 +19,7 @@ EXACT = [*LORA, "model.dtype=float64", "client.lr=0.02", "checkpoint.keep=9"]
 SCALE, WIDTH, RANK, CLASSES = 1.5, 16, 2, 10
 PAIR = RANK * WIDTH * 4  # bytes of A, and of B
 HEAD = (WIDTH * CLASSES + CLASSES) * 4
-RULES = ["average", "ffa", "fedex", "stack"]
+SLOW = pytest.mark.slow
 
 
 @pytest.fixture
@@ -80,7 +84,7 @@ def test_plain_averaging_misses_that_mean(train, uploads):
     assert 0.005 < max(gaps.values()) < 1
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [pytest.param("average", marks=SLOW), "ffa", "fedex", "stack"])
 def test_both_runners_agree(train, rule):
     words = [*EXACT, f"adapter.rule={rule}", "adapter.targets=all"]
     one, other = (train(*words, f"runtime.runner={r}", folder=r).model for r in ("sequential", "cohort"))
@@ -89,7 +93,7 @@ def test_both_runners_agree(train, rule):
         torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("rule", ["average", "fedex", "stack"])
+@pytest.mark.parametrize("rule", [*(pytest.param(r, marks=SLOW) for r in ("average", "fedex")), "stack"])
 def test_a_run_that_was_stopped_goes_on_to_the_bit(train, rule):
     words = [*LORA, f"adapter.rule={rule}", "client.lr_schedule=constant"]
     whole = train(*words, "num_rounds=4", folder="whole")
@@ -140,10 +144,14 @@ def test_bytes_of_what_goes_into_the_base(train, rule):
 
 
 def test_a_smaller_rank_sends_less_both_ways(train):
-    run = train(*LORA, "+adapter.ranks.0=1", "+adapter.ranks.2=1")
+    words = [*LORA, "+adapter.ranks.0=1", "+adapter.ranks.2=1", "client.lr_schedule=constant"]
+    run = train(*words)
     size = (1 + 2 + 1) * 2 * PAIR  # halves of two clients
     assert [row["value"] for row in bytes_of(run.rows, "up")] == [size] * 3
     assert [row["value"] for row in bytes_of(run.rows, "down")] == [size] * 3
+    train(*words, "adapter.rule=ffa", "num_rounds=1", folder="stopped")
+    again = train(*words, "adapter.rule=ffa", folder="stopped", resume=True)
+    assert [row["value"] for row in bytes_of(again.rows, "down")] == [size, size // 2, size // 2]
 
 
 def test_a_client_that_comes_late_is_sent_all_folds_and_others_the_new_one(train):
@@ -213,3 +221,107 @@ def test_what_cannot_work_is_one_sentence(train, words, said):
 def test_models_without_a_place_for_adapters_are_said_too(train, words, said):
     with pytest.raises(UserError, match=said):
         train(*LORA, "num_rounds=1", *words, small=False)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["adapter.rule=average", "+adapter.ranks.1=1"],
+        ["adapter.rule=ffa"],
+        ["adapter.rule=fedex", "participation=0.67", "num_rounds=5"],
+        ["adapter.rule=stack", "participation=0.67", "num_rounds=5", "+adapter.ranks.1=1"],
+        ["adapter.rule=stack", "strategy=fedfrozen", "strategy.warmup_rounds=2", "num_rounds=4"],
+    ],
+)
+def test_bytes_are_foretold_to_the_byte(train, words):
+    run = train(*LORA, *words)
+    found = forecast(read(resolved(compose_config([*SMALL, *LORA, *words]))))
+    assert [dict(row) for row in found.up_by_round] == bytes_of(run.rows, "up")
+    assert [dict(row) for row in found.down_by_round] == bytes_of(run.rows, "down")
+    whole = sum(value.numel() * 4 for value in run.model.values() if value.ndim)
+    assert found.everything_up > 3 * whole  # the frozen weights are part of the whole model
+
+
+# What goes together --------------------------------------------------------------------------------------
+
+
+def shared_in(uploads, number):
+    return {
+        name
+        for (server_round, _), (_, arrays) in uploads.items()
+        if server_round == number
+        for name in arrays
+    }
+
+
+def layers_in(names):
+    return {found[1] for name in names if (found := re.search(r"layers?\.(\d+)\.", name))}
+
+
+def kinds(names):
+    return {"query" if ".q_proj." in name else "value" if ".v_proj." in name else "head" for name in names}
+
+
+def test_fedfrozen_freezes_the_kernels_adapters_after_its_warm_up(train, uploads):
+    run = train(*LORA, "strategy=fedfrozen", "strategy.warmup_rounds=1", "checkpoint.keep=9")
+    assert kinds(shared_in(uploads, 1)) == {"query", "value", "head"}
+    assert kinds(shared_in(uploads, 2)) == kinds(shared_in(uploads, 3)) == {"value", "head"}
+    first, last = run.model_after(1), run.model_after(3)
+    for name in first:
+        assert torch.equal(first[name], last[name]) == (".q_proj." in name), name
+    assert [row["stage"] for row in run.rows[1:]] == ["warmup", "frozen", "frozen"]
+
+
+@pytest.mark.parametrize("rule", ["average", "stack"])
+def test_safl_chooses_among_the_layers_that_have_adapters(train, uploads, rule):
+    run = train(*LORA, f"adapter.rule={rule}", "strategy=safl", "strategy.top_k=1", "strategy.select=random")
+    for (number, client), (_, arrays) in uploads.items():
+        layers = layers_in(arrays)
+        chosen = run.rows[number]["selection"][client]
+        assert layers == {str(layer) for layer in chosen} and len(layers) == 1
+
+
+def test_safl_takes_of_fewer_layers_where_fewer_have_adapters(train, uploads):
+    train(*LORA, "strategy=safl", "strategy.top_k=1", "adapter.layers=1", "num_rounds=1")
+    assert layers_in(shared_in(uploads, 1)) == {"1"}
+
+
+@pytest.mark.parametrize("rule", ["average", "ffa", "stack"])
+def test_differential_privacy_clips_and_noises_adapters_and_head_alone(train, rule):
+    words = ["privacy=dp_sgd", "privacy.epsilon=5", "privacy.seeded_noise=true", f"adapter.rule={rule}"]
+    run = train(*LORA, *words, "num_rounds=2")
+    assert 0 < run.rows[-1]["epsilon_max"] <= 5 * 1.001
+    names = set(filter(lora.is_adapter, run.model))
+    assert names and all(value.isfinite().all() for value in run.model.values())
+
+
+def test_both_ways_of_clipping_give_the_same(train):
+    words = [*EXACT, "privacy=dp_sgd", "privacy.seeded_noise=true", "num_rounds=1"]
+    one, other = (train(*words, f"privacy.clipping={c}", folder=c).model for c in ("per_example", "ghost"))
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["strategy=fedprox", "strategy.mu=0.1", "adapter.rule=fedex"],
+        ["strategy=fedprox", "strategy.mu=0.1", "adapter.rule=stack", "runtime.runner=cohort"],
+        ["server_optimizer=adam", "adapter.rule=ffa"],
+        ["server_optimizer=avgm"],
+        ["aggregation=median"],
+        ["strategy=scaffold", "client=sgd", "client.momentum=0", "client.lr_schedule=constant",
+         "client.lr=0.05"],
+        ["strategy=fedper", "adapter.rule=stack"],
+        ["strategy=private_attention", "adapter.targets=all"],
+        ["strategy=ditto", "client=sgd"],
+        ["strategy=fedpart", "num_rounds=8"],
+        ["secure_aggregation=on"],
+        ["model=bert_tiny", "dataset=synthetic_clinical"],
+    ],
+)  # fmt: skip
+def test_what_adapters_go_with_trains(train, words):
+    small = [word for word in SMALL if "model.config" not in word] if "model=bert_tiny" in words else SMALL
+    run = train(*small, *LORA, *words, small=False)
+    assert run.rows[-1]["clients_ok"] == 3 and run.rows[-1]["train_loss"] < 10

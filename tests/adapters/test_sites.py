@@ -35,7 +35,9 @@ def logged(sites, name):
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("rule", ["average", "fedex", "stack"])
+@pytest.mark.parametrize(
+    "rule", [*(pytest.param(r, marks=pytest.mark.slow) for r in ("average", "fedex")), "stack"]
+)
 def test_sites_that_let_adapters_leave_take_part_and_the_base_never_travels(sites, rule):
     run = sites.train(*LORA, f"adapter.rule={rule}")
     assert [row["clients_ok"] for row in run.rows[1:]] == [3, 3]
@@ -76,6 +78,7 @@ def model_folder(folder, seed):
     return folder
 
 
+@pytest.mark.slow
 def test_a_site_with_another_base_is_sent_the_federations_once_and_never_again(sites, tmp_path):
     """Two sites have the server's model folder; the third has one of the same shape with other weights."""
     own, other = model_folder(tmp_path / "model", 0), model_folder(tmp_path / "older", 1)
