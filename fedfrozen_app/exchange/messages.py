@@ -19,6 +19,7 @@ LONGEST_NAME = 100  # a client's; it stands in tables, figures and log lines
 WAITING, REFUSED = "waiting", "refused"  # states of a site that does not take part
 MASKED_BY = "masking"  # the action of Flower's messages for the steps of a masked round
 MASKING = f"{MessageType.QUERY}.{MASKED_BY}"
+ALIVE = f"{MessageType.QUERY}.alive"
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 # What JSON texts and records that are not ours end in, however they are made.
 UNREADABLE = (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
@@ -56,6 +57,15 @@ def hello_message(node: int, card: Mapping[str, Any], ttl: float, proposal: str 
     """
     content = RecordDict({"hello": ConfigRecord({"card": json.dumps(dict(card)), "proposal": proposal})})
     return Message(content, dst_node_id=node, message_type=MessageType.QUERY, ttl=ttl)
+
+
+def alive_message(node: int, ttl: float) -> Message:
+    """A question that says nothing, and whose answer says nothing but that somebody is there."""
+    return Message(RecordDict(), dst_node_id=node, message_type=ALIVE, ttl=ttl)
+
+
+def alive_reply(message: Message) -> Message:
+    return Message(RecordDict(), reply_to=message)
 
 
 def proposal_text(message: Message) -> str:

@@ -22,6 +22,7 @@ from fedfrozen_app.exchange.messages import (
     WAITING,
     Hello,
     Reply,
+    alive_message,
     hello_message,
     masking_message,
     masking_text,
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE, PAUSE, WAITING_PAUSE = 2.0, 300.0, 3.0
 LOOK = 2.0  # seconds between two looks at who is connected
 CRASHES = 2  # of a client's executor over one order: it may not be able to do it at all
+# Seconds without an answer after which a site is asked whether it is there: first, and at most.
+ALIVE_FIRST, ALIVE_PAUSE = 45.0, 300.0
 TRANSFER = 15.0  # seconds that an order may be on its way when a run is stopped
 
 
@@ -368,19 +371,23 @@ class Conversation:
         envelopes: str = "",
         layout: Layout | None = None,
     ) -> Reply | str:
-        message, crashes = self._pull(message_id, deadline), 0
+        message, lost = self._pull_order(node, message_id, deadline)
+        crashes = 0
         # A client that was gone has lost its secrets of a masked round, and with them its place in the sum.
-        while message is not None and message.has_error() and layout is None:
-            crashes += has_crashed(message)
-            if not is_gone(message) and not (has_crashed(message) and crashes <= CRASHES):
-                break
+        while layout is None and (lost or (message is not None and message.has_error())):
+            if message is not None:
+                crashes += has_crashed(message)
+                if not is_gone(message) and not (has_crashed(message) and crashes <= CRASHES):
+                    break
+            else:
+                log.warning("Client %s is there, and its order was lost with a process of before.", client)
             if (back := self._returned(client, deadline)) is None:
                 break
             # What it had begun is lost with it; what it had finished it sends again, and does not do twice.
             node = back
             names = self.ledger.missing(client, order.base)
             (again,) = self._push([self._order_message(node, order, names, model, traffic)])
-            message = self._pull(again, deadline)
+            message, lost = self._pull_order(node, again, deadline)
         reply = self._read(client, message, order, traffic, layout)
         if client not in self._unfounded and self._asks_for_foundation(reply, order):
             log.info("Client %s has other weights than the federation's: sending these, once.", client)
@@ -523,6 +530,27 @@ class Conversation:
         if not self.local:
             self._unanswered.update(sent)
         return sent
+
+    def _pull_order(self, node: int, message_id: str, deadline: float) -> tuple[Message | None, bool]:
+        """The answer to an order; or that the order is lost, where a site has answered a later question.
+
+        A site works on one message after another. Where its SuperNode was killed with an order and is back
+        before the server has missed it, Flower holds that the order is in work, for ever.
+        """
+        known = self._known.get(node)
+        asks = known is not None and bool(known.anchor)  # a site's executor; others may do two things at once
+        questions: list[str] = []
+        pause = ALIVE_FIRST
+        while True:
+            message = self._pull(message_id, min(deadline, time.monotonic() + pause if asks else deadline))
+            if message is not None or time.monotonic() >= deadline:
+                return message, False
+            if any(self._pull(question, 0.0) is not None for question in questions):
+                # It may have answered both since.
+                message = self._pull(message_id, 0.0)
+                return message, message is None
+            questions += self._push([alive_message(node, with_grace(self.timeout))])
+            pause = min(2 * pause, ALIVE_PAUSE)
 
     def _pull(self, message_id: str, deadline: float) -> Message | None:
         pause = 0.01

@@ -28,6 +28,7 @@ from fedfrozen_app.digests import digest
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.messages import (
+    ALIVE,
     CENSUS,
     MASKING,
     REFUSED,
@@ -35,6 +36,7 @@ from fedfrozen_app.exchange.messages import (
     CensusReply,
     Hello,
     Reply,
+    alive_reply,
     census_reply,
     census_text,
     envelopes_of,
@@ -111,6 +113,8 @@ class Executor:
     def answer(self, message: Message, context: Context, bundle: str) -> Message:
         """The reply; whatever goes wrong here stays here, and the server gets a fixed sentence."""
         kind = message.metadata.message_type
+        if kind == ALIVE:  # nothing is looked at, done or told
+            return alive_reply(message)
         details = {"message": kind, "flower_run": context.run_id, "bundle": bundle}
         try:
             self.budget.check(self.audit)

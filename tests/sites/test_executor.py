@@ -748,3 +748,61 @@ def test_the_log_is_json_lines_with_a_mode_of_its_own(tmp_path):
     assert json.loads(log.path.read_text())["arrays"] == {"a": "b"}
     assert log.path.stat().st_mode & 0o077 == 0
     assert log.today("sent") == 1 and torch.get_num_threads() == 1
+
+
+# Orders that are lost -------------------------------------------------------------------------------------
+
+
+class Loses(SiteGrid):
+    """The first order of the second round dies with the SuperNode of the site north, which is back at once:
+    nobody ever answers it, and nobody says that it is gone."""
+
+    lost: str | None = None
+    orders = 0
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        self.orders += sum(message.metadata.message_type == MessageType.TRAIN for message in messages)
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        (message_id,) = message_ids
+        about = self._waiting[message_id].metadata
+        if (about.message_type, about.group_id, about.dst_node_id) == (MessageType.TRAIN, "2", 1):
+            self.lost = self.lost or message_id
+            if message_id == self.lost:
+                return []
+        return super().pull_messages(message_ids)
+
+
+class Busy(Loses):
+    """The site north trains for long, and answers no question meanwhile."""
+
+    polls = 0
+
+    def pull_messages(self, message_ids):
+        about = self._waiting[message_ids[0]].metadata
+        if about.dst_node_id == 1 and about.group_id in ("2", ""):
+            self.polls += about.group_id == "2"
+            if self.polls and (about.group_id == "" or self.polls < 30):
+                return []
+        return SiteGrid.pull_messages(self, message_ids)
+
+
+@pytest.mark.parametrize(("make_grid", "orders"), [(Loses, 3 * 3 + 1), (Busy, 3 * 3)])
+def test_an_order_that_was_lost_is_sent_again_and_one_in_work_is_not(sites, monkeypatch, make_grid, orders):
+    monkeypatch.setattr("fedfrozen_app.server.conversation.ALIVE_FIRST", 0.02)
+    grids = []
+
+    def make(executors, bundle):
+        grids.append(make_grid(executors, bundle))
+        return grids[0]
+
+    whole = sites.train(*ROUNDS, folder="whole")
+    run = sites.train(*ROUNDS, "run_id=again", make_grid=make)
+    assert grids[0].orders == orders
+    assert [row["clients_ok"] for row in run.rows[1:]] == [3, 3, 3]
+    assert same_bits(run.model, whole.model)
+    rounds = [e["round"] for e in events(sites) if e["event"] == "sent" and e["run"] == "again"]
+    assert rounds == [1, 2, 3]
+    assert not [e for e in events(sites) if e["event"] in ("refused", "failed")]
