@@ -20,7 +20,7 @@ import torch
 from common import arguments, in_fresh_process, show, write_result
 
 from fedfrozen_app.commands.forecast import forecast, ground_of, outlined
-from fedfrozen_app.commands.memory import measure, step_memory
+from fedfrozen_app.commands.step_memory import measure, step_memory
 from fedfrozen_app.conf_files import conf_dir
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.models.wrapper import wrapper_of

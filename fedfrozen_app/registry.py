@@ -76,7 +76,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "average": "fedfrozen_app.server.adapters.average:Average",
         "ffa": "fedfrozen_app.server.adapters.ffa:FFA",
         "fedex": "fedfrozen_app.server.adapters.fedex:FedEx",
-        "stack": "fedfrozen_app.server.adapters.stack:Stack",
+        "stack": "fedfrozen_app.server.adapters.flora:Stack",
     },
     # By dataset.kind: a callable from a DatasetSpec to the rows found.
     "datasets": {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from fedfrozen_app.config import ClientConfig, setting
 from fedfrozen_app.models.design import TextDesign
 from fedfrozen_app.server import base
-from fedfrozen_app.server.prompts import PromptLearning
+from fedfrozen_app.server.prompt_learning import PromptLearning
 
 if TYPE_CHECKING:
     from fedfrozen_app.models.prompts import PromptedDual

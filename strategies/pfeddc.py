@@ -21,7 +21,7 @@ from fedfrozen_app.config import ClientConfig, setting
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.design import PromptDesign
 from fedfrozen_app.server import base
-from fedfrozen_app.server.prompts import PromptLearning
+from fedfrozen_app.server.prompt_learning import PromptLearning
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from fedfrozen_app.config import setting
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.models.design import TextDesign
 from fedfrozen_app.server import base
-from fedfrozen_app.server.prompts import PromptLearning
+from fedfrozen_app.server.prompt_learning import PromptLearning
 
 if TYPE_CHECKING:
     from fedfrozen_app.models.prompts import PromptedDual

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from fedfrozen_app.commands.memory import Measured, StepMemory
+from fedfrozen_app.commands.step_memory import Measured, StepMemory
 from fedfrozen_app.config import Config
 from fedfrozen_app.data.federated import input_shape, load_corpus, share_out
 from fedfrozen_app.data.table import InputShape

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedfrozen_app.commands.forecast import Bytes, Forecast, Stage, forecast, ground_of, outlined
-from fedfrozen_app.commands.memory import measure, step_memory
+from fedfrozen_app.commands.step_memory import measure, step_memory
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.roles import KINDS

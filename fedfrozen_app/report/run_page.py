@@ -44,7 +44,7 @@ from fedfrozen_app.report.html import (
     table,
     text,
 )
-from fedfrozen_app.report.samples import read_samples, samples_section
+from fedfrozen_app.report.sample_texts import read_samples, samples_section
 from fedfrozen_app.report.summary import method_of, read_summary
 from fedfrozen_app.words import counted
 

@@ -14,7 +14,7 @@ from transformers import ByT5Tokenizer, PreTrainedTokenizerBase
 from fedfrozen_app.data.federated import tokenizer_of
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.local.resident import Resident
-from fedfrozen_app.report.samples import FILE, read_samples
+from fedfrozen_app.report.sample_texts import FILE, read_samples
 
 PROMPTS = 3
 TOKENS = 32  # written after each

@@ -2,7 +2,7 @@
 
 import json
 
-from fedfrozen_app.report.samples import read_samples, samples_section
+from fedfrozen_app.report.sample_texts import read_samples, samples_section
 
 
 def test_whatever_a_model_writes_is_text_on_the_page(tmp_path):

@@ -6,9 +6,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from fedfrozen_app.commands import memory
-from fedfrozen_app.commands.memory import kept_for_gradients, step_memory
+from fedfrozen_app.commands import step_memory as memory
 from fedfrozen_app.commands.show_plan import plan
+from fedfrozen_app.commands.step_memory import kept_for_gradients, step_memory
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.errors import UserError
