@@ -89,7 +89,9 @@ STUDIES = {
     ),
     "quick": Study(
         ("", ""),
-        ("num_clients=3", "partition.alpha=1", "partition.min_size=8", "dataset.limit=200",
+        # Named, because SAFL would bring others.
+        ("dataset=digits", "model=vit_tiny", "num_clients=3", "partition.alpha=1", "partition.min_size=8",
+         "dataset.limit=200",
          "client.batch_size=16", "model.config.hidden_size=32", "model.config.num_hidden_layers=2",
          "model.config.intermediate_size=64"),
         "accuracy",

@@ -165,7 +165,9 @@ def read_proposal(text: str) -> Proposal:
         proposal = replace(proposal, secure_aggregation=secure)
     if ADAPTED in found:
         adapter = typed(AdapterConfig, found[ADAPTED], f"{ADAPTED}.", without=AT_SERVER, whole=True)
-        for key, value in adapter_part(adapter).items():
+        if not all(NAME.fullmatch(who) and type(rank) is int for who, rank in adapter.ranks.items()):
+            raise ValueError(f"{ADAPTED}.ranks are no ranks of sites")
+        for key, value in adapter_part(replace(adapter, ranks={})).items():
             _plain(value, f"{ADAPTED}.{key}")
         if not NAME.fullmatch(adapter.name) or adapter.name == "none":
             raise ValueError(f"{ADAPTED} is none")

@@ -5,8 +5,11 @@ import json
 import pytest
 import torch
 
+from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.errors import RunFailed, UserError
+from fedfrozen_app.exchange.proposal import propose, read_proposal
+from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.models.build import build_model
 from fedfrozen_app.models.transformer import export_model
 from tests.sites.inprocess import Sites, copy_of
@@ -44,6 +47,17 @@ def test_sites_that_let_adapters_leave_take_part_and_the_base_never_travels(site
     assert set(run.rows[1]["bytes_down_by_role"]) == {"query", "value", "head"}
     whole = 3 * sum(v.numel() * 4 for n, v in run.model.items() if "/" not in n)
     assert sum(run.rows[1]["bytes_down_by_role"].values()) == whole
+
+
+def test_what_is_proposed_of_adapters_is_read_again_and_nothing_else_is():
+    config = read(resolved(compose_config([*LORA, "+adapter.ranks.north=1", "adapter.layers=0-1"])))
+    card = {"classes": ["a", "b"], "mean": [], "std": [], "base": "0" * 64}
+    proposal = propose(config, card, "run", ["adapter", "head"])
+    assert read_proposal(proposal.text).adapter == config.adapter and "path" not in proposal.plain["adapter"]
+    for change in ({"ranks": {"../x": 1}}, {"ranks": {"north": "1"}}, {"path": "/etc"}, {"rule": "a/b"}):
+        found = proposal.plain | {"adapter": proposal.plain["adapter"] | change}
+        with pytest.raises(ValueError, match="adapter"):
+            read_proposal(canonical(found))
 
 
 def test_the_weights_themselves_may_not_leave_such_a_site(sites):
