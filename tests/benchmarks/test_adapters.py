@@ -60,6 +60,7 @@ def test_folders_of_a_study_go_together(tmp_path, capsys):
     assert "give --minilm" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_cells_run_once_and_a_sitting_goes_on(tmp_path, monkeypatch):
     """With one run in place of many: what a worker gives is what is kept."""
     given = options(tmp_path, "--seeds", "1", "--lrs", "0.003", "--ranks", "1", "--rounds", "1", "--device",

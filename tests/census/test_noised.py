@@ -39,7 +39,7 @@ def test_every_told_cell_has_noise_of_its_share_of_epsilon():
     words = Table("class", people, people % 3, np.ones(900), ("a", "b", NONE), public=3)
     ages = Table("age", people, people % 2, np.ones(900), edges=(0.0, 50.0, 100.0))
     stream, apart = Keystream(), []
-    for _ in range(5000):
+    for _ in range(2000):
         told = told_with_noise(Figures(900, 900, (words, ages), ()), 1.0, stream)["tables"]
         by_word = [told["class"]["people"][name] - 300 for name in words.names]
         apart.append([*by_word, *(count - 450 for count in told["age"]["people"])])

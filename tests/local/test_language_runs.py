@@ -44,8 +44,11 @@ FROZEN = ["strategy=fedfrozen", "strategy.warmup_rounds=1"]
 
 @pytest.mark.parametrize(
     ("words", "strategy"),
-    [(WORDS, ["strategy=fedprox"]), (WORDS, FROZEN), (GPT2, FROZEN)],
-    ids=["llama-fedprox", "llama-frozen", "gpt2-frozen"],
+    [
+        pytest.param(WORDS, ["strategy=fedprox"], id="llama-fedprox", marks=pytest.mark.slow),
+        pytest.param(WORDS, FROZEN, id="llama-frozen", marks=pytest.mark.slow),
+        pytest.param(GPT2, FROZEN, id="gpt2-frozen"),
+    ],
 )
 def test_both_runners_give_the_same_model(train, prompts, words, strategy):
     given, small = [*words, prompts, *EXACT, *strategy], words is not GPT2
@@ -64,6 +67,7 @@ def test_both_runners_give_the_same_model(train, prompts, words, strategy):
         assert not any(before[name].equal(after[name]) for name in before if "v_proj.weight" in name)
 
 
+@pytest.mark.slow
 def test_personal_figures_are_means_over_tokens(train, prompts):
     run = train(*WORDS, prompts, "strategy=local", "num_rounds=1", "partition.alpha=0.2")
     row = run.rows[-1]

@@ -15,7 +15,7 @@ from fedfrozen_app.models.build import build_model
 from fedfrozen_app.models.role_file import read_roles, use_roles
 from fedfrozen_app.models.roles import KERNEL, KINDS, roles_of
 from fedfrozen_app.models.transformer import export_model
-from tests.conftest import SMALL
+from tests.conftest import SMALL, slowly
 
 WIDTH, LAYERS = 8, 3
 BLOCKS = {
@@ -177,7 +177,10 @@ def words_for(family, tmp_path):
     return [f"dataset={kind}", f"dataset.path={tmp_path}/rows.jsonl", "dataset.max_tokens=12", *base, *words]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+HARDEST = ("modernbert", "deberta-v2")  # fused, and with projections of positions
+
+
+@pytest.mark.parametrize("family", [*HARDEST, *slowly(*(f for f in FAMILIES if f not in HARDEST))])
 def test_a_round_of_fedfrozen_leaves_the_kernel_alone_and_both_runners_agree(family, train, tmp_path):
     words = [*RUN, *words_for(family, tmp_path), *EXACT, *FROZEN]
     runs = [train(*words, f"runtime.runner={r}", folder=r, small=False) for r in ("sequential", "cohort")]
