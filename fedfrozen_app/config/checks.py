@@ -1,5 +1,7 @@
 """From a composed configuration to the dataclasses; a `UserError` for values that cannot work."""
 
+import json
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,12 +45,17 @@ def _own_settings(key: str, config: Config) -> Any:
     """What is set under this key, as the `Settings` of the class that it names."""
     settings = dict(getattr(config, key))
     found = registry.find(NAMED[key], str(settings.pop("name", None)))
+    return _typed(found.Settings, key, json.dumps(settings), config.num_rounds)
+
+
+@lru_cache(maxsize=64)  # every round asks for them
+def _typed(kind: type, key: str, settings: str, num_rounds: int) -> Any:
     try:
-        typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(found.Settings), settings))
+        typed: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), json.loads(settings)))
     except OmegaConfBaseException as error:
         raise UserError(sentence(error, within=f"{key}.")) from error
     check_settings(typed, f"{key}.")
-    return typed.checked(config.num_rounds)  # type: ignore[union-attr]
+    return typed.checked(num_rounds)
 
 
 def require_client(config: Config, because: str, **wanted: Any) -> None:

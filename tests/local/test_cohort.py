@@ -43,7 +43,7 @@ def compare(one, other, tolerance, per_tensor):
 
 
 @pytest.mark.parametrize("client", ["client=adamw", *slowly("client=sgd")])
-@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedfrozen"])
+@pytest.mark.parametrize("strategy", ["fedprox", "fedfrozen", *slowly("fedavg")])
 def test_cohort_equals_sequential_in_float64(train, strategy, client):
     words = [f"strategy={strategy}", client, "model.dtype=float64", *THREE_ROUNDS]
     if strategy == "fedprox":
@@ -72,7 +72,7 @@ def test_cohort_equals_sequential_in_float32(train, client):
     )
 
 
-@pytest.mark.parametrize("extra", ["client.clip=0.05", "client.class_weights=true"])
+@pytest.mark.parametrize("extra", ["client.clip=0.05", *slowly("client.class_weights=true")])
 def test_clipping_and_class_weights_are_each_client_s_own(train, extra):
     words = ["model.dtype=float64", extra, *THREE_ROUNDS]
     one = train(*words, folder="one")
@@ -160,7 +160,7 @@ def test_private_models_train_together_and_stay_apart(train):
         assert twin["bytes_up_by_role"] == {}
 
 
-@pytest.mark.parametrize("client", ["0", "1", "2"])
+@pytest.mark.parametrize("client", ["0", *slowly("1", "2")])
 def test_what_a_client_sent_is_kept_as_it_was_sent(train, client):
     words = ["model.dtype=float64", "partition=iid", "num_rounds=1", f"checkpoint.uploads='{client}'"]
     runs = [train(*words, f"runtime.runner={r}", folder=r) for r in ("sequential", "cohort")]

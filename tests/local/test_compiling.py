@@ -107,6 +107,7 @@ def test_blocks_of_runs_side_by_side(train, tmp_path, compiles, by_blocks):
         assert_alike(run.model, Run(job.folder).model)
 
 
+@pytest.mark.slow
 def test_who_asks_for_it_has_the_whole_step_compiled(train, compiles):
     plain = train(*WORDS, "num_rounds=1", "runtime.compile=false", folder="plain")
     quick = train(*WORDS, "num_rounds=1", "runtime.compile=true", folder="quick")

@@ -81,6 +81,7 @@ def test_personal_figures_are_means_over_tokens(train, prompts):
     assert row["personal_perplexity"] == pytest.approx(math.exp(row["personal_loss"]))
 
 
+@pytest.mark.slow
 def test_a_private_run_clips_rows_and_runs(train, prompts):
     words = ["privacy=dp_sgd", "privacy.epsilon=50", "strategy=fedavg", "num_rounds=1", "num_clients=2"]
     row = train(*WORDS, prompts, *words).rows[-1]
@@ -103,6 +104,7 @@ def test_a_small_model_learns_to_answer(train, prompts, tmp_path):
     assert "<h2>Text</h2>" in page and samples[0]["prompt"] in page and "Final test perplexity" in page
 
 
+@pytest.mark.slow
 def test_adapters_of_a_language_model_are_the_same_in_both_runners(train, prompts):
     words = [*WORDS, prompts, *EXACT, *FROZEN, "adapter=lora", "adapter.rank=2"]
     runs = [train(*words, f"runtime.runner={runner}", folder=runner) for runner in ("sequential", "cohort")]

@@ -9,6 +9,7 @@ from fedfrozen_app.exchange.block import Layout
 from fedfrozen_app.local import cohort
 from fedfrozen_app.local.parts import parts_of, rounded_names
 from fedfrozen_app.models import attention
+from tests.conftest import slowly
 
 WORDS = ["runtime.runner=cohort", "client.local_steps=2", "num_rounds=1", "client.precision=bf16"]
 
@@ -64,7 +65,7 @@ def test_only_what_products_alone_read_is_rounded():
     assert rounded_names(model, run) == {"dense.weight", "dense.bias", "tied.bias"}
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "fedprox"])
+@pytest.mark.parametrize("strategy", ["fedprox", *slowly("fedavg")])
 def test_attention_of_stacked_clients_is_given_bf16(train, monkeypatch, strategy):
     plain, given = attention.scaled_dot_product_attention, []
 

@@ -13,7 +13,7 @@ from PIL import Image
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.local import sequential, step
-from tests.conftest import same_bits
+from tests.conftest import same_bits, slowly
 from tests.flower.test_runtimes import is_key_bias
 
 TRAIN_ROWS = {"one": 1, "two": 2, "five": 5, "thirteen": 13, "twenty": 20}
@@ -159,7 +159,9 @@ def test_data_without_test_rows_end_in_a_sentence(train, tmp_path):
         train(*words, "num_clients=2")
 
 
-@pytest.mark.parametrize("how", ["runtime.runner=sequential", "runtime.runner=cohort", "privacy=dp_sgd"])
+@pytest.mark.parametrize(
+    "how", ["runtime.runner=cohort", *slowly("runtime.runner=sequential", "privacy=dp_sgd")]
+)
 def test_a_head_with_a_rate_of_its_own_moves_by_it(train, how):
     """One step of SGD from the same start, and with the same noise: only the head goes further, 3 times."""
     words = [how, "strategy=fedavg", "client=sgd", "client.momentum=0", "client.lr=0.01", "num_rounds=1"]

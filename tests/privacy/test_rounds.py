@@ -33,7 +33,7 @@ from fedfrozen_app.privacy.vote import noisy_sum
 from fedfrozen_app.server.aggregate import RunningMean
 from fedfrozen_app.server.record import RoundRecord
 from fedfrozen_app.server.sampling import participations
-from tests.conftest import SMALL, same_bits
+from tests.conftest import SMALL, same_bits, slowly
 from tests.server.test_wire import run_wired
 
 PRIVATE = ("privacy=dp_sgd", "privacy.seeded_noise=true", "client.local_steps=2")
@@ -62,7 +62,7 @@ def budget_of(run, client):
     return found
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedfrozen", "safl"])
+@pytest.mark.parametrize("strategy", ["fedavg", "safl", *slowly("fedprox", "fedfrozen")])
 def test_every_strategy_spends_what_was_allowed(train, strategy):
     run = train(f"strategy={strategy}", *PRIVATE, "num_rounds=2")
     last = run.rows[-1]

@@ -91,15 +91,20 @@ def test_a_run_that_the_policy_forbids_gets_no_hello(sites, policy, overrides, s
 @pytest.mark.parametrize(
     ("policy", "overrides", "sentence"),
     [
-        ({"upload_roles": ["value", "output", "mlp", "norm", "head"]}, (), "asks for embedding parameters"),
+        pytest.param(
+            {"upload_roles": ["value", "output", "mlp", "norm", "head"]},
+            (),
+            "asks for embedding parameters",
+            marks=pytest.mark.slow,
+        ),
         (
             {"upload_roles": ["embedding", "value", "output", "mlp", "norm", "head"]},
             (),
             "asks for key parameters",
         ),
-        ({"min_examples": 1000}, (), "fewer than 1000 examples"),
+        pytest.param({"min_examples": 1000}, (), "fewer than 1000 examples", marks=pytest.mark.slow),
         ({"min_examples": 50}, ("client.local_steps=1",), "fewer than 50 examples"),
-        ({"rounds_per_day": 0}, (), "sent 0 updates in 24 hours"),
+        pytest.param({"rounds_per_day": 0}, (), "sent 0 updates in 24 hours", marks=pytest.mark.slow),
         ({"min_people": 1000}, (), "rows of fewer than 1000 people"),
     ],
 )

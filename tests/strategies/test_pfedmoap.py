@@ -172,6 +172,7 @@ def test_cohort_equals_sequential_also_for_personal_models(train):
 
 
 @pytest.mark.parametrize("runner", [pytest.param("sequential", marks=pytest.mark.slow), "cohort"])
+@pytest.mark.slow
 def test_killed_and_resumed_to_the_bit(train, runner):
     words = [*MOAP, "participation=0.67", f"runtime.runner={runner}"]
     whole = train(*words, "num_rounds=4", folder="whole", small=False)
