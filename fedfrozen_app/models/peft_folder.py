@@ -38,7 +38,8 @@ def write(
     classes: Sequence[str],
 ) -> None:
     """The adapters and heads of `model`, with `folds` on top; `base` is the digest of its frozen weights."""
-    peft = _peft()
+    import peft  # here, because training needs none of it, and it takes seconds
+
     added = lora.folds_by_path(folds)
     scale, found = alpha / rank, {}
     for path in lora.adapted(dict(model.named_parameters())):
@@ -68,15 +69,6 @@ def write(
     save_file({name: value.contiguous() for name, value in arrays.items()}, folder / WEIGHTS)
     config.save_pretrained(folder)
     (folder / NOTE).write_text(json.dumps({"base": base, "classes": list(classes)}, indent=1) + "\n")
-
-
-def _peft() -> Any:
-    """Here, because training needs none of it, and it takes seconds to import."""
-    try:
-        import peft
-    except ImportError as error:
-        raise UserError(f"Adapters are written and read with peft ({error}): pip install peft.") from error
-    return peft
 
 
 def with_folds(own: Factors, folds: Mapping[str, Tensor], scale: float) -> Factors:
@@ -121,7 +113,8 @@ def _joined(model: nn.Module, found: Mapping[str, Factors]) -> dict[str, Factors
 def read(model: nn.Module, folder: str, *, rank: int, alpha: float, base: str) -> list[str]:
     """Load a folder's adapters and heads into `model`; the names that it set. A `UserError` where they do not
     fit the run's: another rank, other projections, another base."""
-    peft = _peft()
+    import peft
+
     place = Path(folder).expanduser()
     try:
         config = peft.PeftConfig.from_pretrained(str(place))

@@ -3,6 +3,7 @@
 import json
 from functools import partial
 
+import peft
 import pytest
 import torch
 from transformers import (
@@ -16,8 +17,6 @@ from fedfrozen_app.models import lora, peft_folder
 from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.models.transformer import export_model
 from tests.models.conftest import SETTINGS, _build, _example, shape_of
-
-peft = pytest.importorskip("peft", reason="peft is not installed here")
 
 RANK, ALPHA = 2, 3.0
 AUTO = {"image": AutoModelForImageClassification, "text": AutoModelForSequenceClassification}

@@ -90,7 +90,7 @@ def _dicom_slices(path: Path, spec: DatasetSpec) -> Iterator[tuple[str, str, flo
         low, high = (
             _own_window(file) if spec.window is None and "WindowWidth" in file else _window(values, spec)
         )
-    except (AttributeError, ValueError, RuntimeError, NotImplementedError, KeyError) as error:
+    except (AttributeError, ValueError, RuntimeError, KeyError) as error:
         raise UserError(
             f"A DICOM file of {path.parent.name} has pixels that cannot be read ({first_line(error)}): leave "
             "it out, or install a decoder for it."

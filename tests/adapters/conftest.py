@@ -1,0 +1,3 @@
+from tests.sites.inprocess import prepared, sites
+
+__all__ = ["prepared", "sites"]  # fixtures
