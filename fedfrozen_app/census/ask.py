@@ -16,7 +16,7 @@ from typing import Any
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.proposal import NAME, RUN_ID
-from fedfrozen_app.exchange.strict import canonical, hash_of, read_json
+from fedfrozen_app.exchange.strict import Spelled, read_json
 
 FORMAT = 1
 KIND = "census"
@@ -26,7 +26,7 @@ KEYS = {"format", "kind", "id", "view", "columns", "epsilon", "floor", "matches"
 
 
 @dataclass(frozen=True)
-class Ask:
+class Ask(Spelled):
     id: str
     view: str | None = None
     columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # edges, or words
@@ -38,14 +38,6 @@ class Ask:
     def plain(self) -> dict[str, Any]:
         columns = {name: list(kinds) for name, kinds in self.columns.items()}
         return {"format": FORMAT, "kind": KIND, **vars_of(self), "columns": columns}
-
-    @cached_property
-    def text(self) -> str:
-        return canonical(self.plain)
-
-    @cached_property
-    def hash(self) -> str:
-        return hash_of(self.plain)
 
 
 def vars_of(ask: Ask) -> dict[str, Any]:

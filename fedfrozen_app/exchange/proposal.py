@@ -23,7 +23,7 @@ from fedfrozen_app.config import (
 )
 from fedfrozen_app.config.typed import typed
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.strict import canonical, hash_of, read_json
+from fedfrozen_app.exchange.strict import Spelled, canonical, read_json
 
 FORMAT = 1
 MASKED, ADAPTED = "secure_aggregation", "adapter"  # the parts that a proposal may leave out
@@ -80,7 +80,7 @@ class RunPart:
 
 
 @dataclass(frozen=True)
-class Proposal:
+class Proposal(Spelled):
     run: RunPart
     data: DataPart
     strategy: Mapping[str, Any]  # its name and its own settings
@@ -106,15 +106,6 @@ class Proposal:
             "client": asdict(self.client),
             "privacy": privacy,
         }
-
-    @cached_property
-    def text(self) -> str:
-        return canonical(self.plain)
-
-    @cached_property
-    def hash(self) -> str:
-        """By which people at a site and at the server can tell that they mean the same."""
-        return hash_of(self.plain)
 
     @property
     def ticket(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import re
+from functools import cached_property
 from typing import Any
 
 LARGEST = 2**53  # beyond, a float no longer tells whole numbers apart
@@ -41,6 +42,21 @@ def canonical(value: Any) -> str:
 
 def hash_of(value: Any) -> str:
     return hashlib.sha256(canonical(value).encode("ascii")).hexdigest()
+
+
+class Spelled:
+    """What is asked of a site: `plain` values, which have one spelling."""
+
+    plain: Any
+
+    @cached_property
+    def text(self) -> str:
+        return canonical(self.plain)
+
+    @cached_property
+    def hash(self) -> str:
+        """By which people at a site and at the server can tell that they mean the same."""
+        return hash_of(self.plain)
 
 
 def _check_depth(text: str, most: int) -> None:
