@@ -471,13 +471,15 @@ def mapped_task(
 ) -> Task:
     """The task for parameters that are mapped over; those that it is not given are of `model`.
 
-    `rounded` stand for the arrays of `model` and `of`, where the model is called with these very ones.
+    `rounded` stand for the arrays of `model` and `of`, where the model is called with these very ones. What
+    an algorithm made of arrays (a mixture) is rounded here, or its products would be in float32.
     """
     exact = {**model, **of}
 
     def call(parameters: Parameters, inputs: Inputs) -> Tensor:
         whole = {**model, **parameters}
         whole |= {name: part for name, part in rounded.items() if whole[name] is exact[name]}
+        whole |= {name: whole[name].bfloat16() for name in resident.rounded}
         ready = with_ready_mask(inputs, resident.model)
         return functional_call(resident.model, whole, args=(), kwargs=ready).logits
 

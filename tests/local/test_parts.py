@@ -65,7 +65,7 @@ def test_only_what_products_alone_read_is_rounded():
     assert rounded_names(model, run) == {"dense.weight", "dense.bias", "tied.bias"}
 
 
-@pytest.mark.parametrize("strategy", ["fedprox", *slowly("fedavg")])
+@pytest.mark.parametrize("strategy", ["apfl", *slowly("fedavg", "fedprox", "ditto", "moon")])
 def test_attention_of_stacked_clients_is_given_bf16(train, monkeypatch, strategy):
     plain, given = attention.scaled_dot_product_attention, []
 
