@@ -389,7 +389,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--clips", type=float, nargs="+", default=[0.3, 3.0])
     parser.add_argument("--private-head-lr", type=float, default=0.1, help="with privacy: the head's rate")
     parser.add_argument("--limit", type=int, help="rows, for a quick try")
-    parser.add_argument("--runner", default="sequential", choices=("sequential", "cohort", "auto"))
+    parser.add_argument("--runner", default="auto", choices=("sequential", "cohort", "auto"))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1, help="cells at once, each in a process")

@@ -19,6 +19,7 @@ from fedfrozen_app.census.cells import Table, by_interval, by_name, moments
 from fedfrozen_app.census.records import Records
 from fedfrozen_app.census.site import Rules, answer
 from fedfrozen_app.exchange.strict import canonical
+from tests.conftest import slowly
 
 
 def compositions(cells: int, most: int):
@@ -85,7 +86,7 @@ def names_of(counts) -> list[str]:
         pytest.param(2, 4, 16, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("make", [words, intervals])
+@pytest.mark.parametrize("make", [intervals, *slowly(words)])
 def test_two_censuses_tell_no_small_cell_that_one_would_hide(make, cells, floor, most):
     """Everybody who may have joined or left between them, or all of them: who did, nobody outside knows."""
     before_groups, now_groups = defaultdict(list), defaultdict(list)

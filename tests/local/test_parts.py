@@ -78,7 +78,8 @@ def test_attention_of_stacked_clients_is_given_bf16(train, monkeypatch, strategy
     assert set(given) == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("fedavg", marks=pytest.mark.slow), "fedprox"])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "apfl"])
 def test_bf16_of_stacked_clients_is_that_of_one_after_another(train, strategy):
     """Both lie about as far from float32; what is rounded is the same."""
     words = [*WORDS[:3], f"strategy={strategy}", "client=sgd"]

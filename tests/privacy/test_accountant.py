@@ -33,7 +33,7 @@ def twenty_rounds(noise, selection_noise, every=3):
         yield Steps(noise, 0.08, 12)
 
 
-CASES = [(0.8, 10.0), (3.0, 60.0)]
+CASES = [pytest.param(0.8, 10.0, marks=pytest.mark.slow), (3.0, 60.0)]
 
 
 @pytest.mark.parametrize(("noise", "selection"), CASES)
