@@ -50,8 +50,8 @@ WHOLE = {
     "head": ["strategy=safl", "strategy.select=none"],
 }
 TUNING_SEED = 1000  # none of those that are reported
-RATES = {"fedavg": (3e-5, 1e-4, 3e-4, 1e-3), "safl": (1e-4, 3e-4, 1e-3, 3e-3)}
-USUAL = (3e-4, 1e-3, 3e-3, 1e-2)  # of adapters and of heads
+RATES = {"fedavg": (1e-4, 3e-4, 1e-3), "safl": (3e-4, 1e-3, 3e-3)}
+USUAL = (1e-3, 3e-3, 1e-2)  # of adapters and of heads
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ STUDIES = {
         ("dataset=parquet", "dataset.name=pacs", "partition=domain", "num_clients=null",
          "dataset.image_size=112", "client.batch_size=32"),
         "accuracy",
-        rounds=10,
+        rounds=5,
     ),
     "medquad": Study(
         ("medquad", "stories"),
@@ -85,7 +85,7 @@ STUDIES = {
          "dataset.max_tokens=128", "client.batch_size=32"),
         "loss",
         better=-1,
-        rounds=5,
+        rounds=3,
     ),
     "quick": Study(
         ("", ""),

@@ -3,20 +3,17 @@
 `digits` (a linear model, minutes) or `mtsamples` (the head of a pretrained encoder: hours, or a GPU).
 Both sides are private per example at the same epsilon and delta. `site` takes local steps with all its noise
 on each; `sum` takes one step a round, a share of the noise at each site, the server's Adam after it. Rates
-are the best of a few, tried on seed 100, whose run is not counted. A run that is there is not run again.
+are the best of a few on the validation rows of seed 100, whose run is not counted. A run that is there is not
+run again, so that a second command goes on where the first was stopped.
 """
 
 import argparse
-import io
-import json
-from contextlib import redirect_stdout
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 from common import RESULTS, show, spread, write_result
-
-from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.inprocess.runtime import run_in_process
-from fedfrozen_app.run.job import Job
+from kept_runs import last_rows
 
 SEEDS, TRIED = (0, 1, 2), 100
 SUM = (
@@ -29,6 +26,7 @@ TASKS = {
         "common": ("strategy=fedavg", "model=linear", "num_clients=10", "num_rounds=40"),
         "site": ("client.lr={rate}", "client.batch_size=64"),
         "rates": {"site": (0.01, 0.03, 0.1), "sum": (0.01, 0.03, 0.1)},
+        "score": "accuracy",
     },
     "mtsamples": {
         "common": (
@@ -37,8 +35,12 @@ TASKS = {
         ),
         "site": ("client.head_lr={rate}", "client.batch_size=64"),
         "rates": {"site": (0.03, 0.1, 0.3), "sum": (0.03, 0.1, 0.3)},
+        "score": "f1_macro",
     },
 }
+
+
+Run = tuple[str, float, float, int]  # where the noise is, epsilon, rate, seed
 
 
 def words_for(options: argparse.Namespace, where: str, epsilon: float, rate: float, seed: int) -> list[str]:
@@ -49,20 +51,23 @@ def words_for(options: argparse.Namespace, where: str, epsilon: float, rate: flo
     else:
         words += ["privacy=dp_sgd", f"privacy.epsilon={epsilon:g}", "privacy.delta=1e-5"]
         words += (*SUM, "server_optimizer.lr={rate}") if where == "sum" else task["site"]
-    words += [f"seed={seed}", "checkpoint.every=0", "track.tensorboard=false", "eval_every=5"]
+    words += [
+        f"device={options.device}",
+        f"seed={seed}",
+        "checkpoint.every=0",
+        "track.tensorboard=false",
+        "eval_every=5",
+    ]
     return [word.format(data=options.data, model=options.model, rate=rate) for word in words]
 
 
-def final(options: argparse.Namespace, where: str, epsilon: float, rate: float, seed: int) -> float:
-    """The last test figure of a run, which is trained if it is not there."""
-    folder = options.folder / options.task / f"{where}-{epsilon:g}-{rate:g}-{seed}"
-    if not (folder / "summary.json").exists():
-        words = [*words_for(options, where, epsilon, rate, seed), "overwrite=true"]
-        config = resolved(compose_config(words))
-        with redirect_stdout(io.StringIO()):
-            run_in_process(Job(read(config), config, words, folder, shown=False))
-    summary = json.loads((folder / "summary.json").read_text())
-    return summary.get("final_test_f1", summary.get("final_test_accuracy"))
+def finals(options: argparse.Namespace, runs: Sequence[Run]) -> dict[Run, tuple[float, float]]:
+    """The last figures of each on validation and on test rows."""
+    score = TASKS[options.task]["score"]
+    folders = [options.folder / options.task / "-".join(f"{word}" for word in run) for run in runs]
+    words = [words_for(options, *run) for run in runs]
+    rows = last_rows(list(zip(folders, words, strict=True)), options.workers)
+    return {run: (row[f"val_{score}"], row[f"test_{score}"]) for run, row in zip(runs, rows, strict=True)}
 
 
 def main() -> None:
@@ -71,21 +76,27 @@ def main() -> None:
     parser.add_argument("--data", default="", help="the folder of MTSamples")
     parser.add_argument("--model", default="", help="the folder of a pretrained encoder")
     parser.add_argument("--epsilons", type=float, nargs="+", default=[8.0, 2.0])
+    parser.add_argument("--workers", type=int, default=1, help="runs at once, each in a process")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--folder", type=Path, default=Path("outputs/noise_in_sum"), help="where runs are kept"
     )
     options = parser.parse_args()
     rates = TASKS[options.task]["rates"]
-    found: dict[str, dict] = {}
-    for where, epsilon in [("none", 0.0), *((w, e) for e in options.epsilons for w in ("site", "sum"))]:
-        tried = {
-            rate: final(options, where, epsilon, rate, TRIED) for rate in rates.get(where, rates["site"])
+    ways = [("none", 0.0), *itertools.product(("site", "sum"), options.epsilons)]
+    tried = {way: [(*way, rate, TRIED) for rate in rates.get(way[0], rates["site"])] for way in ways}
+    seen = finals(options, [run for runs in tried.values() for run in runs])
+    best = {way: max(runs, key=lambda run: seen[run][0]) for way, runs in tried.items()}
+    seen |= finals(options, [(*run[:3], seed) for seed in SEEDS for run in best.values()])
+    found = {}
+    for (where, epsilon), run in best.items():
+        found[f"{where}, epsilon {epsilon:g}"] = {
+            "tried": {one[2]: seen[one][0] for one in tried[where, epsilon]},
+            "rate": run[2],
+            "figures": [seen[(*run[:3], seed)][1] for seed in SEEDS],
         }
-        best = max(tried, key=tried.__getitem__)
-        figures = [final(options, where, epsilon, best, seed) for seed in SEEDS]
-        found[f"{where}, epsilon {epsilon:g}"] = {"tried": tried, "rate": best, "figures": figures}
-        path = RESULTS / f"noise_in_sum_{options.task}.json"
-        write_result("noise_in_sum", {"task": options.task, "runs": found}, path)
+    path = RESULTS / f"noise_in_sum_{options.task}.json"
+    write_result("noise_in_sum", {"task": options.task, "runs": found}, path)
     rows = [[name, f"{one['rate']:g}", f"{spread(one['figures']):.3f}"] for name, one in found.items()]
     show(f"{options.task}: the last test figure, 3 seeds", ["noise", "rate", "figure"], rows, {}, path)
 

@@ -1,11 +1,11 @@
 """From a composed configuration to the dataclasses; a `UserError` for values that cannot work."""
 
 import json
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedfrozen_app import registry
@@ -23,13 +23,18 @@ def read(resolved_config: dict[str, Any]) -> Config:
     """The typed configuration, checked: types first, then values and combinations."""
     renamed = {("start_from" if key == "from" else key): value for key, value in resolved_config.items()}
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(Config), renamed)
+        merged = OmegaConf.merge(_declared(), renamed)
         config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         raise UserError(sentence(error)) from error
     assert isinstance(config, Config)
     check_config(config)
     return config
+
+
+@cache  # `merge` works on a copy
+def _declared() -> DictConfig:
+    return OmegaConf.structured(Config)
 
 
 def strategy_settings(config: Config) -> Any:

@@ -68,8 +68,31 @@ def folded_attention(
     return result.transpose(1, 2), None
 
 
+def folded_mask(
+    *sizes: int,
+    attention_mask: Tensor | None = None,
+    allow_is_bidirectional_skip: bool = False,
+    local_size: int | None = None,
+    **others: Any,
+) -> Tensor | None:
+    """No mask where everybody looks at everybody.
+
+    transformers makes one of ones while a CUDA graph is recorded, with which no fused kernel is chosen.
+    """
+    if attention_mask is None and allow_is_bidirectional_skip and local_size is None:
+        return None
+    mask: Tensor | None = sdpa_mask(
+        *sizes,
+        attention_mask=attention_mask,
+        allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+        local_size=local_size,
+        **others,
+    )
+    return mask
+
+
 AttentionInterface.register(FOLDED, folded_attention)
-AttentionMaskInterface.register(FOLDED, sdpa_mask)
+AttentionMaskInterface.register(FOLDED, folded_mask)
 
 
 @contextmanager

@@ -1,12 +1,14 @@
-"""Folded attention: the values and the slopes of every client on its own, in one vmap or in two."""
+"""Folded attention: which mask it is given, and every client's own values and slopes, in one vmap or two."""
 
 import pytest
 import torch
 from torch import nn
 from torch.func import vmap
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import ViTConfig
+from transformers.masking_utils import create_bidirectional_mask
 
-from fedfrozen_app.models.attention import folded_attention
+from fedfrozen_app.models.attention import FOLDED, folded_attention, folded_mask
 
 BATCH, HEADS, TOKENS, WIDTH = 2, 2, 5, 4
 
@@ -43,3 +45,23 @@ def test_values_and_slopes_are_each_client_s_own(lead):
         (slope,) = torch.autograd.grad(expected, number)
         torch.testing.assert_close(found[own], expected, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(slopes[own], slope, rtol=1e-12, atol=1e-12)
+
+
+def test_no_mask_is_made_where_everybody_looks_at_everybody(monkeypatch):
+    # As it is while a CUDA graph is recorded: some versions of transformers then make a mask of ones.
+    monkeypatch.setattr("transformers.masking_utils.is_tracing", lambda tensor=None: True)
+    config = ViTConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8)
+    config._attn_implementation = FOLDED
+    tokens = torch.zeros(3, 5, 8)
+    assert create_bidirectional_mask(config, tokens, None) is None
+    padded = torch.tensor([[1, 1, 1, 0, 0]] * 3)
+    seen = create_bidirectional_mask(config, tokens, padded)
+    assert torch.equal(seen.expand(3, 1, 5, 5)[:, 0], padded.bool()[:, None].expand(3, 5, 5))
+
+
+def test_whoever_may_not_look_at_all_is_given_a_mask():
+    sizes = {"batch_size": 1, "q_length": 4, "kv_length": 4}
+    causal = folded_mask(**sizes, allow_is_causal_skip=False)
+    assert torch.equal(causal[0, 0], torch.ones(4, 4).tril().bool())
+    near = folded_mask(**sizes, allow_is_causal_skip=False, allow_is_bidirectional_skip=True, local_size=2)
+    assert near is not None
