@@ -32,6 +32,7 @@ from fedfrozen_app.exchange.messages import (
     train_reply,
 )
 from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.plan import layers_of
 from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.captured import steps_for
@@ -166,6 +167,9 @@ def train(message: Message, context: Context) -> Message:
         figures = judge_client(resident, client, order, start, steps)
         examples = len(resident.rows(client).train)
         return train_reply(message, Reply(order.digest, examples, metrics=figures), local=local)
+    if order.choosing:
+        layers = layers_of(choose(resident, client, order, start).plan.trained, resident.roles)
+        return train_reply(message, Reply(order.digest, chosen=layers), local=local)
     scores: Tensor | None = None
     if resident.config.privacy.name == "none":
         chosen = choose(resident, client, order, start)
@@ -239,8 +243,11 @@ def train_privately(
 
 def refusal(context: Context, config: Config, order: Order) -> str:
     """Why this client will not do what it is asked, as the rest of a sentence; empty when it will."""
-    if order.masking is None and not order.judge and config.secure_aggregation.name == "on":
+    secure = config.secure_aggregation
+    if order.masking is None and order.trains and secure.name == "on":
         return "declines: the run is masked, and the order asks for an update without masks"
+    if order.choosing and (secure.name, secure.choices, config.privacy.name) != ("on", "groups", "none"):
+        return "declines: the order asks which layers it would choose, and the run does not"
     if order.judge and config.privacy.name != "none":
         return "declines: how a model does on its own rows is told without noise, which its epsilon excludes"
     if "max-epsilon" not in context.node_config:

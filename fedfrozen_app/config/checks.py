@@ -219,6 +219,11 @@ def _check_masked(config: Config) -> None:
         )
     if config.secure_aggregation.noise == "sum":
         _check_noise_in_sum(config)
+    if config.secure_aggregation.choices == "groups" and config.privacy.name != "none":
+        raise UserError(
+            "secure_aggregation.choices=groups has a client tell its choice of layers before it trains, and "
+            f"privacy={config.privacy.name} pays for both as one: use secure_aggregation.choices=union."
+        )
     if config.personal:
         raise UserError(
             "personal=true tells how each client's model does on its own rows, and secure_aggregation=on "

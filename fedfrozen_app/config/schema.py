@@ -415,6 +415,14 @@ class SecureAggregationConfig:
         "[Privacy](privacy.md#noise-in-the-sum)",
         choices=("site", "sum"),
     )
+    choices: str = setting(
+        "union",
+        "Where clients choose layers (`strategy=safl`): `union` (a client sends zeros for those that it did "
+        "not choose, and nobody learns what it chose) or `groups` (clients tell the server first, and those "
+        "with one choice make a sum of their own, of these layers alone); see "
+        "[Secure aggregation](secure-aggregation.md#where-clients-choose-layers)",
+        choices=("union", "groups"),
+    )
     step_timeout: float = setting(
         60, "Seconds to wait for a client in the steps that carry keys and no update", above=0
     )

@@ -10,6 +10,7 @@ from fedfrozen_app.exchange.block import Slice
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.names import is_parameter, names_in_namespaces, parameter_of
 from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.plan import layers_of
 from fedfrozen_app.models.roles import Role
 
 # What the server finds out itself, such as who chose what: a client that sent such a figure would speak in
@@ -33,6 +34,8 @@ def problem_of(
     """
     if reply.order != order.digest:
         return "answers another order than this round's"
+    if order.choosing:
+        return problem_of_choice(reply, order, roles)
     if problem := problem_of_figures(reply, order):
         return problem
     shared = names_shared(order, order.plan.shared)
@@ -57,6 +60,19 @@ def problem_of(
             return f"has the type {tensor.dtype} for {name}, not {expected.dtype}"
     if not 0 < reply.examples <= MOST_EXAMPLES:
         return f"claims {reply.examples:g} examples"
+    return None
+
+
+def problem_of_choice(reply: Reply, order: Order, roles: Mapping[str, Role]) -> str | None:
+    """The same for a reply that is to tell which layers its client takes, and nothing else."""
+    assert order.chooser is not None
+    if reply.arrays or reply.metrics or reply.examples:
+        return "sent more than its choice of layers"
+    if len(reply.chosen) != order.chooser.top_k:
+        return f"chose {len(reply.chosen)} layers where {order.chooser.top_k} were asked for"
+    known = layers_of(order.plan.trained, roles)
+    if not set(reply.chosen) <= set(known) or len(set(reply.chosen)) != len(reply.chosen):
+        return "chose layers that the model does not have, or one of them twice"
     return None
 
 

@@ -48,6 +48,7 @@ class Reply:
     declined: str = ""  # why the client will not take part, as the rest of a sentence
     text: str = ""  # the record as it travelled, for counting
     anchor: str = ""  # the last digest of a site's audit log
+    chosen: list[int] = field(default_factory=list)  # the layers that it would take, where it was asked
 
 
 def hello_message(node: int, card: Mapping[str, Any], ttl: float, proposal: str = "") -> Message:
@@ -193,6 +194,8 @@ def train_reply(message: Message, reply: Reply, *, local: bool) -> Message:
         record["declined"] = reply.declined
     if reply.anchor:
         record["anchor"] = reply.anchor
+    if reply.chosen:
+        record["chosen"] = reply.chosen
     text = json.dumps(record, separators=(",", ":"))
     content["reply"] = ConfigRecord({"json": text})
     # Flower's own name for the weight, so that its tools understand our replies.
@@ -219,6 +222,7 @@ def read_reply(message: Message) -> Reply:
             declined=str(data.get("declined", "")),
             text=text,
             anchor=str(data.get("anchor", "")),
+            chosen=[int(layer) for layer in data.get("chosen", [])],
         )
     except UNREADABLE as error:
         raise ValueError(f"sent no readable reply ({type(error).__name__}: {error})") from error

@@ -54,6 +54,12 @@ class Order:
     participations: Mapping[str, int] = field(default_factory=dict)  # client: its rounds in the whole run
     judge: bool = False  # say how the model does on the client's own test rows; keep and send nothing
     masking: Masking | None = None  # None: replies travel as they are
+    choosing: bool = False  # say which layers the client would take; train, keep and send nothing
+
+    @property
+    def trains(self) -> bool:
+        """Whether an update comes of it."""
+        return not (self.judge or self.choosing)
 
     @cached_property
     def json(self) -> str:
@@ -79,6 +85,8 @@ class Order:
             record["judge"] = True
         if self.masking is not None:
             record["masking"] = self.masking.plain
+        if self.choosing:
+            record["choosing"] = True
         return json.dumps(record, separators=(",", ":"))
 
     @cached_property
@@ -130,4 +138,5 @@ def read_order(text: str) -> Order:
         data.get("participations", {}),
         data.get("judge", False),
         masking,
+        data.get("choosing", False),
     )

@@ -33,14 +33,17 @@ def choose(resident: "Resident", client: str, order: Order, start: Start) -> Cho
     choice = order.chooser
     if choice is None:
         return Chosen(order.plan)
-    scores = None
+    scores, count = None, len(layers_of(order.plan.trained, resident.roles))
     if choice.looks_at_data:
         resident.load(start.model, order.base)
         scores = score(resident, client, order, choice)
+    if count == choice.top_k:  # chosen already, by all of a group
+        picked = tuple(range(count))
+    elif scores is not None:
         picked = top_k(scores.sum(dim=1), choice.top_k)
     else:
         generator = torch_generator(resident.config.seed, "layers", client, order.round)
-        picked = choice.pick(len(layers_of(order.plan.trained, resident.roles)), generator)
+        picked = choice.pick(count, generator)
     return Chosen(choice.part(order.plan, picked, resident.roles), scores)
 
 

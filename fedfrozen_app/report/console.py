@@ -115,7 +115,8 @@ def masked_facts(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
     masked = [row["secure"] for row in rows if "summed" in row.get("secure", {})]
     if not masked:
         return
-    yield "Masked: smallest sum", f"over {min(one['summed'] for one in masked)} clients"
+    sums = [group["summed"] for one in masked for group in one.get("groups", [one]) if group["summed"]]
+    yield "Masked: smallest sum", f"over {min(sums)} clients"
     yield (
         "Masked: rounding of a mean, at most",
         f"{max(number(one['rounding']) for one in masked):.2g} a round",

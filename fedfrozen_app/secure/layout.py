@@ -10,7 +10,7 @@ What is lost is rounding: less than 1/scale for each client, in the sum of weigh
 down by chance, right on average.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -195,6 +195,29 @@ def decode(layout: Layout, rules: Arithmetic, vector: Vector) -> Sums:
     }
     return Sums(
         *(replies, examples, int(head[SQUARES]), int(head[CLIPPED])), arrays, weights, squares, figures
+    )
+
+
+def added(parts: Sequence[Sums]) -> Sums:
+    """The sums of several cohorts as one; an array that one of them did not send counts as zero there."""
+    arrays: dict[str, Tensor] = {}
+    weights: dict[str, float] = {}
+    squares: dict[str, float] = {}
+    figures: dict[str, tuple[float, int]] = {}
+    for part in parts:
+        for name, total in part.arrays.items():
+            arrays[name] = arrays[name] + total if name in arrays else total
+            weights[name] = weights.get(name, 0.0) + part.weights[name]
+            squares[name] = squares.get(name, 0.0) + part.squares[name]
+        for name, (mean, behind) in part.figures.items():
+            other, before = figures.get(name, (0.0, 0))
+            figures[name] = (mean * behind + other * before) / (behind + before), behind + before
+    return Sums(
+        sum(part.replies for part in parts),
+        sum(part.examples for part in parts),
+        sum(part.examples_squared for part in parts),
+        sum(part.clipped for part in parts),
+        *(arrays, weights, squares, figures),
     )
 
 

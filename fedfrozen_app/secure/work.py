@@ -41,7 +41,7 @@ def layout_of(order: Order, model: Mapping[str, Tensor]) -> Layout:
         {name: model[parameter_of(name)].shape for name in names},
         order.masking.figures,
         order.masking.equal,
-        chosen=order.choice is not None,
+        chosen=order.choice is not None and order.masking.settings["choices"] == "union",
         bare=noised(order),  # nothing but what noise covers
     )
 

@@ -16,7 +16,7 @@ from fedfrozen_app.digests import digests
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.check import problem_of_names
 from fedfrozen_app.exchange.codec import plain_sizes
-from fedfrozen_app.exchange.count import count_parameters
+from fedfrozen_app.exchange.count import Traffic, count_parameters
 from fedfrozen_app.exchange.names import PARAMETERS, is_parameter
 from fedfrozen_app.exchange.order import Masking, NamedSettings, Order
 from fedfrozen_app.exchange.plan import Plan
@@ -27,8 +27,9 @@ from fedfrozen_app.server.aggregate import Update
 from fedfrozen_app.server.carried import Carried, add_to, follow
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server.federation import Evaluate, Federation, Hook, Settings
+from fedfrozen_app.server.groups import grouped_round
 from fedfrozen_app.server.loop import OwnLoop, close_round
-from fedfrozen_app.server.masked import MaskedRound
+from fedfrozen_app.server.masked import Cohort, MaskedRound, Members
 from fedfrozen_app.server.record import RoundRecord
 
 # What clients tell of a round, whichever the method: see `Resident` and `train_client`.
@@ -280,9 +281,11 @@ class PlannedFedAvg(OwnLoop):
         quorum = self.federation.aggregation.quorum
         record = RoundRecord(server_round, aggregator, quorum, began=time.perf_counter())  # the plan is made
         if self.federation.secure.name == "on":
-            masked = MaskedRound(conversation, self.masked(order), members, arrays, record.traffic)
+            masked = self._masked_round(order, members, arrays, record.traffic)
             masked.run()
             record.take_masked(masked)
+            for client, its_names in masked.known.items():
+                self.on_reply(client, its_names)
             members = []
         rule = self.federation.rule
         rule.begin()
@@ -325,6 +328,17 @@ class PlannedFedAvg(OwnLoop):
         self.digests.update(digests(merged))
         row["seconds"]["aggregate"] += time.perf_counter() - stepping
         return row
+
+    def _masked_round(
+        self, order: Order, members: Members, arrays: Mapping[str, Tensor], traffic: Traffic
+    ) -> MaskedRound:
+        """With one cohort; or with one for each choice of layers, which clients then tell first."""
+        conversation, secure = self.federation.conversation, self.federation.secure
+        if order.choice is not None and secure.choices == "groups":
+            limits = secure.min_cohort, secure.step_timeout
+            return grouped_round(conversation, order, self.masked, members, arrays, traffic, *limits)
+        cohort = Cohort(self.masked(order), members, arrays)
+        return MaskedRound(conversation, [cohort], arrays, traffic, secure.step_timeout)
 
     def _close_round(self, row: Row, began: float, evaluate_fn: Evaluate | None) -> bool:
         return close_round(self, row, began, evaluate_fn)

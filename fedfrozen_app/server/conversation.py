@@ -54,6 +54,15 @@ ALIVE_FIRST, ALIVE_PAUSE = 45.0, 300.0
 TRANSFER = 15.0  # seconds that an order may be on its way when a run is stopped
 
 
+@dataclass(frozen=True)
+class ToMask:
+    """What a client is to train and mask: its cohort's order, its neighbours' shares, its reply's layout."""
+
+    order: Order
+    envelopes: str
+    layout: Layout
+
+
 @dataclass
 class Conversation:
     grid: Grid
@@ -303,22 +312,21 @@ class Conversation:
         model: Mapping[str, Tensor],
         traffic: Traffic,
         given: Mapping[str, Mapping[str, Tensor]] | None = None,
-        *,
-        envelopes: Mapping[str, str] | None = None,
-        layout: Layout | None = None,
+        masked: Mapping[str, ToMask] | None = None,
     ) -> Iterator[tuple[str, Reply | str]]:
         """Send the order to the cohort (name, node) and give each sound reply, or the reason for none.
 
         `given` are arrays for one client alone, by client: they join the base of its order. Where replies are
-        masked, `envelopes` go with the order, by client, and `layout` says how long a reply is. Replies come
-        one at a time and in the cohort's order, so that sums repeat to the bit and only one reply is in
-        memory, whatever the cohort's size.
+        masked, `masked` has each client's own order in place of `order`. Replies come one at a time and in
+        the cohort's order, so that sums repeat to the bit and only one reply is in memory, whatever the
+        cohort's size.
         """
         deadline = time.monotonic() + self.timeout
         self._contents = {}
-        own = {}
+        own, masks = {}, masked or {}
         for client, _ in cohort:
-            its_order, arrays = with_given(order, model, (given or {}).get(client))
+            to_do = masks[client].order if client in masks else order
+            its_order, arrays = with_given(to_do, model, (given or {}).get(client))
             own[client] = (
                 self._founded(its_order, arrays) if client in self._unfounded else (its_order, arrays)
             )
@@ -326,9 +334,8 @@ class Conversation:
         for client, node in cohort:
             its_order, arrays = own[client]
             names = self.ledger.missing(client, its_order.base)
-            messages.append(
-                self._order_message(node, its_order, names, arrays, traffic, _own(envelopes, client))
-            )
+            envelopes = masks[client].envelopes if client in masks else ""
+            messages.append(self._order_message(node, its_order, names, arrays, traffic, envelopes))
         sent = dict(zip(self._push(messages), cohort, strict=True))
         messages.clear()
         self.seen.update({client: f"was sent the order of round {order.round}" for client, _ in cohort})
@@ -337,9 +344,7 @@ class Conversation:
         for message_id in ready:
             client, node = sent[message_id]
             reply = self._answer(
-                *(client, node, message_id, *own[client], traffic, deadline),
-                envelopes=_own(envelopes, client),
-                layout=layout,
+                *(client, node, message_id, *own[client], traffic, deadline), masks.get(client)
             )
             verb = "did not answer" if isinstance(reply, str) else "answered"
             self.seen[client] = f"{verb} round {order.round}"
@@ -367,10 +372,9 @@ class Conversation:
         model: Mapping[str, Tensor],
         traffic: Traffic,
         deadline: float,
-        *,
-        envelopes: str = "",
-        layout: Layout | None = None,
+        masked: ToMask | None = None,
     ) -> Reply | str:
+        envelopes, layout = ("", None) if masked is None else (masked.envelopes, masked.layout)
         message, lost = self._pull_order(node, message_id, deadline)
         crashes = 0
         # A client that was gone has lost its secrets of a masked round, and with them its place in the sum.
@@ -475,17 +479,22 @@ class Conversation:
         return node
 
     def ask(
-        self, order: Order, members: Sequence[tuple[str, int]], text: str, traffic: Traffic, patience: float
+        self,
+        server_round: int,
+        members: Sequence[tuple[str, int]],
+        texts: Mapping[str, str],
+        traffic: Traffic,
+        patience: float,
     ) -> list[tuple[str, str | ValueError]]:
-        """The answer of each of these clients to a question without arrays, or why there is none."""
+        """The answer of each of these clients to its question without arrays, or why there is none."""
         deadline, ticket = time.monotonic() + patience, self._ticket
         messages = [
-            masking_message(node, order.round, text, ttl=with_grace(patience), ticket=ticket)
-            for _, node in members
+            masking_message(node, server_round, texts[client], ttl=with_grace(patience), ticket=ticket)
+            for client, node in members
         ]
         found: list[tuple[str, str | ValueError]] = []
         for (client, _), message_id in zip(members, self._push(messages), strict=True):
-            message = self._pull(message_id, deadline)
+            message, text = self._pull(message_id, deadline), texts[client]
             try:
                 if message is None:
                     raise ValueError(f"did not answer within {patience:g} s")
@@ -571,10 +580,6 @@ def with_given(
     if not given:
         return order, model
     return replace(order, base={**order.base, **digests(given)}), {**model, **given}
-
-
-def _own(envelopes: Mapping[str, str] | None, client: str) -> str:
-    return "" if envelopes is None else envelopes[client]
 
 
 def with_grace(timeout: float) -> float:

@@ -68,6 +68,8 @@ class RoundRecord:
             self.failures.append(f"Client {client} was set aside: it {why}.")
             log.warning("Round %d: %s", self.number, self.failures[-1])
         self.secure = {"cohort": masked.roster, "seconds": masked.seconds}
+        if masked.apart:
+            self.secure["groups"] = masked.groups
         self.discarded = masked.problem
         if (sums := masked.sums) is not None:
             self.aggregator.add_sums(sums)

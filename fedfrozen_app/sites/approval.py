@@ -138,6 +138,8 @@ def described(proposal: Proposal, kit: Kit, policy: Policy) -> list[str]:
     if secure.name == "on":
         fewest = max(secure.min_cohort, policy.min_cohort)
         lines.append(f"masked    the server sees sums over at least {fewest} sites, no update of one site")
+        if secure.choices == "groups":
+            lines.append("          and which layers this site chooses, where the strategy lets it choose")
     else:
         lines.append("masked    NO: the server sees this site's updates")
     spent = Budget(kit.var / "state" / "budget.json").spent()

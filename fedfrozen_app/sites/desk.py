@@ -291,7 +291,9 @@ class Executor:
         session = self._opened(message, order, proposal)
         if order.judge:
             self._check_limit("judgements", policy.judgements_per_day, "judged")
-        reply = None if order.judge else store.reply_to(order.round, order.work)
+        if order.choosing:
+            self._check_limit("choices", UPDATES * policy.rounds_per_day, "chose")
+        reply = store.reply_to(order.round, order.work) if order.trains else None
         again = reply is not None and self.audit.has_sent(proposal.run.id, order.work)
         price = Price.of(proposal, view.unit)
         if again:  # it costs nothing but a line in the log, and these have an end too
@@ -329,7 +331,7 @@ class Executor:
             self.budget.charge(proposal.run.id, price, order.round, order.work, self.audit.head)
         epsilon, delta = self.budget.spent()
         self.audit.write(
-            "judged" if order.judge else "sent",
+            "judged" if order.judge else "chose" if order.choosing else "sent",
             **details,
             again=again,
             asked={"trained": len(order.plan.trained), "private": len(order.plan.private)},
@@ -342,6 +344,7 @@ class Executor:
             epsilon_all_runs=epsilon,
             delta_all_runs=delta,
             **masked,
+            **({"layers": reply.chosen} if order.choosing else {}),
         )
         return train_reply(message, replace(reply, anchor=self.audit.head), local=False)
 
@@ -397,11 +400,11 @@ class Executor:
         self, order: Order, proposal: Proposal, price: Price | None, policy: Policy, again: bool
     ) -> str | None:
         """Why the site has given all it gives; sending the same update again costs nothing."""
-        if not again and not order.judge and self.audit.today("sent") >= policy.rounds_per_day:
+        if not again and order.trains and self.audit.today("sent") >= policy.rounds_per_day:
             given = counted(policy.rounds_per_day, "update")
             return f"it has sent {given} in 24 hours, and that is all it gives"
         most = UPDATES * proposal.run.num_rounds
-        if not again and not order.judge and self.audit.updates(proposal.run.id, proposal.hash) >= most:
+        if not again and order.trains and self.audit.updates(proposal.run.id, proposal.hash) >= most:
             return f"it has sent {counted(most, 'update')} of this run, and that is all it gives"
         if price is not None:
             return self.budget.problem_of_round(proposal.run.id, order.round, order.work)
@@ -416,13 +419,15 @@ class Executor:
         answer = self.app(message, context)
         private = context.state.pop("private", None)  # not for the SuperNode, which would hold it in memory
         reply = read_reply(answer)
-        if not (reply.lacks or reply.declined or order.judge):
+        if order.trains and not (reply.lacks or reply.declined):
             own = to_tensors(cast(ArrayRecord, private)) if private else {}
             store.write(order.round, replace(reply, order=order.work), own)
         return answer
 
     def _outgoing(self, reply: Reply, order: Order, policy: Policy, view: View) -> Reply:
         """The reply less what the policy keeps: its figures, and the true numbers of rows."""
+        if order.choosing:
+            return Reply(reply.order, chosen=reply.chosen)
         known = {*order.plan.shared, *(order.coder.extra_names if order.coder else ())}
         if strange := sorted(name for name in reply.arrays if parameter_of(name) not in known):
             raise Refused(f"{strange[0]} was about to leave, which the order does not share")

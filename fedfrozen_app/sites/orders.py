@@ -11,7 +11,7 @@ LONGEST_PHASE = 10_000  # epochs
 MOST_PHASES = 64
 MOST_FIGURES = 500
 NEEDED = {"round", "trained", "shared", "private", "base", "algorithm", "settings"}
-OPTIONAL = {"phases", "selection", "participations", "judge", "masking"}
+OPTIONAL = {"phases", "selection", "participations", "judge", "masking", "choosing"}
 
 
 def read_strict_order(text: str) -> Order:
@@ -27,8 +27,9 @@ def read_strict_order(text: str) -> Order:
         raise ValueError("base does not say digests by name")
     if not isinstance(found["algorithm"], str) or not isinstance(found["settings"], dict):
         raise ValueError("algorithm and settings are none")
-    if type(found.get("judge", False)) is not bool:
-        raise ValueError("judge is neither true nor false")
+    for key in ("judge", "choosing"):
+        if type(found.get(key, False)) is not bool:
+            raise ValueError(f"{key} is neither true nor false")
     if not isinstance(found.get("participations", {}), dict):
         raise ValueError("participations are no numbers by name")
     selection = found.get("selection", {"rule": ""})

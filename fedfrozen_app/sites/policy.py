@@ -19,6 +19,7 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.cache import DIGEST
 from fedfrozen_app.exchange.names import is_parameter, parameter_of
 from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.plan import layers_of
 from fedfrozen_app.exchange.proposal import Proposal
 from fedfrozen_app.models.folds import is_fold
 from fedfrozen_app.models.roles import Role
@@ -157,6 +158,8 @@ class Policy:
         names |= set(map(parameter_of, folds))
         if unknown := sorted(names - set(roles)):
             return f"the order names {unknown[0]}, which the run's model does not have"
+        if leaves_choice(order, proposal, roles):
+            return "the order leaves it a choice of layers, and all of a group send the same"
         extended = {parameter_of(name) for name in order.base if not is_parameter(name) and name not in folds}
         if strange := sorted(extended - set(order.plan.trained)):
             return f"the order brings an array beside {strange[0]}, which does not train"
@@ -195,6 +198,10 @@ class Policy:
 def problem_of_masking(order: Order, proposal: Proposal, strategy: Any) -> str | None:
     """An order of a masked run is masked, as the proposal says and as the strategy counts its clients."""
     asked, masking = proposal.secure_aggregation, order.masking
+    if order.choosing:
+        if (asked.name, asked.choices) == ("on", "groups") and order.choice is not None and masking is None:
+            return None
+        return "the order asks which layers it would choose, and its proposal does not"
     if (masking is not None) != (asked.name == "on"):
         if order.judge:
             return "the order asks how a model does on its rows, and of a masked run only sums leave it"
@@ -207,6 +214,14 @@ def problem_of_masking(order: Order, proposal: Proposal, strategy: Any) -> str |
     if tuple(masking.equal) != tuple(strategy.equal):
         return "the order counts clients in another way than the strategy"
     return None
+
+
+def leaves_choice(order: Order, proposal: Proposal, roles: Mapping[str, Role]) -> bool:
+    """Whether sites of one sum might send different layers, although its proposal has groups that do not.
+    Of a layer that one site alone had sent, the sum would be that site's update."""
+    if order.masking is None or order.chooser is None or proposal.secure_aggregation.choices != "groups":
+        return False
+    return len(layers_of(order.plan.trained, roles)) != order.chooser.top_k
 
 
 def same(told: Any, expected: Any) -> bool:

@@ -57,6 +57,29 @@ def test_flower_s_simulation_with_masks(tmp_path, train):
         assert row["secure"]["summed"] == 3
 
 
+def test_flower_s_simulation_in_groups_of_equal_layers(tmp_path, train):
+    """Each client's own choice, by chance: what it is, both runtimes have alike."""
+    layers = (
+        "strategy=safl",
+        "strategy.select=random",
+        "strategy.top_k=1",
+        "dataset=digits",
+        "model=vit_tiny",
+    )
+    rounds = (*layers, "num_clients=5", "num_rounds=2", *PLAIN, ON, "secure_aggregation.choices=groups")
+    rounds = (*rounds, "secure_aggregation.min_cohort=2")
+    folder = tmp_path / "flower"
+    line = [*SMALL, *rounds, "runtime=flower", f"output_dir={folder}", f"hydra.run.dir={folder}"]
+    assert command(line) == 0
+    one, masked = train(*rounds, folder="masked"), Run(folder)
+    assert far(one, masked) <= last_bits(one)
+    for row, twin in zip(masked.rows[1:], one.rows[1:], strict=True):
+        assert row["selection"] == twin["selection"] and len(row["selection"]) == 5
+        assert row["secure"]["groups"] == twin["secure"]["groups"]
+        assert row["bytes_up_by_role"] == twin["bytes_up_by_role"]
+    assert any(len(row["secure"]["groups"]) > 1 for row in masked.rows[1:])
+
+
 RUNS = {
     "fedfrozen": ("num_rounds=2", "strategy.warmup_rounds=1", *PLAIN),
     "scaffold": ("strategy=scaffold", "model=vit_tiny", "num_rounds=2", "client.lr=0.05"),

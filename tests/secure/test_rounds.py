@@ -292,3 +292,8 @@ def test_the_closing_table_tells_what_the_server_saw():
         "Masked: values clipped": "7",
     }
     assert dict(masked_facts([{"round": 1}])) == {}
+
+
+def test_clients_that_could_train_together_mask_one_by_one(train):
+    run = train(ON, "num_rounds=1", *PLAIN, "runtime.runner=cohort")
+    assert run.rows[1]["secure"]["summed"] == run.rows[1]["clients_ok"] == 3

@@ -1,0 +1,78 @@
+"""Clients that choose layers, in cohorts of equal layers: what each is added up with is whole for all.
+
+The server knows who chose what. So a layer that fewer than `fewest` clients of a sum had sent would be theirs
+by name: every client of a cohort sends the same layers. One whose choice too few share takes another.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from fedfrozen_app.exchange.count import Traffic
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server.masked import Cohort, MaskedRound, Members
+
+Layers = tuple[int, ...]
+
+
+def groups_of(choices: Mapping[str, Layers], fewest: int) -> dict[Layers, list[str]]:
+    """The layers of each group, and its clients: at least `fewest` of them, where there are so many at all.
+
+    Clients with one choice are a group. Of the choices that fewer share, all clients together take the layers
+    that most of them chose; where even these clients are too few, each joins the group whose layers have most
+    in common with its own, of such groups the smallest.
+    """
+    same: dict[Layers, list[str]] = {}
+    for client, layers in choices.items():
+        same.setdefault(layers, []).append(client)
+    groups = {layers: clients for layers, clients in same.items() if len(clients) >= fewest}
+    sizes = {layers: len(clients) for layers, clients in groups.items()}
+    rest = {client: layers for client, layers in choices.items() if layers not in groups}
+    if rest and (len(rest) >= fewest or not groups):
+        groups.setdefault(most_chosen(rest), []).extend(rest)
+        return groups
+    for client, own in rest.items():
+        nearest = max(sizes, key=lambda layers: (len({*layers} & {*own}), -sizes[layers], layers))
+        groups[nearest].append(client)
+    return groups
+
+
+def most_chosen(choices: Mapping[str, Layers]) -> Layers:
+    """As many layers as each of these clients chose; of layers that as many chose, the higher."""
+    votes = Counter(layer for layers in choices.values() for layer in layers)
+    count = len(next(iter(choices.values())))
+    return tuple(sorted(sorted(votes, key=lambda layer: (votes[layer], layer), reverse=True)[:count]))
+
+
+def grouped_round(
+    conversation: Conversation,
+    order: Order,
+    masked: Callable[[Order], Order],
+    members: Members,
+    model: Mapping[str, Tensor],
+    traffic: Traffic,
+    fewest: int,
+    patience: float,
+) -> MaskedRound:
+    """Ask the clients what they choose. The model goes with the question, and is there when they train."""
+    began = time.perf_counter()
+    choices: dict[str, Layers] = {}
+    failures: dict[str, str] = {}
+    for client, reply in conversation.round(replace(order, choosing=True), members, model, traffic):
+        if isinstance(reply, str):
+            failures[client] = reply
+        else:
+            choices[client] = tuple(sorted(reply.chosen))
+    cohorts = []
+    for layers, clients in groups_of(choices, fewest).items():
+        plan = order.plan.keep_layers(layers, conversation.roles)
+        own = [(client, node) for client, node in members if client in clients]
+        cohorts.append(Cohort(masked(replace(order, plan=plan)), own, model))
+    seconds = {"choices": time.perf_counter() - began}
+    return MaskedRound(
+        *(conversation, cohorts, model, traffic, patience), apart=True, failures=failures, seconds=seconds
+    )
