@@ -18,6 +18,8 @@ from tests.report.browser import chromium, visit  # noqa: F401
 if TYPE_CHECKING:
     import torch
 
+    from fedfrozen_app.local.resident import Resident
+
 SMALL = [
     "num_clients=3",
     "num_rounds=3",
@@ -136,6 +138,17 @@ def train(tmp_path, monkeypatch):
         return Run(target)
 
     return train
+
+
+def resident_of(*words: str) -> "Resident":
+    """What a worker holds for a run of these words: model, data and the clients' rows."""
+    from fedfrozen_app.config import compose_config, read, resolved
+    from fedfrozen_app.data.federated import load_corpus, share_out
+    from fedfrozen_app.local.resident import Resident
+
+    config = read(resolved(compose_config(list(words))))
+    corpus = load_corpus(config)
+    return Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))
 
 
 def slowly(*cases: Any) -> list[Any]:

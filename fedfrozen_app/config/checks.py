@@ -160,6 +160,11 @@ def _check_adapter(config: Config) -> None:
     adapter, name = config.adapter, str(config.strategy["name"])
     registry.find("adapters", adapter.name)
     rule, strategy = registry.find("adapter_rules", adapter.rule), registry.find("strategies", name)
+    if config.model.dtype == "bfloat16" and config.client.precision != "bf16":
+        raise UserError(
+            f"model.dtype=bfloat16 with adapter={adapter.name} is for frozen weights; adapters and head "
+            f"stay float32: set client.precision=bf16, in which they meet (it is {config.client.precision})."
+        )
     settings = strategy_settings(config)
     algorithm = registry.find("algorithms", strategy.algorithm_for(settings))
     own = algorithm.has_arrays() or not algorithm.adds_nothing()

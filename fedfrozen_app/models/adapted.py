@@ -77,6 +77,10 @@ class Adapted(Wrapper):
             dropout=settings.dropout,
             seed=seed,
         )
+        fixed = self.fixed_names(model)
+        for name, parameter in model.named_parameters():
+            if name not in fixed and parameter.dtype is torch.bfloat16:  # small steps would round to nothing
+                parameter.data = parameter.data.float()
 
     def card(self, config: Config, corpus: Corpus) -> dict[str, Any]:
         if not self._digest:

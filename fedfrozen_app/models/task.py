@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -61,17 +62,19 @@ class Task:
         # The figure that rounds are compared by; a row may have others beside it.
         self.headline = "f1" if kind in ("multilabel", "tokens") else "accuracy"
         first = next(model.parameters())
-        self.device, self.dtype = first.device, first.dtype
+        # A frozen base may be coarser than what trains beside it.
+        self.device = first.device
+        self.dtype = reduce(torch.promote_types, {value.dtype for value in model.parameters()})
         # A loss over a large vocabulary has no digits left in bfloat16.
-        coarse = kind == "language" and first.dtype is torch.bfloat16
-        self._scores = torch.float32 if coarse else first.dtype
+        coarse = kind == "language" and self.dtype is torch.bfloat16
+        self._scores = torch.float32 if coarse else self.dtype
         self.bf16 = precision == "bf16"
         self._loaded, self._head = loaded, head
         self.call = call or self._call
         if mean:  # (uint8/255 − mean)/std as one multiplication and one addition, (1, channels, 1, 1)
             shift, scale = (torch.tensor(v, dtype=torch.float64).view(1, -1, 1, 1) for v in (mean, std))
-            self._scale = (1 / (255 * scale)).to(first)
-            self._shift = (-shift / scale).to(first)
+            self._scale = (1 / (255 * scale)).to(self.device, self.dtype)
+            self._shift = (-shift / scale).to(self.device, self.dtype)
 
     def _call(self, parameters: Parameters, inputs: Inputs) -> Tensor:
         if parameters is self._loaded:

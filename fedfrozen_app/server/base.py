@@ -26,8 +26,8 @@ from fedfrozen_app.secure.sum_up import new_session
 from fedfrozen_app.server.aggregate import Update
 from fedfrozen_app.server.carried import Carried, add_to, follow
 from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server.equal_layers import grouped_round
 from fedfrozen_app.server.federation import Evaluate, Federation, Hook, Settings
-from fedfrozen_app.server.groups import grouped_round
 from fedfrozen_app.server.loop import OwnLoop, close_round
 from fedfrozen_app.server.masked import Cohort, MaskedRound, Members
 from fedfrozen_app.server.record import RoundRecord

@@ -11,7 +11,7 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.models import lora
 from fedfrozen_app.models.folds import is_fold
 from fedfrozen_app.run import federate
-from tests.conftest import SMALL, same_bits
+from tests.conftest import SMALL, resident_of, same_bits
 
 # ViT of SMALL: width 16, mlp 32, two layers, ten classes; three clients.
 LORA = ["strategy=fedavg", "adapter=lora", "adapter.rank=2", "adapter.alpha=3", "track.tensorboard=false"]
@@ -205,6 +205,7 @@ def test_a_client_that_comes_late_is_sent_all_folds_and_others_the_new_one(train
         ),
         (["adapter.rule=fedex", "secure_aggregation=on"], "adapter.rule=fedex multiplies updates one by one"),
         (["adapter.path=/nowhere"], "adapter.path=/nowhere does not exist"),
+        (["model.dtype=bfloat16"], "set client.precision=bf16, in which they meet (it is float32)"),
     ],
 )
 def test_what_cannot_work_is_one_sentence(train, words, said):
@@ -327,3 +328,25 @@ def test_what_adapters_go_with_trains(train, words):
     small = [word for word in SMALL if "model.config" not in word] if "model=bert_tiny" in words else SMALL
     run = train(*small, *LORA, *words, small=False)
     assert run.rows[-1]["clients_ok"] == 3 and run.rows[-1]["train_loss"] < 10
+
+
+@pytest.mark.slow
+def test_a_base_in_bfloat16_under_adapters_in_float32(train):
+    """Half the memory of the frozen weights; what trains and travels is what it was, and so are its bytes."""
+    words = [*LORA, "client.precision=bf16", "client.lr=0.01", "checkpoint.keep=9"]
+    coarse = [*words, "model.dtype=bfloat16"]
+    fine, half = resident_of(*SMALL, *words).parameters, resident_of(*SMALL, *coarse).parameters
+    trained = [name for name in half if lora.is_adapter(name) or name.startswith("classifier")]
+    assert len(trained) == 2 * 4 + 2
+    for name, value in half.items():
+        assert value.dtype is (torch.float32 if name in trained else torch.bfloat16)
+        assert torch.equal(value, fine[name].bfloat16().to(value.dtype)) or lora.is_adapter(name)
+    whole, one, stacked = (
+        train(*words, folder="whole"),
+        train(*coarse, folder="one"),
+        train(*coarse, "runtime.runner=cohort", folder="stacked"),
+    )
+    assert [row.get("bytes_up") for row in one.rows] == [row.get("bytes_up") for row in whole.rows]
+    for name in trained:
+        moved = float((one.model[name] - one.model_after(1)[name]).norm())
+        assert moved and float((one.model[name] - stacked.model[name]).norm()) < moved

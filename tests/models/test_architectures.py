@@ -123,6 +123,7 @@ def test_the_first_block_s_attention_depends_on_its_kernel_and_not_on_its_value(
             parameters[name].copy_(kept)
 
 
+@pytest.mark.slow
 def test_modernbert_is_split_as_it_computed_and_joined_as_it_was(tmp_path):
     torch.manual_seed(0)
     model = tiny("modernbert")

@@ -22,7 +22,7 @@ from fedfrozen_app.report.console import masked_facts
 from fedfrozen_app.secure import work
 from fedfrozen_app.secure.vector import Vector
 from fedfrozen_app.server import masked
-from fedfrozen_app.server.groups import groups_of
+from fedfrozen_app.server.equal_layers import groups_of
 from tests.conftest import same_bits
 from tests.secure.test_rounds import ON, PLAIN, far, last_bits
 from tests.secure.test_sites import attack, log, with_roster

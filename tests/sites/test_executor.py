@@ -471,7 +471,7 @@ def test_a_site_whose_disk_is_full_sends_nothing_and_is_there_again_when_there_i
     [
         pytest.param(0, (), id="no room", marks=pytest.mark.slow),
         pytest.param(10_000, (), id="room for half a reply", marks=pytest.mark.slow),
-        pytest.param(0, PRIVATE, id="no room, private"),
+        pytest.param(0, PRIVATE, id="no room, private", marks=pytest.mark.slow),
         pytest.param(10_000, PRIVATE, id="room for half a reply, private", marks=pytest.mark.slow),
     ],
 )
@@ -794,7 +794,9 @@ class Busy(Loses):
         return SiteGrid.pull_messages(self, message_ids)
 
 
-@pytest.mark.parametrize(("make_grid", "orders"), [(Loses, 3 * 3 + 1), (Busy, 3 * 3)])
+@pytest.mark.parametrize(
+    ("make_grid", "orders"), [(Loses, 3 * 3 + 1), pytest.param(Busy, 3 * 3, marks=pytest.mark.slow)]
+)
 def test_an_order_that_was_lost_is_sent_again_and_one_in_work_is_not(sites, monkeypatch, make_grid, orders):
     monkeypatch.setattr("fedfrozen_app.server.conversation.ALIVE_FIRST", 0.02)
     grids = []

@@ -21,11 +21,11 @@ from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.sites.audit_log import read_audit
-from tests.conftest import same_bits
+from tests.conftest import resident_of, same_bits
 from tests.server.test_wire import run_wired
 from tests.sites.inprocess import SiteGrid, with_prompts
 from tests.strategies.dual import TEXT_TOKENS, TEXT_WIDTH
-from tests.strategies.test_prompt_methods import BY_HAND, COMMON, LR, ByHand, resident_of
+from tests.strategies.test_prompt_methods import BY_HAND, COMMON, LR, ByHand
 
 CONTEXT = "prompts.text.global"
 GATE = [f"fusion.text.{part}.weight" for part in ("query", "key", "value", "output")]
@@ -109,7 +109,7 @@ class Federation:
         (1, "sequential"),
         pytest.param(1, "cohort", marks=pytest.mark.slow),
         pytest.param(2, "sequential", marks=pytest.mark.slow),
-        (2, "cohort"),
+        pytest.param(2, "cohort", marks=pytest.mark.slow),
     ],
 )
 def test_rounds_by_hand(train, experts, runner):

@@ -16,10 +16,9 @@ from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.local.sequential import batches
 from fedfrozen_app.models.dual import DualEncoder
-from tests.conftest import same_bits
+from tests.conftest import resident_of, same_bits
 from tests.models.test_prompts import clip, dinov2_bert
 from tests.strategies.dual import TEXT_TOKENS, TEXT_WIDTH, WORDS
 
@@ -32,12 +31,6 @@ METHODS = pytest.mark.parametrize("words", [PGP, OTP], ids=["fedpgp", "fedotp"])
 # One full batch and one step of plain gradient descent; with this seed two of three clients take part.
 BY_HAND = ["num_rounds=1", "participation=0.67", "client.local_epochs=1", "client.batch_size=1000"]
 BY_HAND += ["client.momentum=0", "client.weight_decay=0", f"client.lr={LR}", "dataset.client_validation=0"]
-
-
-def resident_of(*words):
-    config = read(resolved(compose_config(list(words))))
-    corpus = load_corpus(config)
-    return Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))
 
 
 class ByHand:
