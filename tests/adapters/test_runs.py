@@ -230,7 +230,7 @@ def test_models_without_a_place_for_adapters_are_said_too(train, words, said):
     "words",
     [
         ["adapter.rule=average", "+adapter.ranks.1=1"],
-        ["adapter.rule=ffa"],
+        pytest.param(["adapter.rule=ffa"], marks=SLOW),
         ["adapter.rule=fedex", "participation=0.67", "num_rounds=5"],
         ["adapter.rule=stack", "participation=0.67", "num_rounds=5", "+adapter.ranks.1=1"],
         ["adapter.rule=stack", "strategy=fedfrozen", "strategy.warmup_rounds=2", "num_rounds=4"],

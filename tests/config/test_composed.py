@@ -11,6 +11,7 @@ import pytest
 from fedfrozen_app.compare.grouping import flatten
 from fedfrozen_app.conf_files import conf_dir
 from fedfrozen_app.config import compose_config
+from tests.conftest import slowly
 
 RECORD = Path(__file__).with_name("composed.json")
 FILES = [
@@ -49,7 +50,10 @@ def record():
     RECORD.write_text(json.dumps({"usual": usual, "others": found}, indent=1) + "\n")
 
 
-@pytest.mark.parametrize("words", json.loads(RECORD.read_text())["others"] if RECORD.exists() else [])
+LINES = list(json.loads(RECORD.read_text())["others"] if RECORD.exists() else [])
+
+
+@pytest.mark.parametrize("words", [*LINES[::2], *slowly(*LINES[1::2])])
 def test_a_command_line_composes_to_what_it_did(words):
     known = json.loads(RECORD.read_text())
     told = known["others"][words]

@@ -8,8 +8,10 @@ from PIL import Image
 from fedfrozen_app.data import picture
 from fedfrozen_app.data.picture import _step, label_picture
 
+LARGER = [pytest.param(*size, marks=pytest.mark.slow) for size in ((30, 20), (500, 70))]
 
-@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (30, 20), (31, 3), (500, 70)])
+
+@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (31, 3), *LARGER])
 def test_picture_is_a_readable_png_of_sane_size(tmp_path, clients, classes):
     settings = dict(matplotlib.rcParams)
     counts = np.random.default_rng(0).integers(0, 50, (clients, classes))

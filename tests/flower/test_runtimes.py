@@ -22,7 +22,7 @@ from fedfrozen_app.flower.app_folder import app_folder
 from fedfrozen_app.flower.processes import executable, free_port
 from fedfrozen_app.flower.simulation import ray_nodes
 from fedfrozen_app.server import hooks
-from tests.conftest import SMALL, Run, same_bits
+from tests.conftest import SMALL, Run, same_bits, slowly
 from tests.server.federation import deployed
 
 # A width and a learning rate at which accuracies move: at chance every comparison would pass.
@@ -66,7 +66,7 @@ def test_flower_simulation_equals_one_process(train, tmp_path, capsys):
     assert len(workers) == len(set(workers)) == 2
 
 
-@pytest.mark.parametrize("strategy", ["fedfrozen", "local"])
+@pytest.mark.parametrize("strategy", ["local", *slowly("fedfrozen")])
 def test_an_interrupted_simulation_leaves_what_every_run_does(train, tmp_path, monkeypatch, capsys, strategy):
     """Its ServerApp, whose process Flower ends, is here a run of which only checkpoints and rows are left."""
     folder = tmp_path / "run"

@@ -81,8 +81,8 @@ STOPS_FLOAT64 = {"fedfrozen": 3}
 ONE_BY_ONE = {"safl_keep", "safl_random"}
 # Variants whose strategy is there in float64 already; they wait for a release.
 FLOAT32_ONLY = {"fedfrozen_random", "safl_fixed", "safl_random", "pfeddc_global"}
-# These show the cohort runner in every test run; the other twins wait for a release.
-TWINS_OF = {"fedavg", "fedfrozen", "safl", "pfeddc"}
+# This one shows the cohort runner in every test run; the other twins wait for a release.
+TWIN_OF = "fedfrozen"
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def _inprocess() -> list[Case]:
             rare = name in FLOAT32_ONLY | ONE_BY_ONE
             add(f"{name}-sequential", [*words, "runtime.runner=sequential"], STOPS.get(name), slow=rare)
             if name not in ONE_BY_ONE:
-                add(f"{name}-cohort", [*words, "runtime.runner=cohort"], slow=name not in TWINS_OF)
+                add(f"{name}-cohort", [*words, "runtime.runner=cohort"], slow=name != TWIN_OF)
             if name not in FLOAT32_ONLY:
                 double = [*words, "runtime.runner=sequential", "model.dtype=float64"]
                 add(f"{name}-float64", double, STOPS_FLOAT64.get(name), slow=name != "fedfrozen")

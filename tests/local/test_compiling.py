@@ -73,7 +73,7 @@ def test_one_graph_serves_all_layers_and_gives_the_plain_step_s_numbers(train, c
     assert_alike(plain.model, quick.model)
 
 
-@pytest.mark.parametrize("kind", ["bert", "llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["bert", *slowly("llama", "gpt2")])
 def test_blocks_of_text_models_with_masks(train, tmp_path, compiles, by_blocks, kind):
     lines = ["text,label", *(f"{'good ' * (n % 7)}note {n},{n % 2}" for n in range(60))]
     path = tmp_path / "notes.csv"

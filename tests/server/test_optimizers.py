@@ -18,7 +18,7 @@ from fedfrozen_app.files import checkpoint
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server.robust import make_aggregator
-from tests.conftest import same_bits
+from tests.conftest import same_bits, slowly
 from tests.server.test_kills import killed_before_checkpoint
 from tests.server.test_step import run, values
 
@@ -200,7 +200,7 @@ def test_killed_and_resumed_to_the_bit(train, monkeypatch, name):
     assert same_bits(whole.model, train(*words, folder="killed", resume=True).model)
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedfrozen", "safl", "local"])
+@pytest.mark.parametrize("strategy", ["fedfrozen", "safl", *slowly("fedavg", "fedprox", "local")])
 def test_it_composes_with_every_strategy(train, strategy):
     words = ["num_rounds=2", "server_optimizer=adam", f"strategy={strategy}"]
     if strategy == "safl":

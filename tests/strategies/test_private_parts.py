@@ -46,7 +46,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("runner", ["sequential", "cohort"])
+@pytest.mark.parametrize("runner", ["cohort", *slowly("sequential")])
 @pytest.mark.parametrize("strategy", CASES)
 def test_rounds_by_hand(hand, runner, strategy):  # noqa: F811
     words, local_work, home, travels = CASES[strategy]
@@ -67,7 +67,7 @@ def test_rounds_by_hand(hand, runner, strategy):  # noqa: F811
     assert found.rows[-1]["bytes_up_by_role"].keys() == {travels}
 
 
-@pytest.mark.parametrize("strategy", ["fedper", "fedrep", "private_attention"])
+@pytest.mark.parametrize("strategy", ["fedrep", *slowly("fedper", "private_attention")])
 def test_with_nothing_private_it_is_fedavg(train, strategy):
     words = ("participation=0.7", "num_rounds=2")
     plain = train("strategy=fedavg", *words, folder="plain")
