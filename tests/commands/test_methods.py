@@ -86,13 +86,11 @@ def test_every_strategy_says_what_it_does_and_whose_it_is():
         assert paper or name in ("local", "schedule"), name
 
 
-@pytest.mark.slow
 def test_help_lists_them_without_torch():
     code = "import sys\nfrom fedfrozen_app.__main__ import run\nrun(['--help'])\n"
     code += "assert 'torch' not in sys.modules"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    for name in registry.BUILT_IN["strategies"]:
-        assert registry.described("strategies", name)[0] in said
+    assert {*registry.BUILT_IN["strategies"]} <= {*said.split()}
 
 
 def test_another_package_s_strategy_is_described_too(monkeypatch):
@@ -112,8 +110,7 @@ def test_the_page_of_combinations_is_what_the_code_says():
 
 
 SIZES = {"safl": 3}  # layers: one of them is chosen
-TOWERS = ["model.config.vision.num_hidden_layers=1", "model.config.text.num_hidden_layers=1"]
-TOWERS += [f"model.config.{tower}.hidden_size=16" for tower in ("vision", "text")]
+PROMPTS = ("pfeddc", "fedpgp", "fedotp", "pfedmoap")  # of a model with two towers, which they bring
 
 
 @pytest.mark.slow
@@ -123,7 +120,7 @@ def test_what_is_said_to_work_works_and_the_rest_is_refused(train, known, caplog
     """Two tiny rounds each. Four clients: as many as krum needs, and one more."""
     said = answer(name, column, known)
     small = [*ROWS, "num_clients=4", "num_rounds=2", "eval_every=2"]
-    if name != "pfeddc":
+    if name not in PROMPTS:
         layers = SIZES.get(name, 2)
         small += [word for word in SMALL if word.startswith("model.config")]
         small += [f"model.config.num_hidden_layers={layers}"]
