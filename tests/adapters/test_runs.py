@@ -11,7 +11,7 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.models import lora
 from fedfrozen_app.models.folds import is_fold
 from fedfrozen_app.run import federate
-from tests.conftest import SMALL, resident_of, same_bits
+from tests.conftest import SMALL, resident_of, same_bits, slowly
 
 # ViT of SMALL: width 16, mlp 32, two layers, ten classes; three clients.
 LORA = ["strategy=fedavg", "adapter=lora", "adapter.rank=2", "adapter.alpha=3", "track.tensorboard=false"]
@@ -19,7 +19,6 @@ EXACT = [*LORA, "model.dtype=float64", "client.lr=0.02", "checkpoint.keep=9"]
 SCALE, WIDTH, RANK, CLASSES = 1.5, 16, 2, 10
 PAIR = RANK * WIDTH * 4  # bytes of A, and of B
 HEAD = (WIDTH * CLASSES + CLASSES) * 4
-SLOW = pytest.mark.slow
 
 
 @pytest.fixture
@@ -84,9 +83,7 @@ def test_plain_averaging_misses_that_mean(train, uploads):
     assert 0.005 < max(gaps.values()) < 1
 
 
-@pytest.mark.parametrize(
-    "rule", [*(pytest.param(r, marks=SLOW) for r in ("average", "ffa", "stack")), "fedex"]
-)
+@pytest.mark.parametrize("rule", ["fedex", *slowly("average", "ffa", "stack")])
 def test_both_runners_agree(train, rule):
     words = [*EXACT, f"adapter.rule={rule}", "adapter.targets=all"]
     one, other = (train(*words, f"runtime.runner={r}", folder=r).model for r in ("sequential", "cohort"))
@@ -95,7 +92,7 @@ def test_both_runners_agree(train, rule):
         torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("rule", [*(pytest.param(r, marks=SLOW) for r in ("average", "fedex")), "stack"])
+@pytest.mark.parametrize("rule", ["stack", *slowly("average", "fedex")])
 def test_a_run_that_was_stopped_goes_on_to_the_bit(train, rule):
     words = [*LORA, f"adapter.rule={rule}", "client.lr_schedule=constant"]
     whole = train(*words, "num_rounds=4", folder="whole")
@@ -230,7 +227,7 @@ def test_models_without_a_place_for_adapters_are_said_too(train, words, said):
     "words",
     [
         ["adapter.rule=average", "+adapter.ranks.1=1"],
-        pytest.param(["adapter.rule=ffa"], marks=SLOW),
+        *slowly(["adapter.rule=ffa"]),
         ["adapter.rule=fedex", "participation=0.67", "num_rounds=5"],
         ["adapter.rule=stack", "participation=0.67", "num_rounds=5", "+adapter.ranks.1=1"],
         ["adapter.rule=stack", "strategy=fedfrozen", "strategy.warmup_rounds=2", "num_rounds=4"],

@@ -10,6 +10,7 @@ from fedfrozen_app.exchange.proposal import propose, read_proposal
 from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.models.build import build_model
 from fedfrozen_app.models.transformer import export_model
+from tests.conftest import slowly
 
 LORA = ["strategy=fedavg", "adapter=lora", "adapter.rank=2", "num_rounds=2", "track.tensorboard=false"]
 
@@ -22,9 +23,7 @@ def sites(sites):
     return sites
 
 
-@pytest.mark.parametrize(
-    "rule", [*(pytest.param(r, marks=pytest.mark.slow) for r in ("average", "fedex")), "stack"]
-)
+@pytest.mark.parametrize("rule", ["stack", *slowly("average", "fedex")])
 def test_sites_that_let_adapters_leave_take_part_and_the_base_never_travels(sites, rule):
     run = sites.train(*LORA, f"adapter.rule={rule}")
     assert [row["clients_ok"] for row in run.rows[1:]] == [3, 3]

@@ -23,7 +23,7 @@ from fedfrozen_app.secure import work
 from fedfrozen_app.secure.vector import Vector
 from fedfrozen_app.server import masked
 from fedfrozen_app.server.equal_layers import groups_of
-from tests.conftest import same_bits
+from tests.conftest import same_bits, slowly
 from tests.secure.test_rounds import ON, PLAIN, far, last_bits
 from tests.secure.test_sites import attack, log, with_roster
 
@@ -244,7 +244,7 @@ def test_a_client_lost_within_a_group(train, choosing, lossy, step):
     assert far(plain, run) <= row["secure"]["rounding"] + last_bits(plain)
 
 
-@pytest.mark.parametrize("step", ["mask", pytest.param("unmask", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", ["mask", *slowly("unmask")])
 def test_a_group_with_too_few_left_gives_no_sum_and_the_other_does(train, choosing, lossy, step):
     choosing(EVEN)
     lossy.gone = {"1": step, "3": step}

@@ -171,7 +171,7 @@ def test_cohort_equals_sequential_also_for_personal_models(train):
     assert one.summary["personal"]["personal"] == pytest.approx(other.summary["personal"]["personal"])
 
 
-@pytest.mark.parametrize("runner", [pytest.param("sequential", marks=pytest.mark.slow), "cohort"])
+@pytest.mark.parametrize("runner", ["sequential", "cohort"])
 @pytest.mark.slow
 def test_killed_and_resumed_to_the_bit(train, runner):
     words = [*MOAP, "participation=0.67", f"runtime.runner={runner}"]
