@@ -24,16 +24,15 @@ import numpy as np
 import torch
 from common import arguments, in_fresh_process, show, write_result
 from echo import Told, app_telling
+from random_rows import random_corpus
 
 from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.data.table import Corpus, Table
+from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.run.job import Job
 
-CLASSES = tuple("abcdefghij")
 WISHES = ("auto", "true", "false")
 STEPS = 30  # a client takes in a round
-TEST_ROWS = 1000
 
 
 def sized(**settings: int) -> list[str]:
@@ -64,40 +63,9 @@ MODELS: dict[str, tuple[int, int, int, list[str]]] = {
 
 
 def corpus_of(name: str) -> Corpus:
-    """Random rows: as many for each client as its steps need, and some to test on."""
+    """As many rows for each client as its steps need, and some to test on."""
     clients, batch, size, words = MODELS[name]
-    picture = "dataset=digits" in words
-    random = np.random.default_rng(0)
-
-    def table(count: int) -> Table:
-        labels = torch.from_numpy(random.permutation(np.arange(count) % len(CLASSES)))
-        if picture:
-            pixels = random.integers(0, 256, (count, 3, size, size), dtype=np.uint8)
-            return Table({"pixel_values": torch.from_numpy(pixels)}, labels)
-        lengths = torch.from_numpy(random.integers(size // 4, size + 1, count))
-        mask = (torch.arange(size) < lengths[:, None]).long()
-        tokens = torch.from_numpy(random.integers(5, 30_000, (count, size))) * mask
-        return Table({"input_ids": tokens, "attention_mask": mask}, labels)
-
-    train, test = table(clients * batch * STEPS), table(TEST_ROWS)
-    channels = 3 if picture else 0
-    return Corpus(
-        name="random",
-        task="image" if picture else "text",
-        classes=CLASSES,
-        train=train,
-        test=test,
-        columns={},
-        mean=(0.5,) * channels,
-        std=(0.25,) * channels,
-        vocab_size=0 if picture else 30_522,
-        pad_token_id=0,
-        strata=train.labels.numpy(),
-        stratum_names=CLASSES,
-        units=np.arange(len(train)),
-        test_strata=test.labels.numpy(),
-        test_units=np.arange(len(test)),
-    )
+    return random_corpus("image" if "dataset=digits" in words else "text", size, clients * batch * STEPS)
 
 
 def words_for(name: str, rounds: int, device: str, wish: str) -> list[str]:

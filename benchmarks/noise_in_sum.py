@@ -31,7 +31,8 @@ TASKS = {
     "mtsamples": {
         "common": (
             *("strategy=safl", "strategy.select=none", "dataset=mtsamples", "dataset.path={data}"),
-            *("model=checkpoint", "model.path={model}", "num_clients=10", "num_rounds=40"),
+            *("model=checkpoint", "model.path={model}", "num_clients=10", "num_rounds=30"),
+            "dataset.max_tokens=128",
         ),
         "site": ("client.head_lr={rate}", "client.batch_size=64"),
         "rates": {"site": (0.03, 0.1, 0.3), "sum": (0.03, 0.1, 0.3)},
@@ -56,7 +57,7 @@ def words_for(options: argparse.Namespace, where: str, epsilon: float, rate: flo
         f"seed={seed}",
         "checkpoint.every=0",
         "track.tensorboard=false",
-        "eval_every=5",
+        "eval_every=10",
     ]
     return [word.format(data=options.data, model=options.model, rate=rate) for word in words]
 
