@@ -208,7 +208,8 @@ def run_cell(cell: Cell, options_text: str) -> dict[str, Any]:
 
 def setting(options: argparse.Namespace) -> dict[str, Any]:
     """What all cells share and their names do not say."""
-    return {key: getattr(options, key) for key in ("rounds", "limit", "runner", "private_head_lr", "precision")}
+    shared = ("rounds", "limit", "runner", "private_head_lr", "precision")
+    return {key: getattr(options, key) for key in shared}
 
 
 def studies(options: argparse.Namespace) -> list[str]:

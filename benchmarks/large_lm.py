@@ -4,8 +4,8 @@
     python benchmarks/large_lm.py --hidden 64 --layers 2 --tokens 64  (small, on a CPU)
 
 The model is built from its configuration with random weights; each way of training runs in a fresh process:
-all parameters, and where the app knows adapters those alone; each with activations kept and computed again.
-The steps are a client's own, as the sequential runner takes them on its resident model, and what `fedfrozen
+all parameters, adapters alone, and adapters on a base in bfloat16, each with activations kept and computed
+again. The steps are a client's own, as the sequential runner takes them on its resident model, and what `fedfrozen
 plan` foretells of memory stands beside what was measured. Texts are bytes, so that no tokenizer is needed;
 the vocabulary is the model's.
 """
@@ -21,7 +21,6 @@ from common import arguments, in_fresh_process, show, write_result
 
 from fedfrozen_app.commands.forecast import forecast, ground_of, outlined
 from fedfrozen_app.commands.step_memory import measure, step_memory
-from fedfrozen_app.conf_files import conf_dir
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.models.wrapper import wrapper_of
 
@@ -31,6 +30,10 @@ WAYS = {
     "full, checkpointing": ["model.gradient_checkpointing=true"],
     "lora": ["adapter=lora"],
     "lora, checkpointing": ["adapter=lora", "model.gradient_checkpointing=true"],
+    "lora, bf16 base": ["adapter=lora", "model.dtype=bfloat16"],
+    "lora, bf16 base, checkpointing": [
+        *("adapter=lora", "model.dtype=bfloat16", "model.gradient_checkpointing=true")
+    ],
 }
 
 
@@ -45,7 +48,7 @@ def model_words(options: Any) -> list[str]:
         "intermediate_size": 4 * options.hidden,
     }
     words = [f"model.config.{key}={value}" for key, value in sizes.items()]
-    return [*words, f"+model.config.vocab_size={options.vocabulary}", f"model.dtype={options.dtype}"]
+    return [*words, f"+model.config.vocab_size={options.vocabulary}"]
 
 
 def one_way(options: Any, more: list[str]) -> dict[str, Any]:
@@ -86,21 +89,18 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=32000)
     parser.add_argument("--tokens", type=int, default=1024, help="of a row")
     parser.add_argument("--batch", type=int, default=4, help="rows of a step")
-    parser.add_argument(
-        "--dtype", default="float32", choices=("float32", "bfloat16"), help="of the parameters"
-    )
     usual = "bf16" if torch.cuda.is_available() else "float32"
     parser.add_argument("--precision", default=usual, choices=("float32", "tf32", "bf16"))
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--out", type=Path, help="the result file, in place of results/large_lm.json")
     options = parser.parse_args()
-    has_adapters = (conf_dir() / "adapter" / "lora.yaml").exists()
+    setting = {key: value for key, value in vars(options).items() if key != "out"}
     figures, rows = {}, []
     for way in options.ways:
-        if "lora" in way and not has_adapters:
-            continue
         found = in_fresh_process(partial(one_way, options, WAYS[way]))
         figures[way] = found
+        print(way, found, flush=True)
         peak = "–" if found["peak_bytes"] is None else f"{found['peak_bytes'] / 2**30:.3g}"
         rows.append(
             (
@@ -118,8 +118,8 @@ def main() -> None:
         if len(pair) == 2 and pair[0]["peak_bytes"] is not None:
             checks[f"{way}_checkpointing_takes_less"] = pair[1]["peak_bytes"] < pair[0]["peak_bytes"]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    result = {"gpu": gpu, "setting": vars(options), "figures": figures, "checks": checks}
-    path = write_result("large_lm" if gpu else "large_lm_cpu", result)
+    result = {"gpu": gpu, "setting": setting, "figures": figures, "checks": checks}
+    path = write_result("large_lm" if gpu else "large_lm_cpu", result, options.out)
     head = ("", "trained", "s a step", "tokens/s", "peak GiB", "foretold GiB")
     show("A language model of one client", head, rows, checks, path)
 
