@@ -11,6 +11,7 @@ not counted.
 """
 
 import io
+import json
 import tempfile
 import time
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import arguments, in_fresh_process, peak_bytes, ratio, show, spread, write_result
+from common import RESULTS, arguments, in_fresh_process, peak_bytes, ratio, show, spread, write_result
 from random_rows import random_corpus
 
 from fedfrozen_app.config import compose_config, read, resolved
@@ -127,9 +128,11 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small models and rows, to see it work")
     parser.add_argument("--out", type=Path, help="the result file, in place of results/adapter_speed.json")
     options = parser.parse_args()
-    found: dict[str, dict[str, Any]] = {}
+    path = options.out or RESULTS / "adapter_speed.json"
+    # What an earlier command measured stays, unless it is asked for again.
+    found: dict[str, dict[str, Any]] = json.loads(path.read_text())["found"] if path.exists() else {}
     for case in options.cases:
-        found[case] = {}
+        found.setdefault(case, {})
         for way in options.ways:
             given = (case, way, options.device, options.tiny, options.repeats)
             found[case][way] = in_fresh_process(one_way, *given)

@@ -59,9 +59,13 @@ def rules_of(order: Order, cohort: int) -> Arithmetic:
 
 
 def updates_of(order: Order, arrays: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Differences of parameters, other arrays as they are; together within the order's largest norm."""
+    """Differences of parameters, other arrays as they are; together within the order's largest norm. Arrays
+    may lie on a GPU and their base beside it."""
     assert order.masking is not None
-    found = {name: value - base[name] if is_parameter(name) else value for name, value in arrays.items()}
+    found = {
+        name: value - base[name].to(value.device) if is_parameter(name) else value
+        for name, value in arrays.items()
+    }
     most, own = order.masking.settings["max_norm"], [name for name in found if is_parameter(name)]
     if most is not None and own:
         norm = torch.linalg.vector_norm(torch.stack([found[name].double().norm() for name in own]))

@@ -106,6 +106,16 @@ def test_bf16_of_stacked_clients_is_that_of_one_after_another(train, strategy, c
     assert distance(start, exact, stacked) <= 1.5 * distance(start, exact, plain)
 
 
+@pytest.mark.parametrize("runner", ["sequential", "cohort"])
+def test_masked_updates_from_a_gpu_give_the_plain_model(train, runner):
+    words = [*WORDS, "strategy=fedfrozen", "client=sgd", f"runtime.runner={runner}"]
+    plain = train(*words, folder="plain")
+    masked = train(*words, "secure_aggregation=on", folder="masked")
+    assert masked.rows[1]["secure"]["summed"] == 4
+    start = train(*words, "num_rounds=0", "strategy=fedavg", folder="start").model
+    assert distance(start, plain, masked) <= 1e-3
+
+
 def test_a_model_s_digests_do_not_depend_on_where_it_lies():
     host = {"a": torch.randn(70_000, 3), "b": torch.randn(5, 7).bfloat16(), "c": torch.tensor(2.0)}
     assert digests({name: tensor.cuda() for name, tensor in host.items()}) == digests(host)
