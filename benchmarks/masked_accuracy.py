@@ -26,7 +26,7 @@ COMMON = (
 SGD = ("client=sgd", "client.lr=0.03")
 CIFAR10 = (
     *("dataset=parquet", "dataset.name=cifar10", "model=vit_cifar", "num_rounds=20", "client.batch_size=64"),
-    *("client.local_epochs=1", "eval_every=20", "runtime.compile=false"),
+    *("client.local_epochs=1", "eval_every=20", "runtime.compile=false", "dataset.limit=10000"),
 )
 
 

@@ -184,9 +184,10 @@ class RunningMean:
         self._examples, self._replies = float(sums.examples), sums.replies
         for name, total in sums.arrays.items():
             if sums.weights[name]:  # somebody sent it
-                self._sum[name] = total.to(self._model[parameter_of(name)])
+                own = self._model[parameter_of(name)]
+                self._sum[name] = total.to(own)
                 self._weight[name] = sums.weights[name]
-                self._square[name] = torch.tensor(sums.squares[name], dtype=torch.float64)
+                self._square[name] = torch.tensor(sums.squares[name], dtype=torch.float64, device=own.device)
 
     def counts(self, name: str, examples: float, replies: int) -> float:
         """What so many examples from so many replies weigh in the mean of this name."""
