@@ -38,6 +38,7 @@ from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.captured import steps_for
 from fedfrozen_app.local.choose import choose
 from fedfrozen_app.local.client_state import held_at_home, keep_private, start_of
+from fedfrozen_app.local.course import Course, by_itself
 from fedfrozen_app.local.resident import Resident, config_of, disk_cache, resident_for
 from fedfrozen_app.local.sequential import LocalResult, judge_client, train_client
 from fedfrozen_app.privacy.budget import Declined
@@ -139,6 +140,11 @@ def census(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Complete the base, train, return what the plan shares; or say what is missing."""
+    return by_itself(answer(message, context))
+
+
+def answer(message: Message, context: Context) -> Course[Message]:
+    """The same, but for private steps: it stops there."""
     order, sent = read_train(message)
     local = in_process(context)
     resident = resident_for(context)
@@ -180,10 +186,10 @@ def train(message: Message, context: Context) -> Message:
             own_order = order
         result = train_client(resident, client, own_order, start, steps)
     else:
-        answer = train_privately(context, resident, order, start)
-        if isinstance(answer, Declined):
-            return train_reply(message, Reply(order.digest, declined=answer.reason), local=local)
-        result = answer
+        private = yield from train_privately(context, resident, order, start)
+        if isinstance(private, Declined):
+            return train_reply(message, Reply(order.digest, declined=private.reason), local=local)
+        result = private
     kept = {name: result.trained.get(name, start.model[name]) for name in order.plan.private} | result.own
     if kept:
         keep_private(context, kept, local=local)
@@ -215,7 +221,7 @@ def _words(generator: np.random.Generator, count: int) -> np.ndarray:
 
 def train_privately(
     context: Context, resident: Resident, order: Order, start: Start
-) -> LocalResult | Declined:
+) -> Course[LocalResult | Declined]:
     """A site keeps its privacy record, and says how many examples it has, by its own settings alone."""
     from fedfrozen_app.local.private import PrivateClient  # Opacus takes long to load
 
@@ -236,9 +242,9 @@ def train_privately(
     )
     # Flower's state follows the client from machine to machine of a Ray cluster; its record may not.
     paid = int(str(context.state["privacy"]["rounds"])) if "privacy" in context.state else 0
-    answer = client.take_part(start, paid)
+    result = yield from client.course(start, paid)
     context.state["privacy"] = ConfigRecord({"rounds": client.rounds})
-    return answer
+    return result
 
 
 def refusal(context: Context, config: Config, order: Order) -> str:

@@ -6,8 +6,9 @@ plugs in. This one runs a client when its reply is asked for, so that one reply 
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 from flwr.app import Context, Error, Message, MessageType, MetricRecord, RecordDict
@@ -22,6 +23,7 @@ from fedfrozen_app.exchange.messages import Reply, read_train, train_reply
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.client_state import given_in, held_at_home, keep_private, kept_arrays
 from fedfrozen_app.local.cohort import CohortRunner, cannot_serve
+from fedfrozen_app.local.course import Course, Due, Trained
 
 log = logging.getLogger(__name__)
 CLIENT_FAILED = 2  # Flower's code for an exception in a ClientApp
@@ -94,8 +96,76 @@ class InProcessGrid(Grid):
             raise
         except Exception as error:
             log.exception("Client %s failed.", message.metadata.dst_node_id - 1)
-            reason = f"{type(error).__name__}: {error}"
-            return Message(Error(code=CLIENT_FAILED, reason=reason), reply_to=message)
+            return failed(message, error)
+
+
+class PrivateGrid(InProcessGrid):
+    """Lets up to `most` clients of a round take their private steps together: so many replies are in memory.
+
+    `course` is a client's answer but for its steps, which `take_steps` takes.
+    """
+
+    def __init__(
+        self,
+        course: Callable[[Message, Context], Course[Message]],
+        take_steps: Callable[[Sequence[Due]], Sequence[Trained]],
+        most: int,
+        app: ClientApp,
+        num_partitions: int,
+        run_config: dict[str, str],
+    ) -> None:
+        super().__init__(app, num_partitions, run_config)
+        self._course, self._take_steps, self._most = course, take_steps, most
+        self._members: list[str] = []
+        self._ready: dict[str, Message] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        sent = super().push_messages(messages)
+        self._members = [number for number in sent if is_train(self._waiting[number])]
+        return sent
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        replies = []
+        for number in message_ids:
+            while number in self._members:
+                block, self._members = self._members[: self._most], self._members[self._most :]
+                self._ready |= self._train(block)
+            known = number in self._ready
+            replies += [self._ready.pop(number)] if known else super().pull_messages([number])
+        return replies
+
+    def _train(self, members: Sequence[str]) -> dict[str, Message]:
+        messages = {number: self._waiting.pop(number) for number in members}
+        courses = {n: self._course(m, self.contexts[m.metadata.dst_node_id]) for n, m in messages.items()}
+        first = {
+            number: self._advance(messages[number], course.__next__) for number, course in courses.items()
+        }
+        replies = {number: found for number, found in first.items() if isinstance(found, Message)}
+        due = {number: found for number, found in first.items() if not isinstance(found, Message)}
+        try:
+            trained = self._take_steps(list(due.values()))
+        except UserError:
+            raise
+        except Exception as error:
+            log.exception("Clients that took their steps together failed.")
+            return replies | {number: failed(messages[number], error) for number in due}
+        for number, its in zip(due, trained, strict=True):
+            answer = self._advance(messages[number], partial(courses[number].send, its))
+            assert isinstance(answer, Message), "a client's private steps are due once in a round"
+            replies[number] = answer
+        return replies
+
+    def _advance(self, message: Message, go_on: Callable[[], Due]) -> Due | Message:
+        """To where its steps are due, or to its reply. A client that fails leaves the others alone."""
+        try:
+            return go_on()
+        except StopIteration as over:
+            return cast(Message, over.value)
+        except UserError:
+            raise
+        except Exception as error:
+            log.exception("Client %s failed.", message.metadata.dst_node_id - 1)
+            return failed(message, error)
 
 
 class CohortGrid(InProcessGrid):
@@ -195,6 +265,11 @@ class CohortGrid(InProcessGrid):
 
     def _client(self, message: Message) -> str:
         return str(self.contexts[message.metadata.dst_node_id].node_config["partition-id"])
+
+
+def failed(message: Message, error: Exception) -> Message:
+    reason = f"{type(error).__name__}: {error}"
+    return Message(Error(code=CLIENT_FAILED, reason=reason), reply_to=message)
 
 
 def is_train(message: Message) -> bool:

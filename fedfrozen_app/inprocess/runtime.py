@@ -17,7 +17,7 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.files import lease
 from fedfrozen_app.files.checkpoint import Checkpoint, partition_differences
-from fedfrozen_app.inprocess.grid import CohortGrid, InProcessGrid
+from fedfrozen_app.inprocess.grid import CohortGrid, InProcessGrid, PrivateGrid
 from fedfrozen_app.local.cohort import CohortRunner
 from fedfrozen_app.local.resident import Resident, install, run_key
 from fedfrozen_app.run.federate import explain_disk_errors, federate
@@ -29,6 +29,7 @@ from fedfrozen_app.server.sampling import draw_cohort
 log = logging.getLogger(__name__)
 Stacked = Callable[[Resident, Sequence[str]], CohortRunner]  # the runner of one run beside others
 SMALL_MODEL = 50_000  # parameters; measured on two cores, where stacking wins below and loses above
+PRIVATE_BLOCK = 50  # clients whose private replies may be in memory at once
 
 
 def run_in_process(
@@ -106,10 +107,18 @@ def make_grid(
             return CohortGrid(client_app.app, num_clients, settings, stacked(resident, first))
         resident.cohort = resident.cohort or CohortRunner(resident, first)
         return CohortGrid(client_app.app, num_clients, settings, resident.cohort)
-    reason = ", because privacy=dp_sgd clips every example alone" if together else ""
-    if together and config.adapter.ranks:
-        reason = ", because their adapters differ in rank"
-    log.info("Clients train one after another on %s (the sequential runner)%s.", resident.device, reason)
+    reason = "their adapters differ in rank" if config.adapter.ranks else None
+    if together and config.privacy.name != "none":
+        from fedfrozen_app.local import private_stack  # Opacus takes long to load
+
+        reason = private_stack.cannot_stack(resident)
+        if reason is None:
+            log.info("Clients take their private steps together on %s.", resident.device)
+            most = config.runtime.max_block or PRIVATE_BLOCK
+            given = (client_app.answer, private_stack.take_steps, most, client_app.app)
+            return PrivateGrid(*given, num_clients, settings)
+    because = f", because {reason}" if together and reason else ""
+    log.info("Clients train one after another on %s (the sequential runner)%s.", resident.device, because)
     return InProcessGrid(client_app.app, num_clients, settings)
 
 

@@ -5,13 +5,13 @@ the ε and δ spent. Losses and scores are written to the site's own disk.
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from fedfrozen_app.config import Config
 from fedfrozen_app.errors import UserError
@@ -19,6 +19,7 @@ from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan, layers_of
 from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.choose import choose, choose_noisily, choose_publicly
+from fedfrozen_app.local.course import Course, Trained, by_itself
 from fedfrozen_app.local.sequential import LocalResult, learning_rate, optimizer_for
 from fedfrozen_app.privacy.accountant import epsilon_of, solve_noise
 from fedfrozen_app.privacy.budget import Budget, BudgetFile, Declined
@@ -32,6 +33,20 @@ from fedfrozen_app.secure.work import NOISE, SENSITIVITY
 
 if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
+
+
+@dataclass(frozen=True)
+class Training:
+    """Steps that a client has paid for and not yet taken, by itself or beside others (private_stack.py)."""
+
+    client: "PrivateClient"
+    start: Start
+    recipe: Recipe
+    budget: Budget
+    paid_for: Steps
+
+    def by_itself(self) -> Trained:
+        return self.client.train(self.start, self.recipe, self.budget, self.paid_for)
 
 
 class PrivateClient:
@@ -58,7 +73,7 @@ class PrivateClient:
         self.units = units_of(resident, client)
         self._declared = declared
         self._limit = min(resident.config.privacy.epsilon, math.inf if limit is None else limit)
-        self._source = self._new_source()
+        self.source = self._new_source()
         self.rounds = 0  # paid for, once it has taken part
 
     def _new_source(self) -> Noise:
@@ -72,13 +87,17 @@ class PrivateClient:
 
         `paid`: the rounds that this client is known to have paid for, whatever its record says.
         """
+        return by_itself(self.course(start, paid))
+
+    def course(self, start: Start, paid: int = 0) -> Course[LocalResult | Declined]:
+        """The same, but for its steps: it stops there, and goes on with what they came to."""
         self.rounds = paid
         if self._limit <= 0:
             return Declined("declines: of its privacy budget of epsilon 0 nothing can be spent")
         with self.file.alone():
-            return self._take_part(start, paid)
+            return (yield from self._course(start, paid))
 
-    def _take_part(self, start: Start, paid: int) -> LocalResult | Declined:
+    def _course(self, start: Start, paid: int) -> Course[LocalResult | Declined]:
         recorded = self.file.read()
         if (known := recorded.rounds if recorded else 0) < paid:
             raise UserError(
@@ -114,7 +133,8 @@ class PrivateClient:
         self.resident.load(start.model, self.order.base)
         if chooses:
             self._choose(budget)
-        arrays, loss = self._train(start, self._plan(budget, start), recipe, budget, paid_for=due[0])
+        plan = self._plan(budget, start)
+        arrays, loss = yield Training(self, replace(start, trained=plan.trained), recipe, budget, due[0])
         self.file.note({"round": self.order.round, "train_loss": loss})
         self.file.keep_reply(self.order.digest, arrays)
         return LocalResult(arrays, budget.declared, self._metrics(budget))
@@ -194,10 +214,10 @@ class PrivateClient:
     def _choose(self, budget: Budget) -> None:
         """On the disk before training: after a crash the choice, once paid for, is still there."""
         assert budget.selection_noise is not None and self.order.chooser is not None
-        sample = self._source.poisson(len(self.units), self.resident.config.privacy.selection_rate)
-        rows = draw_rows(self.units, sample, self._source).to(self.resident.device)
+        sample = self.source.poisson(len(self.units), self.resident.config.privacy.selection_rate)
+        rows = draw_rows(self.units, sample, self.source).to(self.resident.device)
         budget.layers, parts = choose_noisily(
-            self.resident, self.order, self.order.chooser, rows, budget.selection_noise, self._source
+            self.resident, self.order, self.order.chooser, rows, budget.selection_noise, self.source
         )
         self.file.write(budget)
         if parts is not None:
@@ -229,36 +249,42 @@ class PrivateClient:
             physical_batch=config.privacy.physical_batch,
         )
 
-    def _train(
-        self, start: Start, plan: Plan, recipe: Recipe, budget: Budget, paid_for: Steps
-    ) -> tuple[dict[str, Tensor], float | None]:
-        resident, order = self.resident, self.order
+    def train(self, start: Start, recipe: Recipe, budget: Budget, paid_for: Steps) -> Trained:
+        """Take its steps, from the model that is loaded."""
+        resident = self.resident
         config = resident.config
-        trained = {name: resident.parameters[name] for name in plan.trained}
+        trained = {name: resident.parameters[name] for name in start.trained}
         resident.mark_changed(trained)
-        own_start = replace(start, trained=plan.trained)
+        gradients: Clipping
         if config.privacy.clipping == "ghost":
-            gradients: Clipping = self._ghost(list(trained))
+            gradients = self._ghost(list(trained))
         else:
-            loss = partial(order.method.loss, start=own_start)
-            gradients = ExampleGradients(resident.model, resident.task, list(trained), loss)
-        rate = learning_rate(config.client, order.round, resident)
+            gradients = self.gradients(start)
+        rate = learning_rate(config.client, self.order.round, resident)
         optimizer, units = optimizer_for(resident, trained, rate), self.units
         watch = None
-        if config.privacy.audited == self.client:
+        if self.is_watched:
             gradients = watch = self._watch(gradients, trained, rate, recipe, budget, paid_for)
             units = [*units, *watch.canaries.units(len(resident.train_table))]
             watch.attach(optimizer, len(units))
         resident.model.train()
-        with self._source.dropout():
+        with self.source.dropout():
             mean = train_steps(
-                gradients, trained, optimizer, resident.train_table, units, recipe, self._source
+                gradients, trained, optimizer, resident.train_table, units, recipe, self.source
             )
         if watch is not None:
             watch.close(self._new_source)
             watch.write(record_folder(self.folder, self.client) / f"{budget.rounds}.safetensors")
         resident.model.eval()
         return {name: parameter.detach().clone() for name, parameter in trained.items()}, mean
+
+    def gradients(self, start: Start) -> ExampleGradients:
+        loss = partial(self.order.method.loss, start=start)
+        return ExampleGradients(self.resident.model, self.resident.task, start.trained, loss)
+
+    @property
+    def is_watched(self) -> bool:
+        return self.resident.config.privacy.audited == self.client
 
     def _watch(
         self,

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -249,18 +249,21 @@ def make_optimizer(
 
 def optimizer_for(resident: "Resident", trained: Mapping[str, Tensor], rate: float) -> Optimizer:
     """A fresh one for one client; head and fusion may have rates of their own, on the same schedule."""
-    settings = resident.config.client
-    optimizer = make_optimizer(settings, list(trained.values()), rate)
-    (others,) = optimizer.param_groups
-    for kind, scale in rate_scales(settings).items():
-        of_kind = [
-            value for name, value in trained.items() if resident.roles[parameter_of(name)].kind == kind
-        ]
-        if of_kind:
-            inside = {id(value) for value in of_kind}
-            others["params"] = [value for value in others["params"] if id(value) not in inside]
-            optimizer.add_param_group({"params": of_kind, "lr": rate * scale})
-    return optimizer
+    groups = [
+        {"params": [trained[name] for name in names], "lr": rate * scale}
+        for scale, names in rate_groups(resident, trained)
+    ]
+    return make_optimizer(resident.config.client, groups, rate)
+
+
+def rate_groups(resident: "Resident", names: Iterable[str]) -> list[tuple[float, list[str]]]:
+    """Names of one rate, and that in units of `client.lr`: those whose kind has none of its own first."""
+    scales = rate_scales(resident.config.client)
+    kinds: dict[str, list[str]] = {kind: [] for kind in ("", *scales)}
+    for name in names:
+        kind = resident.roles[parameter_of(name)].kind
+        kinds[kind if kind in scales else ""].append(name)
+    return [(scales.get(kind, 1.0), own) for kind, own in kinds.items() if own]
 
 
 def rate_scales(settings: ClientConfig) -> dict[str, float]:

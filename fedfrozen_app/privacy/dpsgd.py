@@ -71,8 +71,7 @@ class NoisyOptimizer(DPOptimizer):
 
     def clip_and_accumulate(self) -> None:
         if len(self.grad_samples[0]):
-            norms = [each.reshape(len(each), -1).norm(dim=1) for each in self.grad_samples]
-            broken = ~torch.isfinite(torch.stack(norms).norm(dim=0))
+            broken = ~torch.isfinite(norms_of(self.grad_samples, 1))
             if broken.any():  # it gives nothing: a sum that is not finite would tell that it is there
                 for parameter in self.params:
                     parameter.grad_sample[broken] = 0
@@ -81,8 +80,24 @@ class NoisyOptimizer(DPOptimizer):
 
     def add_noise(self) -> None:
         std = self.noise_multiplier * self.max_grad_norm if self.noise_multiplier else 0.0
-        for parameter in self.params:
-            parameter.grad = self.source.added_to(parameter.summed_grad, std)
+        noisy = with_noise(self.source, [parameter.summed_grad for parameter in self.params], std)
+        for parameter, slope in zip(self.params, noisy, strict=True):
+            parameter.grad = slope
+
+
+def norms_of(slopes: Sequence[Tensor], lead: int) -> Tensor:
+    """The norm of every example's gradient over all its arrays, which have `lead` axes of examples."""
+    each = [slope.flatten(lead).norm(dim=-1) if slope.dim() > lead else slope.abs() for slope in slopes]
+    return torch.stack(each).norm(dim=0)
+
+
+def with_noise(source: Noise, sums: Sequence[Tensor], std: float) -> list[Tensor]:
+    """One draw for all arrays: on a GPU a draw for each would take longer than their gradients."""
+    if std == 0:
+        return list(sums)
+    noisy = source.added_to(torch.cat([value.reshape(-1) for value in sums]), std)
+    parts = noisy.split([value.numel() for value in sums])
+    return [part.view(value.shape) for part, value in zip(parts, sums, strict=True)]
 
 
 class Clipping(Protocol):
@@ -136,9 +151,21 @@ class ExampleGradients:
         trained = {name: self._held[name].detach() for name in self._trained}
         # The plain attention of matrix products: fused kernels have no rule for a gradient within a vmap.
         with attention_by(self._model, "eager"):
-            each = vmap(grad_and_value(self._one), in_dims=(None, 0, 0), randomness="different")
-            slopes, losses = each(trained, inputs, labels)
+            slopes, losses = self._each(trained, inputs, labels)
         return losses, slopes
+
+    def of_clients(
+        self, rows: Parameters, inputs: Inputs, labels: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The same for clients side by side, which have `rows` (clients, *shape) of what they train: losses
+        (clients, examples), and for each name (clients, examples, *shape)."""
+        with attention_by(self._model, "eager"):
+            slopes, losses = vmap(self._each, randomness="different")(rows, inputs, labels)
+        return losses, slopes
+
+    def _each(self, trained: Parameters, inputs: Inputs, labels: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        each = vmap(grad_and_value(self._one), in_dims=(None, 0, 0), randomness="different")
+        return each(trained, inputs, labels)
 
     @torch.no_grad()
     def losses(self, inputs: Inputs, labels: Tensor) -> Tensor:

@@ -177,6 +177,18 @@ def test_private_gradients_are_those_of_the_host(train):
         assert 0 < run.rows[-1]["epsilon_max"] <= 8
 
 
+@pytest.mark.parametrize(
+    "words", [["strategy=fedavg"], ["strategy=fedavg", "adapter=lora", "adapter.rank=2"]]
+)
+def test_private_clients_together_are_one_after_another(train, words):
+    own = [*WORDS, *words, "privacy=dp_sgd", "privacy.seeded_noise=true", "model.dtype=float64"]
+    alone = train(*own, "runtime.runner=sequential", folder="alone")
+    both = train(*own, "runtime.runner=cohort", folder="both")
+    end, twin = alone.model_after(3), both.model_after(3)
+    assert max(float((end[name] - twin[name]).abs().max()) for name in end) <= 1e-9
+    assert alone.rows[-1]["epsilon"] == both.rows[-1]["epsilon"]
+
+
 def test_ghost_clipping_gives_the_host_s_sums():
     sums = []
     for device in ("cpu", "cuda"):

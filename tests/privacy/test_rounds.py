@@ -301,10 +301,11 @@ def test_dropout_on_a_cpu_takes_more_than_the_32_bits_of_a_torch_seed():
     )
 
 
-def test_the_cohort_runner_gives_way_with_a_line(train, caplog):
+def test_ghost_clipping_trains_one_after_another_with_a_line(train, caplog):
     caplog.set_level("INFO")
-    train("strategy=fedavg", *PRIVATE, "num_rounds=1", "runtime.runner=cohort")
-    assert "one after another on cpu (the sequential runner), because privacy=dp_sgd" in caplog.text
+    words = (*PRIVATE, "num_rounds=1", "runtime.runner=cohort", "privacy.clipping=ghost")
+    train("strategy=safl", "strategy.select=none", *words)
+    assert "one after another on cpu (the sequential runner), because privacy.clipping=ghost" in caplog.text
 
 
 def test_what_cannot_be_private_is_refused(train):

@@ -568,7 +568,12 @@ def test_what_is_charged_over_many_runs_bounds_what_they_cost_together(sites):
 
 def test_a_site_that_declines_sends_and_pays_nothing(sites, monkeypatch):
     reason = "declines: its privacy budget is spent"
-    monkeypatch.setattr(client_app, "train_privately", lambda *args: Declined(reason))
+
+    def declines(*args):
+        yield from ()
+        return Declined(reason)
+
+    monkeypatch.setattr(client_app, "train_privately", declines)
     assert refused(sites, *private(3)) == reason
     assert events(sites)[-1]["event"] == "declined"
     assert not (sites.kit("north").var / "state" / "budget.json").exists()

@@ -1,0 +1,161 @@
+"""Private clients side by side: each draws its own sample, clips its own examples and adds its own noise, as
+it would by itself. What they share is that all gradients of a step are computed at once.
+"""
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fedfrozen_app.local.course import Due, Trained
+from fedfrozen_app.local.private import Training
+from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_groups
+from fedfrozen_app.models.task import Parameters
+from fedfrozen_app.privacy.dpsgd import ExampleGradients, draw_rows, exact_products, norms_of, with_noise
+
+if TYPE_CHECKING:
+    from fedfrozen_app.local.resident import Resident
+
+log = logging.getLogger(__name__)
+HOST_BYTES = 1 << 30  # for gradients of single examples, where there is no GPU
+GPU_SHARE = 0.25  # of its memory
+COPIES = 3  # of a gradient that are there at once: as it comes, clipped, and with what it is made of
+
+
+def cannot_stack(resident: "Resident") -> str | None:
+    """Why private clients train one after another, as the rest of a sentence; None where they need not."""
+    if resident.config.privacy.clipping == "ghost":
+        return "privacy.clipping=ghost watches one client's backward pass"
+    if resident.config.adapter.ranks:
+        return "their adapters differ in rank"
+    return None
+
+
+def clients_at_once(resident: "Resident", trained: Sequence[str]) -> int:
+    """How many, so that the gradients of all their examples fit. It depends on machine and plan alone, so
+    that a resumed run takes the very steps of an unbroken one."""
+    each = sum(resident.parameters[name].nbytes for name in trained)
+    on_gpu = resident.device.type == "cuda"
+    room = (
+        GPU_SHARE * torch.cuda.get_device_properties(resident.device).total_memory if on_gpu else HOST_BYTES
+    )
+    return max(1, int(room // (COPIES * each * resident.config.privacy.physical_batch)))
+
+
+def take_steps(due: Sequence[Due]) -> list[Trained]:
+    """Of each what its steps came to. Those that train the same names take them together."""
+    trainings = [cast(Training, each) for each in due]
+    found: dict[int, Trained] = {}
+    kinds: dict[tuple[str, ...], list[int]] = {}
+    for number, training in enumerate(trainings):
+        if training.client.is_watched:
+            found[number] = training.by_itself()
+        else:
+            kinds.setdefault(tuple(training.start.trained), []).append(number)
+    for names, members in kinds.items():
+        most = clients_at_once(trainings[0].client.resident, names)
+        for first in range(0, len(members), most):
+            block = members[first : first + most]
+            done = together([trainings[number] for number in block])
+            found |= dict(zip(block, done, strict=True))
+    return [found[number] for number in range(len(trainings))]
+
+
+def together(trainings: Sequence[Training]) -> list[Trained]:
+    """From the model that is loaded. Whoever has most steps is laid out first."""
+    places = sorted(range(len(trainings)), key=lambda place: -trainings[place].recipe.steps)
+    done = dict(zip(places, _longest_first([trainings[place] for place in places]), strict=True))
+    return [done[place] for place in range(len(trainings))]
+
+
+def _longest_first(trainings: Sequence[Training]) -> list[Trained]:
+    lead = trainings[0].client
+    resident, recipes = lead.resident, [training.recipe for training in trainings]
+    gradients, groups = lead.gradients(trainings[0].start), rate_groups(resident, trainings[0].start.trained)
+    names = [name for _, own in groups for name in own]
+    rows = {
+        name: resident.parameters[name].detach().expand(len(trainings), *resident.parameters[name].shape)
+        for name in names
+    }
+    rows = {name: value.clone() for name, value in rows.items()}
+    views = {name: value.unbind() for name, value in rows.items()}
+    rate = learning_rate(resident.config.client, lead.order.round, resident)
+    optimizer = make_optimizer(
+        resident.config.client,
+        [{"params": [v for name in own for v in views[name]], "lr": rate * scale} for scale, own in groups],
+        rate,
+    )
+    losses: list[list[Tensor]] = [[] for _ in trainings]
+    resident.model.train()
+    with ExitStack() as stack:
+        for training in trainings:
+            stack.enter_context(training.client.source.dropout())  # the last one's is in force
+        for step in range(recipes[0].steps):
+            count = sum(recipe.steps > step for recipe in recipes)  # those that still train come first
+            drawn = [_sample(training) for training in trainings[:count]]
+            own = {name: value[:count] for name, value in rows.items()}
+            sums = _clipped_sums(trainings[:count], gradients, own, drawn, losses)
+            for place, training in enumerate(trainings[:count]):
+                recipe, source = training.recipe, training.client.source
+                std = recipe.noise * recipe.max_grad_norm
+                noisy = with_noise(source, [sums[name][place] for name in names], std)
+                for name, slope in zip(names, noisy, strict=True):
+                    views[name][place].grad = slope / recipe.batch
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    resident.model.eval()
+    order = trainings[0].start.trained
+    return [
+        ({name: views[name][place].clone() for name in order}, _mean(losses[place]))
+        for place in range(len(trainings))
+    ]
+
+
+def _sample(training: Training) -> Tensor:
+    client = training.client
+    sample = client.source.poisson(len(client.units), training.recipe.rate)
+    return draw_rows(client.units, sample, client.source)
+
+
+def _clipped_sums(
+    trainings: Sequence[Training],
+    gradients: ExampleGradients,
+    rows: Parameters,
+    drawn: Sequence[Tensor],
+    losses: list[list[Tensor]],
+) -> dict[str, Tensor]:
+    """For each name (clients, *shape): Σ gᵢ · min(1, C/‖gᵢ‖) over each client's own sample."""
+    resident, recipe = trainings[0].client.resident, trainings[0].recipe
+    table, device = resident.train_table, resident.device
+    sums = {name: torch.zeros_like(value) for name, value in rows.items()}
+    longest = max(len(index) for index in drawn)
+    for begin in range(0, longest, recipe.physical_batch):
+        chunks = [index[begin : begin + recipe.physical_batch] for index in drawn]
+        width = max(len(chunk) for chunk in chunks)
+        index = torch.stack([pad(chunk, (0, width - len(chunk))) for chunk in chunks]).to(device)
+        lengths = torch.tensor([len(chunk) for chunk in chunks]).to(device)
+        inputs = {key: value[index] for key, value in table.inputs.items()}
+        found, slopes = gradients.of_clients(rows, inputs, table.labels[index])
+        for place, chunk in enumerate(chunks):
+            losses[place].append(found[place, : len(chunk)])
+        norms = norms_of([slopes[name] for name in rows], 2)
+        # What is not finite gives nothing: a sum that is not finite would tell that it is there.
+        unwanted = ~torch.isfinite(norms) | (torch.arange(width, device=device) >= lengths[:, None])
+        factor = (recipe.max_grad_norm / (norms + 1e-6)).clamp(max=1.0).masked_fill(unwanted, 0.0)
+        broken = bool((~torch.isfinite(norms)).any())
+        with exact_products():
+            for name, slope in slopes.items():
+                flat = slope.flatten(2) if slope.dim() > 2 else slope.unsqueeze(2)
+                if broken:
+                    flat = flat.masked_fill(unwanted[:, :, None], 0.0)
+                sums[name] += torch.einsum("cb,cbp->cp", factor, flat).view(sums[name].shape)
+    return sums
+
+
+def _mean(losses: Sequence[Tensor]) -> float | None:
+    seen = torch.cat(list(losses)) if losses else torch.zeros(0)
+    return float(seen.double().mean()) if len(seen) else None

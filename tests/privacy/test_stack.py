@@ -1,0 +1,110 @@
+"""Private clients that take their steps together: the same numbers as one after another."""
+
+import json
+
+import pytest
+import torch
+
+from fedfrozen_app.local import private_stack
+from fedfrozen_app.local.private import PrivateClient
+from tests.conftest import resident_of, slowly
+
+EXACT = ("model.dtype=float64", "privacy=dp_sgd", "privacy.seeded_noise=true", "num_rounds=2")
+UNEQUAL = ("partition.alpha=0.3", "num_clients=4", "client.batch_size=8")
+
+
+def difference(one, other):
+    return max(float((one.model[name] - other.model[name]).abs().max()) for name in one.model)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("strategy=fedavg",),
+        ("strategy=safl", "strategy.top_k=1"),
+        ("strategy=fedprox", "client=sgd"),
+        *slowly(
+            ("strategy=fedfrozen", "client.head_lr=0.01"),
+            ("strategy=fedavg", "adapter=lora", "adapter.rank=2"),
+            ("strategy=fedavg", "secure_aggregation=on"),
+        ),
+    ],
+    ids=" ".join,
+)
+def test_together_is_one_after_another(train, words):
+    own = (*EXACT, *UNEQUAL, "privacy.physical_batch=5", *words)
+    alone = train(*own, "runtime.runner=sequential", folder="alone")
+    both = train(*own, "runtime.runner=cohort", folder="both")
+    assert difference(alone, both) <= 1e-9
+    for row, twin in zip(alone.rows, both.rows, strict=True):
+        for key in ("epsilon", "bytes_up", "bytes_down", "clients", "trained_params"):
+            assert row.get(key) == twin.get(key), key
+    for client in "0123":
+        first, second = (losses_at(run.folder / "privacy" / f"{client}.jsonl") for run in (alone, both))
+        assert len(first) == 2 and first == pytest.approx(second)
+
+
+def losses_at(path):
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line["train_loss"] for line in lines if "train_loss" in line]
+
+
+def test_an_example_that_is_not_finite_gives_nothing(train, monkeypatch):
+    """Of the whole round it takes its own part away, and nobody else's."""
+    seen = []
+    plain = private_stack.norms_of
+
+    def spoiled(slopes, lead):
+        norms = plain(slopes, lead)
+        seen.append(norms.shape)
+        slopes[0][0, 0] = torch.nan
+        norms[0, 0] = torch.nan
+        return norms
+
+    monkeypatch.setattr(private_stack, "norms_of", spoiled)
+    run = train(*EXACT, "strategy=fedavg", "runtime.runner=cohort", "num_rounds=1")
+    assert seen and all(bool(torch.isfinite(value).all()) for value in run.model.values())
+
+
+def test_they_train_in_blocks_that_fit(train, monkeypatch):
+    words = (*EXACT, *UNEQUAL, "strategy=fedavg", "runtime.runner=cohort")
+    whole = train(*words, folder="whole")
+    counts = []
+    together = private_stack.together
+    monkeypatch.setattr(private_stack, "together", lambda some: counts.append(len(some)) or together(some))
+    monkeypatch.setattr(private_stack, "clients_at_once", lambda *given: 3)
+    small = train(*words, folder="small")
+    assert counts == [3, 1, 3, 1] and difference(whole, small) <= 1e-12
+    counts.clear()
+    few = train(*words, "runtime.max_block=2", folder="few")
+    assert counts == [2, 2, 2, 2] and difference(whole, few) <= 1e-12
+
+
+def test_how_many_fit_goes_by_what_trains():
+    resident = resident_of("strategy=fedavg", "privacy=dp_sgd", "privacy.physical_batch=64")
+    names = list(resident.parameters)
+    size = sum(resident.parameters[name].nbytes for name in names)
+    assert private_stack.clients_at_once(resident, names) == private_stack.HOST_BYTES // (3 * 64 * size)
+
+
+def test_a_client_that_fails_leaves_the_others_alone(train, monkeypatch, caplog):
+    pay = PrivateClient._pay
+
+    def fails(self, *given):
+        if self.client == "1":
+            raise RuntimeError("its disk is gone")
+        pay(self, *given)
+
+    monkeypatch.setattr(PrivateClient, "_pay", fails)
+    run = train(*EXACT, "strategy=fedavg", "runtime.runner=cohort", "num_rounds=1")
+    assert run.rows[1]["clients_ok"] == 2 and run.rows[1]["clients_failed"] == 1
+    assert "its disk is gone" in caplog.text
+
+
+def test_steps_that_fail_together_fail_their_clients(train, monkeypatch, caplog):
+    def full(*given):
+        raise torch.OutOfMemoryError("the device is full")
+
+    monkeypatch.setattr(private_stack, "together", full)
+    with pytest.raises(Exception, match="the device is full"):
+        train(*EXACT, "strategy=fedavg", "runtime.runner=cohort", "num_rounds=1")
