@@ -28,7 +28,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, replace
@@ -40,9 +40,10 @@ from typing import Any
 
 from cells import append, into_page, paired, table
 from cells import read as read_lines
-from common import CACHE, RESULTS, peak_bytes, reset_peak, show, write_result
+from common import RESULTS, peak_bytes, reset_peak, show, write_result
 
 PAGE = Path(__file__).parents[1] / "docs" / "adapters.md"
+CELLS = RESULTS / "adapters.jsonl"
 RULES = ("average", "ffa", "fedex", "stack")
 WHOLE = {
     "fedavg": ["strategy=fedavg"],
@@ -50,9 +51,7 @@ WHOLE = {
     "head": ["strategy=safl", "strategy.select=none"],
 }
 TUNING_SEED = 1000  # none of those that are reported
-RATES = {"fedavg": (1e-4, 3e-4, 1e-3), "safl": (3e-4, 1e-3, 3e-3)}
-USUAL = (1e-3, 3e-3, 1e-2)  # of adapters and of heads
-PRIVATE_HEAD = (0.03, 0.1, 0.3)  # a head alone under privacy: noise wants another rate
+PRIVATE_HEAD = (0.01, 0.03, 0.1, 0.3)  # a head alone under privacy: noise wants another rate
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,7 @@ class Study:
     folders: tuple[str, str]
     words: tuple[str, ...]
     score: str  # a key of a row, after `val_` and `test_`
+    rates: Mapping[str, tuple[float, ...]]  # that a method tries; "" are those of adapters and of heads
     better: int = 1  # -1: less is better
     rounds: int = 20
 
@@ -72,12 +72,14 @@ STUDIES = {
         ("dataset=mtsamples", "num_clients=8", "partition.alpha=0.5", "partition.min_size=4",
          "dataset.max_tokens=128", "client.batch_size=32"),
         "f1_macro",
+        {"": (1e-3, 3e-3, 1e-2, 3e-2), "fedavg": (1e-4, 3e-4, 1e-3, 3e-3), "safl": (1e-4, 3e-4, 1e-3, 3e-3)},
     ),
     "pacs": Study(
         ("pacs", "dinov2"),
         ("dataset=parquet", "dataset.name=pacs", "partition=domain", "num_clients=null",
          "dataset.image_size=112", "client.batch_size=32"),
         "accuracy",
+        {"": (1e-3, 3e-3, 1e-2), "fedavg": (1e-5, 3e-5, 1e-4), "safl": (3e-5, 1e-4, 3e-4)},
         rounds=5,
     ),
     "medquad": Study(
@@ -85,6 +87,7 @@ STUDIES = {
         ("dataset=medquad", "partition=natural", "partition.column=source", "num_clients=null",
          "dataset.max_tokens=128", "client.batch_size=32"),
         "loss",
+        {"": (3e-3, 1e-2, 3e-2), "fedavg": (3e-4, 1e-3, 3e-3), "safl": (1e-4, 3e-4, 1e-3)},
         better=-1,
         rounds=3,
     ),
@@ -96,6 +99,7 @@ STUDIES = {
          "client.batch_size=16", "model.config.hidden_size=32", "model.config.num_hidden_layers=2",
          "model.config.intermediate_size=64"),
         "accuracy",
+        {"": (1e-3, 3e-3, 1e-2)},
         rounds=3,
     ),
 }  # fmt: skip
@@ -237,7 +241,8 @@ def tables(options: argparse.Namespace) -> list[tuple[str, float | None]]:
 
 def trials(study: str, epsilon: float | None, method: str, rank: int, options: Any) -> list[Cell]:
     """As many for every method, on a seed that is not reported."""
-    usual = PRIVATE_HEAD if method == "head" and epsilon is not None else RATES.get(method, USUAL)
+    known = STUDIES[study].rates
+    usual = PRIVATE_HEAD if method == "head" and epsilon is not None else known.get(method, known[""])
     rates = options.lrs or usual
     clips = [None] if epsilon is None else options.clips
     return [
@@ -401,7 +406,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1, help="cells at once, each in a process")
     parser.add_argument("--minutes", type=float, default=1e9, help="start no new cell after so long")
-    parser.add_argument("--cells", default=str(CACHE / "adapters.jsonl"), help="file of the finished cells")
+    parser.add_argument("--cells", default=str(CELLS), help="file of the finished cells")
     parser.add_argument("--result", type=Path, help="file of the result; default: benchmarks/results")
     parser.add_argument("--report-only", action="store_true", help="write the result into docs/adapters.md")
     options = parser.parse_args(words)

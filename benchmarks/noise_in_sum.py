@@ -46,7 +46,7 @@ TASKS = {
     "mtsamples": {
         "common": ("strategy=fedavg", "model=linear", "num_clients=10", "num_rounds=30"),
         "site": ("client.lr={rate}", "client.batch_size=64"),
-        "rates": {"site": (0.03, 0.1, 0.3), "sum": (0.03, 0.1, 0.3)},
+        "rates": {"site": (0.03, 0.1, 0.3, 1.0, 3.0), "sum": (0.01, 0.03, 0.1, 0.3, 1.0)},
     },
 }
 
