@@ -2,7 +2,6 @@
 it would by itself. What they share is that all gradients of a step are computed at once.
 """
 
-import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, cast
@@ -16,14 +15,13 @@ from fedfrozen_app.local.private import Training
 from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_groups
 from fedfrozen_app.models.task import Parameters
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, draw_rows, exact_products, norms_of, with_noise
+from fedfrozen_app.seeds import seeded
 
 if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
 
-log = logging.getLogger(__name__)
-HOST_BYTES = 1 << 30  # for gradients of single examples, where there is no GPU
-GPU_SHARE = 0.25  # of its memory
-COPIES = 3  # of a gradient that are there at once: as it comes, clipped, and with what it is made of
+HOST_CLIENTS = 8  # at once, where there is no GPU: more gain nothing there
+GPU_SHARE = 0.5  # of its memory, for the gradients of single examples and what they are made of
 
 
 def cannot_stack(resident: "Resident") -> str | None:
@@ -35,15 +33,30 @@ def cannot_stack(resident: "Resident") -> str | None:
     return None
 
 
-def clients_at_once(resident: "Resident", trained: Sequence[str]) -> int:
-    """How many, so that the gradients of all their examples fit. It depends on machine and plan alone, so
-    that a resumed run takes the very steps of an unbroken one."""
-    each = sum(resident.parameters[name].nbytes for name in trained)
-    on_gpu = resident.device.type == "cuda"
-    room = (
-        GPU_SHARE * torch.cuda.get_device_properties(resident.device).total_memory if on_gpu else HOST_BYTES
-    )
-    return max(1, int(room // (COPIES * each * resident.config.privacy.physical_batch)))
+def clients_at_once(trainings: Sequence[Training]) -> int:
+    """How many fit, of clients that train the same names. It depends on machine and plan alone, so that a
+    resumed run takes the very steps of an unbroken one."""
+    resident, start, recipe = trainings[0].client.resident, trainings[0].start, trainings[0].recipe
+    if resident.device.type != "cuda":
+        return HOST_CLIENTS
+    kind = (recipe.physical_batch, tuple(start.trained))
+    if kind not in resident.private_bytes:
+        resident.private_bytes[kind] = _measured(trainings[0])
+    room = GPU_SHARE * torch.cuda.get_device_properties(resident.device).total_memory
+    return max(1, int(room // resident.private_bytes[kind]))
+
+
+def _measured(training: Training) -> int:
+    """Bytes at the peak of one client's gradients, of as many rows as may be in memory at once."""
+    resident, table = training.client.resident, training.client.resident.train_table
+    rows = {name: resident.parameters[name].detach().unsqueeze(0) for name in training.start.trained}
+    index = (torch.arange(training.recipe.physical_batch) % len(table)).unsqueeze(0).to(resident.device)
+    inputs = {key: value[index] for key, value in table.inputs.items()}
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    with seeded(0, resident.device):  # what is drawn here is not missing later
+        training.client.gradients(training.start).of_clients(rows, inputs, table.labels[index])
+    return torch.cuda.max_memory_allocated() - before
 
 
 def take_steps(due: Sequence[Due]) -> list[Trained]:
@@ -52,16 +65,17 @@ def take_steps(due: Sequence[Due]) -> list[Trained]:
     found: dict[int, Trained] = {}
     kinds: dict[tuple[str, ...], list[int]] = {}
     for number, training in enumerate(trainings):
-        if training.client.is_watched:
-            found[number] = training.by_itself()
-        else:
+        if not training.client.is_watched:
             kinds.setdefault(tuple(training.start.trained), []).append(number)
-    for names, members in kinds.items():
-        most = clients_at_once(trainings[0].client.resident, names)
+    for members in kinds.values():
+        most = clients_at_once([trainings[number] for number in members])
         for first in range(0, len(members), most):
             block = members[first : first + most]
             done = together([trainings[number] for number in block])
             found |= dict(zip(block, done, strict=True))
+    for number, training in enumerate(trainings):
+        if number not in found:  # last: it trains the model that is loaded, from which the others start
+            found[number] = training.by_itself()
     return [found[number] for number in range(len(trainings))]
 
 

@@ -103,6 +103,7 @@ class Resident:
         self.outputs: int | None = None  # of the model's parts for one example, once counted
         self.compiling = Compiling()
         self.cohort: Any = None  # of inprocess/runtime.py: the cohort runner, which keeps a compiled step
+        self.private_bytes: dict[Any, int] = {}  # of local/private_stack.py: a client's, by what trains
 
     @cached_property
     def blocks(self) -> Blocks:

@@ -7,7 +7,7 @@ import torch
 
 from fedfrozen_app.local import private_stack
 from fedfrozen_app.local.private import PrivateClient
-from tests.conftest import resident_of, slowly
+from tests.conftest import slowly
 
 EXACT = ("model.dtype=float64", "privacy=dp_sgd", "privacy.seeded_noise=true", "num_rounds=2")
 UNEQUAL = ("partition.alpha=0.3", "num_clients=4", "client.batch_size=8")
@@ -23,6 +23,7 @@ def difference(one, other):
         ("strategy=fedavg",),
         ("strategy=safl", "strategy.top_k=1"),
         ("strategy=fedprox", "client=sgd"),
+        ("strategy=fedavg", "privacy.audited=1", "privacy.canaries=4"),
         *slowly(
             ("strategy=fedfrozen", "client.head_lr=0.01"),
             ("strategy=fedavg", "adapter=lora", "adapter.rank=2"),
@@ -78,13 +79,6 @@ def test_they_train_in_blocks_that_fit(train, monkeypatch):
     counts.clear()
     few = train(*words, "runtime.max_block=2", folder="few")
     assert counts == [2, 2, 2, 2] and difference(whole, few) <= 1e-12
-
-
-def test_how_many_fit_goes_by_what_trains():
-    resident = resident_of("strategy=fedavg", "privacy=dp_sgd", "privacy.physical_batch=64")
-    names = list(resident.parameters)
-    size = sum(resident.parameters[name].nbytes for name in names)
-    assert private_stack.clients_at_once(resident, names) == private_stack.HOST_BYTES // (3 * 64 * size)
 
 
 def test_a_client_that_fails_leaves_the_others_alone(train, monkeypatch, caplog):
