@@ -7,6 +7,7 @@ import torch
 
 from fedfrozen_app.local import private_stack
 from fedfrozen_app.local.private import PrivateClient
+from fedfrozen_app.privacy.budget import BudgetFile
 from tests.conftest import slowly
 
 EXACT = ("model.dtype=float64", "privacy=dp_sgd", "privacy.seeded_noise=true", "num_rounds=2")
@@ -23,7 +24,6 @@ def difference(one, other):
         ("strategy=fedavg",),
         ("strategy=safl", "strategy.top_k=1"),
         ("strategy=fedprox", "client=sgd"),
-        ("strategy=fedavg", "privacy.audited=1", "privacy.canaries=4"),
         *slowly(
             ("strategy=fedfrozen", "client.head_lr=0.01"),
             ("strategy=fedavg", "adapter=lora", "adapter.rank=2"),
@@ -48,6 +48,16 @@ def test_together_is_one_after_another(train, words):
 def losses_at(path):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [line["train_loss"] for line in lines if "train_loss" in line]
+
+
+def test_others_start_where_a_watched_client_starts(train):
+    """It trains the model that is loaded, by itself; and its canaries are drawn anew in every run."""
+    own = (*EXACT, *UNEQUAL, "strategy=fedavg", "privacy.audited=1", "privacy.canaries=4", "num_rounds=1")
+    runs = [train(*own, f"runtime.runner={runner}", folder=runner) for runner in ("sequential", "cohort")]
+    for client in "023":
+        files = [BudgetFile(run.folder / "privacy", client) for run in runs]
+        one, other = (file.kept_reply(file.read().last_order) for file in files)
+        assert all(float((one[name] - other[name]).abs().max()) <= 1e-9 for name in one)
 
 
 def test_an_example_that_is_not_finite_gives_nothing(train, monkeypatch):
