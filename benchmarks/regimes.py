@@ -59,6 +59,10 @@ def freezing(after: int) -> Words:
     return ["strategy=fedfrozen", f"strategy.warmup_rounds={after}"]
 
 
+# Never, and what `auto` watches is written down: its rule is judged from these figures.
+WATCHED = ["strategy=fedfrozen", "strategy.warmup_rounds=auto", "strategy.warmup_threshold=-1e9"]
+
+
 # What is run -----------------------------------------------------------------------------------------------
 
 TUNING_SEED = 100  # of no table
@@ -344,7 +348,7 @@ class Cell:
             *local,
             *length,
             *every,
-            *freezing(self.after),
+            *(WATCHED if self.method == NEVER else freezing(self.after)),
             *fork,
             *more,
         ]
@@ -428,8 +432,16 @@ def line_of(cell: Cell, outcome: tuple[list[Row], Row] | BaseException) -> Row:
         row |= scores(curve(rows, "test_accuracy")) | told | {"drift": drifts(rows)}
         row["curve"] = [round(value, 4) for value in curve(rows, "test_accuracy")]
         row["every"] = STUDIES[cell.study].every(cell.setting)
+        if cell.method == NEVER:
+            row |= {"watched": [watched(r) for r in rows if "warmup" in r]}
         row["megabytes"] = round(sum(r.get("bytes_up", 0) + r.get("bytes_down", 0) for r in rows) / 1e6, 1)
     return row
+
+
+def watched(row: Row) -> list[float | None]:
+    """The round's training loss, and the kernel's agreement and drift."""
+    figures = [row["train_loss"], *(row["warmup"][key] for key in ("agreement", "drift"))]
+    return [None if value is None else float(f"{value:.4g}") for value in figures]
 
 
 def drifts(rows: Sequence[Row], points: int = 16) -> list[list[float | None]]:
