@@ -59,6 +59,35 @@ def freezing(after: int) -> Words:
     return ["strategy=fedfrozen", f"strategy.warmup_rounds={after}"]
 
 
+def layers(cell: "Cell", numbers: Sequence[int]) -> Words:
+    """The kernel of these layers alone."""
+    names = ",".join(f"kernel.{number}" for number in numbers)
+    frozen = f"{{from:{cell.after + 1},name:frozen,freeze:[{names}]}}"
+    return ["strategy=schedule", f"strategy.stages=[{{from:1,name:warmup}},{frozen}]"]
+
+
+def frozen_part(scope: str) -> Callable[["Cell"], Words]:
+    return lambda cell: [*freezing(cell.after), f"strategy.freeze_scope={scope}"]
+
+
+# Beside the warm-ups: how much of a run is FedAvg's (percent), and what it does from there on. Those but the
+# first answer a reviewer: is it the kernel, or any part of its size; the freeze, or any calming? They freeze
+# after half of the run, where a frozen kernel costs least.
+AUTO = "auto"
+VARIANTS: dict[str, tuple[float, Callable[["Cell"], Words]]] = {
+    AUTO: (0, lambda cell: ["strategy=fedfrozen", "strategy.warmup_rounds=auto"]),
+    "values": (50, frozen_part("v")),
+    "random": (50, frozen_part("random")),
+    "qk+ln1": (50, frozen_part("qk+ln1")),
+    "all but values": (50, frozen_part("train_value_only")),
+    "first layers": (50, lambda cell: layers(cell, (0, 1))),
+    "last layers": (50, lambda cell: layers(cell, (-2, -1))),
+    "all slower": (50, lambda cell: [*freezing(cell.rounds), f"client.lr={cell.lr / 10:g}"]),
+    "fedprox": (0, lambda cell: ["strategy=fedprox"]),
+    "fedadam": (0, lambda cell: ["strategy=fedavg", "server_optimizer=adam"]),
+    "fedpart": (0, lambda cell: ["strategy=fedpart", f"strategy.full_rounds={cell.rounds // 5}"]),
+}
+
 # Never, and what `auto` watches is written down: its rule is judged from these figures.
 WATCHED = ["strategy=fedfrozen", "strategy.warmup_rounds=auto", "strategy.warmup_threshold=-1e9"]
 
@@ -69,8 +98,10 @@ TUNING_SEED = 100  # of no table
 RESULTS = Path(__file__).parent / "results" / "regimes"
 NEVER, COSINE, LATE, LAST_ROUND = "never", "cosine", "late", "last"
 # By passes: whoever is stopped has the first for all settings before the second for any.
+# Variants come last.
 PASSES = ((NEVER, "10 %", "50 %", "0 %", COSINE, LATE, LAST_ROUND), ("20 %", "5 %"), ("2 %",))
 METHODS = tuple(method for methods in PASSES for method in methods)
+EVERY_METHOD = (*METHODS, *VARIANTS)
 WARMUPS = ("0 %", "2 %", "5 %", "10 %", "20 %", "50 %")
 
 
@@ -83,6 +114,7 @@ class Setting:
     rate: float = 1.0  # times the rate that was chosen
     slice: int = 0  # 0: in the first slice of the map
     labels: int = 0  # a client has so many classes, in place of the Dirichlet draw
+    headline: bool = False  # with all variants; else `auto` alone
 
     @property
     def name(self) -> str:
@@ -94,6 +126,10 @@ class Setting:
         return f"{skew}, {self.local_steps} steps{more}" + (
             f", rate x{self.rate:g}" if self.rate != 1 else ""
         )
+
+    @property
+    def methods(self) -> Words:
+        return [*METHODS, *(VARIANTS if self.headline else [AUTO])]
 
     @property
     def group(self) -> str:
@@ -149,8 +185,8 @@ STUDIES = {
                 "dataset.validation=0.04",
             ),
             (
-                Setting(0.05, 200),
-                Setting(0.1, 50),
+                Setting(0.05, 200, headline=True),
+                Setting(0.1, 50, headline=True),
                 Setting(None, 50),
                 Setting(0.1, 50, optimizer="sgd"),
                 Setting(0.05, 50, participation=0.3),
@@ -211,11 +247,11 @@ STUDIES = {
             "digits_long",
             (*VIT_DIGITS, "client.batch_size=16", "dataset.validation=0.2"),
             (
-                Setting(0.1, 40),
-                Setting(0.05, 40),
+                Setting(0.1, 40, headline=True),
+                Setting(0.05, 40, headline=True),
                 Setting(0.3, 40),
                 Setting(None, 40),
-                Setting(None, 40, labels=2),
+                Setting(None, 40, labels=2, headline=True),
                 Setting(None, 40, labels=1),
                 Setting(0.1, 10),
                 Setting(0.1, 160),
@@ -261,6 +297,8 @@ STUDIES = {
 def after_of(method: str, rounds: int, every: int) -> int:
     if method.endswith("%"):
         return round(float(method[:-2]) * rounds / 100)
+    if method in VARIANTS:
+        return round(VARIANTS[method][0] * rounds / 100)
     return {LATE: max(rounds - LAST * every, 0), LAST_ROUND: rounds - 1}.get(method, rounds)
 
 
@@ -303,7 +341,7 @@ class Cell:
         """The rounds from which others fork."""
         if self.tuning or self.method != NEVER:
             return set()
-        others = (replace(self, method=method) for method in METHODS)
+        others = (replace(self, method=method) for method in EVERY_METHOD)
         return {other.after for other in others if other.forks}
 
     @property
@@ -321,10 +359,10 @@ class Cell:
         """A slice's rates, then its settings pass by pass, each with a block of seeds."""
         study, own = STUDIES[self.study], self.setting
         settings = study.settings
-        number = next((n for n, methods in enumerate(PASSES) if self.method in methods), 0)
+        number = next((n for n, methods in enumerate(PASSES) if self.method in methods), len(PASSES))
         place = settings.index(own) if own in settings else 0
         block = own.slice if self.tuning else max(own.slice, self.seed // study.block)
-        return (block, not self.tuning, number, place, METHODS.index(self.method), self.seed)
+        return (block, not self.tuning, number, place, EVERY_METHOD.index(self.method), self.seed)
 
     def run_folder(self, work: Path, method: str | None = None) -> Path:
         parts = (self.study, self.setting.name, f"{self.lr:g}", f"seed {self.seed}", method or self.method)
@@ -332,6 +370,12 @@ class Cell:
 
     def checkpoint(self, work: Path) -> Path:
         return self.run_folder(work, NEVER) / "checkpoints" / str(self.after)
+
+    @property
+    def strategy(self) -> Words:
+        if self.method in VARIANTS:
+            return VARIANTS[self.method][1](self)
+        return WATCHED if self.method == NEVER else freezing(self.after)
 
     def words(self, work: Path, more: Sequence[str]) -> Words:
         study = STUDIES[self.study]
@@ -348,7 +392,7 @@ class Cell:
             *local,
             *length,
             *every,
-            *(WATCHED if self.method == NEVER else freezing(self.after)),
+            *self.strategy,
             *fork,
             *more,
         ]
@@ -365,9 +409,10 @@ def cells_of(study: Study, rows: Sequence[Row], tuning: Sequence[Row], seeds: in
             continue
         lr = rate_for(setting, tuning)
         for seed in range(seeds):
-            own = [Cell(study.name, setting, seed, method, lr) for method in METHODS]
+            own = [Cell(study.name, setting, seed, method, lr) for method in setting.methods]
             by_after = {
-                (cell.after, cell.method == COSINE): cell for cell in reversed(own)
+                (cell.after, cell.method if cell.method in (COSINE, *VARIANTS) else None): cell
+                for cell in reversed(own)
             }  # 2 % of 20 is 0 %
             missing += [cell for cell in by_after.values() if cell.key not in done]
     return sorted(missing, key=lambda cell: cell.priority)
@@ -434,6 +479,8 @@ def line_of(cell: Cell, outcome: tuple[list[Row], Row] | BaseException) -> Row:
         row["every"] = STUDIES[cell.study].every(cell.setting)
         if cell.method == NEVER:
             row |= {"watched": [watched(r) for r in rows if "warmup" in r]}
+        if cell.method == AUTO:
+            row["froze"] = next((r["round"] - 1 for r in rows if r["stage"] == "frozen"), None)
         row["megabytes"] = round(sum(r.get("bytes_up", 0) + r.get("bytes_down", 0) for r in rows) / 1e6, 1)
     return row
 
@@ -545,7 +592,7 @@ def fill_shared(rows: Sequence[Row]) -> list[Row]:
     found = list(rows)
     there = {(row["setting"], row["seed"], row["method"]) for row in rows}
     for row in rows:
-        frozen = row["after"] < row["rounds"] and row["method"] != COSINE
+        frozen = row["after"] < row["rounds"] and row["method"] in (*WARMUPS, LATE, LAST_ROUND)
         for method in (*WARMUPS, LATE) if frozen else ():
             same = after_of(method, row["rounds"], row["every"]) == row["after"]
             if same and (row["setting"], row["seed"], method) not in there:
@@ -590,6 +637,29 @@ def report(study: Study, folder: Path, figure: Path | None) -> str:
     parts.append(
         table(["setting", NEVER, *methods], [target_line(rows, name, (NEVER, *methods)) for name in names])
     )
+    if judged := [line for name in names if (line := auto_line(rows, name)) is not None]:
+        parts.append(
+            "`auto` over never, over the better of never and the best fixed warm-up (of the highest mean, "
+            "chosen after the fact), and after how many rounds it froze, medians over seeds:"
+        )
+        head = ["setting", "seeds", "best fixed", "its gain", "auto's gain", "auto to the better", "froze"]
+        parts.append(table(head, judged))
+    others = [method for method in VARIANTS if method != AUTO]
+    if tried := [name for name in names if any(by_seed(rows, name, m, "score") for m in others)]:
+        parts.append(
+            "Other ways, points over never: half of a run is FedAvg's, then other parts than the kernel are "
+            "frozen, or all rates fall to a tenth; and the field's methods from the start, by their defaults:"
+        )
+        shown = ["50 %", *others]
+        parts.append(
+            table(
+                ["setting", *(f"kernel, {m}" if m == "50 %" else m for m in shown)],
+                [
+                    [name, *(str(against_never(rows, name, m, "score") or "") for m in shown)]
+                    for name in tried
+                ],
+            )
+        )
     verdicts = list(significant(rows, names))
     parts.append(
         "Warm-ups that differ from never, Holm-corrected over all of this study with 5 seeds or more:"
@@ -628,6 +698,20 @@ def line(rows: Sequence[Row], name: str, methods: Sequence[str], key: str) -> li
         f"{rise:+.1f}",
         *shown,
     ]
+
+
+def auto_line(rows: Sequence[Row], name: str) -> list[str] | None:
+    gain = against_never(rows, name, AUTO, "score")
+    if gain is None:
+        return None
+    fixed = {m: d for m in WARMUPS if (d := against_never(rows, name, m, "score")) is not None}
+    best = max(fixed, key=lambda method: fixed[method].mean)
+    better = best if fixed[best].mean > 0 else NEVER
+    to_better = paired(by_seed(rows, name, AUTO, "score"), by_seed(rows, name, better, "score"))
+    own = [row for row in rows if (row["setting"], row["method"]) == (name, AUTO)]
+    froze = statistics.median(math.inf if row["froze"] is None else row["froze"] for row in own)
+    where = "never" if math.isinf(froze) else f"{froze:g} of {own[0]['rounds']}"
+    return [name, str(gain.seeds), best, str(fixed[best]), str(gain), str(to_better), where]
 
 
 def target_line(rows: Sequence[Row], name: str, methods: Sequence[str]) -> list[str]:
