@@ -637,7 +637,7 @@ def report(study: Study, folder: Path, figure: Path | None) -> str:
     parts.append(
         table(["setting", NEVER, *methods], [target_line(rows, name, (NEVER, *methods)) for name in names])
     )
-    if judged := [line for name in names if (line := auto_line(rows, name)) is not None]:
+    if judged := [own for name in names if (own := auto_line(rows, name)) is not None]:
         parts.append(
             "`auto` over never, over the better of never and the best fixed warm-up (of the highest mean, "
             "chosen after the fact), and after how many rounds it froze, medians over seeds:"

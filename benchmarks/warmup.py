@@ -216,7 +216,7 @@ def decided(rows: list[dict[str, Any]], rounds: int) -> int:
     agreement = Agreement(Settings(warmup_rounds=AUTO).checked(rounds).rule)
     for row in rows:
         if "warmup" in row:
-            agreement.recall(row["round"], row["warmup"])
+            agreement.recall(row, row["warmup"])
     return agreement.last_round or rounds
 
 

@@ -3,8 +3,9 @@
     rounds 1..T_w      train all of (Φ, W): Φ = (W_Q, W_K) is the attention kernel, W the rest
     rounds T_w+1..T    Φ stays what the last warm-up round averaged; W goes on, and only W travels
 
-T_w = T is FedAvg; T_w = 0 freezes the kernel as it was initialised; T_w = auto freezes when the clients'
-common movement of the kernel has faded beside their disagreement (fedfrozen_app/server/agreement.py).
+T_w = T is FedAvg; T_w = 0 freezes the kernel as it was initialised; T_w = auto freezes when the model has
+stopped learning, and the clients' common movement of the kernel has faded beside their disagreement
+(fedfrozen_app/server/agreement.py).
 """
 
 import logging
@@ -71,7 +72,8 @@ class FedFrozen(base.PlannedFedAvg):
     def stage(self, server_round: int) -> str:
         last = self.settings.warmup_rounds
         if last == AUTO:
-            last = self.agreement.last_round
+            alone = self.federation.client.local_steps == 1  # then no client drifts within a round
+            last = None if alone else self.agreement.last_round
         return WARMUP if last is None or server_round <= last else FROZEN
 
     def observe(self, row: Row, merged: Mapping[str, Tensor]) -> Row:
@@ -87,7 +89,9 @@ class FedFrozen(base.PlannedFedAvg):
 
     def recall(self, row: Row) -> None:
         if "warmup" in row:
-            self.agreement.recall(row["round"], row["warmup"])
+            self.agreement.recall(row, row["warmup"])
+        elif row.get("stage") == FROZEN and self.agreement.decided is None:
+            self.agreement.decided = row["round"] - 1
 
     def state(self) -> dict[str, Tensor]:
         return self.agreement.direction

@@ -9,9 +9,14 @@ does. So the rule watches
     agreement = ⟨ūₜ, d⟩        d: running mean of the earlier rounds' ū (at first ūₜ itself)
 
 whose expectation is the squared common movement for a cohort of any size, and freezes when, over a window, it
-has fallen below a small share of the drift:
+has fallen below a small share of the drift, while the model has stopped learning:
 
-    mean of agreement < threshold · mean of drift,   `patience` rounds in a row
+    mean of agreement < threshold · mean of drift    and
+    mean training loss of a tenth of the run > (1 − progress) · that of the tenth before,
+
+`patience` rounds in a row. A kernel can rest for a while before anything is learned; what is frozen then is
+lost, and whoever waits until the loss stands still has nothing to lose but time. Clients that take a single
+step a round do not drift from what their mean does, so that there is nothing to gain: then it never freezes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,6 +36,8 @@ class Rule:
     threshold: float = 0.005
     window: int = 5
     patience: int = 3
+    progress: float = 0.05  # a loss that falls by more than this share in `span` rounds: it still learns
+    span: int = 5
 
 
 def ratio(agreement: Sequence[float], drift: Sequence[float], window: int) -> float | None:
@@ -39,7 +46,18 @@ def ratio(agreement: Sequence[float], drift: Sequence[float], window: int) -> fl
     return sum(agreement[-window:]) / total if total > 0 else None
 
 
-def freeze_after(agreement: Sequence[float], drift: Sequence[float], rule: Rule) -> int | None:
+def still_learns(losses: Sequence[float | None], rule: Rule) -> bool:
+    """Whether the last `span` losses lie below those before them; too few, or unknown ones, may."""
+    span = rule.span
+    known = [loss for loss in losses[-2 * span :] if loss is not None]
+    if len(known) < 2 * span:
+        return True
+    return sum(known[span:]) < (1 - rule.progress) * sum(known[:span])
+
+
+def freeze_after(
+    agreement: Sequence[float], drift: Sequence[float], losses: Sequence[float | None], rule: Rule
+) -> int | None:
     """After how many of these rounds, counted from the first, to freeze; None: not yet."""
     quiet = 0
     for done in range(1, len(drift) + 1):
@@ -47,7 +65,7 @@ def freeze_after(agreement: Sequence[float], drift: Sequence[float], rule: Rule)
         if now is None:  # nobody disagrees: freezing could only cost
             quiet = 0
             continue
-        quiet = quiet + 1 if now < rule.threshold else 0
+        quiet = quiet + 1 if now < rule.threshold and not still_learns(losses[:done], rule) else 0
         if done == rule.cap or (done >= rule.minimum and quiet >= rule.patience):
             return done
     return None
@@ -61,12 +79,16 @@ class Agreement:
     rounds: list[int] = field(default_factory=list)
     agreement: list[float] = field(default_factory=list)
     drift: list[float] = field(default_factory=list)
+    losses: list[float | None] = field(default_factory=list)
     direction: dict[str, Tensor] = field(default_factory=dict)  # d
+    decided: int | None = None  # where a run that goes on had frozen it, by whatever rule
 
     @property
     def last_round(self) -> int | None:
         """The last round in which the group trains, once the rule has found it."""
-        done = freeze_after(self.agreement, self.drift, self.rule)
+        if self.decided is not None:
+            return self.decided
+        done = freeze_after(self.agreement, self.drift, self.losses, self.rule)
         return None if done is None else self.rounds[done - 1]
 
     def add(self, row: Mapping[str, Any], group: str, update: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -79,11 +101,12 @@ class Agreement:
             # The common movement by this round alone: ‖ū‖² less what chance puts into so many clients' mean.
             "signal": drift["mean_update"] ** 2 - square / spare if spare > 0 else None,
         }
-        self.recall(row["round"], figures)
+        self.recall(row, figures)
         return figures | {"ratio": ratio(self.agreement, self.drift, self.rule.window)}
 
-    def recall(self, server_round: int, figures: Mapping[str, Any]) -> None:
-        self.rounds.append(server_round)
+    def recall(self, row: Mapping[str, Any], figures: Mapping[str, Any]) -> None:
+        self.rounds.append(row["round"])
+        self.losses.append(row.get("train_loss"))
         self.agreement.append(figures["agreement"])
         self.drift.append(figures["drift"])
 

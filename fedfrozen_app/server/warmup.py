@@ -11,6 +11,7 @@ from fedfrozen_app.server import federation
 from fedfrozen_app.server.agreement import Rule
 
 AUTO = "auto"
+LEAST_SPAN = 3  # rounds: of fewer, a loss says little
 WARMUP, FROZEN = "warmup", "frozen"  # the two stages
 # What the rule saw, of the figures that it adds to a row under `warmup`.
 CURVE = (
@@ -42,6 +43,16 @@ class Settings(federation.Settings):
         Rule.window, "`auto`: rounds that agreement and drift are averaged over", least=1
     )
     warmup_patience: int = setting(Rule.patience, "`auto`: rounds in a row that must say so", least=1)
+    warmup_progress: float = setting(
+        Rule.progress,
+        "`auto`: the model still learns, and nothing is frozen, while its training loss falls by more than "
+        "this share in `warmup_span` rounds",
+        least=0,
+        most=1,
+    )
+    warmup_span: int | None = setting(
+        None, "`auto`: rounds in which a loss must fall. `null`: a tenth of `num_rounds`, at least 3", least=1
+    )
 
     def checked(self, num_rounds: int) -> Self:
         super().checked(num_rounds)
@@ -50,8 +61,10 @@ class Settings(federation.Settings):
         for name, share in shares.items():
             if filled[name] is None:
                 filled[name] = min(max(1, round(share * num_rounds)), num_rounds)
+        if self.warmup_span is None:
+            filled["warmup_span"] = max(LEAST_SPAN, round(0.1 * num_rounds))
         for name, value in filled.items():
-            if value is None or (name == "warmup_rounds" and value == AUTO):
+            if name == "warmup_span" or value is None or (name == "warmup_rounds" and value == AUTO):
                 continue
             if not isinstance(value, int):
                 raise UserError(f"strategy.{name}={value} is unknown: give a number of rounds, or auto.")
@@ -69,5 +82,12 @@ class Settings(federation.Settings):
 
     @property
     def rule(self) -> Rule:
-        limits = (self.warmup_minimum or 1, self.warmup_cap)
-        return Rule(*limits, self.warmup_threshold, self.warmup_window, self.warmup_patience)
+        return Rule(
+            minimum=self.warmup_minimum or 1,
+            cap=self.warmup_cap,
+            threshold=self.warmup_threshold,
+            window=self.warmup_window,
+            patience=self.warmup_patience,
+            progress=self.warmup_progress,
+            span=self.warmup_span or LEAST_SPAN,
+        )

@@ -19,7 +19,7 @@ from fedfrozen_app.config import sentence, with_hydra
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.report.summary import git_commit, versions
-from fedfrozen_app.theory.descent import Walk, explore, follow_walk, measure, walk
+from fedfrozen_app.theory.descent import Walk, agreements, auto_stops, explore, measure, objective, walk
 from fedfrozen_app.theory.problem import Setting, make
 from fedfrozen_app.theory.studies import (
     TABLE_WARMUPS,
@@ -109,7 +109,8 @@ def run_one(config: TheoryConfig, folder: Path) -> float:
     setting, seeds = config.setting, tuple(range(config.seeds))
     problem = make(setting, seeds)
     walked = walk(problem, watched=True)
-    agreement, found = follow_walk(walked, default_rule(setting))
+    agreement = agreements(walked)
+    found = auto_stops(setting, walked, objective(problem, walked), default_rule(setting))
     # The squared common movement as one round's sums estimate it.
     signal = walked.kernel_common - walked.kernel_drift / max(setting.cohort - 1, 1)
     fixed = config.warmup_rounds

@@ -83,15 +83,22 @@ def walk(
     return Walk(torch.stack(kernels, 1), torch.stack(values, 1), *stacked)
 
 
-def follow_walk(walked: Walk, rule: Rule) -> tuple[Tensor, list[int | None]]:
-    """What `warmup_rounds=auto` sees of each seed's walk, (seeds, T) agreements, and where it freezes."""
+def agreements(walked: Walk) -> Tensor:
+    """What `warmup_rounds=auto` sees of each seed's walk, (seeds, T)."""
     updates = walked.kernel.diff(dim=1)
     found = []
     for seed in updates:
         direction: dict[str, Tensor] = {}
         found.append([follow(direction, {"kernel": update}) for update in seed])
-    stops = [freeze_after(a, d, rule) for a, d in zip(found, walked.kernel_drift.tolist(), strict=True)]
-    return torch.tensor(found, dtype=updates.dtype), stops
+    return torch.tensor(found, dtype=updates.dtype)
+
+
+def auto_stops(setting: Setting, walked: Walk, losses: Tensor, rule: Rule) -> list[int | None]:
+    """Where `auto` freezes each seed's walk. `losses`, (seeds, T+1), stand for those that clients report."""
+    if setting.local_steps == 1:
+        return [None] * len(losses)
+    seen = zip(agreements(walked).tolist(), walked.kernel_drift.tolist(), losses[:, 1:].tolist(), strict=True)
+    return [freeze_after(agreed, drift, own, rule) for agreed, drift, own in seen]
 
 
 def _average(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor, Tensor]:

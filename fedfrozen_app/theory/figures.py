@@ -14,7 +14,7 @@ from fedfrozen_app.files.disk import whole_file
 from fedfrozen_app.report.curves import BLUE, GREEN, ORANGE, VERMILLION
 from fedfrozen_app.server.agreement import Rule, ratio
 from fedfrozen_app.theory.accuracy import AUTO, Scores
-from fedfrozen_app.theory.descent import Outcome, follow_walk
+from fedfrozen_app.theory.descent import Outcome, agreements, auto_stops
 from fedfrozen_app.theory.problem import Setting
 from fedfrozen_app.theory.studies import (
     CLIENTS,
@@ -130,7 +130,7 @@ def selection(outcomes: Outcomes, value_frozen: Tensor, path: Path) -> None:
 
 def ratios(outcome: Outcome, rule: Rule) -> Tensor:
     """Agreement over drift in the window, (seeds, T), along the walk that never freezes."""
-    agreement, _ = follow_walk(outcome.walk, rule)
+    agreement = agreements(outcome.walk)
     rows = [
         [ratio(a[: n + 1], d[: n + 1], rule.window) for n in range(len(a))]
         for a, d in zip(agreement.tolist(), outcome.walk.kernel_drift.tolist(), strict=True)
@@ -160,7 +160,8 @@ def heterogeneity(outcomes: Outcomes, digits: Scores | None, path: Path) -> None
         mean = _line(axes[0], outcome.final, f"heterogeneity {level:g}", colour, share)
         best = int(mean.argmin())
         axes[0].plot(share[best], mean[best], "o", color=colour, ms=6)
-        _, stops = follow_walk(outcome.walk, default_rule(Setting()))
+        own = Setting(heterogeneity=level)
+        stops = auto_stops(own, outcome.walk, outcome.measures.objective, default_rule(own))
         chosen = [Setting.rounds if stop is None else stop for stop in stops]
         auto = outcome.final[range(len(chosen)), chosen].mean()
         axes[0].plot(

@@ -9,7 +9,8 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from fedfrozen_app.server.agreement import Rule
-from fedfrozen_app.theory.descent import Outcome, follow_walk, in_processes, objective, split, walk
+from fedfrozen_app.server.warmup import AUTO, Settings
+from fedfrozen_app.theory.descent import Outcome, auto_stops, in_processes, objective, split, walk
 from fedfrozen_app.theory.problem import Setting, make
 from fedfrozen_app.words import counted
 
@@ -123,13 +124,13 @@ class Regret:
 
 
 def default_rule(setting: Setting) -> Rule:
-    return Rule(minimum=max(1, round(0.1 * setting.rounds)))
+    return Settings(warmup_rounds=AUTO).checked(setting.rounds).rule
 
 
 def judge_auto(outcomes: Mapping[Setting, Outcome]) -> list[Regret]:
     found = []
     for setting, outcome in outcomes.items():
-        _, stops = follow_walk(outcome.walk, default_rule(setting))
+        stops = auto_stops(setting, outcome.walk, outcome.measures.objective, default_rule(setting))
         chosen = [setting.rounds if stop is None else stop for stop in stops]
         final = outcome.final
         seen, held = final[:CHOSEN_ON].mean(0), final[CHOSEN_ON:JUDGED_ON]

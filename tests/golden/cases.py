@@ -26,7 +26,8 @@ PULLED = ["client.local_epochs=2"]  # FedProx pulls from the second step on; som
 # Digits and a ViT. With these figures the kernel's common movement falls below the threshold far from a tie.
 AUTO = [
     *("strategy.warmup_rounds=auto", "strategy.warmup_minimum=1", "strategy.warmup_window=2"),
-    *("strategy.warmup_patience=1", "strategy.warmup_threshold=0.2", "num_rounds=5"),
+    *("strategy.warmup_patience=1", "strategy.warmup_span=1", "strategy.warmup_progress=1"),
+    *("strategy.warmup_threshold=0.2", "num_rounds=5"),
 ]
 DIGITS = {
     "fedavg": ["strategy=fedavg"],

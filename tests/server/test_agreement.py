@@ -6,12 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.config import ClientConfig
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.server.agreement import DECAY, Agreement, Rule, follow, freeze_after, ratio
-from strategies.fedfrozen import Settings
+from fedfrozen_app.models.roles import Role
+from fedfrozen_app.server.agreement import DECAY, Agreement, Rule, follow, freeze_after, ratio, still_learns
+from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server.federation import Federation
+from strategies.fedfrozen import FedFrozen, Settings
 from tests.conftest import SMALL, Run, same_bits
 
-RULE = Rule(minimum=4)
+RULE = Rule(minimum=4, span=1)
 WIDTH = 20_000
 
 
@@ -29,7 +33,7 @@ def watch(signals, noise, clients=10, rule=RULE, seed=0):
         mean = updates.mean(0)
         spread = updates.square().sum(1).mean() - mean.square().sum()
         drift = {"rms": spread.clamp(min=0).sqrt().item(), "mean_update": mean.norm().item()}
-        row = {"round": number, "effective_clients": clients, "drift": {"kernel": drift}}
+        row = {"round": number, "effective_clients": clients, "drift": {"kernel": drift}, "train_loss": 1.0}
         figures.append(seen.add(row, "kernel", {"query": mean}))
     return seen, figures
 
@@ -81,16 +85,30 @@ def test_the_running_direction_by_hand():
 
 
 def test_window_patience_minimum_and_cap_by_hand():
-    drift = [1.0] * 8
+    drift, flat = [1.0] * 8, [1.0] * 8
     agreement = [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-    rule = Rule(minimum=1, threshold=0.1, window=2, patience=2)
+    usual = {"threshold": 0.1, "window": 2, "patience": 2, "span": 1}
+    rule = Rule(minimum=1, **usual)
     assert ratio(agreement[:3], drift[:3], 2) == 0.5
-    assert freeze_after(agreement, drift, rule) == 5  # quiet in rounds 4 and 5
-    assert freeze_after(agreement[:4], drift[:4], rule) is None
-    assert freeze_after(agreement, drift, Rule(7, None, 0.1, 2, 2)) == 7
-    assert freeze_after(agreement, drift, Rule(1, 3, 0.1, 2, 2)) == 3
-    assert freeze_after([1.0] * 8, drift, rule) is None
-    assert freeze_after([0.0] * 8, [0.0] * 8, Rule(1, 3, 0.1, 2, 2)) is None  # no drift: never, cap or not
+    assert freeze_after(agreement, drift, flat, rule) == 5  # quiet in rounds 4 and 5
+    assert freeze_after(agreement[:4], drift[:4], flat[:4], rule) is None
+    assert freeze_after(agreement, drift, flat, Rule(minimum=7, **usual)) == 7
+    assert freeze_after(agreement, drift, flat, Rule(minimum=1, cap=3, **usual)) == 3
+    assert freeze_after([1.0] * 8, drift, flat, rule) is None
+    # No drift: never, cap or not.
+    assert freeze_after([0.0] * 8, [0.0] * 8, flat, Rule(minimum=1, cap=3, **usual)) is None
+
+
+def test_nothing_freezes_while_the_loss_falls():
+    """The kernel rests from the start; the loss falls until round 6 and stands still then."""
+    losses = [2.0, 1.8, 1.6, 1.4, 1.2, 1.0, 1.0, 1.0, 1.0, 1.0]
+    rule = Rule(minimum=1, threshold=0.1, window=1, patience=1, progress=0.05, span=2)
+    # Rounds 7 and 8 against 5 and 6: 2.0 is less than 0.95 of 2.2; rounds 8 and 9 against 6 and 7: not.
+    assert [still_learns(losses[:n], rule) for n in range(1, 11)] == [True] * 8 + [False] * 2
+    assert freeze_after([0.0] * 10, [1.0] * 10, losses, rule) == 9
+    assert freeze_after([0.0] * 10, [1.0] * 10, [2.0 - 0.15 * n for n in range(10)], rule) is None
+    # Private clients tell no loss: then nobody knows, and nothing is frozen.
+    assert freeze_after([0.0] * 10, [1.0] * 10, [None] * 10, rule) is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -101,11 +119,11 @@ def test_window_patience_minimum_and_cap_by_hand():
 )
 def test_a_decision_stands_whatever_comes_later(stream, window, patience):
     agreement, drift = [a for a, _ in stream], [d for _, d in stream]
-    rule = Rule(minimum=2, window=window, patience=patience)
-    whole = freeze_after(agreement, drift, rule)
-    first = next(
-        (n for n in range(len(stream) + 1) if freeze_after(agreement[:n], drift[:n], rule) is not None), None
-    )
+    losses = [1 + a for a in agreement]
+    rule = Rule(minimum=2, window=window, patience=patience, span=2)
+    whole = freeze_after(agreement, drift, losses, rule)
+    parts = ((agreement[:n], drift[:n], losses[:n]) for n in range(len(stream) + 1))
+    first = next((n for n, part in enumerate(parts) if freeze_after(*part, rule) is not None), None)
     assert whole == first
 
 
@@ -114,13 +132,44 @@ def test_a_decision_stands_whatever_comes_later(stream, window, patience):
 
 def test_settings():
     own = Settings(warmup_rounds="auto").checked(40)
-    assert (own.warmup_rounds, own.rule) == ("auto", Rule(minimum=4))
+    assert (own.warmup_rounds, own.rule) == ("auto", Rule(minimum=4, span=4))
+    assert Settings(warmup_rounds="auto").checked(10).rule.span == 3
     for bad in ({"warmup_rounds": "soon"}, {"warmup_minimum": 41}, {"warmup_cap": -1}, {"warmup_window": 0}):
         with pytest.raises(UserError):
             Settings(**bad).checked(40)
 
 
+def auto_strategy(local_steps=None):
+    roles = {"query": Role("query", 0), "head": Role("head", None)}
+    federation = Federation(Conversation(None, roles), client=ClientConfig(local_steps=local_steps))
+    settings = Settings(warmup_rounds="auto", warmup_span=1, warmup_patience=1, warmup_minimum=1)
+    return FedFrozen(federation, settings.checked(6))
+
+
+def seen(number, **more):
+    figures = {"agreement": 0.0, "drift": 1.0, "signal": 0.0, "ratio": 0.0}
+    return {"round": number, "stage": "warmup", "train_loss": 1.0, "warmup": figures} | more
+
+
+def test_clients_of_one_step_drift_from_nothing():
+    """At rest from the start: frozen after the second loss, unless every client takes one step a round."""
+    for steps, stage in ((None, "frozen"), (5, "frozen"), (1, "warmup")):
+        strategy = auto_strategy(steps)
+        for number in (1, 2):
+            strategy.recall(seen(number))
+        assert strategy.stage(3) == stage, steps
+
+
+def test_what_an_older_rule_has_frozen_stays_frozen():
+    strategy = auto_strategy()
+    strategy.recall(seen(1))
+    strategy.recall({"round": 2, "stage": "frozen", "train_loss": 1.0})
+    strategy.recall({"round": 3, "stage": "frozen", "train_loss": 0.1})
+    assert [strategy.stage(number) for number in (1, 2, 3, 4)] == ["warmup", "frozen", "frozen", "frozen"]
+
+
 AUTO = ["strategy.warmup_rounds=auto", "num_rounds=6", "strategy.warmup_window=2", "checkpoint.keep=6"]
+AUTO += ["strategy.warmup_span=1", "strategy.warmup_progress=1"]  # whatever the loss does
 EARLY = [*AUTO, "strategy.warmup_threshold=10", "strategy.warmup_minimum=3", "strategy.warmup_patience=2"]
 
 
