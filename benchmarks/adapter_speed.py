@@ -115,8 +115,10 @@ def lines(found: dict[str, dict[str, Any]]) -> Sequence[Sequence[str]]:
     for case, ways in found.items():
         stacked = ways["clients stacked"]["rates"]
         for way, own in ways.items():
-            times = "" if way == "clients stacked" else f"{ratio(stacked, own['rates']):.2f}"
-            rows.append([case, way, f"{spread(own['rates']):.0f}", times, f"{own['peak_bytes'] / 1e9:.1f}"])
+            count = min(len(stacked), len(own["rates"]))  # commands may differ in their repeats
+            times = ratio(stacked[:count], own["rates"][:count])
+            told = "" if way == "clients stacked" else f"{times:.2f}"
+            rows.append([case, way, f"{spread(own['rates']):.0f}", told, f"{own['peak_bytes'] / 1e9:.1f}"])
     return rows
 
 

@@ -349,6 +349,12 @@ def lines_of(options: argparse.Namespace, found: dict[Cell, Any]) -> list[dict[s
     return lines
 
 
+def kept_lines(result: Path, anew: Sequence[str]) -> list[dict[str, Any]]:
+    """Of studies that were run before, with options of their own."""
+    known = json.loads(result.read_text())["lines"] if result.exists() else []
+    return [line for line in known if line["study"] not in anew]
+
+
 def gap_text(line: dict[str, Any], name: str) -> str:
     gap = line.get(f"against_{name}")
     if gap is None:
@@ -438,7 +444,9 @@ def main() -> None:
     found = finished(options)
     lines = lines_of(options, found)
     left = sum(1 for cell in known_cells(options, found) if cell is not None and cell not in found)
-    path = write_result("adapters", {"lines": lines, "cells_missing": left}, result)
+    told = kept_lines(result, studies(options)) + lines
+    told.sort(key=lambda line: list(STUDIES).index(line["study"]))
+    path = write_result("adapters", {"lines": told, "cells_missing": left}, result)
     shown = [
         [line["study"], "" if line["epsilon"] is None else f"{line['epsilon']:g}", *cells_of(line)]
         for line in lines
