@@ -25,7 +25,7 @@ CURVE = (
 class Settings(federation.Settings):
     warmup_rounds: int | str | None = setting(
         None,
-        "Rounds of full training before the freeze, from 0 to `num_rounds`. `null`: a fifth of "
+        "Rounds of full training before the freeze, from 0 to `num_rounds`. `null`: half of "
         "`num_rounds`, at least 1 (a resumed run that has frozen stays so). `auto`: until the kernel's "
         "common movement has faded; see [theory](theory.md)",
     )
@@ -56,7 +56,7 @@ class Settings(federation.Settings):
 
     def checked(self, num_rounds: int) -> Self:
         super().checked(num_rounds)
-        shares = {"warmup_rounds": 0.2, "warmup_minimum": 0.1}
+        shares = {"warmup_rounds": 0.5, "warmup_minimum": 0.1}
         filled = {name: getattr(self, name) for name in (*shares, "warmup_cap")}
         for name, share in shares.items():
             if filled[name] is None:

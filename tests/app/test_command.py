@@ -219,15 +219,20 @@ def test_a_run_without_anything_to_stop_by_does_not_begin(train, words):
 
 
 EARLY = ["strategy.warmup_rounds=auto", "strategy.warmup_threshold=10", "strategy.warmup_patience=1"]
+EARLY += ["strategy.warmup_span=1", "strategy.warmup_progress=1"]
 
 
-@pytest.mark.parametrize("words", [[], EARLY], ids=["a fifth", "auto"])
+@pytest.mark.parametrize(("warmup", "words"), [(1, []), (2, EARLY)], ids=["half", "auto"])
 @pytest.mark.slow
-def test_what_is_frozen_does_not_thaw_when_a_run_is_made_longer(train, words):
-    """A fifth of two rounds is one round of warm-up, a fifth of twenty are four; auto's least is a tenth."""
-    run = train("num_rounds=2", "client.local_steps=1", *words)
+def test_what_is_frozen_does_not_thaw_when_a_run_is_made_longer(train, warmup, words):
+    """Half of two rounds is one round of warm-up, half of twenty are ten; auto's least is a tenth."""
+    run = train(f"num_rounds={warmup + 1}", "client.local_steps=2", *words)
     assert command(["resume", str(run.folder), "num_rounds=20"]) == 0
-    assert [row["stage"] for row in run.rows] == ["initial", "warmup", *19 * ["frozen"]]
+    assert [row["stage"] for row in run.rows] == [
+        "initial",
+        *warmup * ["warmup"],
+        *(20 - warmup) * ["frozen"],
+    ]
     assert command(["resume", str(run.folder), "num_rounds=21", "strategy.warmup_rounds=21"]) == 0
     assert run.rows[-1]["stage"] == "warmup"  # whoever says so is obeyed
 
