@@ -102,6 +102,7 @@ NEVER, COSINE, LATE, LAST_ROUND = "never", "cosine", "late", "last"
 PASSES = ((NEVER, "10 %", "50 %", "0 %", COSINE, LATE, LAST_ROUND), ("20 %", "5 %"), ("2 %",))
 METHODS = tuple(method for methods in PASSES for method in methods)
 EVERY_METHOD = (*METHODS, *VARIANTS)
+BY_BYTES = ("10 %", "20 %", "50 %")
 WARMUPS = ("0 %", "2 %", "5 %", "10 %", "20 %", "50 %")
 
 
@@ -629,6 +630,12 @@ def report(study: Study, folder: Path, figure: Path | None) -> str:
     )
     head = ["setting", "classes a client", "seeds", "never", "rise", *methods]
     parts.append(table(head, [line(rows, name, methods, "score") for name in names]))
+    parts.append(
+        "At equal bytes: the same against FedAvg stopped when it has sent as much as the frozen run sends in "
+        "all its rounds (both ways), by the evaluations before:"
+    )
+    head_bytes = ["setting", *(f"{m} (share of FedAvg's bytes)" for m in BY_BYTES)]
+    parts.append(table(head_bytes, [[name, *equal_bytes_line(rows, name)] for name in names]))
     parts.append("The swing (an evaluation's standard deviation in the second half), the same way:")
     parts.append(table(head, [line(rows, name, methods, "swing") for name in names]))
     parts.append("The worst drop from one evaluation to the next in the second half, the same way:")
@@ -700,6 +707,25 @@ def line(rows: Sequence[Row], name: str, methods: Sequence[str], key: str) -> li
     ]
 
 
+def equal_bytes_line(rows: Sequence[Row], name: str) -> Iterator[str]:
+    never = {row["seed"]: row for row in rows if (row["setting"], row["method"]) == (name, NEVER)}
+    for method in BY_BYTES:
+        own = [row for row in rows if (row["setting"], row["method"]) == (name, method)]
+        pairs = [(row, never[row["seed"]]) for row in own if row["seed"] in never]
+        gain = paired(
+            {row["seed"]: 100 * row["score"] for row, _ in pairs},
+            {row["seed"]: 100 * mean_of_last(cut(other, row["megabytes"])) for row, other in pairs},
+        )
+        share = [row["megabytes"] / other["megabytes"] for row, other in pairs]
+        yield "" if gain is None else f"{gain} ({statistics.fmean(share):.2f})"
+
+
+def cut(row: Row, megabytes: float) -> list[float]:
+    """The evaluations of a run until it has sent so much; every round of FedAvg sends the same."""
+    count = int(len(row["curve"]) * min(1.0, megabytes / row["megabytes"]))
+    return row["curve"][: max(1, count)]
+
+
 def auto_line(rows: Sequence[Row], name: str) -> list[str] | None:
     gain = against_never(rows, name, AUTO, "score")
     if gain is None:
@@ -748,7 +774,7 @@ def draw(study: Study, rows: Sequence[Row], path: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
-    from matplotlib.ticker import LogLocator, NullLocator
+    from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
     axes: list[tuple[str, Callable[[Setting], float]]] = [
         ("classes a client (effective)", lambda s: skew_of(rows, s)),
@@ -772,6 +798,10 @@ def draw(study: Study, rows: Sequence[Row], path: Path) -> None:
             panel.errorbar(x, y, halves, fmt="o", ms=4, lw=0.8, color=colour, label=method)
         panel.axhline(0, color="0.6", lw=0.8)
         panel.set(xlabel=label, xscale="log")
+        panel.set_yscale("symlog", linthresh=5)  # early freezes lose tens of points, the rest is within five
+        panel.yaxis.set_major_locator(FixedLocator([-50, -20, -10, -5, -2, 0, 2, 5, 10, 20]))
+        panel.yaxis.set_minor_locator(NullLocator())
+        panel.yaxis.set_major_formatter("{x:+g}")
         panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
         panel.xaxis.set_major_formatter("{x:g}")
         panel.xaxis.set_minor_locator(NullLocator())

@@ -275,3 +275,14 @@ def test_cells_of_a_rate_that_was_replaced_are_left_out(regimes):
     ]
     rows = [{"setting": setting.name, "lr": regimes.rate_for(setting, part)} for part in (tuning[:1], tuning)]
     assert regimes.at_chosen_rates(study, rows, tuning) == rows[1:]
+
+
+def test_at_equal_bytes_fedavg_stops_early(regimes):
+    """Ten evaluations of 10 MB each: 75 MB pay for seven of them, of which the last five count."""
+    whole = {"setting": "s", "seed": 0, "method": "never", "megabytes": 100.0, "score": 0.8}
+    whole["curve"] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8]
+    assert regimes.cut(whole, 75.0) == whole["curve"][:7]
+    assert regimes.cut(whole, 500.0) == whole["curve"] and regimes.cut(whole, 0.0) == [0.1]
+    frozen = whole | {"method": "50 %", "megabytes": 75.0, "score": 0.6}
+    told = list(regimes.equal_bytes_line([whole, frozen], "s"))
+    assert told[:2] == ["", ""] and told[2].startswith("+10.0") and told[2].endswith("(0.75)")
