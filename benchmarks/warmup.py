@@ -215,8 +215,7 @@ def decided(rows: list[dict[str, Any]], rounds: int) -> int:
     """Where auto, with its defaults, freezes a run that has these rows."""
     agreement = Agreement(Settings(warmup_rounds=AUTO).checked(rounds).rule)
     for row in rows:
-        if "warmup" in row:
-            agreement.recall(row, row["warmup"])
+        agreement.recall(row)
     return agreement.last_round or rounds
 
 

@@ -24,7 +24,7 @@ from fedfrozen_app.inprocess.stacked import Bench, run_stacked, runs_at_once
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.report.console import show_end
 from fedfrozen_app.report.track import check_installed
-from fedfrozen_app.run.job import Job
+from fedfrozen_app.run.job import Job, as_it_was
 from fedfrozen_app.run.outline import shares_model
 from fedfrozen_app.run.prepare import check_fits
 from fedfrozen_app.server.sampling import cohort_size
@@ -88,11 +88,12 @@ def run_folder(verb: str, arguments: list[str]) -> tuple[Path, list[str]]:
 def load_run(run: Path, extra: list[str]) -> Resident:
     """The run's model and data, loaded."""
     try:
-        command = shlex.split(json.loads((run / "summary.json").read_text())["command"])
+        summary = json.loads((run / "summary.json").read_text())
+        command, had = shlex.split(summary["command"]), summary["config"]
         model = load_file(run / "model.safetensors")
     except (SafetensorError, *DAMAGED) as error:
         raise UserError(f"{run} holds no finished run ({error}): give the folder of one.") from error
-    config = read(resolved(compose_config(command[1:] + extra)) | {"from": None})
+    config = read(resolved(compose_config(as_it_was(command[1:], had) + extra)) | {"from": None})
     corpus = load_corpus(config)
     resident = Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))
     if not (resident.has_global or shares_model(config, resident.exchanged, resident.roles)):

@@ -88,10 +88,7 @@ class FedFrozen(base.PlannedFedAvg):
         return {"warmup": figures}
 
     def recall(self, row: Row) -> None:
-        if "warmup" in row:
-            self.agreement.recall(row, row["warmup"])
-        elif row.get("stage") == FROZEN and self.agreement.decided is None:
-            self.agreement.decided = row["round"] - 1
+        self.agreement.recall(row, frozen=row.get("stage") == FROZEN)
 
     def state(self) -> dict[str, Tensor]:
         return self.agreement.direction

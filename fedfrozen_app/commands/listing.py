@@ -8,7 +8,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedfrozen_app.compare.grouping import flatten
 from fedfrozen_app.config import compose_config, resolved
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files import status
@@ -16,7 +15,7 @@ from fedfrozen_app.files.folders import run_folders
 from fedfrozen_app.files.rows import read_rows
 from fedfrozen_app.report.console import human_bytes, show_end
 from fedfrozen_app.sweep.sweep_table import read_summary, result_cells, state_of
-from fedfrozen_app.words import counted
+from fedfrozen_app.words import counted, flatten
 
 USUAL = Path("outputs")
 

@@ -19,7 +19,7 @@ from fedfrozen_app.files.disk import whole_folder
 from fedfrozen_app.files.folders import check_free
 from fedfrozen_app.launch import check_writable, execute, load_run, run_folder, unwritable
 from fedfrozen_app.report.console import show_end
-from fedfrozen_app.run.job import Job, fork_start
+from fedfrozen_app.run.job import Job, as_it_was, fork_start
 from fedfrozen_app.verb_table import parse
 from fedfrozen_app.words import counted
 
@@ -97,7 +97,7 @@ def resume(arguments: list[str]) -> None:
             f"another run there with `fedfrozen from={run}/checkpoints/N output_dir=DIR`."
         )
     start = checkpoint.newest(run)
-    overrides = start.overrides + extra
+    overrides = as_it_was(start.overrides, start.config) + extra
     composed = compose_config(overrides)
     if composed.num_rounds != start.config["num_rounds"]:
         settings = registry.find("strategies", str(composed.strategy.name)).Settings

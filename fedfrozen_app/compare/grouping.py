@@ -4,17 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedfrozen_app.words import flatten
+
 # Its seed and name, where it was put and who else was told of it say nothing about what a run tried.
 NOT_SETTINGS = ("seed", "run_id", "output_dir", "overwrite", "track", "debug")
 Settings = dict[str, Any]
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> Settings:
-    """Dotted keys; lists stay whole."""
-    flat: Settings = {}
-    for key, value in config.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
 
 
 def settings_of(summary: Mapping[str, Any]) -> Settings:

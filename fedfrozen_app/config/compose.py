@@ -1,5 +1,6 @@
 """Composing `conf/` with Hydra, for the command line and for code without one."""
 
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterable
@@ -124,7 +125,9 @@ def with_absolute_paths(composed: DictConfig, overrides: Iterable[str]) -> tuple
     return resolved_config, overrides
 
 
-def quoted(key: str, value: str) -> str:
+def quoted(key: str, value: Any) -> str:
     """A Hydra override whose value may hold spaces, commas, braces or quotes."""
+    if not isinstance(value, str):
+        return f"{key}={json.dumps(value)}"
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
     return f"{key}='{escaped}'"

@@ -1,13 +1,24 @@
 """A job: what one run was asked for, where its results go, and where it starts from."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedfrozen_app.config import Config, absolute_paths, server_optimizer_settings, strategy_settings
+from fedfrozen_app.config import (
+    Config,
+    absolute_paths,
+    compose_config,
+    quoted,
+    read,
+    resolved,
+    server_optimizer_settings,
+    strategy_settings,
+)
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.files.checkpoint import Checkpoint
+from fedfrozen_app.words import flatten
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,20 @@ class Job:
         named = absolute_paths(self.resolved_config).get("from")
         run = Path(named).parents[1] if named and self.config.start_from else self.folder.resolve()
         return f"{run}/checkpoints/{self.start.round}"
+
+
+def as_it_was(overrides: Sequence[str], had: Mapping[str, Any]) -> list[str]:
+    """These words, and more where a default has moved since they were composed to `had`: a run that goes on,
+    or whose model is used, stays what it was."""
+    composed = resolved(compose_config(list(overrides)))
+    today = Job(read(composed | {"from": None}), composed, list(overrides), Path()).with_settings()
+    before = flatten(had)
+    moved = {
+        key: before[key]
+        for key, value in flatten(today.resolved_config).items()
+        if value is not None and before.get(key, value) != value
+    }
+    return [*overrides, *(quoted(f"++{key}", value) for key, value in moved.items())]
 
 
 def fork_start(config: Config) -> Checkpoint | None:

@@ -101,10 +101,17 @@ class Agreement:
             # The common movement by this round alone: ‖ū‖² less what chance puts into so many clients' mean.
             "signal": drift["mean_update"] ** 2 - square / spare if spare > 0 else None,
         }
-        self.recall(row, figures)
+        self._note(row, figures)
         return figures | {"ratio": ratio(self.agreement, self.drift, self.rule.window)}
 
-    def recall(self, row: Mapping[str, Any], figures: Mapping[str, Any]) -> None:
+    def recall(self, row: Mapping[str, Any], *, frozen: bool = False) -> None:
+        """Of a run that goes on, a row that was written before; `frozen`: it trained without the group."""
+        if "warmup" in row:
+            self._note(row, row["warmup"])
+        elif frozen and self.decided is None:
+            self.decided = row["round"] - 1
+
+    def _note(self, row: Mapping[str, Any], figures: Mapping[str, Any]) -> None:
         self.rounds.append(row["round"])
         self.losses.append(row.get("train_loss"))
         self.agreement.append(figures["agreement"])

@@ -11,6 +11,7 @@ from fedfrozen_app.server import federation
 from fedfrozen_app.server.agreement import Rule
 
 AUTO = "auto"
+SHARES = {"warmup_rounds": 0.5, "warmup_minimum": 0.1}  # of the rounds, where a setting is left open
 LEAST_SPAN = 3  # rounds: of fewer, a loss says little
 WARMUP, FROZEN = "warmup", "frozen"  # the two stages
 # What the rule saw, of the figures that it adds to a row under `warmup`.
@@ -56,9 +57,8 @@ class Settings(federation.Settings):
 
     def checked(self, num_rounds: int) -> Self:
         super().checked(num_rounds)
-        shares = {"warmup_rounds": 0.5, "warmup_minimum": 0.1}
-        filled = {name: getattr(self, name) for name in (*shares, "warmup_cap")}
-        for name, share in shares.items():
+        filled = {name: getattr(self, name) for name in (*SHARES, "warmup_cap")}
+        for name, share in SHARES.items():
             if filled[name] is None:
                 filled[name] = min(max(1, round(share * num_rounds)), num_rounds)
         if self.warmup_span is None:

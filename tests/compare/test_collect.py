@@ -8,9 +8,10 @@ import pytest
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.compare import collect
-from fedfrozen_app.compare.grouping import differing_keys, flatten, label
+from fedfrozen_app.compare.grouping import differing_keys, label
 from fedfrozen_app.compare.tables import runs_csv, sheets, to_csv, to_latex, to_markdown
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.words import flatten
 from tests.compare.conftest import config
 
 
