@@ -2,8 +2,10 @@
 it would by itself. What they share is that all gradients of a step are computed at once.
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
 
 HOST_CLIENTS = 8  # at once, where there is no GPU: more gain nothing there
+EARLY_ON = ("cuda",)  # where noise is drawn while gradients are computed
 GPU_SHARE = 0.5  # of its memory, for the gradients of single examples and what they are made of
 
 
@@ -104,19 +107,21 @@ def _longest_first(trainings: Sequence[Training]) -> list[Trained]:
         rate,
     )
     losses: list[list[Tensor]] = [[] for _ in trainings]
+    flat = torch.cat([resident.parameters[name].detach().reshape(-1) for name in names])
     resident.model.train()
-    with ExitStack() as stack:
+    with ExitStack() as stack, _early(resident, trainings) as draw:
         for training in trainings:
             stack.enter_context(training.client.source.dropout())  # the last one's is in force
         for step in range(recipes[0].steps):
             count = sum(recipe.steps > step for recipe in recipes)  # those that still train come first
             drawn = [_sample(training) for training in trainings[:count]]
+            noise = [draw(training, flat) for training in trainings[:count]]  # after its sample, as by itself
             own = {name: value[:count] for name, value in rows.items()}
             sums = _clipped_sums(trainings[:count], gradients, own, drawn, losses)
             for place, training in enumerate(trainings[:count]):
                 recipe, source = training.recipe, training.client.source
                 std = recipe.noise * recipe.max_grad_norm
-                noisy = with_noise(source, [sums[name][place] for name in names], std)
+                noisy = with_noise(source, [sums[name][place] for name in names], std, noise[place]())
                 for name, slope in zip(names, noisy, strict=True):
                     views[name][place].grad = slope / recipe.batch
             optimizer.step()
@@ -127,6 +132,22 @@ def _longest_first(trainings: Sequence[Training]) -> list[Trained]:
         ({name: views[name][place].clone() for name in order}, _mean(losses[place]))
         for place in range(len(trainings))
     ]
+
+
+Drawn = Callable[[], Tensor | None]
+
+
+@contextmanager
+def _early(
+    resident: "Resident", trainings: Sequence[Training]
+) -> Iterator[Callable[[Training, Tensor], Drawn]]:
+    """A way to have a client's noise drawn while the GPU computes gradients, each client's by a thread: the
+    cipher leaves Python's lock to others. Without a GPU the noise is drawn when it is asked for."""
+    if resident.device.type not in EARLY_ON or trainings[0].recipe.noise == 0:
+        yield lambda training, like: lambda: None
+        return
+    with ThreadPoolExecutor(min(len(trainings), os.cpu_count() or 1)) as pool:
+        yield lambda training, like: pool.submit(training.client.source.standard, like).result
 
 
 def _sample(training: Training) -> Tensor:

@@ -91,11 +91,15 @@ def norms_of(slopes: Sequence[Tensor], lead: int) -> Tensor:
     return torch.stack(each).norm(dim=0)
 
 
-def with_noise(source: Noise, sums: Sequence[Tensor], std: float) -> list[Tensor]:
-    """One draw for all arrays: on a GPU a draw for each would take longer than their gradients."""
+def with_noise(
+    source: Noise, sums: Sequence[Tensor], std: float, drawn: Tensor | None = None
+) -> list[Tensor]:
+    """One draw for all arrays: on a GPU a draw for each would take longer than their gradients. `drawn`:
+    where `source` has drawn it already, for all of them in a row."""
     if std == 0:
         return list(sums)
-    noisy = source.added_to(torch.cat([value.reshape(-1) for value in sums]), std)
+    whole = torch.cat([value.reshape(-1) for value in sums])
+    noisy = source.added_to(whole, std) if drawn is None else source.with_drawn(whole, drawn, std)
     parts = noisy.split([value.numel() for value in sums])
     return [part.view(value.shape) for part, value in zip(parts, sums, strict=True)]
 

@@ -22,6 +22,8 @@ from torch import Tensor
 
 TERMS = 4
 CHUNK = 1 << 16  # Gaussians worked out at once: their arrays stay in a processor's cache
+GPU_CHUNK = 1 << 20  # there a launch costs more than its work, and host memory must be bounded
+ZEROS = memoryview(bytes(1 << 20))  # what is enciphered, piece by piece: fresh memory costs as much as AES
 FRACTION = 53  # bits of a float64
 _forks = 0
 
@@ -47,9 +49,23 @@ class Keystream:
         """So many whole numbers of 64 bits."""
         if self._forks != _forks:  # a copy of the parent's stream would say what the parent says
             self._begin()
-        room = bytearray(8 * count + 15)  # OpenSSL wants a block less one byte to spare
-        self._cipher.update_into(bytes(8 * count), room)
-        return np.frombuffer(room, dtype=np.uint64, count=count)
+        room = np.empty(count + 2, dtype=np.uint64)  # OpenSSL wants a block less one byte to spare
+        self._encipher(room.view(np.uint8).data, 8 * count)
+        return room[:count]
+
+    def _encipher(self, room: memoryview, size: int) -> None:
+        for start in range(0, size, len(ZEROS)):
+            self._cipher.update_into(ZEROS[: min(len(ZEROS), size - start)], room[start:])
+
+    def _words_on(self, device: torch.device, count: int) -> Tensor:
+        """The same as signed numbers on a device: from pinned memory, which a GPU reads by itself."""
+        if device.type != "cuda":
+            return torch.from_numpy(self.words(count).view(np.int64))
+        if self._forks != _forks:
+            self._begin()
+        room = torch.empty(8 * count + 16, dtype=torch.uint8, pin_memory=True)
+        self._encipher(room.numpy().data, 8 * count)
+        return room[: 8 * count].view(torch.int64).to(device, non_blocking=True)
 
     def uniform(self, count: int) -> np.ndarray:
         """Multiples of 2⁻⁵³ in [0, 1), each equally likely."""
@@ -66,13 +82,13 @@ class Keystream:
     def gaussians(self, count: int, device: torch.device) -> Tensor:
         """(count,) in float64, independent, with mean 0 and variance 1."""
         found = torch.empty(count, dtype=torch.float64, device=device)
-        for part in found.split(CHUNK):
+        for part in found.split(GPU_CHUNK if device.type == "cuda" else CHUNK):
             part.copy_(self._gaussians(len(part), device))
         return found
 
     def _gaussians(self, count: int, device: torch.device) -> Tensor:
         half = (count + 1) // 2
-        words = torch.from_numpy(self.words(2 * TERMS * half).view(np.int64)).to(device)
+        words = self._words_on(device, 2 * TERMS * half)
         # Shifted as signed numbers, so that the sign fills the upper bits: these are cut off.
         drawn = words.bitwise_right_shift_(64 - FRACTION).bitwise_and_((1 << FRACTION) - 1).double()
         drawn = drawn.view(2, TERMS, half)

@@ -36,8 +36,16 @@ class Noise(ABC):
         """A number below `size`, each equally likely."""
 
     @abstractmethod
+    def standard(self, like: Tensor) -> Tensor:
+        """Gaussian noise of this tensor's shape, with variance 1."""
+
+    @abstractmethod
+    def with_drawn(self, value: Tensor, drawn: Tensor, std: float) -> Tensor:
+        """`value` with noise that `standard` has drawn for it, `std` times as large."""
+
     def added_to(self, value: Tensor, std: float) -> Tensor:
         """`value` with Gaussian noise on every element."""
+        return value if std == 0 else self.with_drawn(value, self.standard(value), std)
 
     @abstractmethod
     def _dropout_words(self) -> tuple[int, np.ndarray]:
@@ -72,11 +80,12 @@ class SecretNoise(Noise):
     def one_of(self, size: int) -> int:
         return self._stream.below(size)
 
-    def added_to(self, value: Tensor, std: float) -> Tensor:
-        if std == 0:
-            return value
+    def standard(self, like: Tensor) -> Tensor:
+        return self._stream.gaussians(like.numel(), like.device).view(like.shape)
+
+    def with_drawn(self, value: Tensor, drawn: Tensor, std: float) -> Tensor:
         step = 2.0 ** (math.floor(math.log2(std)) - STEP_BITS)
-        noisy = self._stream.gaussians(value.numel(), value.device).view(value.shape).mul_(std / step)
+        noisy = drawn.mul_(std / step)
         return noisy.add_(value, alpha=1 / step).round_().mul_(step).to(value.dtype)
 
     def _dropout_words(self) -> tuple[int, np.ndarray]:
@@ -101,14 +110,13 @@ class SeededNoise(Noise):
     def one_of(self, size: int) -> int:
         return int(self._numpy.integers(size))
 
-    def added_to(self, value: Tensor, std: float) -> Tensor:
-        if std == 0:
-            return value
+    def standard(self, like: Tensor) -> Tensor:
         if self._torch is not None:
-            return value + torch.normal(
-                0.0, std, value.shape, generator=self._torch, device=value.device, dtype=value.dtype
-            )
-        return value + torch.from_numpy(self._numpy.standard_normal(tuple(value.shape)) * std).to(value)
+            return torch.randn(like.shape, generator=self._torch, device=like.device, dtype=like.dtype)
+        return torch.from_numpy(self._numpy.standard_normal(tuple(like.shape)))
+
+    def with_drawn(self, value: Tensor, drawn: Tensor, std: float) -> Tensor:
+        return value + (drawn * std).to(value)
 
     def _dropout_words(self) -> tuple[int, np.ndarray]:
         seed = int(self._numpy.integers(2**63))

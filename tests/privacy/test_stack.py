@@ -45,6 +45,16 @@ def test_together_is_one_after_another(train, words):
         assert len(first) == 2 and first == pytest.approx(second)
 
 
+@pytest.mark.slow
+def test_noise_that_is_drawn_early_is_the_same_noise(train, monkeypatch):
+    """As on a GPU, by threads: every client's sample and noise still come from its generator in turn."""
+    own = (*EXACT, *UNEQUAL, "strategy=fedavg", "privacy.physical_batch=5")
+    alone = train(*own, "runtime.runner=sequential", folder="alone")
+    monkeypatch.setattr(private_stack, "EARLY_ON", ("cpu",))
+    both = train(*own, "runtime.runner=cohort", folder="both")
+    assert difference(alone, both) <= 1e-9
+
+
 def losses_at(path):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [line["train_loss"] for line in lines if "train_loss" in line]
