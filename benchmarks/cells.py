@@ -302,7 +302,8 @@ def told(cell: Any, row: Row | str) -> str:
 
 
 def training_arguments(command: argparse.ArgumentParser, work: str) -> None:
-    command.add_argument("--data", type=Path, help="cifar10: the folder of its two parquet files")
+    command.add_argument("--data", type=Path, help="the folder of a study's data, where it needs one")
+    command.add_argument("--model", type=Path, help="the folder of a pretrained model, for studies of one")
     command.add_argument("--work", type=Path, default=Path(work), help="where runs go")
     command.add_argument("--minutes", type=float, default=math.inf, help="be through after so long")
     command.add_argument("--workers", type=int, default=1, help="processes")
@@ -325,7 +326,8 @@ def completed(options: argparse.Namespace) -> argparse.Namespace:
 def more_words(options: argparse.Namespace) -> Words:
     """Overrides that are the machine's and the caller's."""
     more = [*options.set, f"device={options.device}"]
-    return more + ([f"dataset.path={options.data.resolve()}"] if options.data else [])
+    folders = {"dataset.path": options.data, "model.path": options.model}
+    return more + [f"{key}={folder.resolve()}" for key, folder in folders.items() if folder]
 
 
 # The lines -------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
     python benchmarks/regimes.py run digits --work outputs/regimes --workers 12 --minutes 60
     python benchmarks/regimes.py run cifar10 --data DIR --work outputs/regimes --workers 3 --minutes 60
+    python benchmarks/regimes.py run mtsamples --data DIR --model DIR --work outputs/regimes
     python benchmarks/regimes.py report digits cifar10 --page docs/results/fedfrozen.md --figures docs/figures
 
 A setting is a skew, a number of local steps, an optimiser and a participation. For each setting and seed,
@@ -116,12 +117,15 @@ class Setting:
     slice: int = 0  # 0: in the first slice of the map
     labels: int = 0  # a client has so many classes, in place of the Dirichlet draw
     headline: bool = False  # with all variants; else `auto` alone
+    domains: bool = False  # a client has one domain of the data, in place of the Dirichlet draw
 
     @property
     def name(self) -> str:
         skew = "IID" if self.alpha is None else f"Dirichlet {self.alpha:g}"
         if self.labels:
             skew = f"{self.labels} label{'s' * (self.labels > 1)} a client"
+        if self.domains:
+            skew = "a domain a client"
         more = {"adamw": "", "sgd": ", SGD"}[self.optimizer]
         more += f", participation {self.participation:g}" if self.participation < 1 else ""
         return f"{skew}, {self.local_steps} steps{more}" + (
@@ -142,6 +146,8 @@ class Setting:
         skew = ["partition=iid"] if self.alpha is None else [f"partition.alpha={self.alpha}"]
         if self.labels:
             skew = ["partition=labels", f"partition.labels={self.labels}"]
+        if self.domains:
+            skew = ["partition=domain", "num_clients=null"]
         local = [f"client={self.optimizer}", f"client.local_steps={self.local_steps}"]
         return [*skew, *local, f"participation={self.participation}"]
 
@@ -158,6 +164,7 @@ class Study:
     seeds: int
     block: int = 3  # seeds that are finished for all settings of a slice before others begin
     tuned_at: float = 0.1  # the Dirichlet alpha at which rates are chosen
+    needs: tuple[str, ...] = ()  # folders that the command must name
 
     def every(self, setting: Setting) -> int:
         return max(1, self.rounds[setting.local_steps] // self.evaluations)
@@ -219,6 +226,7 @@ STUDIES = {
             rates={"adamw": (1e-4, 3e-4, 1e-3), "sgd": (0.01, 0.03, 0.1)},
             seeds=10,
             block=10,
+            needs=("data",),
         ),
         Study(
             "digits",
@@ -279,6 +287,49 @@ STUDIES = {
             rates={"adamw": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), "sgd": (0.01, 0.03, 0.1)},
             seeds=10,
             block=5,
+        ),
+        # Pretrained models, whose attention is learned already. No dropout, as in all others here.
+        Study(
+            "mtsamples",
+            (
+                *("dataset=mtsamples", "dataset.max_tokens=128", "model=checkpoint", "client.precision=bf16"),
+                *("+model.config.hidden_dropout_prob=0", "+model.config.attention_probs_dropout_prob=0"),
+                *("num_clients=8", "partition.min_size=4", "client.batch_size=32", "dataset.validation=0.1"),
+            ),
+            (
+                Setting(0.1, 10),
+                Setting(0.5, 10),
+                Setting(0.1, 40),
+                Setting(None, 10, slice=1),
+                Setting(0.5, 40, slice=1),
+            ),
+            rounds={10: 40, 40: 10},  # 400 steps
+            evaluations=20,
+            epochs={10: 5, 40: 20},
+            rates={"adamw": (3e-5, 1e-4, 3e-4)},
+            seeds=5,
+            block=5,
+            needs=("data", "model"),
+        ),
+        Study(
+            "pacs",
+            (
+                *("dataset=parquet", "dataset.name=pacs", "dataset.image_size=84", "model=checkpoint"),
+                *("num_clients=8", "client.precision=bf16", "client.batch_size=32", "dataset.limit=5000"),
+            ),
+            (
+                Setting(None, 40, domains=True),
+                Setting(0.1, 40),
+                Setting(None, 10, domains=True, slice=1),
+                Setting(0.1, 10, slice=1),
+            ),
+            rounds={10: 40, 40: 10},
+            evaluations=20,
+            epochs={10: 5, 40: 20},
+            rates={"adamw": (1e-5, 3e-5, 1e-4)},
+            seeds=5,
+            block=5,
+            needs=("data", "model"),
         ),
         # Seconds on a CPU: to see the script work.
         Study(
@@ -852,9 +903,10 @@ def main(words: Sequence[str] | None = None) -> None:
             else:
                 print(text)
     else:
-        if options.study == "cifar10" and options.data is None:
-            parser.error("cifar10 needs --data DIR")
         study, options = STUDIES[options.study], completed(options)
+        for need in study.needs:
+            if getattr(options, need) is None:
+                parser.error(f"{study.name} needs --{need} DIR")
         fill(Schedule(study, options, options.until), measure, study.words, options)
 
 
