@@ -41,6 +41,7 @@ WORDS = (
     "eval_every=3",
     "client.batch_size=32",
     "client.lr=0.01",
+    "model=vit_tiny",
     "model.config.hidden_size=16",
     "model.config.intermediate_size=32",
     "model.config.num_hidden_layers=2",

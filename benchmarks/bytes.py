@@ -119,7 +119,7 @@ def cases(texts: Path) -> Iterator[Case]:
     seen = {"vocabulary": VOCABULARY, "classes": CLASSES}
     width, patch = configured("vit_tiny"), configured("vit_tiny", "patch_size")
     digits = {"side": 8, "channels": 1, "classes": 10}
-    yield Case("ViT, the default", ["model=vit_tiny", "dataset=digits"], vit(*width, *patch, **digits))
+    yield Case("ViT", ["model=vit_tiny", "dataset=digits"], vit(*width, *patch, **digits))
     width = configured("bert_tiny")
     yield Case("BERT", [*text, "model=bert_tiny"], bert(*width, positions=TOKENS, **seen))
     grouped = {

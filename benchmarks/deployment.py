@@ -28,7 +28,7 @@ from fedfrozen_app.flower.processes import free_port  # noqa: E402
 from tests.sites.federation import OPEN, SITES, VIEWS, Deployment, federation, write_data  # noqa: E402
 from tests.sites.twin import compare_with_one_process  # noqa: E402
 
-MODEL = [f"model.config.{key}" for key in ("intermediate_size=256", "num_hidden_layers=4")]
+MODEL = ["model=vit_tiny", "model.config.intermediate_size=256", "model.config.num_hidden_layers=4"]
 WORK = ["client.local_steps=2", "runtime.threads=1", "runtime.node_timeout=180", "runtime.min_nodes=3"]
 
 

@@ -41,12 +41,13 @@ WAYS = {
 
 def tasks(options: argparse.Namespace) -> dict[str, Sequence[str]]:
     """The first of each data set is held against the goal, the others are shown."""
-    digits = ("device=cpu", "model.config.patch_size=4", *SGD)
+    plain = ("device=cpu", "model=vit_tiny")
+    digits = (*plain, "model.config.patch_size=4", *SGD)
     cifar = (*CIFAR10, f"dataset.path={options.cifar10}", f"device={options.device}", "partition.alpha=0.3")
     found: dict[str, Sequence[str]] = {
         "digits": (*digits, "partition.alpha=1"),
         "digits, skewed": (*digits, "partition.alpha=0.3"),
-        "digits, skewed, AdamW": ("device=cpu", "partition.alpha=0.3"),
+        "digits, skewed, AdamW": (*plain, "partition.alpha=0.3"),
     }
     if options.cifar10:
         found |= {"cifar10": (*cifar, *SGD), "cifar10, AdamW": cifar}

@@ -47,9 +47,15 @@ M_MMAP_THRESHOLD = -3  # of mallopt(3)
 
 
 def growth(rounds: int) -> dict[str, float]:
-    """MB resident after each round of a default run on digits, one local step a round."""
+    """MB resident after each round of a run on digits, one local step a round."""
     torch.set_num_threads(1)
-    words = [f"num_rounds={rounds}", "client.local_epochs=1", "client.local_steps=1", "device=cpu"]
+    words = [
+        "model=vit_tiny",
+        f"num_rounds={rounds}",
+        "client.local_epochs=1",
+        "client.local_steps=1",
+        "device=cpu",
+    ]
     resolved_config = resolved(compose_config(words))
     found: dict[str, float] = {}
 

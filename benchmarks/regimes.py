@@ -175,7 +175,7 @@ PLAIN = (
     *("num_clients=10", "dataset.client_validation=0", "track.tensorboard=false", "runtime.threads=1"),
     *("client.lr_schedule=constant", "runtime.compile=false"),
 )
-VIT_DIGITS = ("model.config.hidden_size=32", "model.config.intermediate_size=64")
+VIT_DIGITS = ("model=vit_tiny", "model.config.hidden_size=32", "model.config.intermediate_size=64")
 VIT_CIFAR = (
     *("model.config.hidden_size=96", "model.config.intermediate_size=192"),
     *("model.config.num_hidden_layers=4", "model.config.num_attention_heads=3"),

@@ -39,7 +39,7 @@ from tests.sites.inprocess import BUNDLE, Sites
 SITES, VALUES = 10, 5_000_000  # 20 MB of float32
 MOST_SECONDS, MOST_BYTES = 1.2, 1.1
 MODEL = (
-    *("model.config.hidden_size=256", "model.config.intermediate_size=1024"),
+    *("model=vit_tiny", "model.config.hidden_size=256", "model.config.intermediate_size=1024"),
     *("model.config.num_hidden_layers=6", "model.config.num_attention_heads=4"),
 )
 TRAINED, HARDLY = (1640, 2), (240, 1)  # rows of all sites together, epochs
@@ -141,7 +141,13 @@ def over_sites(folder: Path, rounds: int, rows: int, epochs: int) -> dict[str, C
 
 def many(clients: int, rounds: int) -> dict[str, Any]:
     """Simulated sites on digits, each with 32 neighbours."""
-    words = [f"num_clients={clients}", f"num_rounds={rounds}", "partition=iid", "device=cpu"]
+    words = [
+        "model=vit_tiny",
+        f"num_clients={clients}",
+        f"num_rounds={rounds}",
+        "partition=iid",
+        "device=cpu",
+    ]
     words += ["client.local_steps=1", "runtime.runner=sequential", "checkpoint.every=0", "seed=0"]
     found = {}
     for name, more in {"plain": (), "masked": (MASKS,)}.items():

@@ -70,6 +70,7 @@ class Study:
 # Half the default width and twice its batch: a third of the time on a CPU core. At the default rate of 3e-3,
 # held constant, ten clients with few classes each learn next to nothing.
 DIGITS = (
+    "model=vit_tiny",
     "model.config.hidden_size=64",
     "model.config.intermediate_size=128",
     "client.batch_size=32",

@@ -10,7 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedfrozen_app.config import compose_config, resolved
 from fedfrozen_app.inprocess import stacked
+from fedfrozen_app.words import flatten
+from strategies.fedfrozen import Settings
 
 
 @pytest.fixture
@@ -286,3 +289,15 @@ def test_at_equal_bytes_fedavg_stops_early(regimes):
     frozen = whole | {"method": "50 %", "megabytes": 75.0, "score": 0.6}
     told = list(regimes.equal_bytes_line([whole, frozen], "s"))
     assert told[:2] == ["", ""] and told[2].startswith("+10.0") and told[2].endswith("(0.75)")
+
+
+def test_the_experiment_of_the_headline_is_the_map_s_cell(regimes, tmp_path):
+    """What README's command trains is what the table tells, but for what only serves a map of many runs."""
+    study = regimes.STUDIES["digits_long"]
+    setting = next(one for one in study.settings if one.name == "Dirichlet 0.05, 40 steps")
+    cell = regimes.Cell(study.name, setting, 0, "50 %", 0.01)
+    words = [word for word in cell.words(tmp_path, []) if not word.startswith(("from=", "checkpoint."))]
+    mine, theirs = (flatten(resolved(compose_config(own))) for own in (["experiment=digits_drift"], words))
+    aside = {"track.tensorboard", "runtime.threads", "runtime.compile", "strategy.warmup_rounds"}
+    assert Settings().checked(60).warmup_rounds == theirs["strategy.warmup_rounds"]  # half, by default
+    assert {key for key in mine if mine[key] != theirs.get(key)} == aside

@@ -139,9 +139,9 @@ def test_a_search_takes_settings_on_either_side_of_its_flags():
     [
         ("dataset=synthetic_clinical strategy=fedavg", "bert_small", "model=bert_small"),
         ("strategy=safl", "bert_small", "model=bert_small and dataset=synthetic_clinical"),
-        ("strategy=safl dataset=digits", "vit_tiny", ""),
+        ("strategy=safl dataset=digits", "vit_mini", ""),
         ("dataset=synthetic_clinical model=bert_tiny", "bert_tiny", ""),
-        ("seed=3", "vit_tiny", ""),
+        ("seed=3", "vit_mini", ""),
     ],
 )
 def test_data_bring_a_model_that_can_read_them_and_the_run_says_so(words, model, said):

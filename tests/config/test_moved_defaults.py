@@ -28,7 +28,7 @@ def test_where_nothing_has_moved_nothing_is_said():
 def test_what_has_moved_is_held():
     had = deepcopy(kept(WORDS))
     had["strategy"]["warmup_rounds"] = 2
-    had["model"]["config"]["patch_size"] = 4
+    had["model"]["config"]["patch_size"] = 2
     had["client"]["lr_schedule"] = "linear"
     del had["runtime"]["stack_runs"]  # a key that is new since then has today's default
     words = as_it_was(WORDS, had)

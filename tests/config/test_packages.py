@@ -90,7 +90,7 @@ def test_its_mistakes_are_told_as_ours_are(installed, word, told, capsys):
 def test_the_command_line_knows_it(installed, capsys):
     assert {"strategy=gentle", "client=gentle", "strategy.gentleness="} <= set(words())
     assert command(["plan", "strategy=gentle", "num_rounds=2"]) == 0
-    assert capsys.readouterr().out.startswith("gentle, vit_tiny")
+    assert capsys.readouterr().out.startswith("gentle, vit_mini")
 
 
 @pytest.mark.slow

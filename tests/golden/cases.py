@@ -37,6 +37,7 @@ DIGITS = {
     "fedfrozen_random": ["strategy=fedfrozen", "strategy.warmup_rounds=1", "strategy.freeze_scope=random"],
     "local": ["strategy=local", *SOME],
 }
+DIGITS = {name: ["model=vit_tiny", *words] for name, words in DIGITS.items()}
 
 # Synthetic notes and a BERT of three layers: one of them is chosen.
 NOTES = ["strategy=safl", "model.config.num_hidden_layers=3", "strategy.top_k=1"]
