@@ -134,7 +134,7 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
     ):
         assert key in summary, key
     assert summary["config"]["dataset"]["name"] == "digits"
-    assert summary["config"]["strategy"]["warmup_rounds"] == 1  # the default is filled in
+    assert summary["config"]["strategy"]["warmup_rounds"] == 2  # the default, half of three, is filled in
     assert summary["total_bytes_up"] == sum(row["bytes_up"] for row in run.rows[1:])
     assert summary["status"] == "completed"
 
