@@ -718,6 +718,14 @@ def report(study: Study, folder: Path, figure: Path | None) -> str:
                 ],
             )
         )
+    if len(names) > 5:
+        parts.append(
+            "What foretells a gain? Spearman's correlation over these settings of each gain with what "
+            "FedAvg's own runs show: the clients' disagreement beside their common movement (of kernel and "
+            "rest, in the second half of a run), the kernel's share of the disagreement, swing, rise, and "
+            "classes a client:"
+        )
+        parts.append(table(["gain of", *PREDICTORS], list(predictor_lines(rows, names))))
     verdicts = list(significant(rows, names))
     parts.append(
         "Warm-ups that differ from never, Holm-corrected over all of this study with 5 seeds or more:"
@@ -775,6 +783,37 @@ def cut(row: Row, megabytes: float) -> list[float]:
     """The evaluations of a run until it has sent so much; every round of FedAvg sends the same."""
     count = int(len(row["curve"]) * min(1.0, megabytes / row["megabytes"]))
     return row["curve"][: max(1, count)]
+
+
+def late_mean(row: Row, figure: Callable[[float, float, float, float], float]) -> float:
+    """Over the second half of a run's drifts, of kernel and rest: disagreement, common movement."""
+    late = row["drift"][len(row["drift"]) // 2 :]
+    return statistics.fmean(figure(*drift[1:]) for drift in late)
+
+
+PREDICTORS: dict[str, Callable[[Row], float]] = {
+    "kernel's drift": lambda row: late_mean(row, lambda own, common, rest, all_rest: own / common),
+    "rest's drift": lambda row: late_mean(row, lambda own, common, rest, all_rest: rest / all_rest),
+    "kernel's share": lambda row: late_mean(row, lambda own, common, rest, _: own**2 / (own**2 + rest**2)),
+    "swing": lambda row: row["swing"],
+    "rise": lambda row: row["rise"],
+    "classes": lambda row: row["classes_per_client"],
+}
+
+
+def predictor_lines(rows: Sequence[Row], names: Sequence[str]) -> Iterator[list[str]]:
+    from scipy.stats import spearmanr
+
+    whole = {name: [r for r in rows if (r["setting"], r["method"]) == (name, NEVER)] for name in names}
+    for method in ("50 %", LATE, COSINE):
+        gains = {n: d.mean for n in names if (d := against_never(rows, n, method, "score")) is not None}
+        if len(gains) < 5:
+            continue
+        told = []
+        for figure in PREDICTORS.values():
+            means = [statistics.fmean(figure(row) for row in whole[name]) for name in gains]
+            told.append(f"{spearmanr(means, list(gains.values())).statistic:+.2f}")
+        yield [method, *told]
 
 
 def auto_line(rows: Sequence[Row], name: str) -> list[str] | None:

@@ -301,3 +301,24 @@ def test_the_experiment_of_the_headline_is_the_map_s_cell(regimes, tmp_path):
     aside = {"track.tensorboard", "runtime.threads", "runtime.compile", "strategy.warmup_rounds"}
     assert Settings().checked(60).warmup_rounds == theirs["strategy.warmup_rounds"]  # half, by default
     assert {key for key in mine if mine[key] != theirs.get(key)} == aside
+
+
+def test_what_foretells_a_gain(regimes):
+    """Five settings: the swing grows with the gain of a late freeze, and the kernel's drift against it."""
+    rows = []
+    for number in range(5):
+        whole = {
+            "setting": str(number),
+            "seed": 0,
+            "method": "never",
+            "score": 0.5,
+            "swing": number,
+            "rise": 0.1 * number,
+        }
+        whole |= {
+            "classes_per_client": -number,
+            "drift": [[1, 9.0, 1.0, 9.0, 1.0], [2, 5.0 - number, 1.0, 1.0, 1.0 + number]],
+        }
+        rows += [whole, whole | {"method": "late", "score": 0.5 + 0.01 * number}]
+    (line,) = regimes.predictor_lines(rows, list("01234"))
+    assert line == ["late", "-1.00", "-1.00", "-1.00", "+1.00", "+1.00", "-1.00"]
