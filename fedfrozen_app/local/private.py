@@ -23,7 +23,7 @@ from fedfrozen_app.local.course import Course, Trained, by_itself
 from fedfrozen_app.local.sequential import LocalResult, learning_rate, optimizer_for
 from fedfrozen_app.privacy.accountant import epsilon_of, solve_noise
 from fedfrozen_app.privacy.budget import Budget, BudgetFile, Declined
-from fedfrozen_app.privacy.cover import cannot_cover
+from fedfrozen_app.privacy.cover import cannot_cover, noise_in_sum
 from fedfrozen_app.privacy.dpsgd import Clipping, ExampleGradients, Recipe, draw_rows, train_steps
 from fedfrozen_app.privacy.ghost import GhostClipping
 from fedfrozen_app.privacy.noise import Noise, SecretNoise, SeededNoise
@@ -312,12 +312,6 @@ class PrivateClient:
             )
         resident = self.resident
         return GhostClipping(resident.model, resident.task, trained, resident.config.privacy.max_grad_norm)
-
-
-def noise_in_sum(config: Config) -> bool:
-    """Whether the noise is added to what is masked, in shares, and not to each client's steps."""
-    secure = config.secure_aggregation
-    return config.privacy.name != "none" and secure.name == "on" and secure.noise == "sum"
 
 
 def sampling(config: Config, declared: int) -> tuple[float, int]:

@@ -1,6 +1,14 @@
-"""Which orders differential privacy covers: those that clip and noise all that a client learns."""
+"""Which orders differential privacy covers: those that clip and noise all that a client learns. And where its
+noise goes. Without Opacus, which takes long to load."""
 
+from fedfrozen_app.config import Config
 from fedfrozen_app.exchange.order import Order
+
+
+def noise_in_sum(config: Config) -> bool:
+    """Whether the noise is added to what is masked, in shares, and not to each client's steps."""
+    secure = config.secure_aggregation
+    return config.privacy.name != "none" and secure.name == "on" and secure.noise == "sum"
 
 
 def cannot_cover(order: Order) -> str | None:

@@ -11,11 +11,10 @@ from fedfrozen_app.files import checkpoint, disk
 from fedfrozen_app.files.checkpoint import Checkpoint
 from fedfrozen_app.files.rows import Row, read_rows
 from fedfrozen_app.local.fair import check_subgroups
-from fedfrozen_app.local.private import noise_in_sum
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.models.folds import is_fold
 from fedfrozen_app.privacy.budget import carry_budgets
-from fedfrozen_app.privacy.cover import cannot_cover
+from fedfrozen_app.privacy.cover import cannot_cover, noise_in_sum
 from fedfrozen_app.privacy.notes import check_start
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.run.outline import orders, planning_strategy, shares_model

@@ -26,6 +26,15 @@ print(*({HEAVY!r} & set(sys.modules)))"""
     assert done.stdout.split() == []
 
 
+@pytest.mark.slow
+def test_training_without_privacy_loads_no_opacus():
+    code = """
+import sys, fedfrozen_app.commands.training, fedfrozen_app.inprocess.runtime
+print("opacus" in sys.modules)"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]
+
+
 def test_no_two_files_of_one_name_for_two_things():
     places = defaultdict(list)
     for package in ("fedfrozen_app", "strategies", "clients"):
