@@ -57,7 +57,7 @@ def test_report_of_a_run_that_is_going_on(train, capsys):
     page = Page((run.folder / "report.html").read_text())
     assert "2 of 3, not finished, last written" in page.text
     assert finished["command"] in page.text and "dataset.name" in page.text
-    assert "fedfrozen on digits with vit_tiny" in page.text
+    assert "fedfrozen on digits with vit_mini" in page.text
 
 
 def test_the_summary_of_an_earlier_life_is_not_taken_for_this_one(tmp_path):
