@@ -1,6 +1,7 @@
 """The default runtime: server and clients in one process, on one resident model."""
 
 import logging
+import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -20,6 +21,7 @@ from fedfrozen_app.files.checkpoint import Checkpoint, partition_differences
 from fedfrozen_app.inprocess.grid import CohortGrid, InProcessGrid, PrivateGrid
 from fedfrozen_app.local.cohort import CohortRunner
 from fedfrozen_app.local.resident import Resident, install, run_key
+from fedfrozen_app.models.roles import KERNEL
 from fedfrozen_app.run.federate import explain_disk_errors, federate
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.server.adapter_rule import make_rule
@@ -28,7 +30,7 @@ from fedfrozen_app.server.sampling import draw_cohort
 
 log = logging.getLogger(__name__)
 Stacked = Callable[[Resident, Sequence[str]], CohortRunner]  # the runner of one run beside others
-SMALL_MODEL = 50_000  # parameters; measured on two cores, where stacking wins below and loses above
+SMALL_MODEL = 100_000  # parameters; measured on two cores, where stacking wins below and loses above
 PRIVATE_BLOCK = 50  # clients whose private replies may be in memory at once
 
 
@@ -70,19 +72,44 @@ def run_with(resident: Resident, job: Job, stacked: Stacked | None = None) -> di
             if "private" in context.state
         }
 
-    with explain_disk_errors(job.folder), lease.held(job.folder), same_kernels():
+    with explain_disk_errors(job.folder), lease.held(job.folder), same_kernels(), for_its_size(resident):
         return federate(job, conversation, resident, client_state)
 
 
 @contextmanager
 def same_kernels() -> Iterator[None]:
-    """On a CPU without bf16, torch turns oneDNN off at the first bf16 product, for the rest of the process.
-    The next run would then round its float32 products differently."""
+    """Afterwards, those of before. On a CPU without bf16, torch turns oneDNN off at the first bf16 product, for
+    the rest of the process. The next run would then round its float32 products differently."""
     before = torch.backends.mkldnn.enabled
     try:
         yield
     finally:
         torch.backends.mkldnn.enabled = before
+
+
+@contextmanager
+def for_its_size(resident: Resident) -> Iterator[None]:
+    """A very small Transformer on a CPU, where nobody has chosen runner or threads: a second thread waits
+    more than it works, and on ARM oneDNN takes longer to begin a product than to compute it."""
+    runtime = resident.config.runtime
+    attends = any(role.kind in KERNEL for role in resident.roles.values())
+    if runtime.runner != "auto" or runtime.threads is not None or not (attends and is_small(resident)):
+        yield
+        return
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with same_kernels():
+            torch.backends.mkldnn.enabled &= platform.machine() != "aarch64"
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def is_small(resident: Resident) -> bool:
+    """On a CPU: so small that a step is mostly overhead."""
+    size = sum(value.numel() for value in resident.parameters.values())
+    return resident.device.type == "cpu" and size < SMALL_MODEL
 
 
 def wants_cohort(resident: Resident) -> bool:
@@ -91,8 +118,7 @@ def wants_cohort(resident: Resident) -> bool:
     if resident.config.model.gradient_checkpointing:
         return False
     runner, on_gpu = resident.config.runtime.runner, resident.device.type == "cuda"
-    small = sum(value.numel() for value in resident.parameters.values()) < SMALL_MODEL
-    return runner == "cohort" or (runner == "auto" and (on_gpu or small))
+    return runner == "cohort" or (runner == "auto" and (on_gpu or is_small(resident)))
 
 
 def make_grid(
