@@ -23,7 +23,7 @@ from rich.progress import track
 from torch import Tensor
 
 from fedfrozen_app.server.agreement import Rule, follow, freeze_after
-from fedfrozen_app.theory.linear_attention import Moments, gradients, moments
+from fedfrozen_app.theory.attention_loss import Moments, gradients, moments
 from fedfrozen_app.theory.problem import Problem, Setting, make
 
 T = TypeVar("T")

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from scipy.special import softmax
 from torch import Tensor
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.theory.linear_attention import FEATURE_MAPS, Data
+from fedfrozen_app.theory.attention_loss import FEATURE_MAPS, SOFTMAX, Data
 
 KERNEL_PART, INPUT_PART = 0.7, 0.5  # how much of the dial moves a client's true kernel, and its inputs' mean
 TRUTH, START, COHORT = 0, 77, 177  # generators: added to the seed
@@ -98,6 +99,8 @@ def _draw(setting: Setting, seed: int) -> tuple[np.ndarray, ...]:
 
 def _attend(setting: Setting, h: np.ndarray, query: np.ndarray, key: np.ndarray) -> np.ndarray:
     """Z as the formula reads, for (n, tokens, d) of one client."""
+    if setting.feature_map == SOFTMAX:
+        return softmax(h @ query @ (h @ key).transpose(0, 2, 1) / np.sqrt(setting.rank), axis=2) @ h
 
     def phi(x: np.ndarray) -> np.ndarray:
         if setting.feature_map == "identity":

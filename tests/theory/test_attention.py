@@ -1,13 +1,14 @@
 """The formulas against other ways to the same numbers: finite differences, autograd, direct solves."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.theory.attention_loss import FEATURE_MAPS, Data, attend, gradients, loss, moments
 from fedfrozen_app.theory.descent import freeze, measure, moments_along, objective, walk
-from fedfrozen_app.theory.linear_attention import FEATURE_MAPS, Data, attend, gradients, loss, moments
 from fedfrozen_app.theory.problem import Setting, make
 
 TINY = {"sequences": 3, "tokens": 5, "width": 4, "rank": 2, "outputs": 3}
@@ -19,6 +20,10 @@ def plain_attention(inputs, kernel, feature_map):
     rank, length = kernel.shape[-1] // 2, inputs.shape[1]
     found = []
     for h in inputs.permute(2, 1, 0):  # (tokens, d)
+        if feature_map == "softmax":
+            scores = (h @ kernel[:, :rank]) @ (h @ kernel[:, rank:]).T
+            found.append(torch.softmax(scores / rank**0.5, dim=-1) @ h)
+            continue
         q, k = (phi[feature_map](h @ part) for part in (kernel[:, :rank], kernel[:, rank:]))
         found.append(q @ (k.T @ h) / (length * rank**0.5))
     return torch.stack(found)  # (n, tokens, d)
@@ -151,3 +156,16 @@ def test_moments_hold_all_that_the_value_block_needs():
 def test_settings_that_cannot_work(bad):
     with pytest.raises(UserError):
         Setting(**bad)
+
+
+@pytest.mark.parametrize("feature_map", FEATURE_MAPS)
+def test_the_truth_attends_as_the_model_does(feature_map):
+    """Without noise, with clients alike, the true blocks explain the targets up to a client's scale."""
+    setting = Setting(heterogeneity=0, noise=0, clients=2, feature_map=feature_map, **TINY)
+    data = make(setting, (5,)).data
+    truth = np.random.default_rng(5)
+    query, key, value = (torch.from_numpy(truth.normal(size=(4, size)) / 2) for size in (2, 2, 3))
+    z = attend(data, torch.cat([query, key], dim=1).repeat(2, 1, 1))
+    outputs = torch.bmm(value.mT.repeat(2, 1, 1), z)
+    scale = outputs.square().mean((1, 2), keepdim=True).sqrt()
+    torch.testing.assert_close(outputs / scale, data.targets.flatten(2), rtol=1e-10, atol=1e-12)
