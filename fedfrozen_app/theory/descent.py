@@ -5,7 +5,8 @@ client's τ gradient steps on its ridge problem are one affine map of the value 
 
     W → Gᵢ W + (I − Gᵢ) Wᵢ*        Gᵢ = (I − η(Aᵢ + λI))^τ,  Wᵢ* = (Aᵢ + λI)⁻¹ Bᵢ
 
-so freezing after 0, 1, …, T rounds of one walk costs less than the walk itself.
+so freezing after 0, 1, …, T rounds of one walk costs less than the walk itself. The rate η is a round's:
+where it decays, the map changes from round to round.
 """
 
 import os
@@ -65,14 +66,14 @@ def walk(
         cohort = problem.cohorts[:, number]  # (seeds, m)
         rows = (cohort + setting.clients * torch.arange(seeds).unsqueeze(1)).flatten()
         data = problem.data if len(rows) == len(problem.data.inputs) else problem.data[rows]
-        size = cohort.shape[1]
+        size, rate = cohort.shape[1], setting.rate(number)
         own_kernel, own_value = (part.repeat_interleave(size, dim=0) for part in (kernel, value))
         for _ in range(setting.local_steps):
             to_kernel, to_value = gradients(data, own_kernel, own_value)
             if train != "value":
-                own_kernel = own_kernel - setting.lr * (to_kernel + setting.ridge * own_kernel)
+                own_kernel = own_kernel - rate * (to_kernel + setting.ridge * own_kernel)
             if train != "kernel":
-                own_value = own_value - setting.lr * (to_value + setting.ridge * own_value)
+                own_value = own_value - rate * (to_value + setting.ridge * own_value)
         new_kernel, *of_kernel = _average(kernel, own_kernel)
         new_value, *of_value = _average(value, own_value)
         kernel, value = new_kernel, new_value
@@ -168,15 +169,17 @@ def freeze(problem: Problem, walked: Walk, after: list[int]) -> Tensor:
     each = moments_along(problem, kernels)  # (seeds, k, clients, …)
     pooled = each.mean(2)
     eye = torch.eye(setting.width, dtype=value.dtype)
-    shrink = torch.linalg.matrix_power(
-        eye - setting.lr * (each.square + setting.ridge * eye), setting.local_steps
-    )
-    shift = (eye - shrink) @ each.best_value(setting.ridge)
+    best, rate = each.best_value(setting.ridge), None
     curves = objective(problem, walked).unsqueeze(1).repeat(1, len(after), 1)
     starts = torch.tensor(after)
     full = setting.cohort == setting.clients
-    mean_shrink, mean_shift = shrink.mean(2), shift.mean(2)
     for number in range(min(after), setting.rounds):
+        if setting.rate(number) != rate:
+            rate = setting.rate(number)
+            steps = eye - rate * (each.square + setting.ridge * eye)
+            shrink = torch.linalg.matrix_power(steps, setting.local_steps)
+            shift = (eye - shrink) @ best
+            mean_shrink, mean_shift = shrink.mean(2), shift.mean(2)
         if not full:
             drawn = problem.cohorts[:, number]  # (seeds, m)
             seeds = torch.arange(len(drawn)).unsqueeze(1)
