@@ -133,15 +133,21 @@ def moments_along(problem: Problem, kernels: Tensor) -> Moments:
     return Moments(*parts)
 
 
+def pooled_along(problem: Problem, kernels: Tensor) -> Moments:
+    """Of all clients together: (seeds, k). Long walks cannot keep every client's."""
+    found = [moments_along(problem, part).mean(2) for part in kernels.split(1, dim=1)]
+    return Moments(*(torch.cat([getattr(each, f.name) for each in found], dim=1) for f in fields(Moments)))
+
+
 def objective(problem: Problem, walked: Walk) -> Tensor:
     """F(Φ, W) along a walk: (seeds, rounds + 1)."""
-    pooled = moments_along(problem, walked.kernel).mean(2)
+    pooled = pooled_along(problem, walked.kernel)
     return _objective(pooled, walked.kernel, walked.value, problem.setting.ridge)
 
 
 def measure(problem: Problem, walked: Walk) -> Measures:
     setting = problem.setting
-    pooled = moments_along(problem, walked.kernel).mean(2)  # (seeds, T+1, …)
+    pooled = pooled_along(problem, walked.kernel)
     best = pooled.best_value(setting.ridge)
     slopes = []
     for place in range(best.shape[1]):
@@ -162,15 +168,19 @@ def _objective(pooled: Moments, kernel: Tensor, value: Tensor, ridge: float) -> 
     return pooled.loss(value) + ridge / 2 * penalty
 
 
-def freeze(problem: Problem, walked: Walk, after: list[int]) -> Tensor:
-    """F after every round, (seeds, len(after), T+1), of runs that freeze the kernel after so many rounds."""
+def freeze(problem: Problem, walked: Walk, after: list[int], along: Tensor | None = None) -> Tensor:
+    """F after every round, (seeds, len(after), T+1), of runs that freeze the kernel after so many rounds.
+
+    `along`: the walk's own F, where it is known already.
+    """
     setting = problem.setting
     kernels, value = walked.kernel[:, after], walked.value[:, after].clone()  # (seeds, k, …)
     each = moments_along(problem, kernels)  # (seeds, k, clients, …)
     pooled = each.mean(2)
     eye = torch.eye(setting.width, dtype=value.dtype)
     best, rate = each.best_value(setting.ridge), None
-    curves = objective(problem, walked).unsqueeze(1).repeat(1, len(after), 1)
+    along = objective(problem, walked) if along is None else along
+    curves = along.unsqueeze(1).repeat(1, len(after), 1)
     starts = torch.tensor(after)
     full = setting.cohort == setting.clients
     for number in range(min(after), setting.rounds):
@@ -250,7 +260,9 @@ def shown(found: Iterable[T], total: int) -> Iterator[T]:
 def _explore_one(setting: Setting, seeds: tuple[int, ...]) -> Outcome:
     problem = make(setting, seeds)
     walked = walk(problem)
-    return Outcome(walked, measure(problem, walked), freeze(problem, walked, list(range(setting.rounds + 1))))
+    measures = measure(problem, walked)
+    curves = freeze(problem, walked, list(range(setting.rounds + 1)), measures.objective)
+    return Outcome(walked, measures, curves)
 
 
 def _join(parts: list[Outcome]) -> Outcome:

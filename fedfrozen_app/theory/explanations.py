@@ -1,10 +1,10 @@
 """What the theory page says: a title, a picture and a paragraph each. Names in braces are filled in."""
 
 INTRODUCTION = """
-A tiny federation that can be solved on paper: clients hold sequences, the model is
-linear attention Z(H; Φ) W with kernel Φ = (W_Q, W_K) and value block W, the loss is squared, and a ridge
-keeps both small. F is what FedAvg minimises. P(Φ) is the best F that a kernel allows: with Φ fixed, the
-best W is the solution of a linear system. The heterogeneity dial makes the clients' true kernels and
+A tiny federation that can be solved on paper: clients hold sequences, the model is attention Z(H; Φ) W,
+linear where nothing else is said, with kernel Φ = (W_Q, W_K) and value block W, the loss is squared, and a
+ridge keeps both small. F is what FedAvg minimises. P(Φ) is the best F that a kernel allows: with Φ fixed,
+the best W is the solution of a linear system. The heterogeneity dial makes the clients' true kernels and
 inputs differ; at 0 they are all alike. Lines are means of {seeds} seeds, bands their 95 % confidence.
 """
 
@@ -24,8 +24,9 @@ where P is lowest: after its minimum the profile rises again.
         "local_steps.png",
         """
 Each point of the left picture is a run that froze the kernel after that many rounds. With few local steps
-there is little drift and the kernel learns slowly: the longest warm-up is best. With many, the curve has
-a minimum inside: too early wastes what warm-up would still learn, too late lets drift spoil it.
+the longest warm-up is best here; but the rounds are equal, so that these runs have taken fewer steps in all
+and still learn. With many, the curve has a minimum inside: too early wastes what warm-up would still
+learn, too late lets drift spoil it. Equal steps in all are a study of their own (study=controls).
 """,
     ),
     (
@@ -60,7 +61,7 @@ Every line is a heterogeneity; its dot is the best warm-up and its star what aut
         "6. Does it survive outside linear attention?",
         "fidelity.png",
         """
-The same sweep with other feature maps. {layers}
+The same sweep with other feature maps, and with softmax attention as teacher and student. {layers}
 """,
     ),
 )
@@ -69,6 +70,12 @@ CIFAR10 = ("7. CIFAR-10", "cifar10.png", "A ViT of width 192 from scratch, ten c
 DIGITS = "Right: real Transformers on digits, with softmax attention; stars and dashed lines are auto."
 LAYERS = "Right: softmax attention in Transformers of one and several layers, trained on digits."
 MISSING = "The part with real Transformers is missing: run benchmarks/warmup.py {study} first."
+
+SHARES = """
+Final F by warm-up, as a share of the rounds. Cosine: the rate decays to a hundredth, in both stages. "Last":
+frozen in the last round alone. A decaying rate that never freezes is the control for freezing: it calms
+the kernel as well. `fedfrozen theory study=controls` asks the same of smaller problems with 100 seeds.
+"""
 
 REGRET = """
 The best fixed warm-up is chosen on seeds 0 to 4 and judged, beside auto, on the others. Regret is how

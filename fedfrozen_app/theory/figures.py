@@ -14,6 +14,7 @@ from fedfrozen_app.files.disk import whole_file
 from fedfrozen_app.report.curves import BLUE, GREEN, ORANGE, VERMILLION
 from fedfrozen_app.server.agreement import Rule, ratio
 from fedfrozen_app.theory.accuracy import AUTO, Scores
+from fedfrozen_app.theory.attention_loss import SOFTMAX
 from fedfrozen_app.theory.descent import Outcome, agreements, auto_stops
 from fedfrozen_app.theory.problem import Setting
 from fedfrozen_app.theory.studies import (
@@ -198,8 +199,9 @@ def _percent(label: str) -> int:
 
 def fidelity(outcomes: Outcomes, layers: Scores | None, path: Path) -> None:
     figure, axes = _figure(2 if layers else 1)
-    _sweep(axes[0], [(f"φ = {name}", outcomes[Setting(feature_map=name)]) for name in FEATURE_MAPS])
-    _label(axes[0], "Other feature maps (theory)", "warm-up rounds (dot: the best)", "final F")
+    names = {name: name if name == SOFTMAX else f"φ = {name}" for name in FEATURE_MAPS}
+    _sweep(axes[0], [(label, outcomes[Setting(feature_map=name)]) for name, label in names.items()])
+    _label(axes[0], "Other feature maps, and softmax (theory)", "warm-up rounds (dot: the best)", "final F")
     if layers:
         accuracy(axes[1], layers, "Softmax attention on digits")
     with whole_file(path) as part:

@@ -15,7 +15,15 @@ from fedfrozen_app.theory import explanations, figures
 from fedfrozen_app.theory.accuracy import judge, read_result, scores_of
 from fedfrozen_app.theory.descent import Outcome
 from fedfrozen_app.theory.problem import Setting
-from fedfrozen_app.theory.studies import SWITCH, TABLE_WARMUPS, check_table, describe, judge_auto
+from fedfrozen_app.theory.studies import (
+    SWITCH,
+    TABLE_WARMUPS,
+    check_table,
+    describe,
+    full_size_controls,
+    grid,
+    judge_auto,
+)
 
 
 def write_page(
@@ -39,12 +47,14 @@ def write_page(
 
     check, regrets = check_table(outcomes), judge_auto(outcomes)
     ablation = _ablation(outcomes, value_frozen)
+    controls = {describe(each): _by_share(outcomes[each]) for each in full_size_controls()}
     seeds = len(next(iter(outcomes.values())).final)
     numbers = {
         "seeds": seeds,
         "table": [{"heterogeneity": h, "local_steps": t, "final": row} for (h, t), row in check.rows.items()],
         "table_wrong_signs": check.wrong,
         "ablation": ablation,
+        "controls": controls,
         "auto": [
             {
                 "setting": describe(each.setting),
@@ -87,6 +97,13 @@ def write_page(
     blocks = [_text(explanations.INTRODUCTION.format(**fill))]
     blocks += [_section(folder, title, picture, text.format(**fill)) for title, picture, text in sections]
     blocks.append(f"<h2>Final F by warm-up</h2>{box(final)}")
+    shares = table(
+        ["setting", *grid(1)],
+        [[name, *(f"{value:.3f}" for value in row.values())] for name, row in controls.items()],
+    )
+    blocks.append(
+        f"<h2>A decaying rate, an equal budget, softmax</h2>{_text(explanations.SHARES)}{box(shares)}"
+    )
     blocks.append(f"<h2>Does auto find it?</h2>{_text(explanations.REGRET)}{box(auto)}")
     for study, result in found.items():
         if result:
@@ -106,6 +123,11 @@ def _ablation(outcomes: Mapping[Setting, Outcome], value_frozen: Tensor) -> dict
         "never": final[-1].item(),
         "start": final[0].item(),
     }
+
+
+def _by_share(outcome: Outcome) -> dict[str, float]:
+    final = outcome.final.mean(0)
+    return {label: final[warmup].item() for label, warmup in grid(len(final) - 1).items()}
 
 
 def _accuracy_table(study: str, result: dict[str, Any]) -> str:

@@ -12,12 +12,11 @@ from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.conf_files import conf_dir
 from fedfrozen_app.theory import descent
 from fedfrozen_app.theory.accuracy import judge
-from fedfrozen_app.theory.command import read
+from fedfrozen_app.theory.command import JUDGED_SEEDS, read
 from fedfrozen_app.theory.descent import explore, freeze, objective, split, walk
 from fedfrozen_app.theory.figures import accuracies
 from fedfrozen_app.theory.problem import Setting, make
 from fedfrozen_app.theory.studies import (
-    JUDGED_ON,
     REFERENCE,
     SWITCH,
     TABLE_WARMUPS,
@@ -77,7 +76,7 @@ def test_the_reference_shows_what_it_is_said_to_show():
 
 @pytest.mark.slow
 def test_the_whole_table_and_auto():
-    outcomes = explore(table_settings().values(), range(JUDGED_ON))
+    outcomes = explore(table_settings().values(), range(JUDGED_SEEDS))
     check = check_table(outcomes)
     assert check.passed and check.compared > 60, check.wrong
     for verdict in judge_auto(outcomes):
