@@ -86,3 +86,39 @@ ACCURACY = """
 The same for auto on these: the best fixed warm-up is chosen on seeds 0 to 4, and the points of accuracy
 that auto lacks are counted on the others.
 """
+
+CONTROLS = """
+What else could make freezing look good? Problems of four clients with eight sequences each, {seeds} seeds;
+bands and intervals are 95 % confidence, differences are paired over the seeds, and the best warm-up is
+chosen on the first half of the seeds and judged on the other. "Last": frozen in the last round alone.
+"""
+
+CONTROL_SECTIONS = {
+    "budget": (
+        "Equal budgets",
+        """
+Local steps times rounds is the same for every line. With the rounds equal instead, few local steps are also
+few steps in all, and a run that has not learned yet has nothing to gain from a freeze.
+""",
+    ),
+    "rate": (
+        "A rate that decays",
+        """
+Cosine: the rate falls to a hundredth, in both stages. It calms the kernel without freezing it, so that
+never freezing under such a rate is what freezing has to be compared with.
+""",
+    ),
+    "softmax": (
+        "Softmax attention",
+        """
+Teacher and student attend by softmax, in as many rounds as never freezing needs to level off at this rate:
+the table's last column is what it still falls by in the last fifth of them (below 0: it rises).
+""",
+    ),
+    "dials": (
+        "Which difference between clients makes freezing pay",
+        """
+Clients differ in their true kernels, their true values or their inputs' means, one by one.
+""",
+    ),
+}

@@ -25,6 +25,18 @@ from fedfrozen_app.theory.studies import (
     judge_auto,
 )
 
+CONTROL_HEAD = [
+    "setting",
+    *grid(1),
+    "best",
+    "best less never",
+    "auto, median",
+    "auto never froze",
+    "regret",
+    "against never freezing",
+    "still falls",
+]
+
 
 def write_page(
     folder: Path,
@@ -113,6 +125,48 @@ def write_page(
     title = "The theory laboratory"
     save(document(title, f"<h1>{title}</h1>", "\n".join(blocks), []), path)
     return path
+
+
+def write_controls(
+    folder: Path,
+    lines: Sequence[Mapping[str, Any]],
+    calmed: Sequence[Mapping[str, Any]],
+    about: dict[str, Any],
+) -> Path:
+    """A figure a group, the numbers in `controls.json`, and `controls.html` with all of them."""
+    replace_file(folder / "controls.json", json.dumps({"lines": lines, "calm": calmed, **about}, indent=1))
+    blocks = [_text(explanations.CONTROLS.format(**about))]
+    for group, (title, text) in explanations.CONTROL_SECTIONS.items():
+        own = [line for line in lines if line["group"] == group]
+        figures.control(own, folder / f"{group}.png")
+        blocks.append(_section(folder, title, f"{group}.png", text))
+        blocks.append(box(table(CONTROL_HEAD, [control_row(line) for line in own])))
+    rows = [[f"{row['group']}: {row['label']}", _interval(row["difference"])] for row in calmed]
+    head = ["constant rate", "never freezing under cosine, less its best warm-up"]
+    blocks.append(box(table(head, rows)))
+    path = folder / "controls.html"
+    title = "Controls of the theory laboratory"
+    save(document(title, f"<h1>{title}</h1>", "\n".join(blocks), []), path)
+    return path
+
+
+def control_row(line: Mapping[str, Any]) -> list[str]:
+    return [
+        line["label"],
+        *(f"{line['final'][label][0]:.3f}" for label in grid(1)),
+        line["best"],
+        _interval(line["best_against_never"]),
+        f"{line['auto_median']:.0%}",
+        f"{line['auto_never_froze']:.0%}",
+        f"{line['auto_regret']:+.1%}",
+        f"{line['auto_behind_never']:+.1%}",
+        f"{line['still_falls']:+.1%}",
+    ]
+
+
+def _interval(values: Sequence[float]) -> str:
+    mean, low, high = values
+    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
 
 
 def _ablation(outcomes: Mapping[Setting, Outcome], value_frozen: Tensor) -> dict[str, float]:
