@@ -37,8 +37,9 @@ Left: under a fixed kernel the rest is a convex problem, and F falls to what tha
 there. Freezing the value block instead of the kernel after round {switch} ends at {value:.3f}, freezing
 the kernel at {kernel:.3f}, never freezing at {never:.3f}. Right: strategy.warmup_rounds=auto compares the
 kernel's agreement from round to round with the drift between clients. Movement repeats itself in the next
-round, chance does not. When agreement has faded to half a percent of the drift, the kernel is frozen.
-Where clients are alike the ratio stays above the line as long as there is something to learn.
+round, chance does not. When agreement has faded to half a percent of the drift, and the training loss has
+levelled off, the kernel is frozen. Where clients are alike the ratio stays above the line as long as there
+is something to learn.
 """,
     ),
     (

@@ -9,7 +9,7 @@ import torch
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.theory import command as theory_command
 from fedfrozen_app.theory import explanations, figures
-from fedfrozen_app.theory.controls import Control, Sweep, calm, controls, record, sweep, sweep_one
+from fedfrozen_app.theory.controls import Control, Sweep, calm, controls, estimate, record, sweep, sweep_one
 from fedfrozen_app.theory.descent import explore, freeze, walk
 from fedfrozen_app.theory.problem import Setting, make
 from fedfrozen_app.theory.studies import BUDGET, SHARES, grid
@@ -91,3 +91,25 @@ def test_the_study_leaves_its_page(tmp_path, monkeypatch):
 
 def test_every_group_has_its_section():
     assert {line.group for line in controls()} == set(explanations.CONTROL_SECTIONS)
+
+
+# The claims of the page ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_rate_that_decays_does_better_than_any_freeze():
+    lines = [line for line in controls() if line.group == "rate"]
+    constant, cosine = (sweep([line.setting], range(12))[line.setting].final.mean(0) for line in lines)
+    assert constant.min() < constant[-1] - 0.01  # freezing pays where the rate stays
+    assert cosine[-1] < constant.min() - 0.01
+
+
+@pytest.mark.slow
+def test_the_steps_in_all_decide_whether_a_freeze_gains():
+    """With the same local steps: in few rounds the model has not learned yet, and freezing costs."""
+    (whole,) = (line.setting for line in controls() if line.label == "20 x 300")
+    late = list(grid(100)).index("80 %")
+    for setting, sign in ((replace(whole, rounds=60), 1), (whole, -1)):
+        final = sweep([setting], range(20))[setting].final
+        mean, low, high = estimate(final[:, late] - final[:, -1])
+        assert sign * mean > 0 and low * high > 0, (mean, low, high)
