@@ -393,13 +393,14 @@ VERBS: dict[str, Verb] = {
                 "overrides",
                 metavar="KEY=VALUE",
                 nargs="*",
-                help="study=run|table|all, heterogeneity, local_steps, ... (--cfg job lists them)",
+                help="study=run|table|all|controls, heterogeneity, local_steps, ... (--cfg job lists them)",
             ),
         ),
         (
             "fedfrozen theory heterogeneity=1 warmup_rounds=auto",
             "fedfrozen theory study=table",
             "fedfrozen theory study=all",
+            "fedfrozen theory study=controls",
         ),
     ),
     "align": Verb(

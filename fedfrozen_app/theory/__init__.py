@@ -1,1 +1,1 @@
-"""FedFrozen's argument in a model small enough to solve: linear attention, squared loss, ridge."""
+"""FedFrozen's argument in a model small enough to solve: attention, squared loss, ridge."""

@@ -19,6 +19,7 @@ from fedfrozen_app.config import sentence, with_hydra
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.report.summary import git_commit, versions
+from fedfrozen_app.theory.controls import calm, controls, record, sweep
 from fedfrozen_app.theory.descent import Walk, agreements, auto_stops, explore, measure, objective, walk
 from fedfrozen_app.theory.problem import Setting, make
 from fedfrozen_app.theory.studies import (
@@ -31,12 +32,14 @@ from fedfrozen_app.theory.studies import (
     freeze_value,
     table_settings,
 )
-from fedfrozen_app.theory.theory_page import write_page
+from fedfrozen_app.theory.theory_page import CONTROL_HEAD, control_row, write_controls, write_page
 from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
-STUDIES = ("run", "table", "all")
-SEEDS, JUDGED_SEEDS = 3, 10  # a look at one setting is quick; what is judged needs more
+# Seeds where none are given: a look at one setting is quick; what is judged needs more.
+SEEDS = {"run": 3, "table": 10, "all": 10, "controls": 100}
+STUDIES = tuple(SEEDS)
+LEAST_SEEDS = {"all": 10, "controls": 4}  # some choose the best fixed warm-up, the others judge it
 
 
 @dataclass
@@ -82,16 +85,17 @@ def read(composed: DictConfig) -> TheoryConfig:
         raise UserError(sentence(error)) from error
     assert isinstance(setting, Setting)
     own = {key: resolved_config[key] for key in ("study", "seeds", "output_dir", "results", "warmup_rounds")}
+    if own["study"] not in STUDIES:
+        raise UserError(f"study={own['study']} is unknown: choose one of {', '.join(STUDIES)}.")
     if own["seeds"] is None:
-        own["seeds"] = SEEDS if own["study"] == "run" else JUDGED_SEEDS
+        own["seeds"] = SEEDS[own["study"]]
     config = TheoryConfig(**own, setting=setting)
-    if config.study not in STUDIES:
-        raise UserError(f"study={config.study} is unknown: choose one of {', '.join(STUDIES)}.")
     if not isinstance(config.seeds, int) or config.seeds < 1:
         raise UserError(f"seeds={config.seeds} must be a number of at least 1.")
-    if config.study == "all" and config.seeds < JUDGED_SEEDS:
+    if config.study in LEAST_SEEDS and config.seeds < LEAST_SEEDS[config.study]:
         raise UserError(
-            f"seeds={config.seeds} is too few for study=all, which judges on {JUDGED_SEEDS} or more."
+            f"seeds={config.seeds} is too few for study={config.study}, which judges on "
+            f"{LEAST_SEEDS[config.study]} or more."
         )
     warmup = config.warmup_rounds
     if not (warmup in (None, "auto") or (isinstance(warmup, int) and 0 <= warmup <= setting.rounds)):
@@ -220,8 +224,24 @@ def run_all(config: TheoryConfig, folder: Path) -> float:
     return float(len(check.wrong))
 
 
+def run_controls(config: TheoryConfig, folder: Path) -> float:
+    """What else could make freezing look good: figures, their page, and the mean gain of the best warm-up."""
+    began = time.perf_counter()
+    lines = controls()
+    found = sweep([line.setting for line in lines], range(config.seeds))
+    records = [record(line, found[line.setting]) for line in lines]
+    about = {"seeds": config.seeds, "seconds": time.perf_counter() - began, **_about()}
+    page = write_controls(folder, records, calm(lines, found), about)
+    table = Table(*CONTROL_HEAD, title=f"Final F, mean of {counted(config.seeds, 'seed')}")
+    for line in records:
+        table.add_row(*control_row(line))
+    Console().print(table)
+    log.info("Written in %.0f s: %s", time.perf_counter() - began, page)
+    return sum(line["best_against_never"][0] for line in records) / len(records)
+
+
 def _about() -> dict[str, Any]:
     return {"command": " ".join(sys.argv), "versions": versions(), "git_commit": git_commit()}
 
 
-WORK = {"run": run_one, "table": run_table, "all": run_all}
+WORK = {"run": run_one, "table": run_table, "all": run_all, "controls": run_controls}

@@ -5,7 +5,8 @@ client's τ gradient steps on its ridge problem are one affine map of the value 
 
     W → Gᵢ W + (I − Gᵢ) Wᵢ*        Gᵢ = (I − η(Aᵢ + λI))^τ,  Wᵢ* = (Aᵢ + λI)⁻¹ Bᵢ
 
-so freezing after 0, 1, …, T rounds of one walk costs less than the walk itself.
+so freezing after 0, 1, …, T rounds of one walk costs less than the walk itself. The rate η is a round's:
+where it decays, the map changes from round to round.
 """
 
 import os
@@ -23,7 +24,7 @@ from rich.progress import track
 from torch import Tensor
 
 from fedfrozen_app.server.agreement import Rule, follow, freeze_after
-from fedfrozen_app.theory.linear_attention import Moments, gradients, moments
+from fedfrozen_app.theory.attention_loss import Moments, gradients, moments
 from fedfrozen_app.theory.problem import Problem, Setting, make
 
 T = TypeVar("T")
@@ -65,14 +66,14 @@ def walk(
         cohort = problem.cohorts[:, number]  # (seeds, m)
         rows = (cohort + setting.clients * torch.arange(seeds).unsqueeze(1)).flatten()
         data = problem.data if len(rows) == len(problem.data.inputs) else problem.data[rows]
-        size = cohort.shape[1]
+        size, rate = cohort.shape[1], setting.rate(number)
         own_kernel, own_value = (part.repeat_interleave(size, dim=0) for part in (kernel, value))
         for _ in range(setting.local_steps):
             to_kernel, to_value = gradients(data, own_kernel, own_value)
             if train != "value":
-                own_kernel = own_kernel - setting.lr * (to_kernel + setting.ridge * own_kernel)
+                own_kernel = own_kernel - rate * (to_kernel + setting.ridge * own_kernel)
             if train != "kernel":
-                own_value = own_value - setting.lr * (to_value + setting.ridge * own_value)
+                own_value = own_value - rate * (to_value + setting.ridge * own_value)
         new_kernel, *of_kernel = _average(kernel, own_kernel)
         new_value, *of_value = _average(value, own_value)
         kernel, value = new_kernel, new_value
@@ -132,15 +133,21 @@ def moments_along(problem: Problem, kernels: Tensor) -> Moments:
     return Moments(*parts)
 
 
+def pooled_along(problem: Problem, kernels: Tensor) -> Moments:
+    """Of all clients together: (seeds, k). Long walks cannot keep every client's."""
+    found = [moments_along(problem, part).mean(2) for part in kernels.split(1, dim=1)]
+    return Moments(*(torch.cat([getattr(each, f.name) for each in found], dim=1) for f in fields(Moments)))
+
+
 def objective(problem: Problem, walked: Walk) -> Tensor:
     """F(Φ, W) along a walk: (seeds, rounds + 1)."""
-    pooled = moments_along(problem, walked.kernel).mean(2)
+    pooled = pooled_along(problem, walked.kernel)
     return _objective(pooled, walked.kernel, walked.value, problem.setting.ridge)
 
 
 def measure(problem: Problem, walked: Walk) -> Measures:
     setting = problem.setting
-    pooled = moments_along(problem, walked.kernel).mean(2)  # (seeds, T+1, …)
+    pooled = pooled_along(problem, walked.kernel)
     best = pooled.best_value(setting.ridge)
     slopes = []
     for place in range(best.shape[1]):
@@ -161,22 +168,28 @@ def _objective(pooled: Moments, kernel: Tensor, value: Tensor, ridge: float) -> 
     return pooled.loss(value) + ridge / 2 * penalty
 
 
-def freeze(problem: Problem, walked: Walk, after: list[int]) -> Tensor:
-    """F after every round, (seeds, len(after), T+1), of runs that freeze the kernel after so many rounds."""
+def freeze(problem: Problem, walked: Walk, after: list[int], along: Tensor | None = None) -> Tensor:
+    """F after every round, (seeds, len(after), T+1), of runs that freeze the kernel after so many rounds.
+
+    `along`: the walk's own F, where it is known already.
+    """
     setting = problem.setting
     kernels, value = walked.kernel[:, after], walked.value[:, after].clone()  # (seeds, k, …)
     each = moments_along(problem, kernels)  # (seeds, k, clients, …)
     pooled = each.mean(2)
     eye = torch.eye(setting.width, dtype=value.dtype)
-    shrink = torch.linalg.matrix_power(
-        eye - setting.lr * (each.square + setting.ridge * eye), setting.local_steps
-    )
-    shift = (eye - shrink) @ each.best_value(setting.ridge)
-    curves = objective(problem, walked).unsqueeze(1).repeat(1, len(after), 1)
+    best, rate = each.best_value(setting.ridge), None
+    along = objective(problem, walked) if along is None else along
+    curves = along.unsqueeze(1).repeat(1, len(after), 1)
     starts = torch.tensor(after)
     full = setting.cohort == setting.clients
-    mean_shrink, mean_shift = shrink.mean(2), shift.mean(2)
     for number in range(min(after), setting.rounds):
+        if setting.rate(number) != rate:
+            rate = setting.rate(number)
+            steps = eye - rate * (each.square + setting.ridge * eye)
+            shrink = torch.linalg.matrix_power(steps, setting.local_steps)
+            shift = (eye - shrink) @ best
+            mean_shrink, mean_shift = shrink.mean(2), shift.mean(2)
         if not full:
             drawn = problem.cohorts[:, number]  # (seeds, m)
             seeds = torch.arange(len(drawn)).unsqueeze(1)
@@ -247,7 +260,9 @@ def shown(found: Iterable[T], total: int) -> Iterator[T]:
 def _explore_one(setting: Setting, seeds: tuple[int, ...]) -> Outcome:
     problem = make(setting, seeds)
     walked = walk(problem)
-    return Outcome(walked, measure(problem, walked), freeze(problem, walked, list(range(setting.rounds + 1))))
+    measures = measure(problem, walked)
+    curves = freeze(problem, walked, list(range(setting.rounds + 1)), measures.objective)
+    return Outcome(walked, measures, curves)
 
 
 def _join(parts: list[Outcome]) -> Outcome:

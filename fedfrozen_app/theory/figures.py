@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.axes import Axes
@@ -14,6 +15,7 @@ from fedfrozen_app.files.disk import whole_file
 from fedfrozen_app.report.curves import BLUE, GREEN, ORANGE, VERMILLION
 from fedfrozen_app.server.agreement import Rule, ratio
 from fedfrozen_app.theory.accuracy import AUTO, Scores
+from fedfrozen_app.theory.attention_loss import SOFTMAX
 from fedfrozen_app.theory.descent import Outcome, agreements, auto_stops
 from fedfrozen_app.theory.problem import Setting
 from fedfrozen_app.theory.studies import (
@@ -198,8 +200,9 @@ def _percent(label: str) -> int:
 
 def fidelity(outcomes: Outcomes, layers: Scores | None, path: Path) -> None:
     figure, axes = _figure(2 if layers else 1)
-    _sweep(axes[0], [(f"φ = {name}", outcomes[Setting(feature_map=name)]) for name in FEATURE_MAPS])
-    _label(axes[0], "Other feature maps (theory)", "warm-up rounds (dot: the best)", "final F")
+    names = {name: name if name == SOFTMAX else f"φ = {name}" for name in FEATURE_MAPS}
+    _sweep(axes[0], [(label, outcomes[Setting(feature_map=name)]) for name, label in names.items()])
+    _label(axes[0], "Other feature maps, and softmax (theory)", "warm-up rounds (dot: the best)", "final F")
     if layers:
         accuracy(axes[1], layers, "Softmax attention on digits")
     with whole_file(path) as part:
@@ -215,5 +218,31 @@ def accuracies(study: str, scores: Scores, path: Path) -> None:
         "cifar10": "CIFAR-10, ViT of width 192",
     }
     accuracy(ax, scores, titles[study])
+    with whole_file(path) as part:
+        figure.savefig(part, format="png", dpi=DPI)
+
+
+def control(lines: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """One group of the controls: final F by warm-up, and paired with never freezing the later ones."""
+    figure, (left, right) = _figure(2)
+    labels = list(lines[0]["final"])
+    late = labels[labels.index("10 %") :]
+    for line, colour in zip(lines, COLOURS, strict=False):
+        for ax, key, shown in ((left, "final", labels), (right, "against_never", late)):
+            mean, low, high = zip(*(line[key][label] for label in shown), strict=True)
+            ax.plot(shown, mean, color=colour, lw=1.7, label=line["label"])
+            ax.fill_between(shown, low, high, color=colour, alpha=0.18, lw=0)
+            best = min(range(len(shown)), key=mean.__getitem__)
+            ax.plot(best, mean[best], "o", color=colour, ms=6)
+            auto, *ends = line["auto" if ax is left else "auto_against_never"]
+            ax.plot(["auto"] * 2, ends, color=colour, lw=1.5)
+            ax.plot("auto", auto, "*", color=colour, ms=11, mec="white")
+    right.axhline(0, color="0.3", ls=":", lw=1.2)
+    for ax in (left, right):
+        ax.tick_params(axis="x", labelsize=8.5)
+    _label(left, "Final F by warm-up", "warm-up (dot: the best)", "final F")
+    _label(
+        right, "Paired with never freezing", "warm-up (below 0: better than never)", "difference of final F"
+    )
     with whole_file(path) as part:
         figure.savefig(part, format="png", dpi=DPI)

@@ -1,16 +1,19 @@
-"""Clients whose kernels and inputs differ by a dial, and where training starts."""
+"""Clients whose kernels, values and inputs differ by a dial each, and where training starts."""
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from scipy.special import softmax
 from torch import Tensor
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.theory.linear_attention import FEATURE_MAPS, Data
+from fedfrozen_app.theory.attention_loss import FEATURE_MAPS, SOFTMAX, Data
 
-KERNEL_PART, INPUT_PART = 0.7, 0.5  # how much of the dial moves a client's true kernel, and its inputs' mean
-TRUTH, START, COHORT = 0, 77, 177  # generators: added to the seed
+KERNEL_PART, INPUT_PART = 0.7, 0.5  # of heterogeneity: to a client's true kernel, to its inputs' mean
+TRUTH, START, COHORT, VALUES = 0, 77, 177, 277  # generators: added to the seed
+SCHEDULES = ("constant", "cosine")
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,26 @@ class Setting:
     rank: int = 4
     outputs: int = 4
     noise: float = 0.1
+    lr_schedule: str = "constant"
+    lr_final: float = 0.01  # cosine: the last round's rate, as a share of lr
+    kernel_spread: float | None = None  # None, here and below: the part that heterogeneity gives
+    value_spread: float | None = None
+    input_spread: float | None = None
 
     def __post_init__(self) -> None:
         if self.feature_map not in FEATURE_MAPS:
             raise UserError(
                 f"feature_map={self.feature_map} is unknown: choose one of {', '.join(FEATURE_MAPS)}."
             )
+        if self.lr_schedule not in SCHEDULES:
+            raise UserError(
+                f"lr_schedule={self.lr_schedule} is unknown: choose one of {', '.join(SCHEDULES)}."
+            )
+        if not 0 < self.lr_final <= 1:
+            raise UserError(f"lr_final={self.lr_final:g} must be above 0 and at most 1.")
+        for name in ("kernel_spread", "value_spread", "input_spread"):
+            if (getattr(self, name) or 0) < 0:
+                raise UserError(f"{name}={getattr(self, name):g} must not be negative.")
         if not 0 < self.participation <= 1:
             raise UserError(f"participation={self.participation:g} must be above 0 and at most 1.")
         for name in ("local_steps", "clients", "rounds", "sequences", "tokens", "width", "rank", "outputs"):
@@ -48,6 +65,23 @@ class Setting:
     @property
     def cohort(self) -> int:
         return max(1, round(self.participation * self.clients))
+
+    @property
+    def spreads(self) -> tuple[float, float, float]:
+        """How far clients' true kernels, true values and inputs' means lie apart."""
+        parts = (KERNEL_PART * self.heterogeneity, 0.0, INPUT_PART * self.heterogeneity)
+        own = (self.kernel_spread, self.value_spread, self.input_spread)
+        kernel, value, inputs = (
+            part if dial is None else dial for dial, part in zip(own, parts, strict=True)
+        )
+        return kernel, value, inputs
+
+    def rate(self, number: int) -> float:
+        """The learning rate of a round, counted from 0."""
+        if self.lr_schedule == "constant" or self.rounds == 1:
+            return self.lr
+        fall = (1 + math.cos(math.pi * number / (self.rounds - 1))) / 2  # from 1 to 0
+        return self.lr * (self.lr_final + (1 - self.lr_final) * fall)
 
 
 @dataclass(frozen=True)
@@ -76,15 +110,19 @@ def _draw(setting: Setting, seed: int) -> tuple[np.ndarray, ...]:
     rng = np.random.default_rng(seed + TRUTH)
     d, r, o = setting.width, setting.rank, setting.outputs
     query, key, value = (rng.normal(size=(d, size)) / np.sqrt(d) for size in (r, r, o))
+    kernel_spread, value_spread, input_spread = setting.spreads
+    shift = kernel_spread / np.sqrt(d)
+    # A generator of its own: what clients' values differ by must not change what else is drawn.
+    of_values = np.random.default_rng(seed + VALUES)
     inputs, targets = [], []
     for _ in range(setting.clients):
-        mean = setting.heterogeneity * rng.normal(size=d)
-        h = rng.normal(size=(setting.sequences, setting.tokens, d)) + INPUT_PART * mean
+        mean = input_spread * rng.normal(size=d)
+        h = rng.normal(size=(setting.sequences, setting.tokens, d)) + mean
         h /= np.sqrt(np.mean(h**2))
-        shift = KERNEL_PART * setting.heterogeneity / np.sqrt(d)
         own_query = query + shift * rng.normal(size=(d, r))
         own_key = key + shift * rng.normal(size=(d, r))
-        y = _attend(setting, h, own_query, own_key) @ value
+        own_value = value + value_spread / np.sqrt(d) * of_values.normal(size=(d, o))
+        y = _attend(setting, h, own_query, own_key) @ own_value
         inputs.append(h)
         targets.append(y / np.sqrt(np.mean(y**2)) + setting.noise * rng.normal(size=y.shape))
     start = np.random.default_rng(seed + START)
@@ -98,6 +136,8 @@ def _draw(setting: Setting, seed: int) -> tuple[np.ndarray, ...]:
 
 def _attend(setting: Setting, h: np.ndarray, query: np.ndarray, key: np.ndarray) -> np.ndarray:
     """Z as the formula reads, for (n, tokens, d) of one client."""
+    if setting.feature_map == SOFTMAX:
+        return softmax(h @ query @ (h @ key).transpose(0, 2, 1) / np.sqrt(setting.rank), axis=2) @ h
 
     def phi(x: np.ndarray) -> np.ndarray:
         if setting.feature_map == "identity":

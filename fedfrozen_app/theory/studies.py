@@ -18,7 +18,9 @@ LEVELS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)  # heterogeneity
 LOCAL_STEPS = (1, 5, 10, 20, 40)
 CLIENTS = (2, 4, 8, 16)
 PARTICIPATION = (0.25, 0.5, 1.0)
-FEATURE_MAPS = ("identity", "elu+1", "relu")
+FEATURE_MAPS = ("identity", "elu+1", "relu", "softmax")
+SHARES = (0, 2, 5, 10, 20, 50, 80)  # % of the rounds, where not every warm-up is shown
+BUDGET = 6000  # gradient steps of a client: 40 in each of 150 rounds
 ROUNDS = Setting.rounds
 SWITCH = 80  # where the ablation freezes
 
@@ -33,8 +35,7 @@ REFERENCE = {
     (2.0, 40): (1.800, 1.584, 1.496, 1.482, 1.484, 1.597),
 }
 CLEAR = 0.03  # a difference above this must have the reference's sign
-# Judged with `auto`: the settings of the table, partial participation, other feature maps.
-CHOSEN_ON, JUDGED_ON = 5, 10  # the best fixed warm-up is chosen on seeds 0 to 4 and judged on 5 to 9
+CHOSEN_ON = 5  # the best fixed warm-up is chosen on seeds 0 to 4 and judged on the others
 
 
 def table_settings() -> dict[tuple[float, int], Setting]:
@@ -49,7 +50,25 @@ def all_settings() -> list[Setting]:
         *(Setting(clients=count) for count in CLIENTS),
         *(Setting(participation=share) for share in PARTICIPATION),
         *(Setting(feature_map=name) for name in FEATURE_MAPS),
+        *full_size_controls(),
     ]
+
+
+def full_size_controls() -> list[Setting]:
+    """The two that decide most, in the size of the other studies: a rate that decays, an equal budget."""
+    return [
+        Setting(),
+        Setting(lr_schedule="cosine"),
+        Setting(local_steps=10, rounds=BUDGET // 10),
+        Setting(feature_map="softmax"),
+        Setting(feature_map="softmax", lr_schedule="cosine"),
+    ]
+
+
+def grid(rounds: int) -> dict[str, int]:
+    """Warm-ups that are comparable between runs of any length."""
+    shares = {f"{share} %": round(share * rounds / 100) for share in SHARES}
+    return shares | {"last": rounds - 1, "never": rounds}  # last: frozen in the last round alone
 
 
 # The table -------------------------------------------------------------------------------------------------
@@ -132,21 +151,20 @@ def judge_auto(outcomes: Mapping[Setting, Outcome]) -> list[Regret]:
     for setting, outcome in outcomes.items():
         stops = auto_stops(setting, outcome.walk, outcome.measures.objective, default_rule(setting))
         chosen = [setting.rounds if stop is None else stop for stop in stops]
-        final = outcome.final
-        seen, held = final[:CHOSEN_ON].mean(0), final[CHOSEN_ON:JUDGED_ON]
-        best = int(seen.argmin())
-        auto = torch.stack([final[seed, chosen[seed]] for seed in range(CHOSEN_ON, len(final))])
-        scale = (held.mean(0).max() - held.mean(0).min()).item()
-        found.append(
-            Regret(
-                setting,
-                best,
-                chosen,
-                (auto - held[:, best]).mean().item() / scale,
-                (auto - held[:, -1]).mean().item() / scale,
-            )
-        )
+        auto = outcome.final[range(len(chosen)), chosen]
+        found.append(regret(setting, range(setting.rounds + 1), outcome.final, chosen, auto, CHOSEN_ON))
     return found
+
+
+def regret(
+    setting: Setting, warmups: Sequence[int], final: Tensor, chosen: list[int], auto: Tensor, seen: int
+) -> Regret:
+    """`final`, (seeds, warm-ups), ends with never freezing; the best is chosen on the first `seen` seeds."""
+    best = int(final[:seen].mean(0).argmin())
+    held, own = final[seen:], auto[seen:]
+    scale = (held.mean(0).max() - held.mean(0).min()).item()
+    behind, behind_never = ((own - held[:, place]).mean().item() / scale for place in (best, -1))
+    return Regret(setting, warmups[best], chosen, behind, behind_never)
 
 
 def describe(setting: Setting) -> str:
@@ -159,6 +177,12 @@ def describe(setting: Setting) -> str:
         words.append(f"participation {setting.participation:g}")
     if setting.feature_map != "identity":
         words.append(setting.feature_map)
+    if setting.rounds != Setting.rounds:
+        words.append(counted(setting.rounds, "round"))
+    if setting.lr != Setting.lr:
+        words.append(f"rate {setting.lr:g}")
+    if setting.lr_schedule != "constant":
+        words.append(setting.lr_schedule)
     return ", ".join(words)
 
 

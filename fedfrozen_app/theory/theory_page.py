@@ -15,7 +15,27 @@ from fedfrozen_app.theory import explanations, figures
 from fedfrozen_app.theory.accuracy import judge, read_result, scores_of
 from fedfrozen_app.theory.descent import Outcome
 from fedfrozen_app.theory.problem import Setting
-from fedfrozen_app.theory.studies import SWITCH, TABLE_WARMUPS, check_table, describe, judge_auto
+from fedfrozen_app.theory.studies import (
+    SWITCH,
+    TABLE_WARMUPS,
+    check_table,
+    describe,
+    full_size_controls,
+    grid,
+    judge_auto,
+)
+
+CONTROL_HEAD = [
+    "setting",
+    *grid(1),
+    "best",
+    "best less never",
+    "auto, median",
+    "auto never froze",
+    "regret",
+    "against never freezing",
+    "still falls",
+]
 
 
 def write_page(
@@ -39,12 +59,14 @@ def write_page(
 
     check, regrets = check_table(outcomes), judge_auto(outcomes)
     ablation = _ablation(outcomes, value_frozen)
+    controls = {describe(each): _by_share(outcomes[each]) for each in full_size_controls()}
     seeds = len(next(iter(outcomes.values())).final)
     numbers = {
         "seeds": seeds,
         "table": [{"heterogeneity": h, "local_steps": t, "final": row} for (h, t), row in check.rows.items()],
         "table_wrong_signs": check.wrong,
         "ablation": ablation,
+        "controls": controls,
         "auto": [
             {
                 "setting": describe(each.setting),
@@ -87,6 +109,13 @@ def write_page(
     blocks = [_text(explanations.INTRODUCTION.format(**fill))]
     blocks += [_section(folder, title, picture, text.format(**fill)) for title, picture, text in sections]
     blocks.append(f"<h2>Final F by warm-up</h2>{box(final)}")
+    shares = table(
+        ["setting", *grid(1)],
+        [[name, *(f"{value:.3f}" for value in row.values())] for name, row in controls.items()],
+    )
+    blocks.append(
+        f"<h2>A decaying rate, an equal budget, softmax</h2>{_text(explanations.SHARES)}{box(shares)}"
+    )
     blocks.append(f"<h2>Does auto find it?</h2>{_text(explanations.REGRET)}{box(auto)}")
     for study, result in found.items():
         if result:
@@ -98,6 +127,48 @@ def write_page(
     return path
 
 
+def write_controls(
+    folder: Path,
+    lines: Sequence[Mapping[str, Any]],
+    calmed: Sequence[Mapping[str, Any]],
+    about: dict[str, Any],
+) -> Path:
+    """A figure a group, the numbers in `controls.json`, and `controls.html` with all of them."""
+    replace_file(folder / "controls.json", json.dumps({"lines": lines, "calm": calmed, **about}, indent=1))
+    blocks = [_text(explanations.CONTROLS.format(**about))]
+    for group, (title, text) in explanations.CONTROL_SECTIONS.items():
+        own = [line for line in lines if line["group"] == group]
+        figures.control(own, folder / f"{group}.png")
+        blocks.append(_section(folder, title, f"{group}.png", text))
+        blocks.append(box(table(CONTROL_HEAD, [control_row(line) for line in own])))
+    rows = [[f"{row['group']}: {row['label']}", _interval(row["difference"])] for row in calmed]
+    head = ["constant rate", "never freezing under cosine, less its best warm-up"]
+    blocks.append(box(table(head, rows)))
+    path = folder / "controls.html"
+    title = "Controls of the theory laboratory"
+    save(document(title, f"<h1>{title}</h1>", "\n".join(blocks), []), path)
+    return path
+
+
+def control_row(line: Mapping[str, Any]) -> list[str]:
+    return [
+        line["label"],
+        *(f"{line['final'][label][0]:.3f}" for label in grid(1)),
+        line["best"],
+        _interval(line["best_against_never"]),
+        f"{line['auto_median']:.0%}",
+        f"{line['auto_never_froze']:.0%}",
+        f"{line['auto_regret']:+.1%}",
+        f"{line['auto_behind_never']:+.1%}",
+        f"{line['still_falls']:+.1%}",
+    ]
+
+
+def _interval(values: Sequence[float]) -> str:
+    mean, low, high = values
+    return f"{mean:+.3f} ({low:+.3f} to {high:+.3f})"
+
+
 def _ablation(outcomes: Mapping[Setting, Outcome], value_frozen: Tensor) -> dict[str, float]:
     final = outcomes[Setting()].final.mean(0)
     return {
@@ -106,6 +177,11 @@ def _ablation(outcomes: Mapping[Setting, Outcome], value_frozen: Tensor) -> dict
         "never": final[-1].item(),
         "start": final[0].item(),
     }
+
+
+def _by_share(outcome: Outcome) -> dict[str, float]:
+    final = outcome.final.mean(0)
+    return {label: final[warmup].item() for label, warmup in grid(len(final) - 1).items()}
 
 
 def _accuracy_table(study: str, result: dict[str, Any]) -> str:

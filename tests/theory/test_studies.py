@@ -12,12 +12,11 @@ from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.conf_files import conf_dir
 from fedfrozen_app.theory import descent
 from fedfrozen_app.theory.accuracy import judge
-from fedfrozen_app.theory.command import read
+from fedfrozen_app.theory.command import SEEDS, read
 from fedfrozen_app.theory.descent import explore, freeze, objective, split, walk
 from fedfrozen_app.theory.figures import accuracies
 from fedfrozen_app.theory.problem import Setting, make
 from fedfrozen_app.theory.studies import (
-    JUDGED_ON,
     REFERENCE,
     SWITCH,
     TABLE_WARMUPS,
@@ -77,7 +76,7 @@ def test_the_reference_shows_what_it_is_said_to_show():
 
 @pytest.mark.slow
 def test_the_whole_table_and_auto():
-    outcomes = explore(table_settings().values(), range(JUDGED_ON))
+    outcomes = explore(table_settings().values(), range(SEEDS["table"]))
     check = check_table(outcomes)
     assert check.passed and check.compared > 60, check.wrong
     for verdict in judge_auto(outcomes):
@@ -125,23 +124,26 @@ def test_a_long_study_shows_a_bar_where_somebody_looks_on(monkeypatch):
         assert ("walking" in said.getvalue() and "100%" in said.getvalue()) == looks_on
 
 
-@pytest.mark.parametrize(("words", "seeds"), [([], 3), (["study=table"], 10), (["seeds=5"], 5)])
+@pytest.mark.parametrize(
+    ("words", "seeds"), [([], 3), (["study=table"], 10), (["study=controls"], 100), (["seeds=5"], 5)]
+)
 def test_a_look_is_quick_and_what_is_judged_has_ten_seeds(words, seeds):
     with hydra.initialize_config_dir(str(conf_dir()), version_base=None):
         config = read(hydra.compose("theory", overrides=words))
-    assert (config.study == "run") == ("study=table" not in words) and config.seeds == seeds
+    assert config.seeds == seeds
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["study=none"], "study=none is unknown: choose one of run, table, all."),
+        (["study=none"], "study=none is unknown: choose one of run, table, all, controls."),
         (["feature_map=exp"], "feature_map=exp is unknown"),
         (["warmup_rounds=200"], "warmup_rounds=200 must be auto, null, or lie between 0 and rounds=150."),
         (["clients=0"], "clients=0 must be at least 1."),
         (["cliens=3"], "There is no key 'cliens'"),
         (["lr=fast"], "lr"),
         (["study=all", "seeds=3"], "seeds=3 is too few"),
+        (["study=controls", "seeds=3"], "seeds=3 is too few"),
     ],
 )
 def test_bad_input(words, told, capsys, tmp_path):

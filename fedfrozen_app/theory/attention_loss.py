@@ -1,6 +1,7 @@
-"""Linear attention with a squared loss: its exact gradients, and the value block it leaves to solve for.
+"""Attention with a squared loss: its exact gradients, and the value block it leaves to solve for.
 
-    Z(H; Φ) = φ(H W_Q) φ(H W_K)ᵀ H / (L √r)          Φ = (W_Q, W_K), the kernel
+    Z(H; Φ) = φ(H W_Q) φ(H W_K)ᵀ H / (L √r)          Φ = (W_Q, W_K), the kernel; linear attention
+    Z(H; Φ) = softmax(H W_Q (H W_K)ᵀ / √r) H           row by row over the tokens; feature_map=softmax
     fᵢ(Φ, W) = ½ E ‖Z(H; Φ) W − Y‖²                    of client i, over the tokens of its sequences
     F(Φ, W)  = mean of fᵢ + λ/2 (‖Φ‖² + ‖W‖²)
     P(Φ)     = min_W F(Φ, W), at W*(Φ) = (mean of E[ZᵀZ] + λI)⁻¹ mean of E[ZᵀY]
@@ -16,7 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FEATURE_MAPS = ("identity", "elu+1", "relu")
+SOFTMAX = "softmax"
+FEATURE_MAPS = ("identity", "elu+1", "relu", SOFTMAX)
 
 
 def feature(name: str, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -92,8 +94,20 @@ def _features(data: Data, kernel: Tensor) -> tuple[Tensor, Tensor | None, Tensor
     return after, slope, memory
 
 
+def _weights(data: Data, kernel: Tensor) -> tuple[Tensor, Tensor]:
+    """Queries and keys, (b, 2r, tokens, n), and how tokens weigh the others, (b, tokens, tokens, n)."""
+    batch, _, length, count = data.inputs.shape
+    rank = kernel.shape[-1] // 2
+    before = torch.bmm(kernel.mT, data.flat).view(batch, 2 * rank, length, count)
+    scores = contract(before[:, :rank].unsqueeze(3), before[:, rank:].unsqueeze(2), 1)
+    return before, torch.softmax(scores.mul_(rank**-0.5), dim=2)
+
+
 def attend(data: Data, kernel: Tensor) -> Tensor:
     """Z(H; Φ) of every token: (b, d, all tokens). The kernel, (b, d, 2r), holds W_Q beside W_K."""
+    if data.feature_map == SOFTMAX:
+        _, weights = _weights(data, kernel)
+        return contract(weights.unsqueeze(1), data.inputs.unsqueeze(2), 3).flatten(2)
     after, _, memory = _features(data, kernel)
     queries = after[:, : kernel.shape[-1] // 2]
     return contract(memory.unsqueeze(3), queries.unsqueeze(1), 2).flatten(2)
@@ -113,6 +127,8 @@ def loss(data: Data, kernel: Tensor, value: Tensor) -> Tensor:
 
 def gradients(data: Data, kernel: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """∂fᵢ/∂Φ, (b, d, 2r), and ∂fᵢ/∂W, (b, d, o), of every client, without the ridge."""
+    if data.feature_map == SOFTMAX:
+        return _softmax_gradients(data, kernel, value)
     after, slope, memory = _features(data, kernel)
     batch, _, rank, count = memory.shape
     outputs = value.shape[-1]
@@ -131,3 +147,19 @@ def gradients(data: Data, kernel: Tensor, value: Tensor) -> tuple[Tensor, Tensor
     if slope is not None:
         to_features.mul_(slope)
     return torch.bmm(data.flat, to_features.flatten(2).mT), to_value
+
+
+def _softmax_gradients(data: Data, kernel: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    before, weights = _weights(data, kernel)
+    rank, outputs = kernel.shape[-1] // 2, value.shape[-1]
+    # The output of a token is a mean of the others' H W: (b, o, tokens, n).
+    offered = torch.bmm(value.mT, data.flat).view(len(value), outputs, *data.inputs.shape[2:])
+    residual = contract(weights.unsqueeze(1), offered.unsqueeze(2), 3).sub_(data.targets).div_(data.tokens)
+    to_offered = contract(weights.unsqueeze(1), residual.unsqueeze(3), 2)
+    to_weights = contract(residual.unsqueeze(3), offered.unsqueeze(2), 1)
+    to_scores = weights * (to_weights - (weights * to_weights).sum(2, keepdim=True))
+    to_before = torch.empty_like(before)
+    to_before[:, :rank] = contract(to_scores.unsqueeze(1), before[:, rank:].unsqueeze(2), 3)
+    to_before[:, rank:] = contract(to_scores.unsqueeze(1), before[:, :rank].unsqueeze(3), 2)
+    to_before.mul_(rank**-0.5)
+    return torch.bmm(data.flat, to_before.flatten(2).mT), torch.bmm(data.flat, to_offered.flatten(2).mT)
