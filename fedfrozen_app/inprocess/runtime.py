@@ -78,8 +78,8 @@ def run_with(resident: Resident, job: Job, stacked: Stacked | None = None) -> di
 
 @contextmanager
 def same_kernels() -> Iterator[None]:
-    """Afterwards, those of before. On a CPU without bf16, torch turns oneDNN off at the first bf16 product, for
-    the rest of the process. The next run would then round its float32 products differently."""
+    """Afterwards, those of before. On a CPU without bf16, torch turns oneDNN off at the first bf16 product,
+    for the rest of the process. The next run would then round its float32 products differently."""
     before = torch.backends.mkldnn.enabled
     try:
         yield
@@ -100,7 +100,8 @@ def for_its_size(resident: Resident) -> Iterator[None]:
     torch.set_num_threads(1)
     try:
         with same_kernels():
-            torch.backends.mkldnn.enabled &= platform.machine() != "aarch64"
+            if platform.machine() == "aarch64":
+                torch.backends.mkldnn.enabled = False
             yield
     finally:
         torch.set_num_threads(threads)
