@@ -101,7 +101,7 @@ def for_its_size(resident: Resident) -> Iterator[None]:
     try:
         with same_kernels():
             if platform.machine() == "aarch64":
-                torch.backends.mkldnn.enabled = False
+                torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
             yield
     finally:
         torch.set_num_threads(threads)
