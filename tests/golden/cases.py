@@ -120,8 +120,8 @@ def _inprocess() -> list[Case]:
     add("trimmed_mean-cohort", [*words, "runtime.runner=cohort"], slow=True)
     # Clients that clip every example train one by one, whatever the runner.
     add("private_fedavg", [*TINY, *DIGITS["fedavg"], *SEEDED, "runtime.runner=sequential"], stop=2)
-    add("private_safl", [*TINY, *NOTES, *SEEDED, "runtime.runner=sequential"])
-    add("pfeddc_aligned", [*PROMPTS, *ALIGNED, "runtime.runner=sequential"])
+    add("private_safl", [*TINY, *NOTES, *SEEDED, "runtime.runner=sequential"], slow=True)
+    add("pfeddc_aligned", [*PROMPTS, *ALIGNED, "runtime.runner=sequential"], slow=True)
     return found
 
 

@@ -88,6 +88,7 @@ def test_a_private_run_clips_rows_and_runs(train, prompts):
     assert row["clients_ok"] == 2 and 0 < row["epsilon_max"] <= 50 and row["test_perplexity"] > 1
 
 
+@pytest.mark.slow
 def test_a_small_model_learns_to_answer(train, prompts, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "samples.json").write_text('[{"prompt": "stale", "before": "stale"}]')

@@ -92,6 +92,7 @@ def test_bf16_of_stacked_clients_is_that_of_one_after_another(train, strategy):
     assert 0 < apart[1] <= 1.5 * apart[0]
 
 
+@pytest.mark.slow
 def test_frozen_convolutions_of_stacked_clients_in_bf16(train):
     """Rounded as trained ones are, which only autocast outside of a stack does by itself."""
     stages = "strategy.stages=[{from:1,name:all,freeze:[embedding]}]"

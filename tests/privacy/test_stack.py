@@ -22,9 +22,9 @@ def difference(one, other):
     "words",
     [
         ("strategy=fedavg",),
-        ("strategy=safl", "strategy.top_k=1"),
-        ("strategy=fedprox", "client=sgd"),
         *slowly(
+            ("strategy=safl", "strategy.top_k=1"),
+            ("strategy=fedprox", "client=sgd"),
             ("strategy=fedfrozen", "client.head_lr=0.01"),
             ("strategy=fedavg", "adapter=lora", "adapter.rank=2"),
             ("strategy=fedavg", "secure_aggregation=on"),

@@ -157,6 +157,7 @@ def test_an_expert_that_is_not_there_has_no_part():
     torch.testing.assert_close(found, gate(pictures, texts[[0, 2]], torch.tensor([True, True])))
 
 
+@pytest.mark.slow
 def test_cohort_equals_sequential_also_for_personal_models(train):
     words = [*MOAP, "num_rounds=3", "participation=0.67", "personal=true", "strategy.experts=2"]
     one = train(*words, folder="one", small=False)
