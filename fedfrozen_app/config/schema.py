@@ -434,7 +434,7 @@ class RuntimeConfig:
     runner: str = setting(
         "auto",
         "`sequential` (one client after another), `cohort` (a round's clients at once; in process only) or "
-        "`auto` (`cohort` on a GPU and, on a CPU, for models under 50,000 parameters; else `sequential`)",
+        "`auto` (`cohort` on a GPU and, on a CPU, for models under 100,000 parameters; else `sequential`)",
         choices=("auto", "sequential", "cohort"),
     )
     max_block: int | None = setting(
@@ -457,7 +457,11 @@ class RuntimeConfig:
         "in one stacked step: a number, `off`, or `auto` (on a GPU and for models under a million parameters "
         "as many as make 100 clients; on a CPU none)",
     )
-    threads: int | None = setting(None, "torch's threads. `null`: torch chooses", least=1)
+    threads: int | None = setting(
+        None,
+        "torch's threads. `null`: torch chooses; one, where `runner=auto` finds a very small model",
+        least=1,
+    )
     cpus_per_client: int = setting(1, "`flower`: CPUs that Ray reserves for a client", least=1)
     gpus_per_client: float = setting(0.0, "`flower`: GPUs, or a share of one", least=0)
     round_timeout: float = setting(3600, "Seconds to wait for a round's replies", above=0)
