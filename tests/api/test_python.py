@@ -145,6 +145,7 @@ def test_a_module_and_a_dataset_of_pictures_are_trained_on(tmp_path):
     assert run.summary["config"]["dataset"]["name"] == "own_dataset"
 
 
+@pytest.mark.slow
 def test_texts_of_ones_own_bring_a_model_that_reads_them(tmp_path):
     texts = {"text": ["good day", "bad night"] * 20, "label": ["a", "b"] * 20}
     data = datasets.DatasetDict({"train": datasets.Dataset.from_dict(texts)})

@@ -120,6 +120,7 @@ def test_sites_together_and_the_worst_group():
     assert gap["low"] <= gap["gap"] <= gap["high"]
 
 
+@pytest.mark.slow
 def test_the_report_of_a_run_with_subgroups(tmp_path, capsys):
     """Texts in which one group's labels are noise: the report, the file and the verb name it."""
     rng = np.random.default_rng(0)

@@ -18,7 +18,7 @@ def federation() -> dict:
     return census(by_site, refused={"far-north": "it refused; its own log says why"})
 
 
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("width", [400, pytest.param(1280, marks=pytest.mark.slow)])
 def test_the_page_in_a_browser(visit, tmp_path, width):
     write_page(federation(), tmp_path)
     seen = visit(tmp_path / "census.html", width=width)

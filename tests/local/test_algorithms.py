@@ -68,6 +68,7 @@ class LooksBack(Algorithm):
         return task.loss(parameters, batch) + task.loss(start.anchor, batch)
 
 
+@pytest.mark.slow
 def test_the_loss_of_an_anchor_is_the_anchor_s_in_both_runners(both, train, monkeypatch):
     one, other = both(LooksBack)
     assert_alike(one, other)

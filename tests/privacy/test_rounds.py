@@ -62,7 +62,7 @@ def budget_of(run, client):
     return found
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "safl", *slowly("fedprox", "fedfrozen")])
+@pytest.mark.parametrize("strategy", ["fedavg", *slowly("safl", "fedprox", "fedfrozen")])
 def test_every_strategy_spends_what_was_allowed(train, strategy):
     run = train(f"strategy={strategy}", *PRIVATE, "num_rounds=2")
     last = run.rows[-1]

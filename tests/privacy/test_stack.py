@@ -87,6 +87,7 @@ def test_an_example_that_is_not_finite_gives_nothing(train, monkeypatch):
     assert seen and all(bool(torch.isfinite(value).all()) for value in run.model.values())
 
 
+@pytest.mark.slow
 def test_they_train_in_blocks_that_fit(train, monkeypatch):
     words = (*EXACT, *UNEQUAL, "strategy=fedavg", "runtime.runner=cohort")
     whole = train(*words, folder="whole")

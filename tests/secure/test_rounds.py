@@ -74,6 +74,7 @@ def test_fedfrozen_across_the_switch(train):
     assert sum(masked.rows[3]["bytes_up_by_role"].values()) < sum(masked.rows[2]["bytes_up_by_role"].values())
 
 
+@pytest.mark.slow
 def test_scaffold_whose_other_arrays_are_masked_too(train):
     compare(train, "strategy=scaffold", "client.lr=0.05")
 

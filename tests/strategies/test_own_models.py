@@ -19,7 +19,7 @@ from fedfrozen_app.files import checkpoint
 from fedfrozen_app.flower.app_folder import app_folder
 from fedfrozen_app.local.client_state import keep_private, start_of
 from tests.app.test_invariants import resumed_and_whole
-from tests.conftest import SMALL, Run, same_bits, slowly
+from tests.conftest import SMALL, Run, same_bits
 from tests.flower.test_runtimes import is_key_bias
 from tests.local.test_algorithms import assert_alike
 from tests.server.federation import deployed
@@ -173,8 +173,9 @@ FLOAT64 = ["model.dtype=float64", "client=sgd", "client.momentum=0", "client.lr=
 FLOAT64 += ["participation=0.7", "model.config.num_hidden_layers=1", "client.class_weights=true"]
 
 
-@pytest.mark.parametrize("clip", [["client.clip=0.1"], pytest.param([], marks=pytest.mark.slow)])
-@pytest.mark.parametrize("strategy", ["ditto", *slowly("apfl")])
+@pytest.mark.parametrize("clip", [["client.clip=0.1"], []])
+@pytest.mark.parametrize("strategy", ["ditto", "apfl"])
+@pytest.mark.slow
 def test_both_runners_agree(train, strategy, clip):
     words = (f"strategy={strategy}", *FLOAT64, *clip)
     runs = [train(*words, f"runtime.runner={r}", folder=r) for r in ("sequential", "cohort")]

@@ -27,7 +27,8 @@ TEXT = [word for word in WORDS if not word.startswith(("strategy", "num_clients"
 COMMON = [*TEXT, f"strategy.text_tokens={TEXT_TOKENS}", "model.dtype=float64", "num_clients=3"]
 PGP = ["strategy=fedpgp", *COMMON, "strategy.rank=2"]
 OTP = ["strategy=fedotp", *COMMON]
-METHODS = pytest.mark.parametrize("words", [PGP, OTP], ids=["fedpgp", "fedotp"])
+BOTH = [pytest.param(PGP, id="fedpgp", marks=pytest.mark.slow), pytest.param(OTP, id="fedotp")]
+METHODS = pytest.mark.parametrize("words", BOTH)
 # One full batch and one step of plain gradient descent; with this seed two of three clients take part.
 BY_HAND = ["num_rounds=1", "participation=0.67", "client.local_epochs=1", "client.batch_size=1000"]
 BY_HAND += ["client.momentum=0", "client.weight_decay=0", f"client.lr={LR}", "dataset.client_validation=0"]
