@@ -3,7 +3,7 @@
 import logging
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -72,7 +72,9 @@ def run_with(resident: Resident, job: Job, stacked: Stacked | None = None) -> di
             if "private" in context.state
         }
 
-    with explain_disk_errors(job.folder), lease.held(job.folder), same_kernels(), for_its_size(resident):
+    # Threads and kernels are the process's: of several runs at once nobody may set them alone.
+    kernels = for_its_size(resident) if stacked is None else nullcontext()
+    with explain_disk_errors(job.folder), lease.held(job.folder), kernels:
         return federate(job, conversation, resident, client_state)
 
 
@@ -91,20 +93,17 @@ def same_kernels() -> Iterator[None]:
 def for_its_size(resident: Resident) -> Iterator[None]:
     """A very small Transformer on a CPU, where nobody has chosen runner or threads: a second thread waits
     more than it works, and on ARM oneDNN takes longer to begin a product than to compute it."""
-    runtime = resident.config.runtime
+    runtime, threads = resident.config.runtime, torch.get_num_threads()
     attends = any(role.kind in KERNEL for role in resident.roles.values())
-    if runtime.runner != "auto" or runtime.threads is not None or not (attends and is_small(resident)):
-        yield
-        return
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with same_kernels():
+    with same_kernels():
+        if runtime.runner == "auto" and runtime.threads is None and attends and is_small(resident):
+            torch.set_num_threads(1)
             if platform.machine() == "aarch64":
                 torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
+        try:
             yield
-    finally:
-        torch.set_num_threads(threads)
+        finally:
+            torch.set_num_threads(threads)
 
 
 def is_small(resident: Resident) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from fedfrozen_app.config import stack_runs
 from fedfrozen_app.data.federated import share_out
 from fedfrozen_app.data.table import Corpus
-from fedfrozen_app.inprocess.runtime import run_with, wants_cohort
+from fedfrozen_app.inprocess.runtime import for_its_size, run_with, wants_cohort
 from fedfrozen_app.inprocess.strand import Strand
 from fedfrozen_app.local.cohort import Work
 from fedfrozen_app.local.resident import Resident, install, installed
@@ -92,11 +92,12 @@ def _together(jobs: Sequence[Job], bench: Bench, within: Within) -> list[Summary
             return [error]
     strands = [Strand(partial(_run, job, bench, place, within)) for place, job in enumerate(jobs)]
     try:
-        for strand in strands:
-            strand.start()
-        while waiting := [strand for strand in strands if strand.asks is not None]:
-            for strand, answer in _answers(waiting, bench.stack):
-                strand.answer(answer)
+        with for_its_size(bench.residents[0]):
+            for strand in strands:
+                strand.start()
+            while waiting := [strand for strand in strands if strand.asks is not None]:
+                for strand, answer in _answers(waiting, bench.stack):
+                    strand.answer(answer)
     except BaseException:  # such as Ctrl-C: every run ends as one on its own would
         for strand in strands:
             while strand.asks is not None:

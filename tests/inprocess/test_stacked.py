@@ -276,3 +276,16 @@ def test_a_strand_stops_where_it_asks():
     assert strand.asks == "two" and said == [1]
     strand.answer(ValueError("no"))
     assert strand.asks is None and said == [1, "no"] and strand.result == "over"
+
+
+def test_threads_and_kernels_are_everybody_s_until_the_last_is_through(pairs):
+    """Small models on a CPU get their own: the first to end must not take them from the others."""
+    before = torch.get_num_threads(), torch.backends.mkldnn.enabled
+    torch.set_num_threads(2)
+    try:
+        free = ["runtime.runner=auto", "runtime.threads=null", "model.dtype=float32"]
+        for alone, beside in pairs([*free, "num_rounds=1"], [*free, "seed=1"]):
+            same(alone, beside, 1e-6)
+        assert (torch.get_num_threads(), torch.backends.mkldnn.enabled) == (2, before[1])
+    finally:
+        torch.set_num_threads(before[0])
