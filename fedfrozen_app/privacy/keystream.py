@@ -47,13 +47,13 @@ class Keystream:
 
     def words(self, count: int) -> np.ndarray:
         """So many whole numbers of 64 bits."""
-        if self._forks != _forks:  # a copy of the parent's stream would say what the parent says
-            self._begin()
         room = np.empty(count + 2, dtype=np.uint64)  # OpenSSL wants a block less one byte to spare
         self._encipher(room.view(np.uint8).data, 8 * count)
         return room[:count]
 
     def _encipher(self, room: memoryview, size: int) -> None:
+        if self._forks != _forks:  # a copy of the parent's stream would say what the parent says
+            self._begin()
         for start in range(0, size, len(ZEROS)):
             self._cipher.update_into(ZEROS[: min(len(ZEROS), size - start)], room[start:])
 
@@ -61,8 +61,6 @@ class Keystream:
         """The same as signed numbers on a device: from pinned memory, which a GPU reads by itself."""
         if device.type != "cuda":
             return torch.from_numpy(self.words(count).view(np.int64))
-        if self._forks != _forks:
-            self._begin()
         room = torch.empty(8 * count + 16, dtype=torch.uint8, pin_memory=True)
         self._encipher(room.numpy().data, 8 * count)
         return room[: 8 * count].view(torch.int64).to(device, non_blocking=True)
