@@ -120,15 +120,22 @@ class Setting:
     domains: bool = False  # a client has one domain of the data, in place of the Dirichlet draw
 
     @property
-    def name(self) -> str:
-        skew = "IID" if self.alpha is None else f"Dirichlet {self.alpha:g}"
-        if self.labels:
-            skew = f"{self.labels} label{'s' * (self.labels > 1)} a client"
+    def skew(self) -> tuple[str, Words]:
+        """How clients differ: in a table's words, and in a command's."""
         if self.domains:
-            skew = "a domain a client"
+            return "a domain a client", ["partition=domain", "num_clients=null"]
+        if self.labels:
+            title = f"{self.labels} label{'s' * (self.labels > 1)} a client"
+            return title, ["partition=labels", f"partition.labels={self.labels}"]
+        if self.alpha is None:
+            return "IID", ["partition=iid"]
+        return f"Dirichlet {self.alpha:g}", [f"partition.alpha={self.alpha}"]
+
+    @property
+    def name(self) -> str:
         more = {"adamw": "", "sgd": ", SGD"}[self.optimizer]
         more += f", participation {self.participation:g}" if self.participation < 1 else ""
-        return f"{skew}, {self.local_steps} steps{more}" + (
+        return f"{self.skew[0]}, {self.local_steps} steps{more}" + (
             f", rate x{self.rate:g}" if self.rate != 1 else ""
         )
 
@@ -143,13 +150,8 @@ class Setting:
 
     @property
     def words(self) -> Words:
-        skew = ["partition=iid"] if self.alpha is None else [f"partition.alpha={self.alpha}"]
-        if self.labels:
-            skew = ["partition=labels", f"partition.labels={self.labels}"]
-        if self.domains:
-            skew = ["partition=domain", "num_clients=null"]
         local = [f"client={self.optimizer}", f"client.local_steps={self.local_steps}"]
-        return [*skew, *local, f"participation={self.participation}"]
+        return [*self.skew[1], *local, f"participation={self.participation}"]
 
 
 @dataclass(frozen=True)
@@ -526,11 +528,11 @@ def line_of(cell: Cell, outcome: tuple[list[Row], Row] | BaseException) -> Row:
     rows, told = outcome
     row |= {"val": mean_of_last(curve(rows, "val_accuracy"))}
     if not cell.tuning:
-        row |= scores(curve(rows, "test_accuracy")) | told | {"drift": drifts(rows)}
+        row |= scores(curve(rows, "test_accuracy")) | told
         row["curve"] = [round(value, 4) for value in curve(rows, "test_accuracy")]
         row["every"] = STUDIES[cell.study].every(cell.setting)
         if cell.method == NEVER:
-            row |= {"watched": [watched(r) for r in rows if "warmup" in r]}
+            row |= {"drift": drifts(rows), "watched": [watched(r) for r in rows if "warmup" in r]}
         if cell.method == AUTO:
             row["froze"] = next((r["round"] - 1 for r in rows if r["stage"] == "frozen"), None)
         row["megabytes"] = round(sum(r.get("bytes_up", 0) + r.get("bytes_down", 0) for r in rows) / 1e6, 1)

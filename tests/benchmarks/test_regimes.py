@@ -63,7 +63,7 @@ def test_from_nothing_to_the_report_with_a_stop_between(inline, tmp_path, capsys
     fork = next(row for row in rows if row["method"] == "50 %")
     never = next(row for row in rows if row["method"] == "never" and row["setting"] == fork["setting"])
     assert fork["curve"][:5] == never["curve"][:5]  # one prefix
-    assert fork["drift"][-1][1] is None and never["drift"][-1][1] > 0  # a frozen kernel does not drift
+    assert "drift" not in fork and never["drift"][-1][1] > 0  # forks share the rounds that tell something
     assert fork["megabytes"] < never["megabytes"]
     # A line lost, one cut short: these two are trained again, and nothing else.
     path = tmp_path / "rows" / "tiny.jsonl"
