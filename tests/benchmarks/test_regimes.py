@@ -170,19 +170,32 @@ def test_a_setting_waits_for_its_rates_and_all_methods_share_one(regimes):
 def test_whenever_it_stops_the_picture_is_balanced(regimes):
     study = regimes.STUDIES["cifar10"]
     known = [{"group": c.setting.group, "lr": c.lr, "val": 0.5} for c in regimes.tuning_cells(study)]
-    cells = regimes.cells_of(study, [], known, 6)
+    cells = regimes.cells_of(study, [], known, 5)
     first = [c for c in cells if c.setting.slice == 0 and c.method in regimes.PASSES[0]]
     assert cells[: len(first)] == first and len({c.setting for c in first}) == 7
     places = [study.settings.index(c.setting) for c in first]
-    assert places == sorted(places) and {c.seed for c in first if c.method == "never"} == set(range(6))
+    assert places == sorted(places) and {c.seed for c in first if c.method == "never"} == set(range(5))
     second = cells[len(first)]
     assert (second.method, second.setting.slice, second.seed) == ("20 %", 0, 0)
     # Where seeds come in blocks, the first three are through with all settings before the others begin.
     study = regimes.STUDIES["digits"]
     known = [{"group": c.setting.group, "lr": c.lr, "val": 0.5} for c in regimes.tuning_cells(study)]
-    cells = regimes.cells_of(study, [], known, 6)
+    cells = regimes.cells_of(study, [], known, 5)
     first = [c for c in cells if c.setting.slice == 0 and c.seed < 3]
     assert cells[: len(first)] == first and len({c.setting for c in first}) == 8
+
+
+def test_a_claim_has_more_seeds_than_the_rest_of_the_map(regimes):
+    study = regimes.STUDIES["digits_long"]
+    known = [{"group": c.setting.group, "lr": c.lr, "val": 0.5} for c in regimes.tuning_cells(study)]
+    cells = regimes.cells_of(study, [], known, study.seeds)
+
+    def seeds(name: str, method: str) -> int:
+        return len([c for c in cells if (c.setting.name, c.method) == (name, method)])
+
+    assert seeds("Dirichlet 0.05, 40 steps", "50 %") == seeds("Dirichlet 0.05, 40 steps", "auto") == 10
+    assert seeds("Dirichlet 0.05, 40 steps", "values") == 5  # a variant
+    assert seeds("Dirichlet 0.3, 40 steps", "50 %") == 5
 
 
 def test_runs_of_one_shape_train_together(regimes, tmp_path):
