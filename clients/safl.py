@@ -5,15 +5,16 @@ It scores the layers on its own data by formula (1) and takes its own top K (fed
     A_l = Σ_h Σ_i Σ_j α^l_{h,i,j} · I(t_j ∈ T)        L_i = the K layers with the largest A_l
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch import Tensor
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.choice import Choice
-from fedfrozen_app.models.profile import TOKEN_SETS, Tokens, head_scores
+from fedfrozen_app.exchange.plan import layers_of
+from fedfrozen_app.models.profile import CHUNK, Tokens, check_tokens, head_scores
 from fedfrozen_app.models.roles import is_causal
 from fedfrozen_app.models.task import Batch
 
@@ -24,12 +25,22 @@ SHARE, LEAST = 0.1, 8  # a tenth of a client's rows is profiled, and no fewer th
 
 
 @dataclass(frozen=True)
-class ByAttention(Choice):
+class Profiled(Choice):
+    """A rule that looks at some of a client's rows; all rules are given the same settings."""
+
     tokens: Tokens | None = None  # what attention is measured to; None: by model and task
-    all_zero_means: ClassVar[str] = "none of its profiled texts has a token of strategy.tokens"
 
     def rows_to_score(self, count: int) -> int:
         return min(self.examples, max(round(SHARE * count), LEAST), count)
+
+    def figures(self, scores: Tensor) -> dict[str, float]:
+        """The layers' means; by head they are this client's alone."""
+        return {f"layer_score_{layer}": score for layer, score in enumerate(scores.mean(dim=1).tolist())}
+
+
+@dataclass(frozen=True)
+class ByAttention(Profiled):
+    all_zero_means: ClassVar[str] = "none of its profiled texts has a token of strategy.tokens"
 
     def check(self, resident: "Resident") -> None:
         self._token_set(resident)
@@ -39,10 +50,6 @@ class ByAttention(Choice):
         inputs, labels = resident.take(rows)
         batch = Batch(resident.task.prepare(inputs), labels)
         return head_scores(resident.model, batch, self._token_set(resident), private=private)
-
-    def figures(self, scores: Tensor) -> dict[str, float]:
-        """The layers' means; by head they are this client's alone."""
-        return {f"layer_score_{layer}": score for layer, score in enumerate(scores.mean(dim=1).tolist())}
 
     def _token_set(self, resident: "Resident") -> Tokens:
         causal = is_causal(resident.model)
@@ -65,36 +72,40 @@ class ByAttention(Choice):
 
 
 @dataclass(frozen=True)
+class ByGradient(Profiled):
+    """A baseline: the layers whose weights the loss pulls at most, ‖∂loss/∂θ_l‖ over the rows together."""
+
+    def check(self, resident: "Resident") -> None:
+        """Only private choices ask: what one row adds to the norm of a sum is not bounded."""
+        raise UserError(
+            "strategy.select=gradient scores all rows together, and privacy needs a score of each: choose "
+            "strategy.select=attention, or privacy.selection=public."
+        )
+
+    def scores(self, resident: "Resident", rows: Tensor, *, private: bool = False) -> Tensor:
+        """(1, layers, 1): each layer's share of the squared norm."""
+        named = resident.exchanged
+        layers = layers_of(named, resident.roles)
+        own = {
+            name: named[name].detach().requires_grad_()
+            for name in named
+            if resident.roles[name].layer in layers
+        }
+        sums = [torch.zeros_like(value) for value in own.values()]
+        for part in rows.split(CHUNK):
+            loss = resident.task.loss(own, Batch(*resident.take(part))) * len(part)
+            torch._foreach_add_(sums, list(torch.autograd.grad(loss, list(own.values()))))
+        squares = dict(zip(own, (value.double().square().sum() for value in sums), strict=True))
+        each = [
+            sum(squares[name] for name in own if resident.roles[name].layer == number) for number in layers
+        ]
+        found = torch.stack([torch.as_tensor(value) for value in each])
+        return (found / found.sum().clamp(min=1e-300)).view(1, -1, 1)
+
+
+@dataclass(frozen=True)
 class AtRandom(Choice):
     """The baseline: K layers drawn in every round."""
 
     tokens: Tokens | None = None  # sent to both rules; this one ignores it
     looks_at_data: ClassVar[bool] = False
-
-
-def check_tokens(tokens: Tokens, *, causal: bool) -> None:
-    """Refuse the sets that cannot tell layers apart."""
-    if not isinstance(tokens, str):
-        if not isinstance(tokens, Sequence) or not all(type(token) is int for token in tokens):
-            raise UserError(
-                f"strategy.tokens={tokens} is no list of token ids, such as [101,2003]: give one, or one of "
-                f"{', '.join(TOKEN_SETS)}."
-            )
-        if not tokens:
-            raise UserError("strategy.tokens is an empty list: name at least one token id, or cls.")
-        return
-    if tokens == "last":
-        raise UserError(
-            "strategy.tokens=last is meaningless: under a causal mask only the last query sees the last key. "
-            "Use no_sink."
-        )
-    if tokens not in TOKEN_SETS:
-        raise UserError(
-            f"strategy.tokens={tokens} is unknown: choose one of {', '.join(TOKEN_SETS)}, or token ids. "
-            "All tokens together would give every layer the same score."
-        )
-    if causal and tokens != "no_sink":
-        raise UserError(
-            f"strategy.tokens={tokens} needs an encoder: in a causal model the first token is an attention "
-            "sink and later tokens see little of what follows. Use no_sink or token ids."
-        )

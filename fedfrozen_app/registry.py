@@ -53,6 +53,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
     "choices": {
         "attention": "clients.safl:ByAttention",
+        "gradient": "clients.safl:ByGradient",
         "random": "clients.safl:AtRandom",
     },
     "codecs": {

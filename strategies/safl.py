@@ -6,21 +6,21 @@ In every round each client i scores the layers on its own data by formula (1) an
 
 It trains and sends these layers, the head and the final norm; embeddings are frozen. The server averages each
 layer over the clients that sent it; one that nobody sent keeps its value. K = L is FedAvg with frozen
-embeddings. Baselines with the same K: random layers, fixed layers, and the head alone.
+embeddings. Baselines with the same K: layers of large gradients, random and fixed ones; the head alone.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from clients.safl import check_tokens
 from fedfrozen_app.config import setting
 from fedfrozen_app.exchange.order import NamedSettings
 from fedfrozen_app.exchange.plan import Plan, layers_of
+from fedfrozen_app.models.profile import check_tokens
 from fedfrozen_app.models.roles import Role, is_embedding
 from fedfrozen_app.server import layers
 
-OWN = ("attention", "random")  # the rules by which clients differ
+OWN = ("attention", "gradient", "random")  # the rules by which clients differ
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class Settings(layers.Settings):
 
     select: str = setting(
         "attention",
-        "Which layers a client trains and sends: `attention` (its own top K), `random` (K drawn for each "
-        "client and round), `fixed` (the same K for all), `all`, `none` (the head alone)",
+        "Which layers a client trains and sends: `attention` (its own top K), `gradient` (those with the "
+        "largest gradients on its rows), `random` (K drawn for each client and round), `fixed` (the same K "
+        "for all), `all`, `none` (the head alone)",
         choices=(*OWN, *layers.FOR_ALL),
     )
     tokens: Any = setting(

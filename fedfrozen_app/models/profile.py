@@ -27,6 +27,34 @@ CHUNK = 16  # examples at once: attention maps are large
 Tokens = str | Sequence[int]
 
 
+def check_tokens(tokens: Tokens, *, causal: bool) -> None:
+    """Refuse the sets that cannot tell layers apart."""
+    if not isinstance(tokens, str):
+        if not isinstance(tokens, Sequence) or not all(type(token) is int for token in tokens):
+            raise UserError(
+                f"strategy.tokens={tokens} is no list of token ids, such as [101,2003]: give one, or one of "
+                f"{', '.join(TOKEN_SETS)}."
+            )
+        if not tokens:
+            raise UserError("strategy.tokens is an empty list: name at least one token id, or cls.")
+        return
+    if tokens == "last":
+        raise UserError(
+            "strategy.tokens=last is meaningless: under a causal mask only the last query sees the last key. "
+            "Use no_sink."
+        )
+    if tokens not in TOKEN_SETS:
+        raise UserError(
+            f"strategy.tokens={tokens} is unknown: choose one of {', '.join(TOKEN_SETS)}, or token ids. "
+            "All tokens together would give every layer the same score."
+        )
+    if causal and tokens != "no_sink":
+        raise UserError(
+            f"strategy.tokens={tokens} needs an encoder: in a causal model the first token is an attention "
+            "sink and later tokens see little of what follows. Use no_sink or token ids."
+        )
+
+
 def layer_scores(model: nn.Module, batch: Batch, tokens: Tokens) -> Tensor:
     """(examples, layers): each example's A_l, between 0 and 1, for the model as it is loaded now."""
     return head_scores(model, batch, tokens).mean(dim=2)

@@ -7,9 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clients.safl import AtRandom, ByAttention, check_tokens
+from clients.safl import AtRandom, ByAttention, ByGradient
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.choice import top_k
+from fedfrozen_app.models.profile import check_tokens
+from fedfrozen_app.models.task import Batch
+from tests.conftest import resident_of
 
 
 def test_top_k_takes_the_largest_and_ties_go_up():
@@ -32,6 +35,20 @@ def test_either_rule_gives_k_layers_in_order(values, data):
 def test_a_tenth_of_the_rows_is_looked_at_and_no_fewer_than_eight():
     rule = ByAttention(1, examples=20)
     assert [rule.rows_to_score(count) for count in (5, 30, 100, 500)] == [5, 8, 10, 20]
+
+
+def test_the_layers_that_the_loss_pulls_at_most():
+    resident = resident_of("strategy=safl", "dataset=digits", "model=vit_tiny", "model.dtype=float64")
+    rows = torch.arange(40)  # in three parts: the norm is that of their sum
+    found = ByGradient(1).scores(resident, rows)
+    resident.task.loss(resident.parameters, Batch(*resident.take(rows))).backward()
+    squares = torch.zeros(found.shape[1], dtype=torch.float64)
+    for name, value in resident.parameters.items():
+        if (layer := resident.roles[name].layer) is not None:
+            squares[layer] += value.grad.square().sum()
+    assert torch.allclose(found.flatten(), squares / squares.sum(), rtol=1e-9)
+    with pytest.raises(UserError, match="needs a score of each"):  # of one row of many nothing is known
+        ByGradient(1).check(resident)
 
 
 def test_token_sets_that_tell_no_layers_apart():

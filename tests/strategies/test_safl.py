@@ -246,6 +246,14 @@ def test_random_layers_differ_by_client_and_round_and_repeat(train):
     assert set(map(tuple, fixed.rows[1]["selection"].values())) == {(2, 3)}
 
 
+@pytest.mark.slow
+def test_layers_by_their_gradients(train):
+    run = train(*DIGITS, "strategy.select=gradient", "strategy.top_k=1", "num_rounds=2")
+    for row in run.rows[1:]:
+        assert all(len(layers) == 1 for layers in row["selection"].values())
+        assert sum(row["layer_scores"]) == pytest.approx(1)
+
+
 def roles_in(run):
     settings = run.summary["config"]["model"]["config"]
     config = transformers.ViTConfig(**settings, image_size=8, num_channels=1, num_labels=10)
