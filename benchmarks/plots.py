@@ -13,15 +13,21 @@ from typing import Any
 
 import matplotlib
 from common import RESULTS
-from safl_report import NAMES, SETS, in_order
+from safl_report import NAMES, SETS, in_order, top_k
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 MARKS = {"fedavg": "#7fb2d9", "all": "#8c8c8c", "safl": "#1f4e79", "random": "#e0a458", "fixed": "#b5651d"}
-MARKS["head"] = "#6b8e4e"
-LEVELS = {"central": "-", "majority": "--", "untrained": ":"}  # drawn as lines across
+MARKS |= {"head": "#6b8e4e", "once": "#c77d9b", "gradient": "#6a4c93"}
+LEVELS = {
+    "central": "-",
+    "majority": "--",
+    "untrained": ":",
+    "tfidf": "-.",
+    "tfidf_whole": "-.",
+}  # drawn as lines across
 COLORS = ["#1f4e79", "#7fb2d9", "#c9d7e3", "#e0a458", "#b5651d"]
 
 
@@ -101,7 +107,7 @@ def _across(
 
 def safl_bytes(result: dict[str, Any]) -> plt.Figure | None:
     """F1 against what all clients sent, a panel a data set; central training and the floors are lines."""
-    plain = [line for line in result["lines"] if line["epsilon"] is None]
+    plain = [line for line in result["lines"] if line["epsilon"] is None and is_first_k(line, result)]
     shown = [name for name in SETS if any(line["dataset"] == name for line in plain)]
     if not shown:
         return None
@@ -132,9 +138,14 @@ def safl_bytes(result: dict[str, Any]) -> plt.Figure | None:
     return figure
 
 
+def is_first_k(line: dict[str, Any], result: dict[str, Any]) -> bool:
+    """All methods are there for the first K alone."""
+    return top_k(line) == top_k(result["lines"][0])
+
+
 def safl_epsilon(result: dict[str, Any]) -> plt.Figure | None:
     """F1 against the budget; a hollow mark did not learn."""
-    lines = [line for line in result["lines"] if line["dataset"] == "mtsamples"]
+    lines = [line for line in result["lines"] if line["dataset"] == "mtsamples" and is_first_k(line, result)]
     budgets = sorted({line["epsilon"] for line in lines if line["epsilon"] is not None})
     if not budgets:
         return None

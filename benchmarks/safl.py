@@ -1,9 +1,13 @@
-"""SAFL on real clinical text: attention against random and fixed layers, FedAvg and central training.
+"""SAFL on real clinical text: attention against other choices of layers, FedAvg and central training.
 
     python benchmarks/safl.py --model DIR --mtsamples DIR --maccrobat DIR --epsilons 8 2 0.5 --workers 12
 
-Eight clients, Dirichlet 0.5, K = 2 of MiniLM's 6 layers, 20 rounds of one epoch. Every method tries the same
-learning rates on a seed of its own, and the best by the server's validation rows is used for all its seeds.
+Eight clients, Dirichlet 0.5, K = 2 of MiniLM's 6 layers (--ks 2 1 3: others too), 20 rounds of one epoch.
+Every method tries as many learning rates on a seed of its own, and the best by the server's validation rows
+is used for all its seeds. Attention's choice hardly changes from round to round and a random one does: "once"
+draws K layers for the whole run and all clients, which tells what is chosen from that it stays. "tfidf" is no
+network: logistic regression on the same word pieces of all clients together, and once more on whole notes.
+
 A cell is one run. Finished cells are lines of the file --cells and are not run again, so the table can grow
 over several sittings (--minutes stops starting new ones); the plain tables come first, then each epsilon.
 
@@ -37,7 +41,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
@@ -66,13 +70,18 @@ OWN = ["strategy=safl", "partition.alpha=0.5"]
 METHODS = {
     "central": ["strategy=fedavg", "partition=iid", "num_clients=1"],
     "fedavg": ["strategy=fedavg", "partition.alpha=0.5"],
-    "safl": [*OWN, "strategy.select=attention", "strategy.top_k=2"],
-    "random": [*OWN, "strategy.select=random", "strategy.top_k=2"],
-    "fixed": [*OWN, "strategy.select=fixed", "strategy.top_k=2"],
+    "safl": [*OWN, "strategy.select=attention"],
+    "random": [*OWN, "strategy.select=random"],
+    "once": [*OWN, "strategy.select=fixed"],
+    "fixed": [*OWN, "strategy.select=fixed"],
+    "gradient": [*OWN, "strategy.select=gradient"],
     "all": [*OWN, "strategy.select=all"],  # FedAvg with the same frozen embeddings
     "head": [*OWN, "strategy.select=none"],
 }
-PLAIN = ("central", "fedavg", "safl", "random", "fixed")
+TFIDF = ("tfidf", "tfidf_whole")
+WHOLE = 4096  # word pieces: no note has more
+CHOOSING = ("safl", "random", "once", "fixed", "gradient")  # K layers
+PLAIN = (*TFIDF, "central", "fedavg", "all", "head", *CHOOSING)
 PRIVATE = ("fedavg", "safl", "random", "head")
 UNTRAINED = "untrained"
 GRADIENTS_AT_ONCE = {"fedavg": 32}  # private: each example's gradient is a model, embeddings and all
@@ -89,13 +98,15 @@ class Cell:
     epsilon: float | None = None
     clip: float | None = None
     head_lr: float | None = None
+    top_k: int | None = None
 
     @property
     def name(self) -> str:
         private = (
             "" if self.epsilon is None else f"-eps{self.epsilon:g}-clip{self.clip:g}-head{self.head_lr:g}"
         )
-        return f"{self.dataset}-{self.method}{private}-lr{self.lr:g}-seed{self.seed}"
+        count = "" if self.top_k is None else f"-k{self.top_k}"
+        return f"{self.dataset}-{self.method}{count}{private}-lr{self.lr:g}-seed{self.seed}"
 
 
 # One cell -------------------------------------------------------------------------------------------------
@@ -118,9 +129,11 @@ def words_for(cell: Cell, options: argparse.Namespace) -> list[str]:
         f"eval_every={max(options.rounds, 1)}",
     ]
     words += ["dataset.client_validation=0", "partition.min_size=4", "checkpoint.every=0"]
-    # Clients that choose their own layers are stepped one by one; so all are.
-    words += ["runtime.runner=sequential", "runtime.capture=false", "track.tensorboard=false"]
-    words += [f"device={options.device}", *own]
+    words += ["runtime.compile=false", "track.tensorboard=false", f"device={options.device}", *own]
+    if cell.top_k is not None:
+        words.append(f"strategy.top_k={cell.top_k}")
+    if cell.method == "once":
+        words.append(f"strategy.layers={drawn_once(cell, options.model)}".replace(" ", ""))
     if options.limit:
         words.append(f"dataset.limit={options.limit}")
     if cell.epsilon is not None:
@@ -128,6 +141,12 @@ def words_for(cell: Cell, options: argparse.Namespace) -> list[str]:
         words += ["privacy=dp_sgd", f"privacy.epsilon={cell.epsilon}", f"privacy.max_grad_norm={cell.clip}"]
         words.append(f"privacy.physical_batch={GRADIENTS_AT_ONCE.get(cell.method, options.private_batch)}")
     return words
+
+
+def drawn_once(cell: Cell, model: str) -> list[int]:
+    """K layers for the whole run and all clients."""
+    count = json.loads((Path(model) / "config.json").read_text())["num_hidden_layers"]
+    return sorted(np.random.default_rng(cell.seed).permutation(count)[: cell.top_k].tolist())
 
 
 @lru_cache(maxsize=2)
@@ -144,6 +163,8 @@ def run_cell(cell: Cell, options_text: str) -> dict[str, Any]:
     logging.getLogger("fedfrozen_app").setLevel(logging.WARNING)
     options = argparse.Namespace(**json.loads(options_text))
     torch.set_num_threads(options.threads)
+    if cell.method in TFIDF:
+        return by_words(cell, options)
     corpus, judge = read_data(cell.dataset, options_text)
     words = words_for(cell, options)
     resolved_config = resolved(compose_config(words))
@@ -172,6 +193,49 @@ def run_cell(cell: Cell, options_text: str) -> dict[str, Any]:
         "device": summary["device"],
         "seconds": time.perf_counter() - began,
     }
+
+
+def by_words(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
+    """Logistic regression on the words' weights, by all clients' rows together; `lr` is its C."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import f1_score
+
+    began = time.perf_counter()
+    given = words_for(replace(cell, method="fedavg", lr=1e-4), options)
+    if cell.method == "tfidf_whole":
+        given.append(f"dataset.max_tokens={WHOLE}")
+    config = read(resolved(compose_config(given)))
+    corpus = load_corpus(config)
+    shares = share_out(corpus, config, config.num_clients)
+    assert shares.partition is not None
+    parts = {"train": np.concatenate(shares.partition.indices), "validation": shares.validation}
+    texts = {name: in_words(corpus.train.inputs, index) for name, index in parts.items()}
+    labels = {name: corpus.train.labels.numpy()[index] for name, index in parts.items()}
+    weights = TfidfVectorizer(token_pattern=r"\S+", ngram_range=(1, 2), sublinear_tf=True)
+    model = LogisticRegression(C=cell.lr, max_iter=1000).fit(
+        weights.fit_transform(texts["train"]), labels["train"]
+    )
+    test = in_words(corpus.test.inputs, np.arange(len(corpus.test.labels)))
+    said = {name: model.predict(weights.transform(each)) for name, each in (texts | {"test": test}).items()}
+    return {
+        "said": said["test"].tolist(),
+        "true": corpus.test.labels.tolist(),
+        "classes": len(corpus.classes),
+        "cell": vars(cell),
+        "setting": setting(options),
+        "validation": f1_score(labels["validation"], said["validation"], average="macro"),
+        **dict.fromkeys(("bytes_up", "bytes_down", "selection_changes", "epsilon")),
+        "clients_failed": 0,
+        "device": "cpu",
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def in_words(inputs: Mapping[str, torch.Tensor], index: np.ndarray) -> list[str]:
+    """The real word pieces of these rows, as numbers with spaces between."""
+    ids, real = inputs["input_ids"][index], inputs["attention_mask"][index].bool()
+    return [" ".join(map(str, row[kept].tolist())) for row, kept in zip(ids, real, strict=True)]
 
 
 def entity_counts(corpus: Corpus, said: torch.Tensor) -> np.ndarray:
@@ -291,6 +355,11 @@ class Group:
     epsilon: float | None
     methods: tuple[str, ...]
     seeds: int
+    top_k: int = 2
+
+    def cell(self, method: str) -> Cell:
+        count = self.top_k if method in CHOOSING else None
+        return Cell(self.dataset, method, 0.0, TUNING_SEED, self.epsilon, top_k=count)
 
 
 def setting(options: argparse.Namespace) -> dict[str, Any]:
@@ -302,19 +371,29 @@ def setting(options: argparse.Namespace) -> dict[str, Any]:
 def groups(options: argparse.Namespace) -> list[Group]:
     """The most telling first."""
     found = []
-    plain = tuple(options.methods)
-    if options.mtsamples:
-        found.append(Group("mtsamples", None, plain, options.seeds))
-    if options.maccrobat:
-        found.append(Group("maccrobat", None, plain, min(options.seeds, options.maccrobat_seeds)))
+    first, *others = options.ks
+    for dataset, seeds in (("mtsamples", options.seeds), ("maccrobat", options.maccrobat_seeds)):
+        if getattr(options, dataset):
+            # Entities are marked in sentences: no bag of words has them.
+            plain = tuple(m for m in options.methods if m not in TFIDF or dataset == "mtsamples")
+            found.append(Group(dataset, None, plain, min(options.seeds, seeds), first))
     for epsilon in options.epsilons if options.mtsamples else []:
-        found.append(Group("mtsamples", epsilon, tuple(options.private_methods), options.private_seeds))
-    return found
+        private = tuple(options.private_methods)
+        found.append(Group("mtsamples", epsilon, private, options.private_seeds, first))
+    choosing = tuple(method for method in options.methods if method in CHOOSING)
+    return found + [
+        replace(group, methods=choosing, top_k=count)
+        for count in others
+        for group in found
+        if group.epsilon is None
+    ]
 
 
 def trials(group: Group, method: str, options: argparse.Namespace) -> list[Cell]:
     """As many for every method, on a seed that is not reported."""
-    cell = Cell(group.dataset, method, 0.0, TUNING_SEED, group.epsilon)
+    cell = group.cell(method)
+    if method in TFIDF:
+        return [replace(cell, lr=10.0**number) for number in range(len(options.lrs))]
     if group.epsilon is None:
         return [replace(cell, lr=lr) for lr in options.lrs]
     settings = itertools.product(options.private_rates, options.clips)
@@ -411,7 +490,7 @@ def table(group: Group, options: argparse.Namespace, cells: Cells) -> tuple[list
     drawn = draws(len(seeds), notes)
     sample = {method: resampled(own, *drawn) for method, own in counts.items()}
 
-    about = {"dataset": group.dataset, "epsilon": group.epsilon, "seeds": len(seeds)}
+    about = {"dataset": group.dataset, "epsilon": group.epsilon, "seeds": len(seeds), "top_k": group.top_k}
     rows = []
     for method, values in sample.items():
         row: dict[str, Any] = about | {
@@ -428,7 +507,7 @@ def table(group: Group, options: argparse.Namespace, cells: Cells) -> tuple[list
     learned = {row["method"]: row["learned"] for row in rows if "learned" in row}
     f1 = {row["method"]: row["f1"] for row in rows}
     pairs = []
-    for other in ("random", "fixed", "fedavg", "head"):
+    for other in ("random", "once", "fixed", "gradient", "fedavg", "all", "head", *TFIDF):
         if "safl" in learned and other in learned:
             low, high = interval(sample["safl"] - sample[other])
             claim = verdict(low, high) if learned["safl"] and learned[other] else "did not learn"
@@ -476,7 +555,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", help="folder of MiniLM, as transformers' save_pretrained writes it")
     parser.add_argument("--mtsamples", help="folder of MTSamples")
     parser.add_argument("--maccrobat", help="folder of MACCROBAT as CoNLL")
-    parser.add_argument("--methods", nargs="+", default=list(PLAIN), choices=list(METHODS))
+    parser.add_argument("--methods", nargs="+", default=list(PLAIN), choices=[*TFIDF, *METHODS])
+    parser.add_argument("--ks", type=int, nargs="+", default=[2], help="K; the first with all methods")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--maccrobat-seeds", type=int, default=5, help="at most --seeds")
     parser.add_argument("--lrs", type=float, nargs="+", default=[3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2])

@@ -10,12 +10,16 @@ BEGIN, END = "<!-- benchmarks/safl.py --report-only -->", "<!-- end -->"
 NAMES = {
     "majority": "majority class",
     "untrained": "untrained model",
+    "tfidf": "TF-IDF, logistic regression",
+    "tfidf_whole": "TF-IDF, whole notes",
     "central": "central",
     "fedavg": "FedAvg",
     "all": "FedAvg, frozen embeddings",
     "safl": "SAFL",
     "random": "random layers",
+    "once": "random layers, drawn once",
     "fixed": "fixed layers",
+    "gradient": "by gradients",
     "head": "head alone",
 }
 SETS = {"mtsamples": "MTSamples", "maccrobat": "MACCROBAT"}
@@ -29,8 +33,11 @@ def report(found: Mapping[str, Any], options: argparse.Namespace) -> str:
     if found["cells_missing"]:
         text += [f"{found['cells_missing']} cells are missing yet: the tables will grow.", ""]
     for dataset, name in SETS.items():
-        if own := [line for line in lines if line["dataset"] == dataset and line["epsilon"] is None]:
-            text += [f"**{name}**, without privacy, {own[0]['seeds']} seeds:", "", *plain_table(own)]
+        plain = [line for line in lines if line["dataset"] == dataset and line["epsilon"] is None]
+        for count in dict.fromkeys(map(top_k, plain)):
+            own = [line for line in plain if top_k(line) == count]
+            head = f"**{name}**, K = {count}, without privacy, {own[0]['seeds']} seeds:"
+            text += [head, "", *plain_table(own)]
     text += ["![F1 against bytes](figures/safl_bytes.png)", ""]
     if private := [line for line in lines if line["epsilon"] is not None]:
         seeds = sorted({line["seeds"] for line in private})  # a budget that is still running has fewer
@@ -124,7 +131,11 @@ def in_order(lines: Sequence[Line]) -> list[Line]:
 
 def where(pair: Line) -> str:
     budget = "" if pair["epsilon"] is None else f" at epsilon {pair['epsilon']:g}"
-    return SETS[pair["dataset"]] + budget
+    return f"{SETS[pair['dataset']]}, K = {top_k(pair)}{budget}"
+
+
+def top_k(line: Line) -> int:
+    return line.get("top_k", 2)  # older results do not say
 
 
 def f1(line: Line) -> str:

@@ -151,6 +151,26 @@ def test_a_table_has_the_seeds_that_all_its_methods_have(tmp_path):
     assert pairs[0]["mean"] == 0
 
 
+def test_a_second_k_has_the_methods_that_choose_and_its_own_cells(tmp_path):
+    choice = options(ks=[2, 1], maccrobat=["E"], methods=["tfidf", "head", "safl", "once"])
+    first, entities, *others = safl.groups(choice)
+    assert first.methods == ("tfidf", "head", "safl", "once") and entities.methods == first.methods[1:]
+    assert [(g.dataset, g.top_k, g.methods) for g in others] == [
+        ("mtsamples", 1, ("safl", "once")),
+        ("maccrobat", 1, ("safl", "once")),
+    ]
+    assert first.cell("head").top_k is None and first.cell("safl") != others[0].cell("safl")
+    assert first.cell("safl") == safl.Cell("mtsamples", "safl", 0.0, safl.TUNING_SEED, top_k=2)
+
+
+def test_layers_that_are_drawn_once_differ_by_seed_alone(tmp_path):
+    (tmp_path / "config.json").write_text('{"num_hidden_layers": 6}')
+    cells = [safl.Cell("mtsamples", "once", lr, seed, top_k=2) for seed in range(8) for lr in (1e-4, 1e-3)]
+    drawn = [safl.drawn_once(cell, str(tmp_path)) for cell in cells]
+    assert drawn[::2] == drawn[1::2] and len({tuple(layers) for layers in drawn}) > 3
+    assert all(len(set(layers)) == 2 and min(layers) >= 0 and max(layers) < 6 for layers in drawn)
+
+
 def test_half_a_model_is_read_as_a_whole_one(tmp_path):
     (tmp_path / "whole").mkdir()
     save_file({"w": torch.tensor([0.5, 2.0])}, tmp_path / "whole" / "model.safetensors")

@@ -81,8 +81,8 @@ def test_a_table_that_still_grows_tells_its_fewest_seeds(found):
 def test_the_paper_s_question_has_its_answer(found):
     text = safl_report.report(found, OPTIONS)
     assert "better than random layers by more than one point" in text
-    assert "- MTSamples: **not resolved** (+0.4 points, −1.2 to +2.1)" in text
-    assert "- MTSamples at epsilon 8: **did not learn**" in text
+    assert "- MTSamples, K = 2: **not resolved** (+0.4 points, −1.2 to +2.1)" in text
+    assert "- MTSamples, K = 2 at epsilon 8: **did not learn**" in text
     assert "missing" not in text
     assert "5 cells are missing yet" in safl_report.report(found | {"cells_missing": 5}, OPTIONS)
 
