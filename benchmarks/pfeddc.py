@@ -37,6 +37,7 @@ from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.errors import RunFailed
 from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.run.job import Job as RunJob
+from fedfrozen_app.server.prompt_learning import DROWNED
 
 ALIGN = 0.2
 SPLITS = {
@@ -112,13 +113,19 @@ def jobs(given: argparse.Namespace) -> list[Job]:
 
 
 def best_rates(given: argparse.Namespace, state: dict[str, Any], method: str) -> list[float] | None:
-    """Of the trials that came to an end, the one with which clients did best on their own validation rows."""
+    """Of the trials that came to an end, the one with which clients did best on their own validation rows.
+    A fusion that drowns the global prompt is none: it would not be what its name says."""
     tried = rates(given, method)
     if len(tried) == 1:
         return tried[0]
-    found = [state["trials"].get(name_of(("trial", method, n)), {}).get("score") for n in range(len(tried))]
-    scores = {n: score for n, score in enumerate(found) if score is not None}
+    found = [state["trials"].get(name_of(("trial", method, n)), {}) for n in range(len(tried))]
+    sound = {n: trial for n, trial in enumerate(found) if gap_of(trial) <= DROWNED}
+    scores = {n: trial["score"] for n, trial in sound.items() if trial.get("score") is not None}
     return tried[max(scores, key=scores.__getitem__)] if scores else None
+
+
+def gap_of(trial: dict[str, Any]) -> float:
+    return max((value for key, value in trial.items() if key.startswith("fusion_gap")), default=0.0)
 
 
 def name_of(job: Job) -> str:
@@ -331,9 +338,9 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=8, help="local steps a round")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw")
-    parser.add_argument("--lrs", type=float, nargs="+", default=[0.0005, 0.002, 0.008, 0.03])
-    parser.add_argument("--cross-lrs", type=float, nargs="+", default=[0.002, 0.008])
-    parser.add_argument("--fusion-times", type=float, nargs="+", default=[0.2, 1.0])
+    parser.add_argument("--lrs", type=float, nargs="+", default=[0.002, 0.008, 0.03, 0.1])
+    parser.add_argument("--cross-lrs", type=float, nargs="+", default=[0.008, 0.03])
+    parser.add_argument("--fusion-times", type=float, nargs="+", default=[0.01, 0.1])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--limit", type=int, default=None, help="at most so many rows, for a quick try")
     parser.add_argument("--only", nargs="+", choices=METHODS, help="methods, for a quick try")

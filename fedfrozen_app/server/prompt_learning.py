@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedfrozen_app.models.prompts import PromptedDual
 
 ACTIVE = 0.01  # a fused prompt that differs less from the global one shows that the fusion did nothing
+DROWNED = 10.0  # one that differs more has nothing of the global prompt left in it
 
 
 class PromptLearning(base.PlannedFedAvg):
@@ -46,5 +47,11 @@ class PromptLearning(base.PlannedFedAvg):
         """How far fused prompts ended from the global ones, as a share of these, by encoder."""
         last = next((row for row in reversed(rows) if any(key.startswith("fusion_gap") for key in row)), {})
         gaps = {key: value for key, value in last.items() if key.startswith("fusion_gap")}
-        state = "fusion active" if max(gaps.values(), default=0) >= ACTIVE else "fusion inactive"
-        return {"fusion": {**gaps, "state": state}} if gaps else {}
+        return {"fusion": {**gaps, "state": state_of(max(gaps.values()))}} if gaps else {}
+
+
+def state_of(gap: float) -> str:
+    """Of a fusion whose prompt is so many norms of the global one away from it."""
+    if gap < ACTIVE:
+        return "fusion inactive"
+    return "fusion active" if gap <= DROWNED else "fusion drowns the global prompt"

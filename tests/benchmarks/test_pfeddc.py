@@ -52,6 +52,8 @@ def test_rates_are_chosen_by_validation_and_a_diverged_trial_never_wins():
     assert pfeddc.best_rates(options, {"trials": trials}, name) == pytest.approx([0.1, 0.3])
     trials[json.dumps([name, 1])] = {"score": 0.6}
     assert pfeddc.best_rates(options, {"trials": trials}, name) == pytest.approx([0.1, 3.0])
+    trials[json.dumps([name, 1])] |= {"fusion_gap_text": 0.2, "fusion_gap_vision": 11.0}  # drowned
+    assert pfeddc.best_rates(options, {"trials": trials}, name) == pytest.approx([0.1, 0.3])
 
 
 def test_a_line_is_the_mean_of_its_seeds_with_an_interval():

@@ -41,6 +41,7 @@ from fedfrozen_app.run.federate import federate
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.server.conversation import Conversation
 from fedfrozen_app.server.federation import Federation
+from fedfrozen_app.server.prompt_learning import state_of
 from fedfrozen_app.sites.audit_log import read_audit
 from strategies.pfeddc import PFedDC
 from tests.conftest import Run, same_bits
@@ -278,6 +279,12 @@ def test_local_prompts_get_no_gradient_before_the_output_moves(train):
         )
         moved.append(run.rows[1]["local_moved_text"])
     assert moved[0] == 0 < moved[1]
+
+
+def test_a_fusion_that_leaves_nothing_of_the_global_prompt_is_called_so():
+    assert [state_of(gap) for gap in (0.009, 0.01, 10, 10.1)] == [
+        *("fusion inactive", "fusion active", "fusion active", "fusion drowns the global prompt")
+    ]
 
 
 def test_an_idle_fusion_is_called_so(train):
