@@ -349,7 +349,7 @@ def append(path: Path, row: Row) -> None:
     with path.open("a+b") as file:
         if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":  # after a line cut short
             file.write(b"\n")
-        file.write((json.dumps(row) + "\n").encode())
+        file.write((json.dumps(row, separators=(",", ":")) + "\n").encode())
         file.flush()
         os.fsync(file.fileno())
 

@@ -28,7 +28,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,10 @@ def freezing(after: int) -> Words:
     return ["strategy=fedfrozen", f"strategy.warmup_rounds={after}"]
 
 
-def layers(cell: "Cell", numbers: Sequence[int]) -> Words:
-    """The kernel of these layers alone."""
+def half(cell: "Cell", last: bool) -> Words:
+    """The kernel of the first or last half of the layers alone."""
+    depth = STUDIES[cell.study].depth
+    numbers = range(depth // 2, depth) if last else range(depth // 2)
     names = ",".join(f"kernel.{number}" for number in numbers)
     frozen = f"{{from:{cell.after + 1},name:frozen,freeze:[{names}]}}"
     return ["strategy=schedule", f"strategy.stages=[{{from:1,name:warmup}},{frozen}]"]
@@ -81,8 +83,8 @@ VARIANTS: dict[str, tuple[float, Callable[["Cell"], Words]]] = {
     "random": (50, frozen_part("random")),
     "qk+ln1": (50, frozen_part("qk+ln1")),
     "all but values": (50, frozen_part("train_value_only")),
-    "first layers": (50, lambda cell: layers(cell, (0, 1))),
-    "last layers": (50, lambda cell: layers(cell, (-2, -1))),
+    "first half": (50, lambda cell: half(cell, last=False)),
+    "last half": (50, lambda cell: half(cell, last=True)),
     "all slower": (50, lambda cell: [*freezing(cell.rounds), f"client.lr={cell.lr / 10:g}"]),
     "fedprox": (0, lambda cell: ["strategy=fedprox"]),
     "fedadam": (0, lambda cell: ["strategy=fedavg", "server_optimizer=adam"]),
@@ -105,6 +107,12 @@ METHODS = tuple(method for methods in PASSES for method in methods)
 EVERY_METHOD = (*METHODS, *VARIANTS)
 BY_BYTES = ("10 %", "20 %", "50 %")
 WARMUPS = ("0 %", "2 %", "5 %", "10 %", "20 %", "50 %")
+SHOWN = {  # in the picture
+    "10 %": ("frozen after 10 %", "#7fb2d9"),
+    "50 %": ("after 50 %", "#1f4e79"),
+    LATE: ("in the last quarter", "#6b8e4e"),
+    COSINE: ("never, decaying rate", "#D55E00"),
+}
 
 
 @dataclass(frozen=True)
@@ -171,6 +179,7 @@ class Study:
     block: int = 3  # seeds that are finished for all settings of a slice before others begin
     tuned_at: float = 0.1  # the Dirichlet alpha at which rates are chosen
     needs: tuple[str, ...] = ()  # folders that the command must name
+    depth: int = 2  # layers of its model
 
     def every(self, setting: Setting) -> int:
         return max(1, self.rounds[setting.local_steps] // self.evaluations)
@@ -233,6 +242,7 @@ STUDIES = {
             seeds=10,
             block=10,
             needs=("data",),
+            depth=4,
         ),
         Study(
             "digits",
@@ -272,7 +282,7 @@ STUDIES = {
                 Setting(0.1, 160),
                 Setting(0.02, 40, slice=1, seeds=10),
                 Setting(1.0, 40, slice=1),
-                Setting(0.1, 40, participation=0.3, slice=1),
+                Setting(0.1, 40, participation=0.3, slice=1, headline=True, seeds=10),
                 Setting(0.1, 40, optimizer="sgd", slice=1),
                 Setting(0.05, 10, slice=1),
                 Setting(0.3, 10, slice=1),
@@ -281,7 +291,7 @@ STUDIES = {
                 Setting(None, 10, slice=2),
                 Setting(None, 160, slice=2),
                 Setting(None, 160, labels=2, slice=2),
-                Setting(0.05, 40, participation=0.3, slice=2),
+                Setting(0.05, 40, participation=0.3, slice=2, headline=True, seeds=10),
                 Setting(0.1, 40, rate=0.33, slice=2),
                 Setting(0.1, 40, rate=3.0, slice=2),
                 Setting(0.05, 40, rate=0.33, slice=2),
@@ -316,6 +326,7 @@ STUDIES = {
             seeds=5,
             block=5,
             needs=("data", "model"),
+            depth=6,
         ),
         Study(
             "pacs",
@@ -336,6 +347,7 @@ STUDIES = {
             seeds=5,
             block=5,
             needs=("data", "model"),
+            depth=12,
         ),
         # Seconds on a CPU: to see the script work.
         Study(
@@ -347,6 +359,7 @@ STUDIES = {
             epochs={2: 1},
             rates={"adamw": (1e-3, 1e-2), "sgd": (0.1,)},
             seeds=2,
+            depth=1,
         ),
     )
 }
@@ -523,7 +536,7 @@ def measure(cells: Sequence[Cell], laboratory: Laboratory, work: Path, more: Seq
 def line_of(cell: Cell, outcome: tuple[list[Row], Row] | BaseException) -> Row:
     """A tuning run's line knows validation rows alone."""
     row: Row = {"setting": cell.setting.name, "seed": cell.seed, "method": cell.method, "lr": cell.lr}
-    row |= {"axes": asdict(cell.setting), "rounds": cell.rounds, "after": cell.after}
+    row |= {"rounds": cell.rounds, "after": cell.after}
     if cell.tuning:
         row |= {"group": cell.setting.group}
     if isinstance(outcome, BaseException):
@@ -533,10 +546,11 @@ def line_of(cell: Cell, outcome: tuple[list[Row], Row] | BaseException) -> Row:
     rows, told = outcome
     row |= {"val": mean_of_last(curve(rows, "val_accuracy"))}
     if not cell.tuning:
-        row |= scores(curve(rows, "test_accuracy")) | told
+        row |= scores(curve(rows, "test_accuracy"))
         row["curve"] = [round(value, 4) for value in curve(rows, "test_accuracy")]
         row["every"] = STUDIES[cell.study].every(cell.setting)
         if cell.method == NEVER:
+            row |= told  # of the data, which forks share
             row |= {"drift": drifts(rows), "watched": [watched(r) for r in rows if "warmup" in r]}
         if cell.method == AUTO:
             row["froze"] = next((r["round"] - 1 for r in rows if r["stage"] == "frozen"), None)
@@ -547,7 +561,7 @@ def line_of(cell: Cell, outcome: tuple[list[Row], Row] | BaseException) -> Row:
 def watched(row: Row) -> list[float | None]:
     """The round's training loss, and the kernel's agreement and drift."""
     figures = [row["train_loss"], *(row["warmup"][key] for key in ("agreement", "drift"))]
-    return [None if value is None else float(f"{value:.4g}") for value in figures]
+    return [None if value is None else float(f"{value:.3g}") for value in figures]
 
 
 def drifts(rows: Sequence[Row], points: int = 16) -> list[list[float | None]]:
@@ -712,8 +726,9 @@ def report(study: Study, folder: Path, figure: Path | None) -> str:
     others = [method for method in VARIANTS if method != AUTO]
     if tried := [name for name in names if any(by_seed(rows, name, m, "score") for m in others)]:
         parts.append(
-            "Other ways, points over never: half of a run is FedAvg's, then other parts than the kernel are "
-            "frozen, or all rates fall to a tenth; and the field's methods from the start, by their defaults:"
+            "Other ways, points over never (five seeds): half of a run is FedAvg's, then other parts than "
+            "the kernel are frozen, or all rates fall to a tenth; and the field's methods from the start, "
+            "by their defaults:"
         )
         shown = ["50 %", *others]
         parts.append(
@@ -866,52 +881,36 @@ def significant(rows: Sequence[Row], names: Sequence[str]) -> Iterator[str]:
 
 
 def draw(study: Study, rows: Sequence[Row], path: Path) -> None:
-    """The gain of each warm-up, against the skew and against the local steps."""
+    """What early and late freezing and a decaying rate gain, a line a setting, the most skewed above."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
-    from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
+    from matplotlib.ticker import FixedLocator, NullLocator
 
-    axes: list[tuple[str, Callable[[Setting], float]]] = [
-        ("classes a client (effective)", lambda s: skew_of(rows, s)),
-        ("local steps", lambda s: s.local_steps),
-    ]
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True, layout="constrained")
-    colours = dict(zip((*WARMUPS, COSINE), plt.get_cmap("viridis")([i / 6 for i in range(7)]), strict=True))
-    colours[COSINE] = "#D55E00"
-    for panel, (label, place) in zip(panels, axes, strict=True):
-        for number, (method, colour) in enumerate(colours.items()):
-            points = [
-                (place(s), against_never(rows, s.name, method, "score"))
-                for s in study.settings
-                if has(rows, s)
-            ]
-            points = [(x * 1.015 ** (number - 3), d) for x, d in points if d is not None]
-            if not points:
-                continue
-            halves = [0 if math.isinf(d.half) else d.half for _, d in points]
-            x, y = [x for x, _ in points], [d.mean for _, d in points]
-            panel.errorbar(x, y, halves, fmt="o", ms=4, lw=0.8, color=colour, label=method)
-        panel.axhline(0, color="0.6", lw=0.8)
-        panel.set(xlabel=label, xscale="log")
-        panel.set_yscale("symlog", linthresh=5)  # early freezes lose tens of points, the rest is within five
-        panel.yaxis.set_major_locator(FixedLocator([-50, -20, -10, -5, -2, 0, 2, 5, 10, 20]))
-        panel.yaxis.set_minor_locator(NullLocator())
-        panel.yaxis.set_major_formatter("{x:+g}")
-        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
-        panel.xaxis.set_major_formatter("{x:g}")
-        panel.xaxis.set_minor_locator(NullLocator())
-    panels[0].set_ylabel("points above never freezing")
-    figure.legend(*panels[0].get_legend_handles_labels(), title="frozen after", loc="outside right center")
-    figure.suptitle(f"{study.name}: what freezing gains (95 % intervals, paired over seeds)")
+    settings = [s for s in study.settings if by_seed(rows, s.name, NEVER, "score")]
+    settings.sort(key=lambda s: (-s.participation, s.optimizer, s.rate, -skew_of(rows, s), -s.local_steps))
+    size = (9, 1.4 + 0.32 * len(settings))
+    figure, panel = plt.subplots(figsize=size, layout="constrained")
+    for number, (method, (label, colour)) in enumerate(SHOWN.items()):
+        found = [(place, against_never(rows, s.name, method, "score")) for place, s in enumerate(settings)]
+        points = [(place + 0.2 * (1.5 - number), d) for place, d in found if d is not None]
+        halves = [0 if math.isinf(d.half) else d.half for _, d in points]
+        x, y = [d.mean for _, d in points], [place for place, _ in points]
+        panel.errorbar(x, y, xerr=halves, fmt="o", ms=4, lw=1, color=colour, label=label)
+    panel.axvline(0, color="0.6", lw=0.8)
+    panel.set_yticks(range(len(settings)), [s.name for s in settings], fontsize=8)
+    panel.set_xscale("symlog", linthresh=5)  # early freezes lose tens of points, the rest is within five
+    panel.xaxis.set_major_locator(FixedLocator([-50, -20, -10, -5, -2, 0, 2, 5, 10, 20]))
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.xaxis.set_major_formatter("{x:+g}")
+    panel.set_xlabel("points above FedAvg that never freezes (95 % intervals, paired over seeds)")
+    panel.grid(axis="y", lw=0.3)
+    panel.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper center", ncols=len(SHOWN), frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
-
-
-def has(rows: Sequence[Row], setting: Setting) -> bool:
-    return bool(by_seed(rows, setting.name, NEVER, "score"))
 
 
 def skew_of(rows: Sequence[Row], setting: Setting) -> float:

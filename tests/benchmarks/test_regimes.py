@@ -198,6 +198,16 @@ def test_a_claim_has_more_seeds_than_the_rest_of_the_map(regimes):
     assert seeds("Dirichlet 0.3, 40 steps", "50 %") == 5
 
 
+def test_the_halves_of_a_model_are_its_own(regimes):
+    for name in ("digits", "digits_long", "cifar10", "tiny"):
+        study = regimes.STUDIES[name]
+        config = compose_config([*study.words, "strategy=fedavg"])
+        assert config.model.config.num_hidden_layers == study.depth
+    own = regimes.Cell("digits_long", regimes.Setting(0.1, 40), 0, "first half", 1e-2)
+    first, last = (replace(own, method=f"{which} half").strategy[-1] for which in ("first", "last"))
+    assert "freeze:[kernel.0]" in first and "freeze:[kernel.1]" in last
+
+
 def test_runs_of_one_shape_train_together(regimes, tmp_path):
     options = argparse.Namespace(rows=tmp_path, work=tmp_path, command="run", seeds=4, stack=6)
     schedule = regimes.Schedule(regimes.STUDIES["cifar10"], options, until=math.inf)
