@@ -5,7 +5,8 @@
 
 Eight clients with 160 texts of 128 tokens each, as MTSamples has them, batches of 64, epsilon 8: a head
 alone, adapters and the head, and SAFL's two layers. The texts are random, which takes as long as real ones;
-the encoder has MiniLM's size. Both train the same round by turns. The first round of each is not counted.
+the encoder has MiniLM's size. Both train the same round by turns, in the precision of the study on MTSamples
+(--precision). The first round of each is not counted.
 """
 
 from typing import Any
@@ -33,6 +34,7 @@ def words_for(options: Any, plan: str) -> list[str]:
         *("model.model_type=bert", f"dataset.max_tokens={TOKENS}", *size, *none, "partition=iid"),
         *(f"num_clients={CLIENTS}", "client.batch_size=64", "privacy=dp_sgd", "privacy.epsilon=8"),
         *("num_rounds=1000", "eval_every=1000", "checkpoint.every=0", f"device={options.device}"),
+        f"client.precision={options.precision}",
     ]
 
 
@@ -40,6 +42,7 @@ def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--plans", nargs="+", choices=PLANS, default=list(PLANS))
+    parser.add_argument("--precision", default="tf32", choices=("float32", "tf32", "bf16"))
     parser.add_argument("--tiny", action="store_true", help="a small model, to see it work")
     options = parser.parse_args()
     corpus = random_corpus("text", TOKENS, CLIENTS * ROWS, 100)

@@ -5,9 +5,9 @@
 
 Three strategies, two alphas and five seeds: `fedfrozen -m` as anybody gives it, which shares data, model and
 recorded steps, and trains runs of one shape beside one another. Beside it one run of each strategy in a
-process of its own, compiled from the start as every run once was, and with the default; 30 of them would take
-the mean of the three times 30, which is said and not measured. `training` is what the rows of all runs say of
-local work and aggregation: what would be left if nothing else took time.
+process of its own (--alone picks some), compiled from the start as every run once was, and with the default;
+30 of them would take their mean times 30, which is said and not measured. `training` is what the rows of all
+runs say of local work and aggregation: what would be left if nothing else took time.
 """
 
 import json
@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--data", help="folder with train.parquet and test.parquet of CIFAR-10")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seeds", type=int, nargs="+", default=range(5))
+    parser.add_argument("--alone", nargs="+", default=STRATEGIES, choices=STRATEGIES, help="runs one by one")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="digits and three clients, to see it work")
     parser.add_argument("--out", type=Path, help="the result file, in place of results/sweep_time.json")
@@ -71,7 +72,7 @@ def main() -> None:
         raise SystemExit(f"The sweep has {len(each)} runs and not {count}.")
     print(f"the sweep: {wall:.0f} s, training {sum(each):.0f} s", flush=True)
     alone: dict[str, list[float]] = {}
-    for wish, strategy in product(("true", "auto"), STRATEGIES):
+    for wish, strategy in product(("auto", "true"), options.alone):
         own = [f"strategy={strategy}", f"partition.alpha={ALPHAS[0]}", "seed=0", f"runtime.compile={wish}"]
         seconds, _ = timed([*own, *words])
         alone.setdefault(wish, []).append(seconds)

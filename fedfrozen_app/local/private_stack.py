@@ -74,7 +74,7 @@ def take_steps(due: Sequence[Due]) -> list[Trained]:
         most = clients_at_once([trainings[number] for number in members])
         for first in range(0, len(members), most):
             block = members[first : first + most]
-            done = together([trainings[number] for number in block])
+            done = together([trainings[number] for number in block], most)
             found |= dict(zip(block, done, strict=True))
     for number, training in enumerate(trainings):
         if number not in found:  # last: it trains the model that is loaded, from which the others start
@@ -82,14 +82,14 @@ def take_steps(due: Sequence[Due]) -> list[Trained]:
     return [found[number] for number in range(len(trainings))]
 
 
-def together(trainings: Sequence[Training]) -> list[Trained]:
-    """From the model that is loaded. Whoever has most steps is laid out first."""
+def together(trainings: Sequence[Training], most: int) -> list[Trained]:
+    """From the model that is loaded, where `most` clients fit. Whoever has most steps is laid out first."""
     places = sorted(range(len(trainings)), key=lambda place: -trainings[place].recipe.steps)
-    done = dict(zip(places, _longest_first([trainings[place] for place in places]), strict=True))
+    done = dict(zip(places, _longest_first([trainings[place] for place in places], most), strict=True))
     return [done[place] for place in range(len(trainings))]
 
 
-def _longest_first(trainings: Sequence[Training]) -> list[Trained]:
+def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
     lead = trainings[0].client
     resident, recipes = lead.resident, [training.recipe for training in trainings]
     gradients, groups = lead.gradients(trainings[0].start), rate_groups(resident, trainings[0].start.trained)
@@ -107,6 +107,8 @@ def _longest_first(trainings: Sequence[Training]) -> list[Trained]:
         rate,
     )
     losses: list[list[Tensor]] = [[] for _ in trainings]
+    # Every call costs a GPU the same start: the room of clients that are not there goes to longer samples.
+    at_once = recipes[0].physical_batch * max(1, most // len(trainings))
     flat = torch.cat([resident.parameters[name].detach().reshape(-1) for name in names])
     resident.model.train()
     with ExitStack() as stack, _early(resident, trainings) as draw:
@@ -117,7 +119,7 @@ def _longest_first(trainings: Sequence[Training]) -> list[Trained]:
             drawn = [_sample(training) for training in trainings[:count]]
             noise = [draw(training, flat) for training in trainings[:count]]  # after its sample, as by itself
             own = {name: value[:count] for name, value in rows.items()}
-            sums = _clipped_sums(trainings[:count], gradients, own, drawn, losses)
+            sums = _clipped_sums(trainings[:count], gradients, own, drawn, losses, at_once)
             for place, training in enumerate(trainings[:count]):
                 recipe, source = training.recipe, training.client.source
                 std = recipe.noise * recipe.max_grad_norm
@@ -162,14 +164,16 @@ def _clipped_sums(
     rows: Parameters,
     drawn: Sequence[Tensor],
     losses: list[list[Tensor]],
+    at_once: int,
 ) -> dict[str, Tensor]:
-    """For each name (clients, *shape): Σ gᵢ · min(1, C/‖gᵢ‖) over each client's own sample."""
+    """For each name (clients, *shape): Σ gᵢ · min(1, C/‖gᵢ‖) over each client's own sample, so many of it
+    at once."""
     resident, recipe = trainings[0].client.resident, trainings[0].recipe
     table, device = resident.train_table, resident.device
     sums = {name: torch.zeros_like(value) for name, value in rows.items()}
     longest = max(len(index) for index in drawn)
-    for begin in range(0, longest, recipe.physical_batch):
-        chunks = [index[begin : begin + recipe.physical_batch] for index in drawn]
+    for begin in range(0, longest, at_once):
+        chunks = [index[begin : begin + at_once] for index in drawn]
         width = max(len(chunk) for chunk in chunks)
         index = torch.stack([pad(chunk, (0, width - len(chunk))) for chunk in chunks]).to(device)
         lengths = torch.tensor([len(chunk) for chunk in chunks]).to(device)

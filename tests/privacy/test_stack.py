@@ -55,6 +55,22 @@ def test_noise_that_is_drawn_early_is_the_same_noise(train, monkeypatch):
     assert difference(alone, both) <= 1e-9
 
 
+def test_samples_take_the_room_of_clients_that_are_not_there(train, monkeypatch):
+    sizes = []
+    each = private_stack.norms_of
+    monkeypatch.setattr(
+        private_stack, "norms_of", lambda *given: sizes.append(each(*given).shape[1]) or each(*given)
+    )
+    words = (*EXACT, *UNEQUAL, "strategy=fedavg", "runtime.runner=cohort", "privacy.physical_batch=2")
+    runs = []
+    for most in (4, 12):  # of four clients
+        monkeypatch.setattr(private_stack, "clients_at_once", lambda *given, most=most: most)
+        runs.append(train(*words, "num_rounds=1", folder=str(most)))
+        assert max(sizes) == most // 2  # rows of a client: two for each of its places
+        sizes.clear()
+    assert difference(*runs) <= 1e-12
+
+
 def losses_at(path):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [line["train_loss"] for line in lines if "train_loss" in line]
@@ -93,7 +109,9 @@ def test_they_train_in_blocks_that_fit(train, monkeypatch):
     whole = train(*words, folder="whole")
     counts = []
     together = private_stack.together
-    monkeypatch.setattr(private_stack, "together", lambda some: counts.append(len(some)) or together(some))
+    monkeypatch.setattr(
+        private_stack, "together", lambda some, most: counts.append(len(some)) or together(some, most)
+    )
     monkeypatch.setattr(private_stack, "clients_at_once", lambda *given: 3)
     small = train(*words, folder="small")
     assert counts == [3, 1, 3, 1] and difference(whole, small) <= 1e-12
