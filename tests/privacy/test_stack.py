@@ -55,6 +55,7 @@ def test_noise_that_is_drawn_early_is_the_same_noise(train, monkeypatch):
     assert difference(alone, both) <= 1e-9
 
 
+@pytest.mark.slow
 def test_samples_take_the_room_of_clients_that_are_not_there(train, monkeypatch):
     sizes = []
     each = private_stack.norms_of
