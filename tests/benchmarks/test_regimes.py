@@ -54,10 +54,10 @@ def test_from_nothing_to_the_report_with_a_stop_between(inline, tmp_path, capsys
     assert not (tmp_path / "rows" / "tiny.jsonl").exists() and len(lines(tmp_path, "tiny-rates")) == 3
     inline.main(command(tmp_path, "--seeds", "1"))
     rows = lines(tmp_path)
-    # 2 % of ten rounds is 0 %, 5 % too, and late is 50 %: seven runs for each of three settings.
-    assert len(rows) == 3 * 7 and not any("failed" in row for row in rows)
+    # 2 % of ten rounds is 0 %, 5 % too, and late is 50 %: eight runs for each of three settings.
+    assert len(rows) == 3 * 8 and not any("failed" in row for row in rows)
     assert {row["method"]: row["after"] for row in rows} == {
-        "never": 10, "10 %": 1, "50 %": 5, "0 %": 0, "cosine": 10, "last": 9, "20 %": 2,
+        "never": 10, "10 %": 1, "50 %": 5, "0 %": 0, "cosine": 10, "last": 9, "20 %": 2, "auto": 0,
     }  # fmt: skip
     assert all(len(row["curve"]) == 10 and row["seconds"] > 0 for row in rows)
     fork = next(row for row in rows if row["method"] == "50 %")
@@ -78,7 +78,7 @@ def test_from_nothing_to_the_report_with_a_stop_between(inline, tmp_path, capsys
     said = capsys.readouterr().out
     assert (
         "| Dirichlet 0.3, 2 steps |" in said
-        and "21 cells" in said
+        and "24 cells" in said
         and (tmp_path / "regimes-tiny.png").exists()
     )
 
@@ -289,7 +289,7 @@ def test_rounds_to_a_target(regimes):
 def test_with_processes(tmp_path, regimes, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["regimes.py"])
     regimes.main([*command(tmp_path, "--seeds", "1", "--workers", "2")])
-    assert len(lines(tmp_path)) == 3 * 7
+    assert len(lines(tmp_path)) == 3 * 8
 
 
 def test_cells_of_a_rate_that_was_replaced_are_left_out(regimes):
