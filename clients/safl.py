@@ -84,22 +84,18 @@ class ByGradient(Profiled):
 
     def scores(self, resident: "Resident", rows: Tensor, *, private: bool = False) -> Tensor:
         """(1, layers, 1): each layer's share of the squared norm."""
-        named = resident.exchanged
-        layers = layers_of(named, resident.roles)
-        own = {
-            name: named[name].detach().requires_grad_()
-            for name in named
-            if resident.roles[name].layer in layers
-        }
+        named, roles = resident.exchanged, resident.roles
+        layers = layers_of(named, roles)
+        places = {name: layers.index(layer) for name in named if (layer := roles[name].layer) is not None}
+        own = {name: named[name].detach().requires_grad_() for name in places}
         sums = [torch.zeros_like(value) for value in own.values()]
         for part in rows.split(CHUNK):
             loss = resident.task.loss(own, Batch(*resident.take(part))) * len(part)
-            torch._foreach_add_(sums, list(torch.autograd.grad(loss, list(own.values()))))
-        squares = dict(zip(own, (value.double().square().sum() for value in sums), strict=True))
-        each = [
-            sum(squares[name] for name in own if resident.roles[name].layer == number) for number in layers
-        ]
-        found = torch.stack([torch.as_tensor(value) for value in each])
+            slopes = torch.autograd.grad(loss, list(own.values()), materialize_grads=True)
+            torch._foreach_add_(sums, list(slopes))
+        found = torch.zeros(len(layers), dtype=torch.float64)
+        for place, value in zip(places.values(), sums, strict=True):
+            found[place] += value.double().square().sum().cpu()
         return (found / found.sum().clamp(min=1e-300)).view(1, -1, 1)
 
 
