@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from common import RESULTS, write_result
 from pfeddc_pack import unpack_encoder
-from pfeddc_report import CLIENTS, PFEDDC, PROMPTFL, PROX, tables, write_docs
+from pfeddc_report import CLIENTS, PFEDDC, PROMPTFL, PROX, gap_of, tables, write_docs
 
 from fedfrozen_app.align.command import make
 from fedfrozen_app.config import compose_config, read, resolved
@@ -122,10 +122,6 @@ def best_rates(given: argparse.Namespace, state: dict[str, Any], method: str) ->
     sound = {n: trial for n, trial in enumerate(found) if gap_of(trial) <= DROWNED}
     scores = {n: trial["score"] for n, trial in sound.items() if trial.get("score") is not None}
     return tried[max(scores, key=scores.__getitem__)] if scores else None
-
-
-def gap_of(trial: dict[str, Any]) -> float:
-    return max((value for key, value in trial.items() if key.startswith("fusion_gap")), default=0.0)
 
 
 def name_of(job: Job) -> str:

@@ -134,6 +134,11 @@ def differences(cells: Cells) -> list[str]:
     return rows_of(["clients", "pFedDC less", "mean", "worst client"], body)
 
 
+def gap_of(trial: Mapping[str, Any]) -> float:
+    """How far the fused prompts ended from the global ones, at most; 0 where nothing is fused."""
+    return max((value for key, value in trial.items() if key.startswith("fusion_gap")), default=0.0)
+
+
 def trials_table(trials: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Every method's trials: prompts' rate, the fusion's where it has one, and the validation rows' word."""
     by_method: dict[str, list[str]] = {}
@@ -142,8 +147,7 @@ def trials_table(trials: Mapping[str, Mapping[str, Any]]) -> list[str]:
         own, fusion = trial["rates"]
         words = f"{own:g}" if own == fusion else f"{own:g} & {fusion:g}"
         score = "diverged" if trial.get("score") is None else f"{100 * trial['score']:.1f}"
-        gaps = [value for name, value in trial.items() if name.startswith("fusion_gap")]
-        gap = f" (gap {100 * max(gaps):.1f} %)" if gaps and method.endswith("cross") else ""
+        gap = f" (gap {100 * gap_of(trial):.1f} %)" if gap_of(trial) and method.endswith("cross") else ""
         by_method.setdefault(method, []).append(f"{words}: {score}{gap}")
     body = [[NAMES.get(method, method), "; ".join(found)] for method, found in by_method.items()]
     return rows_of(["method", "rate: validation accuracy"], body)

@@ -175,11 +175,14 @@ class Study:
     evaluations: int  # a run has so many, or one a round
     epochs: dict[int, int]  # by local steps: so often a small client goes through its rows at most
     rates: dict[str, tuple[float, ...]]  # by optimiser
-    seeds: int
     block: int = 3  # seeds that are finished for all settings of a slice before others begin
     tuned_at: float = 0.1  # the Dirichlet alpha at which rates are chosen
     needs: tuple[str, ...] = ()  # folders that the command must name
     depth: int = 2  # layers of its model
+
+    @property
+    def seeds(self) -> int:
+        return max(setting.seeds for setting in self.settings)
 
     def every(self, setting: Setting) -> int:
         return max(1, self.rounds[setting.local_steps] // self.evaluations)
@@ -239,7 +242,6 @@ STUDIES = {
             evaluations=25,
             epochs={10: 1, 50: 4, 200: 8, 800: 16},
             rates={"adamw": (1e-4, 3e-4, 1e-3), "sgd": (0.01, 0.03, 0.1)},
-            seeds=10,
             block=10,
             needs=("data",),
             depth=4,
@@ -265,7 +267,6 @@ STUDIES = {
             evaluations=20,
             epochs={10: 5, 40: 20, 160: 40},
             rates={"adamw": (1e-3, 3e-3, 1e-2), "sgd": (0.03, 0.1, 0.3)},
-            seeds=10,
         ),
         # The same three times as long, with a wider choice of rates: the runs above still rise when they end.
         Study(
@@ -301,7 +302,6 @@ STUDIES = {
             evaluations=20,
             epochs={10: 5, 40: 20, 160: 40},
             rates={"adamw": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), "sgd": (0.01, 0.03, 0.1)},
-            seeds=10,
             block=5,
         ),
         # Pretrained models, whose attention is learned already. No dropout, as in all others here.
@@ -323,7 +323,6 @@ STUDIES = {
             evaluations=20,
             epochs={10: 5, 40: 20},
             rates={"adamw": (3e-5, 1e-4, 3e-4)},
-            seeds=5,
             block=5,
             needs=("data", "model"),
             depth=6,
@@ -344,7 +343,6 @@ STUDIES = {
             evaluations=20,
             epochs={10: 5, 40: 20},
             rates={"adamw": (1e-5, 3e-5, 1e-4)},
-            seeds=5,
             block=5,
             needs=("data", "model"),
             depth=12,
@@ -353,12 +351,15 @@ STUDIES = {
         Study(
             "tiny",
             (*VIT_DIGITS, "model.config.num_hidden_layers=1", "num_clients=3", "dataset.limit=200"),
-            (Setting(0.3, 2), Setting(None, 2), Setting(0.3, 2, optimizer="sgd", slice=1)),
+            (
+                Setting(0.3, 2, seeds=2),
+                Setting(None, 2, seeds=2),
+                Setting(0.3, 2, optimizer="sgd", slice=1, seeds=2),
+            ),
             rounds={2: 10},
             evaluations=10,
             epochs={2: 1},
             rates={"adamw": (1e-3, 1e-2), "sgd": (0.1,)},
-            seeds=2,
             depth=1,
         ),
     )

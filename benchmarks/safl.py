@@ -158,13 +158,21 @@ def read_data(dataset: str, options: str) -> tuple[Corpus, Resident]:
     return corpus, Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))
 
 
+@lru_cache(maxsize=2)
+def read_words(dataset: str, options: str, tokens: int) -> Corpus:
+    """The same rows cut elsewhere, for a method that needs no model; read once in a process too."""
+    cell = Cell(dataset, "fedavg", 1e-4, 0)
+    words = words_for(cell, argparse.Namespace(**json.loads(options)))
+    return load_corpus(read(resolved(compose_config([*words, f"dataset.max_tokens={tokens}"]))))
+
+
 def run_cell(cell: Cell, options_text: str) -> dict[str, Any]:
     """Train and judge, in a worker process."""
     logging.getLogger("fedfrozen_app").setLevel(logging.WARNING)
     options = argparse.Namespace(**json.loads(options_text))
     torch.set_num_threads(options.threads)
     if cell.method in TFIDF:
-        return by_words(cell, options)
+        return by_words(cell, options_text)
     corpus, judge = read_data(cell.dataset, options_text)
     words = words_for(cell, options)
     resolved_config = resolved(compose_config(words))
@@ -195,18 +203,17 @@ def run_cell(cell: Cell, options_text: str) -> dict[str, Any]:
     }
 
 
-def by_words(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
+def by_words(cell: Cell, options_text: str) -> dict[str, Any]:
     """Logistic regression on the words' weights, by all clients' rows together; `lr` is its C."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import f1_score
 
     began = time.perf_counter()
-    given = words_for(replace(cell, method="fedavg", lr=1e-4), options)
-    if cell.method == "tfidf_whole":
-        given.append(f"dataset.max_tokens={WHOLE}")
-    config = read(resolved(compose_config(given)))
-    corpus = load_corpus(config)
+    options = argparse.Namespace(**json.loads(options_text))
+    tokens = WHOLE if cell.method == "tfidf_whole" else options.tokens[cell.dataset]
+    corpus = read_words(cell.dataset, options_text, tokens)
+    config = read(resolved(compose_config(words_for(replace(cell, method="fedavg", lr=1e-4), options))))
     shares = share_out(corpus, config, config.num_clients)
     assert shares.partition is not None
     parts = {"train": np.concatenate(shares.partition.indices), "validation": shares.validation}
