@@ -53,12 +53,15 @@ def main() -> None:
 def cohort(result: dict[str, Any]) -> plt.Figure:
     """Images a second, a group of bars a set-up; the whisker is the range over repeats."""
     cases = result["figures"]
-    names = list(cases[0]["images_per_second"])
+    names = list(cases[0]["images_per_second"])  # of which a case may lack some
     figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
     for number, name in enumerate(names):
-        found = [case["images_per_second"][name] for case in cases]
-        places = [group + (number - (len(names) - 1) / 2) * 0.16 for group in range(len(cases))]
-        _bars(axes, places, found, 0.15, COLORS[number], name)
+        found = {
+            group + (number - (len(names) - 1) / 2) * 0.16: case["images_per_second"][name]
+            for group, case in enumerate(cases)
+            if name in case["images_per_second"]
+        }
+        _bars(axes, list(found), list(found.values()), 0.15, COLORS[number], name)
     titles = [f"{case['clients']} x {case['batch']}, {case['split']}" for case in cases]
     axes.set_xticks(range(len(cases)), titles)
     axes.set_yscale("log")
