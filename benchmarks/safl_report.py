@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parents[1] / "docs"
-BEGIN, END = "<!-- benchmarks/safl.py --report-only -->", "<!-- end -->"
+FIRST = "safl"  # the result file whose figures are drawn
 NAMES = {
     "majority": "majority class",
     "untrained": "untrained model",
@@ -26,6 +26,12 @@ SETS = {"mtsamples": "MTSamples", "maccrobat": "MACCROBAT"}
 Line = Mapping[str, Any]
 
 
+def marks(name: str) -> tuple[str, str]:
+    """The two lines of the page between which the tables of this result file go."""
+    command = "benchmarks/safl.py --report-only" + (f" --name {name}" if name != FIRST else "")
+    return f"<!-- {command} -->", "<!-- end -->"
+
+
 def report(found: Mapping[str, Any], options: argparse.Namespace) -> str:
     """All tables, and where they come from; `options` are those of the command that made them."""
     lines, pairs = found["lines"], found["pairs"]
@@ -38,7 +44,8 @@ def report(found: Mapping[str, Any], options: argparse.Namespace) -> str:
             own = [line for line in plain if top_k(line) == count]
             head = f"**{name}**, K = {count}, without privacy, {own[0]['seeds']} seeds:"
             text += [head, "", *plain_table(own)]
-    text += ["![F1 against bytes](figures/safl_bytes.png)", ""]
+    if options.name == FIRST:
+        text += ["![F1 against bytes](figures/safl_bytes.png)", ""]
     if private := [line for line in lines if line["epsilon"] is not None]:
         seeds = sorted({line["seeds"] for line in private})  # a budget that is still running has fewer
         told = " to ".join(str(count) for count in dict.fromkeys((seeds[0], seeds[-1])))
@@ -171,7 +178,10 @@ def write_docs(found: Mapping[str, Any], options: argparse.Namespace, docs: Path
     """Print the tables, and put them between their two marks in safl.md."""
     text = report(found, options)
     print(text)
+    begin, end = marks(options.name)
     page = docs / "safl.md"
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    before, there, rest = page.read_text().partition(begin)
+    _, ended, after = rest.partition(end)
+    if not (there and ended):
+        raise SystemExit(f"{page} lacks the lines {begin} and {end}.")
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}")

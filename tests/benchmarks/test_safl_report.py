@@ -1,5 +1,6 @@
 """The pages' tables and pictures of the SAFL benchmark say what its result file says, and no more."""
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -89,13 +90,18 @@ def test_the_paper_s_question_has_its_answer(found):
 
 def test_the_page_keeps_all_but_what_is_between_the_marks(found, tmp_path, capsys):
     page = tmp_path / "safl.md"
-    page.write_text(f"# A\n{safl_report.BEGIN}\nold\n{safl_report.END}\n## B\n")
+    begin, end = safl_report.marks("safl")
+    page.write_text(f"# A\n{begin}\nold\n{end}\n## B\n")
     for _ in range(2):
         safl_report.write_docs(found, OPTIONS, tmp_path)
     text = page.read_text()
-    assert text.startswith("# A\n") and text.endswith(f"{safl_report.END}\n## B\n")
+    assert text.startswith("# A\n") and text.endswith(f"{end}\n## B\n")
     assert "old" not in text and text.count("| SAFL |") == 2
     assert "| SAFL |" in capsys.readouterr().out
+    other = argparse.Namespace(**{**vars(OPTIONS), "name": "other"})
+    with pytest.raises(SystemExit, match=r"lacks the lines .*--name other"):
+        safl_report.write_docs(found, other, tmp_path)
+    assert page.read_text() == text
 
 
 def test_pictures_are_drawn_from_what_is_there(found, tmp_path, monkeypatch, capsys):
