@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/pfeddc.md, from what benchmarks/pfeddc.py has found."""
+"""The tables and the picture of docs/results/pfeddc.md, from what benchmarks/pfeddc.py has found."""
 
 import itertools
 import json
@@ -192,7 +192,7 @@ def report(found: Mapping[str, Any]) -> str:
             "Rates were chosen by the clients' validation rows, on a partition that no table shows:",
             "",
             *trials_table(found["trials"]),
-            "![Clients from worst to best](figures/pfeddc/fairness.png)",
+            "![Clients from worst to best](../figures/pfeddc/fairness.png)",
         ]
     )
 
@@ -210,10 +210,10 @@ def fairness(cells: Cells, path: Path) -> None:
 
 
 def write_docs(found: Mapping[str, Any], docs: Path = DOCS) -> None:
-    """Print the tables, put them between their two marks in pfeddc.md, and draw the picture beside it."""
+    """Print the tables, put them between their two marks in pfeddc.md, and draw the picture."""
     text = report(found)
     print(text)
-    page = docs / "pfeddc.md"
+    page = docs / "results" / "pfeddc.md"
     before, _, rest = page.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")

@@ -23,7 +23,7 @@ TF32, and a model is judged at the end alone.
 
     python benchmarks/safl.py --report-only
 
-prints the tables of the result file as docs/safl.md has them, and puts them there.
+prints the tables of the result file as docs/results/safl.md has them, and puts them there.
 
     python benchmarks/safl.py --model DIR --write-half DEST
 
@@ -596,7 +596,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cells", default=str(CACHE / "safl.jsonl"), help="file of the finished cells")
     parser.add_argument("--name", default="safl", help="of the result file")
     parser.add_argument("--write-half", metavar="DEST", help="write the model there in float16, and end")
-    parser.add_argument("--report-only", action="store_true", help="write docs/safl.md from the result file")
+    parser.add_argument(
+        "--report-only", action="store_true", help="write docs/results/safl.md from the result file"
+    )
     options = parser.parse_args(words)
     if not options.model and not options.report_only:
         parser.error("give --model")

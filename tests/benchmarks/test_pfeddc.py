@@ -90,7 +90,8 @@ def test_the_docs_get_tables_and_a_picture_between_their_marks(tmp_path, capsys)
         "gpu": "a GPU",
         "versions": {"torch": "2"},
     }
-    page = tmp_path / "pfeddc.md"
+    page = tmp_path / "results" / "pfeddc.md"
+    page.parent.mkdir()
     page.write_text(f"head\n{pfeddc_report.BEGIN}\nold\n{pfeddc_report.END}\ntail\n")
     for _ in range(2):  # a second time gives the same page
         pfeddc_report.write_docs(found, tmp_path)
@@ -104,5 +105,5 @@ def test_the_docs_get_tables_and_a_picture_between_their_marks(tmp_path, capsys)
 
 
 def test_the_committed_page_has_the_marks():
-    text = (pfeddc_report.DOCS / "pfeddc.md").read_text()
+    text = (pfeddc_report.DOCS / "results" / "pfeddc.md").read_text()
     assert text.count(pfeddc_report.BEGIN) == text.count(pfeddc_report.END) == 1
