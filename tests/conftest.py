@@ -125,13 +125,14 @@ def train(tmp_path, monkeypatch):
     from fedfrozen_app.config import compose_config, read, resolved
     from fedfrozen_app.files import checkpoint
     from fedfrozen_app.inprocess.runtime import run_in_process
-    from fedfrozen_app.report import output
+    from fedfrozen_app.report import output, personal
     from fedfrozen_app.run import evaluation
     from fedfrozen_app.run.job import Job
 
     monkeypatch.setattr(output, "write_curves", lambda *args, **kwargs: None)
     monkeypatch.setattr(output, "write_selection", lambda *args: None)
     monkeypatch.setattr(evaluation, "draw_labels", lambda *args: None)
+    monkeypatch.setattr(personal, "fairness_picture", lambda *args: None)
 
     def train(*overrides: str, folder: str = "run", resume: bool = False, small: bool = True) -> Run:
         target = tmp_path / folder
