@@ -30,7 +30,7 @@ def _load(
     groups = conf_files.choices()
     values = [word for word in overrides if _sets_a_value(word, groups)]
     # What this process registers has no file, and its name may mean something else in the next test.
-    if registry.REGISTERED or not values or any("hydra" in word for word in overrides):
+    if registry.REGISTERED or any("hydra" in word for word in overrides):
         return _PLAIN(self, config_name, overrides, *args, **keys)
     chosen = tuple(word for word in overrides if word not in values)
     # The last word on a key counts, and here those of `values` come last.
