@@ -1,5 +1,6 @@
 """Small real runs for every test: real digits, a real ViT, the real apps, in seconds."""
 
+import gc
 import json
 import os
 import resource
@@ -49,6 +50,12 @@ LONG = ("tests/flower", "tests/golden", "tests/app/test_command")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+
+
+def pytest_collection_finish() -> None:
+    """All that was imported stays: Python need not look through it for garbage again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -118,13 +125,14 @@ def train(tmp_path, monkeypatch):
     from fedfrozen_app.config import compose_config, read, resolved
     from fedfrozen_app.files import checkpoint
     from fedfrozen_app.inprocess.runtime import run_in_process
-    from fedfrozen_app.report import output
+    from fedfrozen_app.report import output, personal
     from fedfrozen_app.run import evaluation
     from fedfrozen_app.run.job import Job
 
     monkeypatch.setattr(output, "write_curves", lambda *args, **kwargs: None)
     monkeypatch.setattr(output, "write_selection", lambda *args: None)
     monkeypatch.setattr(evaluation, "draw_labels", lambda *args: None)
+    monkeypatch.setattr(personal, "fairness_picture", lambda *args: None)
 
     def train(*overrides: str, folder: str = "run", resume: bool = False, small: bool = True) -> Run:
         target = tmp_path / folder

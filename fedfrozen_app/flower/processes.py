@@ -60,7 +60,7 @@ def flower_environment(home: Path) -> dict[str, str]:
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; the default is 1. Not public API
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",  # seconds; the default is 1. Not public API
         # Left to itself Ray joins whatever cluster somebody has started on this machine.
         "RAY_ADDRESS": inherited.get("RAY_ADDRESS") or NO_CLUSTER,
         "RAY_USAGE_STATS_ENABLED": "0",

@@ -7,6 +7,7 @@ import statistics
 import subprocess
 from collections.abc import Sequence
 from datetime import datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,7 @@ def method_of(config: dict[str, Any] | None) -> Any:
         return None
 
 
+@cache  # neither changes while a process runs, and a sweep or a grid asks for each of its runs
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in PACKAGES:
@@ -172,6 +174,7 @@ def versions() -> dict[str, str]:
     return found
 
 
+@cache
 def git_commit() -> str | None:
     """The commit of the checkout this code runs from; None for an installed package or a bundle."""
     folder = Path(__file__).resolve().parents[2]

@@ -16,6 +16,7 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.models import lora, peft_folder
 from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.models.transformer import export_model
+from tests.conftest import slowly
 from tests.models.conftest import SETTINGS, _build, _example, shape_of
 
 RANK, ALPHA = 2, 3.0
@@ -59,7 +60,7 @@ def folds_for(model, ranks):
     return found
 
 
-@pytest.mark.parametrize("ranks", [(), (1, 2), (1, 9)])
+@pytest.mark.parametrize("ranks", [(1, 2), *slowly((), (1, 9))])
 @pytest.mark.parametrize("targets", [["query", "value"], ["all"]])
 @pytest.mark.parametrize("family", ["bert", "llama", "gpt2", "vit"])
 def test_peft_loads_the_folder_and_gives_the_same_scores(tmp_path, family, targets, ranks):

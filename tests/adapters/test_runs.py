@@ -58,7 +58,7 @@ def mean_of_clients(uploads, number, before):
     return mean
 
 
-@pytest.mark.parametrize("ranks", [[], ["+adapter.ranks.1=1"]])
+@pytest.mark.parametrize("ranks", [["+adapter.ranks.1=1"], *slowly([])])
 @pytest.mark.parametrize("rule", ["fedex", "stack", "ffa"])
 def test_exact_rules_make_the_mean_of_the_clients_models(train, uploads, rule, ranks):
     run = train(*EXACT, f"adapter.rule={rule}", *ranks)
@@ -272,7 +272,7 @@ def test_fedfrozen_freezes_the_kernels_adapters_after_its_warm_up(train, uploads
     assert [row["stage"] for row in run.rows[1:]] == ["warmup", "frozen", "frozen"]
 
 
-@pytest.mark.parametrize("rule", ["average", "stack"])
+@pytest.mark.parametrize("rule", ["stack", *slowly("average")])
 def test_safl_chooses_among_the_layers_that_have_adapters(train, uploads, rule):
     run = train(*LORA, f"adapter.rule={rule}", "strategy=safl", "strategy.top_k=1", "strategy.select=random")
     for (number, client), (_, arrays) in uploads.items():

@@ -1,5 +1,7 @@
 """What the other tests compose from memory is what Hydra would compose for them."""
 
+import json
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -11,15 +13,29 @@ from tests.conftest import SMALL
 WORDS = ["strategy=fedprox", "partition=iid", "strategy.mu=0.5", "output_dir=a/b-c", "from=null", *SMALL]
 
 
-def test_files_from_memory_and_then_values_give_what_hydra_gives():
-    plain = OmegaConf.to_container(compose_config(WORDS, hydra=True))
+@pytest.mark.parametrize(
+    "files",
+    [
+        ["strategy=fedprox", "partition=iid"],
+        ["strategy=fedavg", "dataset=text", "adapter=lora"],  # the second sets the model too
+        ["strategy=scaffold", "client=sgd"],  # two that set one section
+        ["strategy=fedavg", "strategy=fedfrozen"],
+        ["experiment=digits_drift", "strategy=local"],
+        ["partition=iid"],
+        [],
+    ],
+    ids=" ".join,
+)
+def test_files_from_memory_and_then_values_give_what_hydra_gives(files):
+    words = [*files, "output_dir=a/b-c", "from=null", *SMALL]
+    plain = OmegaConf.to_container(compose_config(words, hydra=True))
     with composed_once.remembered():
-        other = compose_config(["seed=3", *WORDS])  # of the same files
-        again = OmegaConf.to_container(compose_config(WORDS, hydra=True))
+        other = compose_config(["seed=3", *words])  # of the same files
+        again = OmegaConf.to_container(compose_config(words, hydra=True))
     assert other.seed == 3
     for found in (plain, again):
         del found["hydra"]["job"]["override_dirname"]  # names no folder of ours
-    assert again == plain
+    assert again == plain and json.dumps(again) == json.dumps(plain)  # in the same order too
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from fedfrozen_app.data.partition_rules import fill_up, fitted, label_entropy, w
 from fedfrozen_app.data.picture import label_picture
 from fedfrozen_app.data.table import Table
 from fedfrozen_app.errors import UserError
+from tests.conftest import slowly
 
 LABELS = np.arange(200) % 4
 
@@ -370,10 +371,8 @@ WORDS = ["num_rounds=1", "strategy=fedavg", "model.config.num_hidden_layers=1"]
     "words",
     [
         ["partition=labels", "num_clients=5"],
-        ["partition=shards"],
-        ["partition=quantity"],
-        ["partition=noise"],
         ["partition=dirichlet", "partition.balanced=true", "partition.noise=0.2"],
+        *slowly(["partition=shards"], ["partition=quantity"], ["partition=noise"]),
     ],
     ids=lambda words: words[0],
 )

@@ -23,6 +23,7 @@ from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.build import build_model, parameters_of
 from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.models.transformer import export_model
+from tests.conftest import slowly
 
 SMALL = {
     "hidden_size": 8,
@@ -174,7 +175,7 @@ def test_impossible_shapes_are_refused(given, message):
         InputShape(**given)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", *slowly("float64")])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_exported_models_give_the_same_logits(family, dtype, tiny, logits, tmp_path):
     model = tiny(family, dtype=dtype)

@@ -10,6 +10,7 @@ from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.config import TrackConfig
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.report.track import Tracking, scalars
+from tests.conftest import slowly
 
 SHORT = ("num_rounds=2", "num_clients=2", "strategy.warmup_rounds=1")
 
@@ -58,7 +59,7 @@ def test_it_can_be_switched_off(train):
     assert not (run.folder / "tracking.json").exists()
 
 
-@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+@pytest.mark.parametrize("name", ["wandb", *slowly("mlflow")])
 def test_a_missing_library_is_named_before_anything_runs(name, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "meta_path", [Without(name, sys.meta_path)])

@@ -625,7 +625,10 @@ def _hook(event: str, args: tuple) -> None:
         WATCH["seen"].append((event, args[0]))
 
 
-sys.addaudithook(_hook)  # it cannot be taken away again: `WATCH` says when it looks
+@cache
+def _listen() -> None:
+    """It cannot be taken away again: `WATCH` says when it looks. Set late, for it slows all."""
+    sys.addaudithook(_hook)
 
 
 @contextmanager
@@ -638,6 +641,7 @@ def watched(sites: Sites):
         seen.append(("environment", key))
         return real(self, key)
 
+    _listen()
     os._Environ.__getitem__ = environment
     WATCH["seen"] = seen
     try:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.conftest import slowly
 from tests.strategies.by_hand import (  # noqa: F401
     BODY,
     EPOCHS,
@@ -15,7 +16,9 @@ from tests.strategies.by_hand import (  # noqa: F401
     mean,
 )
 
-RUNNERS = pytest.mark.parametrize("runner", ["sequential", "cohort"])
+# Of two runners that are alike one is enough, but for the plainest rule.
+BOTH = pytest.mark.parametrize("runner", ["sequential", "cohort"])
+ONE = pytest.mark.parametrize("runner", ["cohort", *slowly("sequential")])
 MU = 0.7
 
 
@@ -37,21 +40,21 @@ def averaged(known, local_work):
     return w
 
 
-@RUNNERS
+@BOTH
 def test_fedavg_by_hand(hand, runner):  # noqa: F811
     known = hand("strategy=fedavg")
     found = known.run(runner)
     assert_same(found.model, averaged(known, lambda w, x, y, number: descend(w, x, y)))
 
 
-@RUNNERS
+@ONE
 def test_fedprox_by_hand(hand, runner):  # noqa: F811
     known = hand("strategy=fedprox", f"strategy.mu={MU}")
     found = known.run(runner)
     assert_same(found.model, averaged(known, lambda w, x, y, number: prox(w, x, y)))
 
 
-@RUNNERS
+@ONE
 def test_fedfrozen_by_hand(hand, runner):  # noqa: F811
     """The body plays the kernel: it trains in the first round and in no other, under decay too."""
     known = hand("strategy=fedfrozen", "strategy.warmup_rounds=1", "model.source=attentive")
@@ -60,7 +63,7 @@ def test_fedfrozen_by_hand(hand, runner):  # noqa: F811
     assert_same(found.model, averaged(known, lambda w, x, y, number: descend(w, x, y, names[number])))
 
 
-@RUNNERS
+@ONE
 def test_fedpart_by_hand(hand, runner):  # noqa: F811
     """A full round, then the groups in turn, shallow to deep: without layers they are roles."""
     words = ("strategy.full_rounds=1", "strategy.group_rounds=1", "strategy.between_rounds=0")
@@ -70,7 +73,7 @@ def test_fedpart_by_hand(hand, runner):  # noqa: F811
     assert_same(found.model, averaged(known, lambda w, x, y, number: descend(w, x, y, names[number])))
 
 
-@RUNNERS
+@ONE
 def test_each_alone_by_hand(hand, runner):  # noqa: F811
     known = hand("strategy=local")
     found, own = known.run(runner), {}
