@@ -172,6 +172,12 @@ class DatasetConfig:
         least=0,
         most=0.9,
     )
+    augment: str = setting(
+        "none",
+        "What clients do to their train pictures, anew for every step. `crop_flip`: shift by up to 4 pixels "
+        "each way, with reflected borders, and flip left and right by chance",
+        choices=("none", "crop_flip"),
+    )
     mean: list[float] | None = setting(None, "Per channel, of pixels in 0..1. `null`: from the train pixels")
     std: list[float] | None = setting(None, "The same for the standard deviation")
 
