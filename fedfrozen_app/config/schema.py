@@ -26,8 +26,8 @@ class ModelConfig:
     source: str = setting(
         MISSING,
         "`config` (random weights), `checkpoint` (local folder), `hub` (download), `linear` (logistic "
-        "regression on pixels), `cnn` (a small convolutional network), `aligned` (a dual encoder made on "
-        "this machine from `dataset.align`)",
+        "regression on pixels), `cnn`, `lenet` and `moderate_cnn` (convolutional networks of others' "
+        "benchmarks), `aligned` (a dual encoder made on this machine from `dataset.align`)",
     )
     # Every file says whether it has one: null in a file would win over "???", and not the other way round.
     path: str | None = setting(MISSING, "Folder of a checkpoint, or name on the Hugging Face hub")
