@@ -214,6 +214,11 @@ class PartitionConfig:
     balanced: bool = setting(
         False, "`dirichlet`: clients of equal size, each with a mix of classes of its own"
     )
+    capped: bool = setting(
+        False,
+        "`dirichlet`: a client that has its share of all rows gets none of the classes that follow, as "
+        "FedMA, NIID-Bench and NVFLARE deal them",
+    )
     noise: float = setting(
         0.0,
         "Feature shift: client i of N sees its train pictures with Gaussian noise of standard deviation "
