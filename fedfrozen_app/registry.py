@@ -67,6 +67,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "aligned": "fedfrozen_app.align.tiny:no_classifier",
         "linear": "fedfrozen_app.models.pixels:linear",
         "cnn": "fedfrozen_app.models.pixels:cnn",
+        "lenet": "fedfrozen_app.models.pixels:lenet",
+        "moderate_cnn": "fedfrozen_app.models.pixels:moderate_cnn",
     },
     # By adapter.name: a Wrapper (models/wrapper.py) of the adapter's settings. `none` is no entry.
     "adapters": {

@@ -267,6 +267,11 @@ def _check_private(config: Config) -> None:
             "privacy.canaries=0, and noise, clipped sums and accounts are audited without them; or use "
             "privacy.clipping=per_example."
         )
+    if config.dataset.augment != "none":
+        raise UserError(
+            f"dataset.augment={config.dataset.augment} is not made for privacy=dp_sgd, whose steps draw "
+            "their own samples: set dataset.augment=none."
+        )
     if config.client.class_weights:
         raise UserError(
             "client.class_weights=true tells a client's label counts, which privacy=dp_sgd does not cover: "

@@ -26,8 +26,8 @@ class ModelConfig:
     source: str = setting(
         MISSING,
         "`config` (random weights), `checkpoint` (local folder), `hub` (download), `linear` (logistic "
-        "regression on pixels), `cnn` (a small convolutional network), `aligned` (a dual encoder made on "
-        "this machine from `dataset.align`)",
+        "regression on pixels), `cnn`, `lenet` and `moderate_cnn` (convolutional networks of others' "
+        "benchmarks), `aligned` (a dual encoder made on this machine from `dataset.align`)",
     )
     # Every file says whether it has one: null in a file would win over "???", and not the other way round.
     path: str | None = setting(MISSING, "Folder of a checkpoint, or name on the Hugging Face hub")
@@ -172,6 +172,12 @@ class DatasetConfig:
         least=0,
         most=0.9,
     )
+    augment: str = setting(
+        "none",
+        "What clients do to their train pictures, anew for every step. `crop_flip`: shift by up to 4 pixels "
+        "each way, with reflected borders, and flip left and right by chance",
+        choices=("none", "crop_flip"),
+    )
     mean: list[float] | None = setting(None, "Per channel, of pixels in 0..1. `null`: from the train pixels")
     std: list[float] | None = setting(None, "The same for the standard deviation")
 
@@ -207,6 +213,11 @@ class PartitionConfig:
     shards: int = setting(2, "`shards`: shards of each client", least=1)
     balanced: bool = setting(
         False, "`dirichlet`: clients of equal size, each with a mix of classes of its own"
+    )
+    capped: bool = setting(
+        False,
+        "`dirichlet`: a client that has its share of all rows gets none of the classes that follow, as "
+        "FedMA, NIID-Bench and NVFLARE deal them",
     )
     noise: float = setting(
         0.0,

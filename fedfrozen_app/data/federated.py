@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase
 
 from fedfrozen_app.config import DEFAULT_CLIENTS, Config, DatasetConfig
+from fedfrozen_app.data.augment import check_pictures
 from fedfrozen_app.data.partition import (
     DRAWN,
     FILE_COLUMN,
@@ -30,7 +31,7 @@ from fedfrozen_app.seeds import seed_for
 
 log = logging.getLogger(__name__)
 # What is done with rows once read.
-_NOT_READING = ("validation", "client_validation", "align", "novel", "subgroups", "subgroup_floor")
+_NOT_READING = ("validation", "client_validation", "align", "novel", "subgroups", "subgroup_floor", "augment")
 _ALIGN = 1
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.txt", "vocab.json")
 
@@ -78,6 +79,7 @@ def load_corpus(
         corpus = _all_to_judge_by(corpus, config)
     if dataset.novel:
         corpus = hold_back(corpus, dataset.novel, deployed=config.runtime.name == "deployed")
+    check_pictures(corpus, dataset.augment)
     if classes is None and not len(corpus.test):  # a site is judged by the server's rows
         raise UserError(
             "There are no test rows, and none could be held out: no class has two rows (or two documents or "

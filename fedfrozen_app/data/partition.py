@@ -47,6 +47,7 @@ class PartitionSpec:
     labels: int = 2  # classes of a client, for labels
     shards: int = 2  # of a client, for shards
     balanced: bool = False  # dirichlet: equal sizes
+    capped: bool = False  # dirichlet: whoever has its share of rows gets none of the classes that follow
     noise: float = 0.0  # standard deviation of the noisiest client's pictures (partition_noise.py)
     path: str | None = None  # for file (partition_file.py)
     census: str | None = None  # for like (partition_like.py)
@@ -95,6 +96,11 @@ def _drawn(
     """Rows per client, and what was done in words."""
     if spec.name in ("iid", "noise"):
         return _iid(len(labels), count, seed), "IID"
+    if spec.balanced and spec.capped:
+        raise UserError(
+            "partition.balanced=true gives every client as many rows, so that partition.capped=true has "
+            "nothing to cut: set one of them to false."
+        )
     if spec.name == "dirichlet" and not spec.balanced:
         return _dirichlet(labels, count, spec, (seed, _DIRICHLET))
     rng = np.random.default_rng([seed, _RULES])
@@ -239,11 +245,16 @@ def _dirichlet(
 
     def draw(min_size: int) -> list[np.ndarray]:
         partitioner = DirichletPartitioner(
-            count, "label", float(spec.alpha), min_partition_size=min_size, seed=seed
+            count,
+            "label",
+            float(spec.alpha),
+            min_partition_size=min_size,
+            self_balancing=spec.capped,
+            seed=seed,
         )
         return _load_all(partitioner, dataset)
 
-    title = f"Dirichlet({spec.alpha:g})"
+    title = f"Dirichlet({spec.alpha:g}){', capped' if spec.capped else ''}"
     with warnings.catch_warnings(record=True) as complaints:
         warnings.simplefilter("always")
         try:

@@ -180,6 +180,11 @@ def propose(config: Config, card: Mapping[str, Any], run_id: str, roles: Iterabl
             "model.gradient_checkpointing is about this machine's memory, and no site is asked for it: set "
             "it to false."
         )
+    if config.dataset.augment != "none":
+        raise UserError(
+            f"dataset.augment={config.dataset.augment} is no part of a proposal, so that no site would do "
+            "it: set dataset.augment=none."
+        )
     if config.model.roles is not None:
         raise UserError(
             "model.roles is a file of this machine, and sites know the built-in table alone: leave it out, "

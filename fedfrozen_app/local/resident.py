@@ -22,6 +22,7 @@ from flwr.supercore.utils import get_flwr_home
 from torch import Tensor
 
 from fedfrozen_app.config import ClientConfig, Config, compose_config, device_of, read, resolved
+from fedfrozen_app.data.augment import taken
 from fedfrozen_app.data.federated import ClientRows, Shares, client_rows, load_corpus, share_out
 from fedfrozen_app.data.partition_noise import with_noise
 from fedfrozen_app.data.sources import needs_path
@@ -146,7 +147,14 @@ class Resident:
         """On the device; pictures whose features training cannot change are read once, here."""
         table = table.to(self.device)
         features = self.wrapper.features(self.model)
-        return table if features is None else self.task.encoded(table, features)
+        if features is None:
+            return table
+        if self.augments:
+            raise UserError(
+                f"dataset.augment={self.config.dataset.augment} makes other pictures in every round, and the "
+                "features of this model's frozen encoder are read once: set dataset.augment=none."
+            )
+        return self.task.encoded(table, features)
 
     @property
     def exchanged(self) -> dict[str, Tensor]:
@@ -222,9 +230,15 @@ class Resident:
             self._rows[client] = client_rows(rows, self.corpus, self.config, client, seed)
         return self._rows[client]
 
-    def take(self, index: Tensor) -> tuple[Inputs, Tensor]:
-        inputs = {name: value[index] for name, value in self.train_table.inputs.items()}
-        return inputs, self.train_table.labels[index]
+    @property
+    def augments(self) -> bool:
+        """Whether training pictures are shifted and flipped."""
+        return self.config.dataset.augment != "none"
+
+    def take(self, numbers: Tensor) -> tuple[Inputs, Tensor]:
+        """The examples that a client drew for a step of its training."""
+        table = self.train_table
+        return taken(table.inputs, table.labels, numbers, augmented=self.augments)
 
     def class_weights(self, index: Tensor) -> Tensor:
         """n / (classes · count), and 0 for a class this client has never seen: (classes,)."""

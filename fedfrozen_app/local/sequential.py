@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from fedfrozen_app.config import ClientConfig
+from fedfrozen_app.data.augment import with_codes
 from fedfrozen_app.exchange.names import by_namespace, flattened, parameter_of, parameters_in
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.fairness.groups import flat
@@ -97,8 +98,7 @@ def train_client(
 def look_at_first(resident: "Resident", client: str, order: Order, start: Start) -> ByNamespace:
     """What the algorithm makes of the round's first batch."""
     settings, rows = resident.config.client, resident.rows(client)
-    who = (resident.config.seed, client, order.round)
-    drawn, sizes = drawn_rows(rows.train, settings, *who, 0, order.plan.steps[0].epochs)
+    drawn, sizes = drawn_examples(resident, client, order.round, 0, order.plan.steps[0].epochs)
     weights = resident.class_weights(rows.train) if settings.class_weights else None
     batch = Batch(*resident.take(drawn[: sizes[0]].to(resident.device)), weights)
     shift = torch.zeros((), dtype=resident.task.dtype, device=resident.device, requires_grad=True)
@@ -138,7 +138,7 @@ def _phase_steps(
     epochs: int | None,
 ) -> list[Tensor]:
     """The losses of the steps in which these arrays train, with an optimiser of their own."""
-    settings, seed, rows = resident.config.client, resident.config.seed, resident.rows(client)
+    settings, rows = resident.config.client, resident.rows(client)
     for name, parameter in resident.parameters.items():
         parameter.requires_grad_(name in trained)
     for value in trained.values():
@@ -147,7 +147,7 @@ def _phase_steps(
     optimizer = optimizer_for(resident, trained, learning_rate(settings, order.round, resident))
     weights = resident.class_weights(rows.train) if settings.class_weights else None
     losses = []
-    drawn, sizes = drawn_rows(rows.train, settings, seed, client, order.round, phase, epochs)
+    drawn, sizes = drawn_examples(resident, client, order.round, phase, epochs)
     for index in drawn.to(resident.device).split(sizes):
         batch = Batch(*resident.take(index), weights)
         loss = order.method.loss(resident.parameters, batch, resident.task, start)
@@ -196,6 +196,20 @@ def judge_client(
         figures["after"] = resident.task.evaluate(test_rows)[resident.task.headline]
         figures |= flat("after", fair_figures(resident, client))
     return figures
+
+
+def drawn_examples(
+    resident: "Resident", client: str, server_round: int, phase: int, epochs: int | None
+) -> tuple[Tensor, list[int]]:
+    """What `Resident.take` is to give for all steps of a phase, and how many each step takes: row numbers,
+    and what becomes of their pictures where these are augmented."""
+    config = resident.config
+    rows = resident.rows(client).train
+    drawn, sizes = drawn_rows(rows, config.client, config.seed, client, server_round, phase, epochs)
+    if resident.augments:  # from a generator of its own: the same rows as without
+        generator = torch_generator(config.seed, "augment", client, server_round, phase)
+        drawn = with_codes(drawn, len(resident.train_table), generator)
+    return drawn, sizes
 
 
 def drawn_rows(

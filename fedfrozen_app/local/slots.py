@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan
-from fedfrozen_app.local.sequential import drawn_rows
+from fedfrozen_app.local.sequential import drawn_examples
 
 if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
@@ -62,7 +62,7 @@ class Schedule:
     """Which rows each slot sees in each step."""
 
     turns: list[Turn]  # by their end
-    index: Tensor  # (steps, slots, batch) row numbers; padding repeats row 0
+    index: Tensor  # (steps, slots, batch) for `Resident.take`; padding repeats row 0
     mask: Tensor  # (steps, slots, batch) 1 for an example, 0 for padding
     # By step, where a round has phases: the names that train from it on, and in which slots.
     phases: dict[int, dict[frozenset[str], list[int]]] = field(default_factory=dict)
@@ -100,10 +100,9 @@ def lay_out(resident: "Resident", clients: Sequence[str], order: Order, slots: i
     shape = (turns[-1].end, slots, width)
     rows, lengths, starts = [], [], []
     for turn in turns:
-        rows_of_client = resident.rows(clients[turn.client]).train
         for number, phase in enumerate(phases):
-            who = (resident.config.seed, clients[turn.client], order.round)
-            drawn, sizes = drawn_rows(rows_of_client, settings, *who, number, phase.epochs)
+            client = clients[turn.client]
+            drawn, sizes = drawn_examples(resident, client, order.round, number, phase.epochs)
             rows.append(drawn.numpy())
             lengths += sizes
         # Where each batch begins in the flattened (steps, slots, batch).

@@ -21,6 +21,7 @@ from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map
 
+from fedfrozen_app.data.augment import taken
 from fedfrozen_app.exchange.block import Layout
 from fedfrozen_app.exchange.names import (
     by_namespace,
@@ -365,7 +366,7 @@ class Step:
 
     def _make_gradient(self, index: Tensor, mask: Tensor) -> Gradient:
         names, keys = list(self.resident.parameters), list(self.resident.train_table.inputs)
-        plain = self._method.is_plain()
+        plain, augmented = self._method.is_plain(), self.resident.augments
 
         def cohort(
             model: Parameters, from_order: Tensor, columns: Inputs, labels: Tensor, *rows: Any
@@ -378,8 +379,8 @@ class Step:
             def one(
                 row: Tensor, parts: Parameters, weights: Tensor, held: Tensor, index: Tensor, mask: Tensor
             ) -> Tensor:
-                inputs = {key: value[index] for key, value in columns.items()}
-                batch = Batch(inputs, labels[index], weights, mask)
+                examples = taken(columns, labels, index, augmented=augmented)
+                batch = Batch(*examples, weights, mask)
                 own_model = {**model, **self.layouts.untrained(held)}
                 if plain:
                     task = mapped_task(self.resident, {**own_model, **frozen})
@@ -500,15 +501,14 @@ def look_rows(
     mask: Tensor,
 ) -> list[dict[str, Tensor]]:
     """What the algorithm makes of these clients' first batches: for each, arrays by `namespace/name`."""
-    table, module = resident.train_table, resident.model
+    module = resident.model
     method, rate = order.method, learning_rate(resident.config.client, order.round, resident)
 
     def loss(
         shift: Tensor, row: Tensor, held: Tensor, weights: Tensor, index: Tensor, mask: Tensor
     ) -> Tensor:
         task = mapped_task(resident, {**model, **layouts.untrained(held)})
-        inputs = {key: value[index] for key, value in table.inputs.items()}
-        batch = Batch(inputs, table.labels[index], weights, mask)
+        batch = Batch(*resident.take(index), weights, mask)
         return method.seen(shift, batch, task, layouts.start(model, row, held, from_order))
 
     def look(slope: Tensor, row: Tensor, held: Tensor) -> dict[str, Tensor]:

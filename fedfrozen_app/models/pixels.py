@@ -1,11 +1,12 @@
-"""Two models of our own that are not Transformers, called like a transformers image classifier.
+"""Models of our own that are not Transformers, called like a transformers image classifier.
 
-Logistic regression is the floor that a Transformer should beat. The convolutional network is that of
-pfl-research's CIFAR-10 benchmark, to be measured beside it: convolutions of 3x3 to 32 and 64 channels, a 2x2
-maximum, dropout ¼, 128 hidden units, dropout ½; `model.config.dropout=false` leaves both out.
+Logistic regression is the floor that a Transformer should beat. The convolutional networks are those of
+CIFAR-10 benchmarks that others publish, to stand beside them. `model.config.dropout=false` trains without
+dropout.
 """
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -45,7 +46,8 @@ class LinearClassifier(nn.Module):
 
 
 class SimpleCnn(nn.Module):
-    """Called like a transformers image classifier."""
+    """That of pfl-research: convolutions of 3x3 to 32 and 64 channels, a 2x2 maximum, dropout ¼, 128 hidden
+    units, dropout ½."""
 
     def __init__(self, config: PixelConfig) -> None:
         super().__init__()
@@ -67,18 +69,81 @@ class SimpleCnn(nn.Module):
         return Output(self.classifier(functional.dropout(seen, late, self.training) if late else seen))
 
 
+class LeNet(nn.Module):
+    """That of NIID-Bench and of Flower's baseline of it: convolutions of 5x5 to 6 and 16 channels, each with
+    a 2x2 maximum, 120 and 84 hidden units."""
+
+    def __init__(self, config: PixelConfig) -> None:
+        super().__init__()
+        self.config = config
+        side = ((config.image_size - 4) // 2 - 4) // 2
+        self.conv1 = nn.Conv2d(config.channels, 6, 5)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.hidden1 = nn.Linear(16 * side * side, 120)
+        self.hidden2 = nn.Linear(120, 84)
+        self.classifier = nn.Linear(84, config.num_labels)
+
+    def forward(self, pixel_values: Tensor) -> Output:
+        # (batch, channels, 32, 32) -> (batch, 6, 14, 14) -> (batch, 16, 5, 5) -> (batch, classes)
+        seen = functional.max_pool2d(self.conv1(pixel_values).relu(), 2)
+        seen = functional.max_pool2d(self.conv2(seen).relu(), 2)
+        return Output(self.classifier(self.hidden2(self.hidden1(seen.flatten(1)).relu()).relu()))
+
+
+class ModerateCnn(nn.Module):
+    """That of NVFLARE's CIFAR-10 examples: three pairs of 3x3 convolutions, each with a 2x2 maximum, twice
+    512 hidden units; dropout of whole channels after the second pair, and of units around the hidden ones."""
+
+    def __init__(self, config: PixelConfig) -> None:
+        super().__init__()
+        self.config = config
+        widths = (config.channels, 32, 64, 128, 128, 256, 256)
+        for number, (before, after) in enumerate(pairwise(widths), start=1):
+            self.add_module(f"conv{number}", nn.Conv2d(before, after, 3, padding=1))
+        self.hidden1 = nn.Linear(256 * (config.image_size // 8) ** 2, 512)
+        self.hidden2 = nn.Linear(512, 512)
+        self.classifier = nn.Linear(512, config.num_labels)
+        self.dropout = (0.05, 0.1) if config.dropout else (0.0, 0.0)
+
+    def forward(self, pixel_values: Tensor) -> Output:
+        # (batch, channels, 32, 32) -> (batch, 64, 16, 16) -> (batch, 128, 8, 8) -> (batch, 256, 4, 4)
+        seen, (early, late) = pixel_values, self.dropout
+        for first in (1, 3, 5):
+            for number in (first, first + 1):
+                seen = self.get_submodule(f"conv{number}")(seen).relu()
+            seen = functional.max_pool2d(seen, 2)
+            if first == 3 and early:
+                seen = functional.dropout2d(seen, early, self.training)
+        seen = seen.flatten(1)
+        seen = functional.dropout(seen, late, self.training) if late else seen
+        seen = self.hidden2(self.hidden1(seen).relu()).relu()
+        return Output(self.classifier(functional.dropout(seen, late, self.training) if late else seen))
+
+
 def linear(spec: ModelSpec) -> LinearClassifier:
     return LinearClassifier(_sizes("linear", spec))
 
 
 def cnn(spec: ModelSpec) -> SimpleCnn:
+    return SimpleCnn(_with_dropout("simple_cnn", spec))
+
+
+def lenet(spec: ModelSpec) -> LeNet:
+    return LeNet(_sizes("lenet", spec, smallest=16))
+
+
+def moderate_cnn(spec: ModelSpec) -> ModerateCnn:
+    return ModerateCnn(_with_dropout("moderate_cnn", spec, smallest=8))
+
+
+def _with_dropout(name: str, spec: ModelSpec, smallest: int = 1) -> PixelConfig:
     dropout = spec.config.get("dropout", True)
     if not isinstance(dropout, bool):
         raise UserError(f"model.config.dropout is {dropout!r}, but must be true or false")
-    return SimpleCnn(replace(_sizes("simple_cnn", spec, "dropout"), dropout=dropout))
+    return replace(_sizes(name, spec, "dropout", smallest=smallest), dropout=dropout)
 
 
-def _sizes(name: str, spec: ModelSpec, *settings: str) -> PixelConfig:
+def _sizes(name: str, spec: ModelSpec, *settings: str, smallest: int = 1) -> PixelConfig:
     """Read from the data: these models have no sizes of their own to set."""
     shape = spec.shape
     if shape.task != "image":
@@ -86,4 +151,9 @@ def _sizes(name: str, spec: ModelSpec, *settings: str) -> PixelConfig:
     if unknown := sorted(spec.config.keys() - set(settings)):
         known = f"no settings but {', '.join(settings)}" if settings else "no settings"
         raise UserError(f"the {name} model has {known}: remove {', '.join(unknown)}")
+    if shape.image_size < smallest:
+        raise UserError(
+            f"the {name} model needs pictures of {smallest} pixels a side, and these have {shape.image_size}"
+            f": set dataset.image_size={smallest} or more"
+        )
     return PixelConfig(name, shape.channels, shape.image_size, len(shape.classes))

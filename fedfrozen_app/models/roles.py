@@ -248,6 +248,12 @@ _SIGLIP = (
     Row(r"classifier", "head"),
 )
 
+_CNN = (
+    Row(r"conv1", "embedding"),
+    Row(r"conv[2-6]|hidden[12]?", "mlp"),
+    Row(r"classifier", "head"),
+)
+
 ARCHITECTURES = {
     "vit": Architecture("vit", _VIT),
     "deit": Architecture("deit", _VIT),
@@ -268,9 +274,9 @@ ARCHITECTURES = {
     "clip": Architecture("", _CLIP),
     "siglip": Architecture("", _SIGLIP),
     "linear": Architecture("", (Row(r"classifier", "head"),)),
-    "simple_cnn": Architecture(
-        "", (Row(r"conv1", "embedding"), Row(r"conv2|hidden", "mlp"), Row(r"classifier", "head"))
-    ),
+    "simple_cnn": Architecture("", _CNN),
+    "lenet": Architecture("", _CNN),
+    "moderate_cnn": Architecture("", _CNN),
 }
 
 _FUSED = re.compile(

@@ -49,7 +49,7 @@ _AUTO = {
     "language": (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING),
 }
 # Roles are tabled for them, but they are not transformers' own.
-_NO_CLASSIFIER = ("linear", "simple_cnn")
+_NO_CLASSIFIER = ("linear", "simple_cnn", "lenet", "moderate_cnn")
 # What transformers and torch raise for a configuration they cannot build or run.
 _BAD_CONFIG = (
     ValueError,

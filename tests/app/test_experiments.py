@@ -11,18 +11,22 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from fedfrozen_app.conf_files import conf_dir
+from fedfrozen_app.config import compose_config
 
 FILES = sorted((conf_dir() / "experiment").glob("*.yaml"))
 TINY = {
     "num_rounds": 1,
     "dataset.limit": 240,
+    "client.local_epochs": 1,
+    "runtime.threads": 1,
+}
+TRANSFORMER = {
     "model.config.hidden_size": 12,
     "model.config.num_hidden_layers": 1,
     "model.config.num_attention_heads": 2,
     "model.config.intermediate_size": 12,
-    "client.local_epochs": 1,
-    "runtime.threads": 1,
 }
+CONVOLUTIONS = {"client.local_steps": 1, "client.batch_size": 4}
 
 
 def command_of(file):
@@ -55,7 +59,9 @@ def test_an_experiment_opens_with_its_command_and_runs(file, train, pictures):
     words = command_of(file)
     assert words[0] == f"experiment={file.stem}"
     words = [word.replace("=DIR", f"={pictures}") for word in words]
-    run = train(*words, *(f"{key}={value}" for key, value in TINY.items()), small=False)
+    layers = "hidden_size" in compose_config(words).model.config
+    tiny = TINY | (TRANSFORMER if layers else CONVOLUTIONS)
+    run = train(*words, *(f"{key}={value}" for key, value in tiny.items()), small=False)
     assert run.summary["status"] == "completed"
     assert run.rows[-1]["clients_failed"] == 0
 
@@ -63,7 +69,7 @@ def test_an_experiment_opens_with_its_command_and_runs(file, train, pictures):
     asked = OmegaConf.to_container(OmegaConf.load(file))
     asked.pop("defaults")
     for key, value in leaves(asked):
-        if key not in TINY:
+        if key not in tiny:
             assert OmegaConf.select(used, key) == value, key
 
 

@@ -163,7 +163,7 @@ def test_unknown_names_say_what_is_near(installed):
         make("two_layer")
     with pytest.raises(UserError, match=r"Unknown dataset\.kind 'digitz': did you mean digits\?"):
         load(DatasetSpec(kind="digitz"))
-    with pytest.raises(UserError, match=r"choose one of config, .*, cnn, two_layers\.$"):
+    with pytest.raises(UserError, match=r"choose one of config, .*, moderate_cnn, two_layers\.$"):
         make("qqq")
 
 

@@ -469,3 +469,17 @@ def test_every_test_row_is_dealt_once(seed, clients, classes):
     assert sorted(np.concatenate(dealt)) == list(range(30))
     for rows, own in zip(dealt, indices, strict=True):
         assert set(test[rows]) <= set(labels[own])
+
+
+def test_a_capped_client_gets_at_most_one_class_beyond_its_share():
+    labels = np.repeat(np.arange(10), 100)
+    for seed in range(5):
+        capped, free = (
+            partition(labels, {}, PartitionSpec(alpha=0.3, capped=capped), 5, seed)
+            for capped in (True, False)
+        )
+        assert sorted(np.concatenate(capped.indices).tolist()) == list(range(1000))
+        assert max(map(len, capped.indices)) <= 200 + 100
+        assert "capped" in capped.note and "capped" not in free.note
+    with pytest.raises(UserError, match="has nothing to cut"):
+        partition(labels, {}, PartitionSpec(balanced=True, capped=True), 5, 0)

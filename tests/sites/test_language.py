@@ -62,10 +62,12 @@ def test_a_view_with_classes_does_not_fit_a_language_model(sites):
     assert "the run's classes are not those of the view main" in refused
 
 
-@pytest.mark.parametrize("key", ["model.gradient_checkpointing=true", "model.roles=FILE"])
+@pytest.mark.parametrize(
+    "key", ["model.gradient_checkpointing=true", "model.roles=FILE", "dataset.augment=crop_flip"]
+)
 def test_what_is_of_one_machine_is_not_proposed(sites, key):
     (sites.folder / "opt.yaml").write_text("roles: {a: mlp}")
     key = key.replace("FILE", str(sites.folder / "opt.yaml"))
     config = read(resolved(compose_config(sites.words(key))))
-    with pytest.raises(UserError, match=r"of this machine|this machine's"):
+    with pytest.raises(UserError, match=r"of this machine|this machine's|no part of a proposal"):
         propose(config, {"classes": (), "mean": (), "std": ()}, "run", ())

@@ -191,7 +191,11 @@ def test_a_role_that_the_model_lacks_is_said_before_the_first_round():
 
 @pytest.mark.parametrize(
     ("model", "stages"),
-    [("simple_cnn", ["embedding", "mlp", "head"]), ("linear", ["head"])],
+    [
+        ("simple_cnn", ["embedding", "mlp", "head"]),
+        ("moderate_cnn", ["embedding", "mlp", "head"]),
+        ("linear", ["head"]),
+    ],
 )
 def test_fedpart_goes_by_role_where_there_are_no_layers(model, stages, capsys):
     words = ["strategy.full_rounds=0", "strategy.between_rounds=0", "strategy.group_rounds=1"]
