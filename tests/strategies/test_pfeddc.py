@@ -69,10 +69,12 @@ def prompts(run, tower, level="global"):
         (["strategy.modalities=both"], FLOATS["text"] + FLOATS["vision"]),
         (["strategy.modalities=text"], FLOATS["text"]),
         (["strategy.modalities=vision", "strategy.depth=2"], 2 * FLOATS["vision"]),
-        (["strategy.prompts=global"], FLOATS["text"] + FLOATS["vision"]),
+        pytest.param(["strategy.prompts=global"], FLOATS["text"] + FLOATS["vision"], marks=pytest.mark.slow),
         pytest.param(["strategy.fusion=sum"], FLOATS["text"] + FLOATS["vision"], marks=pytest.mark.slow),
         pytest.param(["strategy.fusion=concat"], FLOATS["text"] + FLOATS["vision"], marks=pytest.mark.slow),
-        (["strategy.fusion_query=local"], FLOATS["text"] + FLOATS["vision"]),
+        pytest.param(
+            ["strategy.fusion_query=local"], FLOATS["text"] + FLOATS["vision"], marks=pytest.mark.slow
+        ),
         (["strategy.prompts=local"], 0),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
