@@ -120,7 +120,7 @@ LINES = {
             "FedAvg, ViT-S at 224 pixels, 2 classes a client",
             (96.8,),
             (
-                *("experiment=cifar10", "strategy=fedavg", "model=checkpoint", "model.path=VIT_S"),
+                *("experiment=cifar10", "strategy=fedavg", "model=checkpoint", "model.path=DIR/vit-s"),
                 *("dataset.image_size=224", "dataset.validation=0", "dataset.client_validation=0"),
                 *("num_clients=5", "partition=labels", "partition.labels=2", "client=sgd", "client.lr=0.03"),
                 *("client.momentum=0", "client.clip=1", "client.batch_size=32"),

@@ -27,7 +27,7 @@ from fedfrozen_app.theory import command as theory
 from strategies.fedfrozen import SCOPES
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 README, CONFIGURATION, ADDING = (
     (ROOT / name).read_text() for name in ("README.md", "docs/configuration.md", "docs/adding-a-strategy.md")
 )
@@ -48,14 +48,21 @@ def commands(page):
 
 
 # The commands of docs/adding-a-strategy.md need the files that the page tells to write: see test_adding.py.
+FIRST = {"README.md", "tutorial.md", "guide.md", "deployment.md"}  # all of theirs; of others every second
 COMMANDS = [
-    pytest.param(list(words), id=f"{page}: {' '.join(words)}")
-    for words, page in {  # each once, on the last page that has it
-        tuple(words): page.name
-        for page in PAGES
-        if page.name != "adding-a-strategy.md"
-        for words in commands(page.read_text())
-    }.items()
+    pytest.param(
+        list(words),
+        id=f"{page}: {' '.join(words)}",
+        marks=[pytest.mark.slow] if page not in FIRST and number % 2 else [],
+    )
+    for number, (words, page) in enumerate(
+        {  # each once, on the last page that has it
+            tuple(words): page.name
+            for page in PAGES
+            if page.name != "adding-a-strategy.md"
+            for words in commands(page.read_text())
+        }.items()
+    )
 ]
 FLOWER_RUNS = [line for line in lines((ROOT / "docs/flower.md").read_text()) if line.startswith("flwr run ")]
 

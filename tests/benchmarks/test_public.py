@@ -35,7 +35,7 @@ def test_every_line_is_a_run_as_it_was_published(public, tmp_path):
     clients = {}
     for line in public.LINES.values():
         words = public.Cell(line.name, 0).words([f"dataset.path={tmp_path}"])
-        words = [word.replace("VIT_S", str(tmp_path)) for word in words]
+        words = [word.replace("DIR/vit-s", str(tmp_path)) for word in words]
         config = read(resolved(compose_config(words)))
         if line.needs:
             continue
