@@ -55,7 +55,6 @@ import torch
 from common import CACHE, RESULTS, show, write_result
 from safetensors.torch import load_file, save_file
 from safl_report import write_docs
-from seqeval.scheme import IOB2, Entities
 
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
@@ -247,6 +246,8 @@ def in_words(inputs: Mapping[str, torch.Tensor], index: np.ndarray) -> list[str]
 
 def entity_counts(corpus: Corpus, said: torch.Tensor) -> np.ndarray:
     """(documents, 1, 3): entities found, said and true."""
+    from seqeval.scheme import IOB2, Entities  # which notes with one label each can do without
+
     counts = np.zeros((corpus.test_units.max() + 1, 1, 3), dtype=np.int64)
     tags = tag_sequences(said, corpus.test.labels, corpus.classes)
     truth, guess = (Entities(part, IOB2).entities for part in tags)
