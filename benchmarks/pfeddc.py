@@ -351,7 +351,7 @@ def main() -> None:
     given = parser.parse_args()
     began = time.monotonic()
     if given.report_only:
-        write_docs(json.loads(given.out.read_text()))
+        write_docs(json.loads(given.out.read_text()), name=given.out.stem)
         return
     if given.carry:
         given.data = given.carry / "pacs"

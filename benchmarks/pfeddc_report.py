@@ -12,7 +12,7 @@ from scipy import stats
 from fedfrozen_app.report.personal import fairness_picture
 
 DOCS = Path(__file__).parents[1] / "docs"
-BEGIN, END = "<!-- benchmarks/pfeddc.py --report-only -->", "<!-- end -->"
+FIRST = "pfeddc"  # the result file that is the script's own
 CLIENTS = {"domain": 4, "domain x3": 12, "domain x5": 20, "domain x12": 48}
 PROMPTFL, PFEDDC, PROX = "text, global", "both, cross", "PromptFL + FedProx"
 NAMES = {PROMPTFL: "PromptFL", PFEDDC: "pFedDC", "local only": "local prompts only"}
@@ -172,7 +172,18 @@ def about(found: Mapping[str, Any]) -> str:
     )
 
 
-def report(found: Mapping[str, Any]) -> str:
+def marks(name: str) -> tuple[str, str]:
+    """The two lines of the page between which the tables of the result file of this name go."""
+    other = f" --out {name}.json" if name != FIRST else ""
+    return f"<!-- benchmarks/pfeddc.py --report-only{other} -->", "<!-- end -->"
+
+
+def picture_of(name: str) -> Path:
+    """In the folder of figures."""
+    return Path("pfeddc", "fairness.png" if name == FIRST else f"fairness-{name}.png")
+
+
+def report(found: Mapping[str, Any], name: str = FIRST) -> str:
     """All tables, and where they come from."""
     lines = {(line["split"], line["participation"], line["method"]): line for line in tables(found["cells"])}
     return "\n".join(
@@ -192,7 +203,7 @@ def report(found: Mapping[str, Any]) -> str:
             "Rates were chosen by the clients' validation rows, on a partition that no table shows:",
             "",
             *trials_table(found["trials"]),
-            "![Clients from worst to best](../figures/pfeddc/fairness.png)",
+            f"![Clients from worst to best](../figures/{picture_of(name)})",
         ]
     )
 
@@ -209,12 +220,15 @@ def fairness(cells: Cells, path: Path) -> None:
     fairness_picture(lines, path)
 
 
-def write_docs(found: Mapping[str, Any], docs: Path = DOCS) -> None:
+def write_docs(found: Mapping[str, Any], docs: Path = DOCS, name: str = FIRST) -> None:
     """Print the tables, put them between their two marks in pfeddc.md, and draw the picture."""
-    text = report(found)
+    text = report(found, name)
     print(text)
+    begin, end = marks(name)
     page = docs / "results" / "pfeddc.md"
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
-    fairness(found["cells"], docs / "figures" / "pfeddc" / "fairness.png")
+    before, there, rest = page.read_text().partition(begin)
+    _, ended, after = rest.partition(end)
+    if not (there and ended):
+        raise SystemExit(f"{page} lacks the lines {begin} and {end}.")
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}")
+    fairness(found["cells"], docs / "figures" / picture_of(name))

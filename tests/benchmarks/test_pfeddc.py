@@ -92,11 +92,12 @@ def test_the_docs_get_tables_and_a_picture_between_their_marks(tmp_path, capsys)
     }
     page = tmp_path / "results" / "pfeddc.md"
     page.parent.mkdir()
-    page.write_text(f"head\n{pfeddc_report.BEGIN}\nold\n{pfeddc_report.END}\ntail\n")
+    begin, end = pfeddc_report.marks("pfeddc")
+    page.write_text(f"head\n{begin}\nold\n{end}\ntail\n")
     for _ in range(2):  # a second time gives the same page
         pfeddc_report.write_docs(found, tmp_path)
     text = page.read_text()
-    assert text.startswith("head\n") and text.endswith(f"{pfeddc_report.END}\ntail\n") and "old" not in text
+    assert text.startswith("head\n") and text.endswith(f"{end}\ntail\n") and "old" not in text
     assert text.count("| 12 | PromptFL | +10.0 ± 0.0 | +10.0 ± 0.0 |") == 1
     assert "| 48 | PromptFL | - | - | 60.0 | 30.0 | 0/1 |" in text
     assert "0.1 & 3: 75.0 (gap 50.0 %); 0.1 & 30: diverged" in text
@@ -106,4 +107,6 @@ def test_the_docs_get_tables_and_a_picture_between_their_marks(tmp_path, capsys)
 
 def test_the_committed_page_has_the_marks():
     text = (pfeddc_report.DOCS / "results" / "pfeddc.md").read_text()
-    assert text.count(pfeddc_report.BEGIN) == text.count(pfeddc_report.END) == 1
+    names = ("pfeddc", "pfeddc_fused")
+    assert all(text.count(pfeddc_report.marks(name)[0]) == 1 for name in names)
+    assert text.count(pfeddc_report.marks("pfeddc")[1]) == len(names)
