@@ -314,13 +314,20 @@ def test_at_equal_bytes_fedavg_stops_early(regimes):
     assert told[:2] == ["", ""] and told[2].startswith("+10.0") and told[2].endswith("(0.75)")
 
 
-def test_the_experiment_of_the_headline_is_the_map_s_cell(regimes, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "experiment"),
+    [
+        ("Dirichlet 0.05, 40 steps", "digits_drift"),
+        ("Dirichlet 0.1, 40 steps, participation 0.3", "digits_few"),
+    ],
+)
+def test_the_experiment_of_the_headline_is_the_map_s_cell(regimes, tmp_path, name, experiment):
     """What README's command trains is what the table tells, but for what only serves a map of many runs."""
     study = regimes.STUDIES["digits_long"]
-    setting = next(one for one in study.settings if one.name == "Dirichlet 0.05, 40 steps")
+    setting = next(one for one in study.settings if one.name == name)
     cell = regimes.Cell(study.name, setting, 0, "50 %", 0.01)
     words = [word for word in cell.words(tmp_path, []) if not word.startswith(("from=", "checkpoint."))]
-    mine, theirs = (flatten(resolved(compose_config(own))) for own in (["experiment=digits_drift"], words))
+    mine, theirs = (flatten(resolved(compose_config(own))) for own in ([f"experiment={experiment}"], words))
     aside = {"track.tensorboard", "runtime.threads", "runtime.compile", "strategy.warmup_rounds"}
     assert Settings().checked(60).warmup_rounds == theirs["strategy.warmup_rounds"]  # half, by default
     assert {key for key in mine if mine[key] != theirs.get(key)} == aside
