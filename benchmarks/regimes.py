@@ -547,7 +547,6 @@ def line_of(cell: Cell, outcome: tuple[list[Row], Row] | BaseException) -> Row:
     rows, told = outcome
     row |= {"val": mean_of_last(curve(rows, "val_accuracy"))}
     if not cell.tuning:
-        row |= scores(curve(rows, "test_accuracy"))
         row["curve"] = [round(value, 4) for value in curve(rows, "test_accuracy")]
         row["every"] = STUDIES[cell.study].every(cell.setting)
         if cell.method == NEVER:
@@ -685,7 +684,9 @@ def report(study: Study, folder: Path, figure: Path | None) -> str:
     rows, tuning = read(folder / f"{study.name}.jsonl"), read(folder / f"{study.name}-rates.jsonl")
     failed = [row for row in rows if "failed" in row]
     count, spent = len(rows), sum(row["seconds"] for row in (*rows, *tuning))
-    rows = fill_shared(at_chosen_rates(study, [row for row in rows if "failed" not in row], tuning))
+    # What follows from a row's evaluations is not in it: the files stay small.
+    rows = [row | scores(row["curve"]) for row in rows if "failed" not in row]
+    rows = fill_shared(at_chosen_rates(study, rows, tuning))
     names = [setting.name for setting in study.settings if by_seed(rows, setting.name, NEVER, "score")]
     if not names:
         return f"## {study.name}\n\nNo cell is there yet.\n"
