@@ -621,12 +621,12 @@ def main() -> None:
         return
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     cells = Cells(Path(options.cells), setting(options))
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() and options.device != "cpu" else None
     run_all(options, cells)
     tables = [table(group, options, cells) for group in groups(options)]
     rows = [row for found, _ in tables for row in found]
     pairs = [pair for _, found in tables for pair in found]
     left = missing(options, cells)
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() and options.device != "cpu" else None
     path = write_result(options.name, {"lines": rows, "pairs": pairs, "cells_missing": left, "gpu": gpu})
     shown = [
         [
