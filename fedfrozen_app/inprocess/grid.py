@@ -7,6 +7,7 @@ plugs in. This one runs a client when its reply is asked for, so that one reply 
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -149,8 +150,14 @@ class PrivateGrid(InProcessGrid):
         except Exception as error:
             log.exception("Clients that took their steps together failed.")
             return replies | {number: failed(messages[number], error) for number in due}
-        for number, its in zip(due, trained, strict=True):
-            answer = self._advance(messages[number], partial(courses[number].send, its))
+        # Each puts its reply onto the disk before it answers: they need not wait for one another there.
+        with ThreadPoolExecutor(len(due) or 1) as pool:
+            jobs = {
+                number: pool.submit(self._advance, messages[number], partial(courses[number].send, its))
+                for number, its in zip(due, trained, strict=True)
+            }
+        for number, job in jobs.items():
+            answer = job.result()
             assert isinstance(answer, Message), "a client's private steps are due once in a round"
             replies[number] = answer
         return replies
