@@ -4,8 +4,9 @@ it would by itself. What they share is that all gradients of a step are computed
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -149,7 +150,37 @@ def _early(
         yield lambda training, like: lambda: None
         return
     with ThreadPoolExecutor(min(len(trainings), os.cpu_count() or 1)) as pool:
-        yield lambda training, like: pool.submit(training.client.source.standard, like).result
+        lanes = {id(training): number for number, training in enumerate(trainings)}
+
+        def draw(training: Training, like: Tensor) -> Drawn:
+            return partial(_taken, pool.submit(_drawn_aside, training, like, lanes[id(training)]))
+
+        yield draw
+
+
+def _drawn_aside(training: Training, like: Tensor, lane: int) -> tuple[Tensor, torch.cuda.Event | None]:
+    """On a stream of its own: a draw is 32 bytes a number from the host, which need not wait for gradients
+    and which no gradient need wait for."""
+    if like.device.type != "cuda":
+        return training.client.source.standard(like), None
+    side = _lane(like.device, lane)
+    with torch.cuda.stream(side):
+        return training.client.source.standard(like), side.record_event()
+
+
+@cache
+def _lane(device: torch.device, number: int) -> torch.cuda.Stream:
+    """The same in every round: torch keeps freed memory for each stream by itself."""
+    return torch.cuda.Stream(device)
+
+
+def _taken(job: Future[tuple[Tensor, torch.cuda.Event | None]]) -> Tensor:
+    drawn, there = job.result()
+    if there is not None:
+        now = torch.cuda.current_stream(drawn.device)
+        now.wait_event(there)
+        drawn.record_stream(now)
+    return drawn
 
 
 def _sample(training: Training) -> Tensor:
