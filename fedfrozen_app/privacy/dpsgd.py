@@ -11,7 +11,7 @@ is built for every client and round, because what is trained changes.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -24,10 +24,12 @@ from fedfrozen_app.data.table import Table
 from fedfrozen_app.models.attention import attention_by
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
+from fedfrozen_app.models.trunk import answering, frozen_trunk, read_by
 from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.opacus_parts import DPOptimizer
 
 Loss = Callable[[Parameters, Batch, Task], Tensor]
+TRUNK = "trunk"  # beside a row's inputs: what the model under its head has made of them already
 
 
 def plain_loss(parameters: Parameters, batch: Batch, task: Task) -> Tensor:
@@ -125,7 +127,8 @@ class ExampleGradients:
         self._model, self._loss = model, loss
         self._held = dict(model.named_parameters())
         self._trained = list(trained)
-        self._task = task.with_call(self._call)
+        self._plain, self._task = task, task.with_call(self._call)
+        self._trunk = frozen_trunk(model, self._trained)
 
     def load(self, table: Table, index: Tensor, parameters: Mapping[str, nn.Parameter]) -> Tensor:
         part = table.take(index)
@@ -138,6 +141,11 @@ class ExampleGradients:
         return self(part.inputs, part.labels)[1]
 
     def _call(self, parameters: Parameters, inputs: Inputs) -> Tensor:
+        if TRUNK in inputs:
+            assert self._trunk is not None
+            own = {key: value for key, value in inputs.items() if key != TRUNK}
+            with answering(self._trunk, inputs[TRUNK]):
+                return functional_call(self._model, dict(parameters), args=(), kwargs=own).logits
         given = with_ready_mask(inputs, self._model)
         if given is not inputs:  # plain attention adds its mask to the scores
             given["attention_mask"] = tree_map(self._added, given["attention_mask"])
@@ -153,6 +161,7 @@ class ExampleGradients:
             empty = {name: self._held[name].new_zeros(0, *self._held[name].shape) for name in self._trained}
             return torch.zeros(0, device=labels.device), empty
         trained = {name: self._held[name].detach() for name in self._trained}
+        inputs = self._with_trunk(inputs, labels, 1)
         # The plain attention of matrix products: fused kernels have no rule for a gradient within a vmap.
         with attention_by(self._model, "eager"):
             slopes, losses = self._each(trained, inputs, labels)
@@ -163,9 +172,21 @@ class ExampleGradients:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The same for clients side by side, which have `rows` (clients, *shape) of what they train: losses
         (clients, examples), and for each name (clients, examples, *shape)."""
+        inputs = self._with_trunk(inputs, labels, 2)
         with attention_by(self._model, "eager"):
             slopes, losses = vmap(self._each, randomness="different")(rows, inputs, labels)
         return losses, slopes
+
+    def _with_trunk(self, inputs: Inputs, labels: Tensor, lead: int) -> Inputs:
+        """With what a trunk that does not train makes of all these rows, which have `lead` axes."""
+        if self._trunk is None:
+            return inputs
+        rows = {key: value.flatten(0, lead - 1) for key, value in inputs.items()}
+        read = read_by(self._trunk, self._plain, Batch(rows, labels.flatten(0, lead - 1)))
+        if read is None:
+            return inputs
+        by_row: Any = tree_map(lambda value: value.unflatten(0, labels.shape[:lead]), read)
+        return inputs | {TRUNK: by_row}
 
     def _each(self, trained: Parameters, inputs: Inputs, labels: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         each = vmap(grad_and_value(self._one), in_dims=(None, 0, 0), randomness="different")
@@ -179,7 +200,8 @@ class ExampleGradients:
 
     def _one(self, parameters: Parameters, inputs: Inputs, label: Tensor) -> Tensor:
         frozen = {name: value.detach() for name, value in self._held.items() if name not in parameters}
-        batch = Batch({key: value.unsqueeze(0) for key, value in inputs.items()}, label.unsqueeze(0))
+        rows = {key: tree_map(lambda each: each.unsqueeze(0), value) for key, value in inputs.items()}
+        batch = Batch(rows, label.unsqueeze(0))
         return self._loss({**parameters, **frozen}, batch, self._task)
 
 

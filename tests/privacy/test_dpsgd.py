@@ -11,6 +11,7 @@ from torch.optim import SGD
 from fedfrozen_app.data.table import Table
 from fedfrozen_app.models.pixels import Output
 from fedfrozen_app.models.task import Batch, Task
+from fedfrozen_app.models.trunk import frozen_trunk
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, Recipe, train_steps
 from fedfrozen_app.privacy.noise import SeededNoise
 from tests.models.conftest import SETTINGS, _build, _example
@@ -44,6 +45,43 @@ def test_example_gradients_are_those_of_batches_of_one(model_type):
         torch.testing.assert_close(losses[number], loss.detach(), rtol=1e-6, atol=0)
         for name, slope in zip(names, expected, strict=True):
             torch.testing.assert_close(slopes[name][number], slope, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("model_type", SETTINGS)
+def test_a_head_alone_has_the_same_gradients_and_its_trunk_reads_all_rows_at_once(model_type):
+    model, inputs, labels = parts(model_type)
+    task, trunk = task_of(model), model.base_model
+    names = [name for name, _ in model.named_parameters() if name not in inside(model)]
+    sizes = []
+    hook = trunk.register_forward_hook(lambda module, given, output: sizes.append(len(output[0])))
+    losses, slopes = ExampleGradients(model, task, names, plain)(inputs, labels)
+    two = {name: value.detach().expand(2, *value.shape) for name, value in model.named_parameters()}
+    pairs = {key: value.unflatten(0, (2, 2)) for key, value in inputs.items()}
+    rows = {name: two[name] for name in names}
+    _, beside = ExampleGradients(model, task, names, plain).of_clients(rows, pairs, labels.view(2, 2))
+    hook.remove()
+    assert sizes[0] == sizes[2] == 4  # the others: where each row's head is given what it made of that row
+    for number in range(4):
+        one = Batch({key: value[number : number + 1] for key, value in inputs.items()}, labels[number, None])
+        loss = task.loss(dict(model.named_parameters()), one)
+        expected = torch.autograd.grad(loss, [model.get_parameter(name) for name in names])
+        torch.testing.assert_close(losses[number], loss.detach(), rtol=1e-6, atol=0)
+        for name, slope in zip(names, expected, strict=True):
+            torch.testing.assert_close(slopes[name][number], slope, rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(beside[name][number // 2, number % 2], slope, rtol=1e-4, atol=1e-7)
+
+
+def inside(model):
+    return {f"{model.base_model_prefix}.{name}" for name, _ in model.base_model.named_parameters()}
+
+
+def test_a_trunk_in_which_rows_see_one_another_is_not_read_as_one_batch():
+    model, _, _ = parts("vit")
+    head = [name for name, _ in model.named_parameters() if name not in inside(model)]
+    assert frozen_trunk(model, head) is model.vit
+    assert frozen_trunk(model, [*head, "vit.layernorm.weight"]) is None
+    model.vit.mixing = torch.nn.BatchNorm1d(4)
+    assert frozen_trunk(model, head) is None
 
 
 def task_of(model):

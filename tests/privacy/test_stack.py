@@ -24,6 +24,7 @@ def difference(one, other):
         ("strategy=fedavg",),
         *slowly(
             ("strategy=safl", "strategy.top_k=1"),
+            ("strategy=safl", "strategy.select=none"),
             ("strategy=fedprox", "client=sgd"),
             ("strategy=fedfrozen", "client.head_lr=0.01"),
             ("strategy=fedavg", "adapter=lora", "adapter.rank=2"),
