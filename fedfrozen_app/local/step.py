@@ -430,7 +430,8 @@ class Step:
         """Within it the model computes in ways that a vmap over clients is quick with."""
         module = self.resident.model
         blocks = self.blocks.used() if self.blocks is not None else nullcontext()
-        with folded(module), as_products(module, self.layouts.names), blocks, torch.enable_grad():
+        products = as_products(module, self.layouts.names, traced=self.mode == "compiled")
+        with folded(module), products, blocks, torch.enable_grad():
             yield
 
     def _compiled(self, gradient: Gradient, index: Tensor, mask: Tensor) -> Gradient:

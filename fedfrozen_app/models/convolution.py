@@ -17,13 +17,17 @@ LARGEST = 49  # places of an overlapping kernel: every one copies the picture
 
 
 @contextmanager
-def as_products(model: nn.Module, trained: Collection[str]) -> Iterator[None]:
-    """Within it the trained convolutions are products; those that all clients share stay convolutions."""
+def as_products(model: nn.Module, trained: Collection[str], *, traced: bool = False) -> Iterator[None]:
+    """Within it the trained convolutions are products; those that all clients share stay convolutions.
+
+    `traced`: for a compiler that is given the whole step.
+    """
+    product = partial(_product, traced=traced)
     modules = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d):
             trains = f"{name}.weight" in trained
-            way: Callable[[Any, Tensor], Tensor] = _product if trains and _can(module) else _as_it_is
+            way: Callable[[Any, Tensor], Tensor] = product if trains and _can(module) else _as_it_is
             module.forward = partial(way, module)  # type: ignore[method-assign]
             modules.append(module)
     try:
@@ -45,28 +49,35 @@ def _as_it_is(conv: nn.Conv1d | nn.Conv2d, pictures: Tensor) -> Tensor:
     return conv._conv_forward(pictures.to(conv.weight.dtype), conv.weight, conv.bias)
 
 
-def _product(conv: nn.Conv2d, pictures: Tensor) -> Tensor:
+def _product(conv: nn.Conv2d, pictures: Tensor, *, traced: bool = False) -> Tensor:
     """(batch, channels, height, width) -> (batch, out, rows, columns), as the module's own forward."""
     (tall, wide), (down, right) = conv.kernel_size, conv.stride
     above, left = (int(side) for side in conv.padding)  # no word: see _can
     pictures = pad(pictures, (left, left, above, above)) if above or left else pictures
     rows, columns = (pictures.shape[2] - tall) // down + 1, (pictures.shape[3] - wide) // right + 1
+    # (batch, rows, columns, tall, wide, channels)
     if conv.kernel_size == conv.stride:  # patches that do not overlap are the picture in another order
         cut = pictures[:, :, : rows * tall, : columns * wide]
-        blocks = cut.unflatten(3, (columns, wide)).unflatten(2, (rows, tall))
-        patches = blocks.permute(0, 2, 4, 3, 5, 1)  # (batch, rows, columns, tall, wide, channels)
-    else:
-        last = pictures.movedim(1, -1)
-        places = [(y, x) for y in range(tall) for x in range(wide)]
-        patches = torch.stack(
-            [
-                last[:, y : y + down * (rows - 1) + 1 : down, x : x + right * (columns - 1) + 1 : right]
-                for y, x in places
-            ],
-            dim=3,
-        )
+        patches = cut.unflatten(3, (columns, wide)).unflatten(2, (rows, tall)).permute(0, 2, 4, 3, 5, 1)
+    elif traced or pictures.device.type != "cuda":
+        patches = _shifted(pictures, conv, rows, columns)
+    else:  # a view: on a GPU one kernel makes the rows and two their slope, where shifts take three each
+        patches = pictures.unfold(2, tall, down).unfold(3, wide, right).permute(0, 2, 3, 4, 5, 1)
     kernel = conv.weight.permute(2, 3, 1, 0).flatten(0, 2)  # (tall · wide · channels, out)
     result = patches.flatten(3).flatten(1, 2) @ kernel  # (batch, rows · columns, out)
     if conv.bias is not None:
         result = result + conv.bias
     return result.transpose(1, 2).unflatten(2, (rows, columns))
+
+
+def _shifted(pictures: Tensor, conv: nn.Conv2d, rows: int, columns: int) -> Tensor:
+    """The patches as shifted pictures, one for each place of the kernel: a compiler makes one loop of them,
+    and a CPU is quicker with them than with the slope of a view."""
+    (tall, wide), (down, right) = conv.kernel_size, conv.stride
+    last = pictures.movedim(1, -1)
+    places = [
+        last[:, y : y + down * (rows - 1) + 1 : down, x : x + right * (columns - 1) + 1 : right]
+        for y in range(tall)
+        for x in range(wide)
+    ]
+    return torch.stack(places, dim=3).unflatten(3, (tall, wide))

@@ -17,13 +17,18 @@ from fedfrozen_app.models.task import Batch, Task
 
 
 def frozen_trunk(model: nn.Module, trained: Collection[str]) -> nn.Module | None:
-    """What transformers calls the base model; None where something in it trains, or where rows would see
-    one another in it."""
+    """What transformers calls the base model, or its encoder where what pools its states trains too. None
+    where anything else in it trains, or where rows would see one another in it."""
     prefix: str = getattr(model, "base_model_prefix", "")
     trunk = getattr(model, prefix, None) if prefix else None
-    if not isinstance(trunk, nn.Module) or any(name.startswith(f"{prefix}.") for name in trained):
+    inside = [name for name in trained if name.startswith(f"{prefix}.")]
+    if inside and all(name.startswith(f"{prefix}.pooler.") for name in inside):
+        trunk = getattr(trunk, "encoder", None)
+    elif inside:
         return None
-    return None if any(isinstance(module, _BatchNorm) for module in trunk.modules()) else trunk
+    if not isinstance(trunk, nn.Module) or any(isinstance(each, _BatchNorm) for each in trunk.modules()):
+        return None
+    return trunk
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ is built for every client and round, because what is trained changes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -141,15 +141,13 @@ class ExampleGradients:
         return self(part.inputs, part.labels)[1]
 
     def _call(self, parameters: Parameters, inputs: Inputs) -> Tensor:
-        if TRUNK in inputs:
-            assert self._trunk is not None
-            own = {key: value for key, value in inputs.items() if key != TRUNK}
-            with answering(self._trunk, inputs[TRUNK]):
-                return functional_call(self._model, dict(parameters), args=(), kwargs=own).logits
-        given = with_ready_mask(inputs, self._model)
-        if given is not inputs:  # plain attention adds its mask to the scores
+        own = {key: value for key, value in inputs.items() if key != TRUNK}
+        given = with_ready_mask(own, self._model)
+        if given is not own:  # plain attention adds its mask to the scores
             given["attention_mask"] = tree_map(self._added, given["attention_mask"])
-        return functional_call(self._model, dict(parameters), args=(), kwargs=given).logits
+        read = inputs.get(TRUNK)
+        with nullcontext() if self._trunk is None or read is None else answering(self._trunk, read):
+            return functional_call(self._model, dict(parameters), args=(), kwargs=given).logits
 
     def _added(self, seen: Tensor) -> Tensor:
         hidden = torch.finfo(self._task.dtype).min

@@ -50,8 +50,13 @@ def test_example_gradients_are_those_of_batches_of_one(model_type):
 @pytest.mark.parametrize("model_type", SETTINGS)
 def test_a_head_alone_has_the_same_gradients_and_its_trunk_reads_all_rows_at_once(model_type):
     model, inputs, labels = parts(model_type)
-    task, trunk = task_of(model), model.base_model
-    names = [name for name, _ in model.named_parameters() if name not in inside(model)]
+    task = task_of(model)
+    # With BERT's pooler, which stands within its base.
+    names = [name for name, _ in model.named_parameters() if name not in inside(model) or ".pooler." in name]
+    trunk = frozen_trunk(model, names)
+    assert trunk is (
+        model.base_model.encoder if any(".pooler." in name for name in names) else model.base_model
+    )
     sizes = []
     hook = trunk.register_forward_hook(lambda module, given, output: sizes.append(len(output[0])))
     losses, slopes = ExampleGradients(model, task, names, plain)(inputs, labels)
@@ -80,6 +85,7 @@ def test_a_trunk_in_which_rows_see_one_another_is_not_read_as_one_batch():
     head = [name for name, _ in model.named_parameters() if name not in inside(model)]
     assert frozen_trunk(model, head) is model.vit
     assert frozen_trunk(model, [*head, "vit.layernorm.weight"]) is None
+    assert frozen_trunk(model, [*head, "vit.pooler.dense.weight", "vit.layernorm.weight"]) is None
     model.vit.mixing = torch.nn.BatchNorm1d(4)
     assert frozen_trunk(model, head) is None
 
