@@ -120,7 +120,9 @@ def differences(cells: Cells) -> list[str]:
     """pFedDC less the others on the same seeds: the same partition, so that their luck cancels."""
     groups = grouped(cells)
     body = []
-    for split, other in itertools.product(CLIENTS, ("zero-shot", "local only", PROMPTFL, "both, global")):
+    for split, other in itertools.product(
+        CLIENTS, ("zero-shot", "local only", PROMPTFL, "both, global", "both, sum")
+    ):
         own, its = (groups.get((split, 1.0, method), {}) for method in (PFEDDC, other))
         seeds = sorted(own.keys() & its.keys())
         if len(seeds) < 2:
