@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fedfrozen_app.config.checks import (
         check_config,
         device_of,
+        devices_of,
         read,
         require_client,
         server_optimizer_settings,
@@ -67,6 +68,7 @@ __all__ = [
     "check_settings",
     "compose_config",
     "device_of",
+    "devices_of",
     "keys_of",
     "known_keys",
     "quoted",

@@ -13,6 +13,7 @@ from fedfrozen_app.config.schema import NAMED, Config, key_of, sections
 from fedfrozen_app.config.sentences import sentence
 from fedfrozen_app.config.settings import check_settings
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.words import counted
 
 # torch and the strategies take seconds to import, and whoever only lists runs needs neither.
 if TYPE_CHECKING:
@@ -84,6 +85,39 @@ def device_of(name: str) -> "torch.device":
     return torch.device(name)
 
 
+def devices_of(config: Config) -> "list[torch.device]":
+    """Those that the clients of a round are spread over, the first one first."""
+    import torch
+
+    first, asked = device_of(config.device), config.runtime.gpus
+    if asked == 1:
+        return [first]
+    if asked > (there := torch.cuda.device_count() if first.type == "cuda" else 0):
+        raise UserError(
+            f"runtime.gpus={asked} was asked for, and torch sees {counted(there, 'GPU')}: set runtime.gpus=1"
+            + (f", or up to {there}." if there > 1 else ".")
+        )
+    return [first, *(torch.device("cuda", number) for number in range(1, asked))]
+
+
+def _check_gpus(config: Config) -> None:
+    devices_of(config)
+    runtime = config.runtime
+    if runtime.gpus == 1:
+        return
+    alone = {
+        "runtime=inprocess": runtime.name != "inprocess",
+        "runtime.runner=auto or cohort": runtime.runner == "sequential",
+        "privacy=none": config.privacy.name != "none",
+        "runtime.stack_runs=auto or off": (stack_runs(config) or 1) > 1,
+    }
+    for needed in (word for word, lacks in alone.items() if lacks):
+        raise UserError(
+            f"runtime.gpus={runtime.gpus} spreads the clients of one run that train together, which needs "
+            f"{needed}: set that, or runtime.gpus=1."
+        )
+
+
 def _value(config: Config, key: str) -> Any:
     found: Any = config
     for part in key.split("."):
@@ -136,7 +170,7 @@ def check_config(config: Config) -> None:
         _check_adapter(config)
     registry.find("strategies", str(config.strategy["name"])).check(strategy_settings(config), config)
     server_optimizer_settings(config)
-    device_of(config.device)
+    _check_gpus(config)
     # A missing folder is better said now than after the model has been built.
     for key, local in (
         ("dataset.path", config.dataset.kind != "hub" and "://" not in (config.dataset.path or "")),

@@ -451,6 +451,12 @@ class RuntimeConfig:
     max_block: int | None = setting(
         None, "`cohort`: train at most so many clients at once. `null`: as many as fit", least=1
     )
+    gpus: int = setting(
+        1,
+        "`cohort`, in process: over how many of this machine's GPUs the clients of a round are spread. Each "
+        "holds the model and the data",
+        least=1,
+    )
     compile: Any = setting(
         "auto",
         "`cohort` on a GPU: compile the step before it is captured as a CUDA graph. `false` starts at once "

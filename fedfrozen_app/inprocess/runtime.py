@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord
 from torch import Tensor
 
 from fedfrozen_app import client_app
+from fedfrozen_app.config import devices_of
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.digests import digest
@@ -21,6 +22,7 @@ from fedfrozen_app.files.checkpoint import Checkpoint, partition_differences
 from fedfrozen_app.inprocess.grid import CohortGrid, InProcessGrid, PrivateGrid
 from fedfrozen_app.local.cohort import CohortRunner
 from fedfrozen_app.local.resident import Resident, install, run_key
+from fedfrozen_app.local.spread import SpreadRunner
 from fedfrozen_app.models.roles import KERNEL
 from fedfrozen_app.run.federate import explain_disk_errors, federate
 from fedfrozen_app.run.job import Job
@@ -131,7 +133,7 @@ def make_grid(
         first = draw_cohort(map(str, range(num_clients)), config.participation, config.seed, 1)
         if stacked is not None:
             return CohortGrid(client_app.app, num_clients, settings, stacked(resident, first))
-        resident.cohort = resident.cohort or CohortRunner(resident, first)
+        resident.cohort = resident.cohort or make_runner(resident, first)
         return CohortGrid(client_app.app, num_clients, settings, resident.cohort)
     reason = "their adapters differ in rank" if config.adapter.ranks else None
     if together and config.privacy.name != "none":
@@ -146,6 +148,17 @@ def make_grid(
     because = f", because {reason}" if together and reason else ""
     log.info("Clients train one after another on %s (the sequential runner)%s.", resident.device, because)
     return InProcessGrid(client_app.app, num_clients, settings)
+
+
+def make_runner(resident: Resident, typical: Sequence[str]) -> CohortRunner:
+    """On as many GPUs as were asked for."""
+    _, *more = devices_of(resident.config)
+    if not more:
+        return CohortRunner(resident, typical)
+    log.info("The clients of a round are spread over %d GPUs.", 1 + len(more))
+    config, corpus, shares = resident.config, resident.corpus, resident.shares
+    others = [Resident(config, corpus, shares=shares, device=device) for device in more]
+    return SpreadRunner(resident, others, typical)
 
 
 def restore(

@@ -50,7 +50,7 @@ def runs_at_once(resident: Resident, cohort: int) -> int:
     if asked is not None:
         return asked
     size = sum(value.numel() for value in resident.parameters.values())
-    if resident.device.type != "cuda" or size >= LARGE_MODEL:
+    if resident.device.type != "cuda" or size >= LARGE_MODEL or resident.config.runtime.gpus > 1:
         return 1
     return max(1, CLIENTS // cohort)
 

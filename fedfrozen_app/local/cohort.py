@@ -195,17 +195,20 @@ class CohortRunner:
         `base` is what came with the order or is held; `kept`, by client, what it keeps for itself. A block
         has at most as many clients as there are slots, so that memory does not grow with the cohort.
         """
-        work = self._prepare(clients, order, base, kept)
+        return self.blocks_of(self.prepare(clients, order, base, kept))
+
+    def blocks_of(self, work: Work) -> Iterator[Block]:
         for turns, (values, losses) in zip(work.blocks(), self._trained(work), strict=True):
             yield self._block(work, turns, values, losses)
 
-    def _prepare(
+    def prepare(
         self,
         clients: Sequence[str],
         order: Order,
         base: Mapping[str, Tensor],
         kept: Mapping[str, Mapping[str, Tensor]],
     ) -> Work:
+        """Load the round's model and lay out who trains when; nothing is trained yet."""
         resident = self.resident
         resident.fold(base)
         resident.load(parameters_in(base), order.base)

@@ -52,14 +52,17 @@ class Resident:
         cache: Cache | None = None,
         card: Mapping[str, Any] | None = None,
         beside: "Resident | None" = None,
+        device: torch.device | None = None,
     ) -> None:
         """`card` is what the federation has agreed on (classes, normalisation); None: this node's own.
-        `beside`: of a run of the same shape in this process, whose data on the device are these too."""
+        `beside`: of a run of the same shape in this process, whose data on the device are these too.
+        `device`: in place of the one that `device` names."""
         if config.runtime.threads is not None:
             torch.set_num_threads(config.runtime.threads)
         torch.set_float32_matmul_precision("high" if config.client.precision == "tf32" else "highest")
         self.config = config
-        self.device = device_of(config.device)
+        self.device = device or device_of(config.device)
+        self.alone = True  # in this process: nobody else records steps meanwhile
         self.corpus = corpus
         self.shares = shares
         self.cache = cache or Cache()

@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 Gradient = Callable[..., tuple[Tensor, Tensor]]  # of clients' rows and all that a step reads: losses, slopes
 WARMUP_STEPS = 3  # before a capture: lazy initialisations must not be recorded
+_recording = Lock()  # where threads drive several GPUs: garbage is collected for all of them
 
 
 NOTHING: Parameters = {}
@@ -329,6 +331,10 @@ class Step:
         self._graph.replay()
 
     def _record(self) -> None:
+        with _recording:
+            self._record_alone()
+
+    def _record_alone(self) -> None:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -340,8 +346,10 @@ class Step:
         # A graph of before that is freed while this one is recorded would spoil it.
         gc.collect()
         gc.disable()
+        # By default whatever another thread asks of its own GPU would spoil it too.
+        watches = "global" if self.resident.alone else "thread_local"
         try:
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode=watches):
                 self._eager(self._index, self._mask)
         finally:
             gc.enable()

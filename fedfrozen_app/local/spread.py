@@ -1,0 +1,138 @@
+"""The clients of a round over several GPUs of one machine (`runtime.gpus`), each with its own model and data.
+
+A client goes where the least work is, the longest first. Every GPU has a cohort runner, which a thread of its
+own drives. What is through moves to the first GPU, where the server adds it up: in an order that the threads'
+speed does not change, so that a run can be repeated.
+"""
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import cached_property
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedfrozen_app.exchange.block import Block
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.local.cohort import CohortRunner
+from fedfrozen_app.local.slots import num_batches
+
+if TYPE_CHECKING:
+    from fedfrozen_app.local.resident import Resident
+
+
+def dealt(counts: Sequence[int], lanes: int) -> list[list[int]]:
+    """Places of clients with `counts` batches, by lane: the longest first, each where the least work is."""
+    found: list[list[int]] = [[] for _ in range(lanes)]
+    load = [(0, lane) for lane in range(lanes)]
+    for place in sorted(range(len(counts)), key=lambda place: -counts[place]):
+        work, lane = heapq.heappop(load)
+        found[lane].append(place)
+        heapq.heappush(load, (work + counts[place], lane))
+    return [sorted(places) for places in found]
+
+
+class Lane:
+    """One GPU: its runner, and the thread that drives it."""
+
+    def __init__(self, resident: "Resident", typical: Sequence[str]) -> None:
+        self.resident, self.device = resident, resident.device
+        self.runner = CohortRunner(resident, typical or None)
+
+    @cached_property
+    def _thread(self) -> ThreadPoolExecutor:
+        def use() -> None:  # a thread begins with the first GPU
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)
+
+        return ThreadPoolExecutor(1, thread_name_prefix=str(self.device), initializer=use)
+
+    def there(self) -> AbstractContextManager[None]:
+        """Within it this GPU is the one that torch asks for memory and records on."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def ahead(self, blocks: Iterator[Block]) -> Iterator[Block]:
+        """The blocks, of which the thread makes the next one while this one is read. It begins at once."""
+        coming = self._thread.submit(next, blocks, None)
+
+        def read() -> Iterator[Block]:
+            nonlocal coming
+            while (block := coming.result()) is not None:
+                coming = self._thread.submit(next, blocks, None)
+                yield block
+
+        return read()
+
+
+class SpreadRunner(CohortRunner):
+    """A cohort runner whose clients train on the GPU of `resident` and on those of `others`."""
+
+    def __init__(
+        self, resident: "Resident", others: Sequence["Resident"], typical: Sequence[str] | None = None
+    ) -> None:
+        super().__init__(resident, typical)
+        self._residents = [resident, *others]
+        self._lanes: list[Lane] = []
+        for each in self._residents:
+            each.alone = False
+
+    def order_of(self, clients: Sequence[str], order: Order) -> list[str]:
+        blocks = []
+        for lane, own in self._dealt(clients, order):
+            with lane.there():
+                room, through = lane.runner._room(own, order), lane.runner.order_of(own, order)
+            blocks.append([through[first : first + room] for first in range(0, len(own), room)])
+        rows = zip_longest(*blocks, fillvalue=[])
+        return [client for row in rows for block in row for client in block]
+
+    def train(
+        self,
+        clients: Sequence[str],
+        order: Order,
+        base: Mapping[str, Tensor],
+        kept: Mapping[str, Mapping[str, Tensor]],
+    ) -> Iterator[Block]:
+        works = []
+        # One after another: the first decides for all whether steps are compiled.
+        for lane, own in self._dealt(clients, order):
+            mine = {client: on(kept.get(client, {}), lane.device) for client in own}
+            with lane.there():
+                works.append((lane, lane.runner.prepare(own, order, on(base, lane.device), mine)))
+        ways = [lane.ahead(lane.runner.blocks_of(work)) for lane, work in works]
+        for row in zip_longest(*ways):
+            yield from (self._here(block) for block in row if block is not None)
+
+    def _dealt(self, clients: Sequence[str], order: Order) -> list[tuple[Lane, list[str]]]:
+        """Who trains where; GPUs for which there is nobody are left out."""
+        for other in self._residents[1:]:
+            if other.config is not self.resident.config:  # a sweep has gone on to its next run
+                other.switch_to(self.resident.config, self.resident.shares)
+            other.compiling = self.resident.compiling
+        if not self._lanes:
+            first = self._parts(self._typical or clients, order)
+            self._lanes = [Lane(each, own) for each, own in zip(self._residents, first, strict=True)]
+        parts = self._parts(clients, order)
+        return [(lane, own) for lane, own in zip(self._lanes, parts, strict=True) if own]
+
+    def _parts(self, clients: Sequence[str], order: Order) -> list[list[str]]:
+        counts = [num_batches(self.resident, client, order.plan) for client in clients]
+        return [[clients[place] for place in places] for places in dealt(counts, len(self._residents))]
+
+    def _here(self, block: Block) -> Block:
+        device = self.resident.device
+        return replace(
+            block,
+            base=block.base.to(device),
+            values=block.values.to(device),
+            metrics=on(block.metrics, device),
+            kept=[on(arrays, device) for arrays in block.kept],
+        )
+
+
+def on(arrays: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: value.to(device) for name, value in arrays.items()}
