@@ -59,13 +59,17 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _composed_once(request: pytest.FixtureRequest) -> Iterator[None]:
+def _composed_once(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     if request.node.nodeid.startswith("tests/config"):
         yield
         return
     from tests.composed_once import remembered
 
-    with remembered():
+    place = tmp_path_factory.getbasetemp()
+    # Every worker of pytest has a folder of its own in one that is this run's.
+    with remembered((place.parent if "PYTEST_XDIST_WORKER" in os.environ else place) / "composed"):
         yield
 
 
