@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -43,7 +44,7 @@ class Table:
         """In any of the cells from `low` on and before `high`; each person once."""
         return len(np.unique(self.person[(self.cell >= low) & (self.cell < high)]))
 
-    @property
+    @cached_property
     def everybody(self) -> int:
         return len(np.unique(self.person))
 

@@ -14,6 +14,7 @@ what the total leaves over. Empty ones are shown: that a site has nobody of a cl
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,21 +30,25 @@ DOMINANT = 0.5  # of the rows behind a mean, that one person may have
 def joined_cells(table: Table, floor: int) -> Groups | None:
     """Which cells are told as one; None where not even all together may be."""
 
+    @cache  # the same parts are asked for at every level
+    def may_be_told(low: int, high: int) -> bool:
+        return sound(table, low, high, floor)
+
     def join(low: int, high: int) -> Groups:
         if high - low == 1:
             return [(low, high)]
         middle = (low + high) // 2
         parts = join(low, middle) + join(middle, high)
-        return parts if all(sound(table, *part, floor) for part in parts) else [(low, high)]
+        return parts if all(may_be_told(*part) for part in parts) else [(low, high)]
 
     found = join(0, table.size)
-    return found if all(sound(table, *part, floor) for part in found) else None
+    return found if all(may_be_told(*part) for part in found) else None
 
 
 def sound(table: Table, low: int, high: int, floor: int) -> bool:
     """Whether these cells, as one, are nobody's, or hide each other; and nearly everybody is not in them."""
     within = table.people_within(low, high)
-    filled = len(np.unique(table.cell[(table.cell >= low) & (table.cell < high)]))
+    filled = int(np.count_nonzero(table.people()[low:high]))
     return within == 0 or (within >= floor + filled - 1 and not 0 < table.everybody - within < floor)
 
 
