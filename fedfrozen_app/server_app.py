@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 
 from flwr.app import Context
@@ -137,10 +138,15 @@ def converse(grid: Grid, job: Job, resident: Resident, flower_run: int) -> Conve
         proposal=proposal,
         anchors=AnchorFile(job.folder / "anchors.jsonl"),
         sites=registered_sites(job.folder),
-        version=f"sources {source_digest(Path(__file__).resolve().parents[1])}",
+        version=f"sources {own_sources()}",
         seen=last_seen(job.start.row) if job.start is not None and job.goes_on else {},
         stop_asked=lambda: stop_asked(job.folder, flower_run),
     )
+
+
+@cache  # what this process runs; files that change meanwhile are another's
+def own_sources() -> str:
+    return source_digest(Path(__file__).resolve().parents[1])
 
 
 def job_of(context: Context) -> Job:
