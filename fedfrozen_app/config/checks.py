@@ -1,9 +1,12 @@
 """From a composed configuration to the dataclasses; a `UserError` for values that cannot work."""
 
 import json
+import pickle
+from copy import copy, deepcopy
+from dataclasses import fields, make_dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -24,18 +27,42 @@ def read(resolved_config: dict[str, Any]) -> Config:
     """The typed configuration, checked: types first, then values and combinations."""
     renamed = {("start_from" if key == "from" else key): value for key, value in resolved_config.items()}
     try:
-        merged = OmegaConf.merge(_declared(), renamed)
-        config = OmegaConf.to_object(merged)
-    except OmegaConfBaseException as error:
-        raise UserError(sentence(error)) from error
-    assert isinstance(config, Config)
+        config = _by_section(renamed)
+    except OmegaConfBaseException:
+        config = _in_one_piece(renamed)  # which names the whole key that is wrong
     check_config(config)
     return config
 
 
+def _by_section(settings: dict[str, Any]) -> Config:
+    """OmegaConf takes 50 ms for a whole configuration, and most sections are those of the run before."""
+    if any(not isinstance(settings.get(name), dict) for name in sections()):
+        return _in_one_piece(settings)
+    own = {name: deepcopy(_section(name, pickle.dumps(settings[name]))) for name in sections()}
+    others = {key: value for key, value in settings.items() if key not in own}
+    return Config(**vars(OmegaConf.to_object(OmegaConf.merge(_beside_sections(), others))), **own)
+
+
+@lru_cache(maxsize=256)
+def _section(name: str, settings: bytes) -> Any:
+    plain = pickle.loads(settings)  # noqa: S301 - what the caller has just packed
+    return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(sections()[name]), plain))
+
+
 @cache  # `merge` works on a copy
-def _declared() -> DictConfig:
-    return OmegaConf.structured(Config)
+def _beside_sections() -> DictConfig:
+    kinds = get_type_hints(Config)
+    own = [(one.name, kinds[one.name], copy(one)) for one in fields(Config) if one.name not in sections()]
+    return OmegaConf.structured(make_dataclass("BesideSections", own))
+
+
+def _in_one_piece(settings: dict[str, Any]) -> Config:
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), settings))
+    except OmegaConfBaseException as error:
+        raise UserError(sentence(error)) from error
+    assert isinstance(config, Config)
+    return config
 
 
 def strategy_settings(config: Config) -> Any:
