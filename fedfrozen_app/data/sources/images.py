@@ -21,6 +21,8 @@ from fedfrozen_app.errors import UserError
 logger = logging.getLogger(__name__)
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
+SMALL_IMAGE = 32 * 32  # pixels
+
 
 def read_images(spec: DatasetSpec) -> Found:
     """An image folder: [split/][domain/]class/file."""
@@ -128,6 +130,8 @@ def _decode(rows: Rows, size: tuple[int, int], spec: DatasetSpec) -> tuple[np.nd
     """All images as one array (n, c, h, w), and whether every one of them was grey."""
     count, (width, height) = len(rows.content), size
     channels = spec.channels or 3
+    if count and all(_is_decoded(item, (height, width)) for item in rows.content):
+        return np.repeat(np.stack(rows.content)[:, None], channels, axis=1), True
     pixels = np.empty((count, channels, height, width), dtype=np.uint8)
     grey = np.empty(count, dtype=bool)
 
@@ -148,14 +152,20 @@ def _decode(rows: Rows, size: tuple[int, int], spec: DatasetSpec) -> tuple[np.nd
             array = np.asarray(image)  # (h, w) or (h, w, 3)
             pixels[row] = array if channels == 1 else array.transpose(2, 0, 1)
 
-    # Threads help because Pillow decodes outside the interpreter lock; chunks, because one task an
-    # image would cost more than a small image itself.
-    workers = os.cpu_count() or 1
+    # Threads help because Pillow decodes outside the interpreter lock, and chunks, because one task an
+    # image would cost more than a small image itself; very small ones are done before the lock is free.
+    small = spec.image_size is None and width * height <= SMALL_IMAGE
+    workers = 1 if small else os.cpu_count() or 1
     chunks = np.array_split(np.arange(count), max(1, min(4 * workers, count)))
     with ThreadPoolExecutor(workers) as pool:
         for _ in pool.map(work, chunks):
             pass
     return pixels, bool(grey.all())
+
+
+def _is_decoded(item: Any, shape: tuple[int, int]) -> bool:
+    """Grey, of 8 bits and of this size, as an array: there is nothing to decode."""
+    return isinstance(item, np.ndarray) and item.dtype == np.uint8 and item.shape == shape
 
 
 def open_image(item: Any, origin: str) -> Image.Image:
