@@ -30,6 +30,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.errors import UserError
@@ -350,6 +351,13 @@ def _as_load_error(path: str, hub: bool) -> Iterator[None]:
         raise UserError(f"cannot load the model '{path}': {_one_line(error)}") from error
 
 
+def _writes_texts(model: PreTrainedModel) -> bool:
+    """By name: asked for a class, transformers' table imports all of its architectures, for five seconds."""
+    if type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        return True
+    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model.config), None) is type(model)  # what others registered
+
+
 def export_model(
     model: nn.Module, folder: str | Path, classes: Sequence[str], state: dict[str, Tensor] | None = None
 ) -> None:
@@ -365,7 +373,7 @@ def export_model(
     config = copy.deepcopy(model.config)
     if hasattr(config, "use_cache"):
         config.use_cache = True  # whoever writes texts with it wants that
-    if type(model) not in MODEL_FOR_CAUSAL_LM_MAPPING.values():
+    if not _writes_texts(model):
         if config.num_labels != len(classes):
             raise UserError(
                 f"cannot export a model of {config.num_labels} classes with {len(classes)} class names"
