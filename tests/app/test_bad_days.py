@@ -309,7 +309,7 @@ def test_a_malformed_host_is_refused_without_a_traceback(tmp_path, capfd, host):
     import threading
 
     with make_server(tmp_path, 0) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as line:
             line.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
             answer = line.makefile("rb").read()

@@ -23,7 +23,7 @@ from .test_page import Page
 @contextmanager
 def serving(folder):
     with make_server(folder, 0) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))  # seconds between looks
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
