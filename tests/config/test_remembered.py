@@ -14,6 +14,11 @@ from tests.conftest import SMALL
 WORDS = ["strategy=fedprox", "partition=iid", "strategy.mu=0.5", "output_dir=a/b-c", "from=null", *SMALL]
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("composed")
+
+
 @pytest.mark.parametrize(
     "files",
     [
@@ -31,10 +36,10 @@ WORDS = ["strategy=fedprox", "partition=iid", "strategy.mu=0.5", "output_dir=a/b
     ],
     ids=" ".join,
 )
-def test_files_from_memory_and_then_values_give_what_hydra_gives(files, tmp_path, monkeypatch):
+def test_files_from_memory_and_then_values_give_what_hydra_gives(files, folder, monkeypatch):
     words = ["output_dir=a/b-c", "from=null", *SMALL, *files]
     plain = OmegaConf.to_container(compose_config(words, hydra=True))
-    with composed_once.remembered(tmp_path):
+    with composed_once.remembered(folder):
         other = compose_config(["seed=3", *words])  # of the same files
         monkeypatch.setattr(composed_once, "_KNOWN", {})  # as another process, which reads what this one knew
         again = OmegaConf.to_container(compose_config(words, hydra=True))
@@ -47,7 +52,7 @@ def test_files_from_memory_and_then_values_give_what_hydra_gives(files, tmp_path
 @pytest.mark.parametrize(
     ("files", "again"), [(["strategy=fedprox"], 0), (["client=sgd", "model=linear"], 0), ([], 1)], ids=str
 )
-def test_only_what_names_a_new_thing_is_left_to_hydra(files, again, tmp_path, monkeypatch):
+def test_only_what_names_a_new_thing_is_left_to_hydra(files, again, folder, monkeypatch):
     """A class that is registered has no file: what its name stands for is never remembered."""
     asked = []
 
@@ -57,7 +62,7 @@ def test_only_what_names_a_new_thing_is_left_to_hydra(files, again, tmp_path, mo
 
     hydras_own = composed_once._PLAIN
     monkeypatch.setitem(registry.REGISTERED, ("strategies", "mine"), registry.find("strategies", "fedavg"))
-    with composed_once.remembered(tmp_path):
+    with composed_once.remembered(folder):
         compose_config(files or ["strategy=mine"])
         monkeypatch.setattr(composed_once, "_PLAIN", plain)
         compose_config([*(files or ["strategy=mine"]), "seed=5", "+model.config.a=1"])
@@ -76,9 +81,9 @@ def test_only_what_names_a_new_thing_is_left_to_hydra(files, again, tmp_path, mo
         "+client.lr=1",
     ],
 )
-def test_a_refusal_is_the_same(word, tmp_path):
+def test_a_refusal_is_the_same(word, folder):
     with pytest.raises(UserError) as plain:
         compose_config([*WORDS, word])
-    with composed_once.remembered(tmp_path), pytest.raises(UserError) as again:
+    with composed_once.remembered(folder), pytest.raises(UserError) as again:
         compose_config([*WORDS, word])
     assert str(again.value) == str(plain.value)
