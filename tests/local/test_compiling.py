@@ -89,7 +89,6 @@ def test_blocks_of_text_models_with_masks(train, tmp_path, compiles, by_blocks, 
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_blocks_of_runs_side_by_side(train, tmp_path, compiles, by_blocks):
     """Each has its own frozen kernel: a vmap over runs around the one over clients."""
     words = [*SMALL, *WORDS, "num_rounds=2", "runtime.compile=true"]

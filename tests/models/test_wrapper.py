@@ -66,7 +66,7 @@ class HeadAdapter(Wrapper):
     def figures(self, model):
         return {"adapter_norm": float((model.b @ model.a).norm())}
 
-    def export(self, model, folder, classes):
+    def export(self, model, folder, classes, *, merged=True):
         with torch.no_grad():
             model.base.classifier.weight += model.b @ model.a
         super().export(model.base, folder, classes)
