@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     import torch
 
 
-def read(resolved_config: dict[str, Any]) -> Config:
-    """The typed configuration, checked: types first, then values and combinations."""
+def read(resolved_config: dict[str, Any], *, here: bool = True) -> Config:
+    """The typed configuration, checked: types first, then values and combinations; and where it is to run
+    `here`, that this machine has the files and the device that it names."""
     renamed = {("start_from" if key == "from" else key): value for key, value in resolved_config.items()}
     try:
         config = _by_section(renamed)
     except OmegaConfBaseException:
         config = _in_one_piece(renamed)  # which names the whole key that is wrong
-    check_config(config)
+    check_config(config, here=here)
     return config
 
 
@@ -164,8 +165,8 @@ def stack_runs(config: Config) -> int | None:
     return int(word)
 
 
-def check_config(config: Config) -> None:
-    """A `UserError` for values and combinations that cannot work."""
+def check_config(config: Config, *, here: bool = True) -> None:
+    """A `UserError` for values and combinations that cannot work; or that cannot `here`."""
     check_settings(config)
     for name in sections():
         check_settings(getattr(config, name), f"{name}.")
@@ -197,8 +198,13 @@ def check_config(config: Config) -> None:
         _check_adapter(config)
     registry.find("strategies", str(config.strategy["name"])).check(strategy_settings(config), config)
     server_optimizer_settings(config)
-    _check_gpus(config)
-    # A missing folder is better said now than after the model has been built.
+    if here:
+        _check_gpus(config)
+        _check_files(config)
+
+
+def _check_files(config: Config) -> None:
+    """A missing folder is better said now than after the model has been built."""
     for key, local in (
         ("dataset.path", config.dataset.kind != "hub" and "://" not in (config.dataset.path or "")),
         ("model.path", config.model.source == "checkpoint"),

@@ -69,7 +69,9 @@ def as_it_was(overrides: Sequence[str], had: Mapping[str, Any]) -> list[str]:
     """These words, and more where a default has moved since they were composed to `had`: a run that goes on,
     or whose model is used, stays what it was."""
     composed = resolved(compose_config(list(overrides)))
-    today = Job(read(composed | {"from": None}), composed, list(overrides), Path()).with_settings()
+    # Files may have moved, and this may be another machine: words that come later may say so.
+    config = read(composed | {"from": None}, here=False)
+    today = Job(config, composed, list(overrides), Path()).with_settings()
     before = flatten(had)
     moved = {
         key: before[key]

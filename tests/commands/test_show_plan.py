@@ -176,7 +176,7 @@ def test_the_plan_reads_as_tables(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     assert command(["plan", "num_rounds=10"]) == 0
     out = capsys.readouterr().out
-    assert "warmup: 2 rounds" in out and "frozen: 8 rounds" in out and "19.6% less" in out
+    assert "warmup: 5 rounds" in out and "frozen: 5 rounds" in out and "12.0% less" in out
     assert "if it never does" not in out
     assert command(["plan", "num_rounds=10", "strategy.warmup_rounds=auto"]) == 0
     out = capsys.readouterr().out

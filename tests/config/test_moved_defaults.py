@@ -8,6 +8,7 @@ import pytest
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.config import checks, compose_config, read, resolved
+from fedfrozen_app.errors import UserError
 from fedfrozen_app.run.job import Job, as_it_was
 from fedfrozen_app.server import warmup
 from tests.conftest import Run
@@ -37,6 +38,16 @@ def test_what_has_moved_is_held():
     assert again["runtime"].pop("stack_runs") and again == had
     longer = kept([*words, "num_rounds=50", "strategy.warmup_rounds=7"])
     assert longer["strategy"]["warmup_rounds"] == 7  # whoever says so is obeyed
+
+
+def test_files_that_have_moved_since_and_another_machine_are_no_reason_to_refuse(tmp_path):
+    """Words that come later may say where they are: only what then runs must be there."""
+    words = ["dataset=text", f"dataset.path={tmp_path}/gone.csv", "device=cuda", "runtime.gpus=9"]
+    composed = resolved(compose_config(words))
+    with pytest.raises(UserError, match=r"device=cuda|runtime.gpus=9"):
+        read(composed)
+    had = Job(read(composed, here=False), composed, words, Path()).with_settings().resolved_config
+    assert as_it_was(words, had) == words
 
 
 @pytest.mark.slow
