@@ -16,6 +16,7 @@ import pytest
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.commands.watch import make_server
 from fedfrozen_app.files import status
+from fedfrozen_app.report.personal import fairness_picture  # before `train` puts nothing in its place
 from tests.conftest import SMALL, Run, full_disk, same_bits
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -275,7 +276,6 @@ def test_an_export_is_whole_or_as_it_was_and_others_can_read_it(train, tmp_path,
 def test_pictures_and_pages_are_whole_or_absent(train, tmp_path):
     from fedfrozen_app.data.picture import label_picture
     from fedfrozen_app.report.curves import write_curves
-    from fedfrozen_app.report.personal import fairness_picture
     from fedfrozen_app.report.run_page import write_report
 
     run = train("num_rounds=1")

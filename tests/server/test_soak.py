@@ -68,6 +68,7 @@ def soak(train, monkeypatch, rounds):
         number, client = int(message.metadata.group_id), context.node_config["partition-id"]
         if client == 0:
             memory.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        thrown.pop((number, str(client)), None)  # a node that was gone is asked again: its last answer counts
         # The first round tells what is usual; every node misbehaves in a fifth of the others.
         if number == 1 or draw.random() > 0.2:
             return reply
@@ -95,6 +96,7 @@ def test_every_fault_is_accounted_for_and_none_gets_in(train, monkeypatch, round
             assert text in sentence
         assert row["clients_ok"] == len(row["clients"]) - len(wanted)
     assert all(torch.isfinite(value).all() and value.abs().max() < 100 for value in run.model.values())
-    assert len(collections.Counter(thrown.values())) >= min(len(FAULTS), rounds // 2)
+    # All but one: a node that was gone has mostly come back when it is asked again.
+    assert len(collections.Counter(thrown.values())) >= min(len(FAULTS) - 1, rounds // 2)
     if rounds >= 100:  # kilobytes; the high-water mark after the first quarter stays what it is
         assert memory[-1] - memory[len(memory) // 4] < 30_000

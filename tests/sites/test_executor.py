@@ -422,7 +422,8 @@ def test_what_a_site_kept_is_not_shared_when_the_next_plan_keeps_another_part(si
                 names = order.plan.trained
                 kept = [name for name in names if ("classifier" in name) == (order.round == 1)]
                 plan = Plan.full(names).keep_private(kept)
-                order = replace(order, plan=plan)
+                base = {name: digest for name, digest in order.base.items() if name not in kept}
+                order = replace(order, plan=plan, base=base)
                 message.content["order"] = ConfigRecord({"json": order.json})
                 asked[order.round] = plan
             return super()._answer(message)
