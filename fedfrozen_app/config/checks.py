@@ -137,9 +137,11 @@ def _check_gpus(config: Config) -> None:
         "runtime=inprocess": runtime.name != "inprocess",
         "runtime.runner=auto or cohort": runtime.runner == "sequential",
         "privacy=none": config.privacy.name != "none",
+        "model.gradient_checkpointing=false": config.model.gradient_checkpointing,
+        "adapters of one rank (adapter.ranks={})": bool(config.adapter.ranks),
         "runtime.stack_runs=auto or off": (stack_runs(config) or 1) > 1,
     }
-    for needed in (word for word, lacks in alone.items() if lacks):
+    if needed := next((word for word, lacks in alone.items() if lacks), None):
         raise UserError(
             f"runtime.gpus={runtime.gpus} spreads the clients of one run that train together, which needs "
             f"{needed}: set that, or runtime.gpus=1."

@@ -118,7 +118,7 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
         for step in range(recipes[0].steps):
             count = sum(recipe.steps > step for recipe in recipes)  # those that still train come first
             drawn = [_sample(training) for training in trainings[:count]]
-            noise = [draw(training, flat) for training in trainings[:count]]  # after its sample, as by itself
+            noise = [draw(place, flat) for place in range(count)]  # after its sample, as by itself
             own = {name: value[:count] for name, value in rows.items()}
             sums = _clipped_sums(trainings[:count], gradients, own, drawn, losses, at_once)
             for place, training in enumerate(trainings[:count]):
@@ -141,19 +141,16 @@ Drawn = Callable[[], Tensor | None]
 
 
 @contextmanager
-def _early(
-    resident: "Resident", trainings: Sequence[Training]
-) -> Iterator[Callable[[Training, Tensor], Drawn]]:
+def _early(resident: "Resident", trainings: Sequence[Training]) -> Iterator[Callable[[int, Tensor], Drawn]]:
     """A way to have a client's noise drawn while the GPU computes gradients, each client's by a thread: the
     cipher leaves Python's lock to others. Without a GPU the noise is drawn when it is asked for."""
     if resident.device.type not in EARLY_ON or trainings[0].recipe.noise == 0:
-        yield lambda training, like: lambda: None
+        yield lambda place, like: lambda: None
         return
     with ThreadPoolExecutor(min(len(trainings), os.cpu_count() or 1)) as pool:
-        lanes = {id(training): number for number, training in enumerate(trainings)}
 
-        def draw(training: Training, like: Tensor) -> Drawn:
-            return partial(_taken, pool.submit(_drawn_aside, training, like, lanes[id(training)]))
+        def draw(place: int, like: Tensor) -> Drawn:
+            return partial(_taken, pool.submit(_drawn_aside, trainings[place], like, place))
 
         yield draw
 

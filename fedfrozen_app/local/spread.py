@@ -41,7 +41,7 @@ class Lane:
     """One GPU: its runner, and the thread that drives it."""
 
     def __init__(self, resident: "Resident", typical: Sequence[str]) -> None:
-        self.resident, self.device = resident, resident.device
+        self.device = resident.device
         self.runner = CohortRunner(resident, typical or None)
 
     @cached_property

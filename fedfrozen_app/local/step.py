@@ -438,7 +438,8 @@ class Step:
         """Within it the model computes in ways that a vmap over clients is quick with."""
         module = self.resident.model
         blocks = self.blocks.used() if self.blocks is not None else nullcontext()
-        products = as_products(module, self.layouts.names, traced=self.mode == "compiled")
+        views = self.on_gpu and self.mode != "compiled"
+        products = as_products(module, self.layouts.names, views=views)
         with folded(module), products, blocks, torch.enable_grad():
             yield
 

@@ -17,12 +17,12 @@ LARGEST = 49  # places of an overlapping kernel: every one copies the picture
 
 
 @contextmanager
-def as_products(model: nn.Module, trained: Collection[str], *, traced: bool = False) -> Iterator[None]:
+def as_products(model: nn.Module, trained: Collection[str], *, views: bool = False) -> Iterator[None]:
     """Within it the trained convolutions are products; those that all clients share stay convolutions.
 
-    `traced`: for a compiler that is given the whole step.
+    `views`: their patches are views of the picture, which a GPU is quicker with outside a compiler.
     """
-    product = partial(_product, traced=traced)
+    product = partial(_product, views=views)
     modules = []
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d):
@@ -49,7 +49,7 @@ def _as_it_is(conv: nn.Conv1d | nn.Conv2d, pictures: Tensor) -> Tensor:
     return conv._conv_forward(pictures.to(conv.weight.dtype), conv.weight, conv.bias)
 
 
-def _product(conv: nn.Conv2d, pictures: Tensor, *, traced: bool = False) -> Tensor:
+def _product(conv: nn.Conv2d, pictures: Tensor, *, views: bool) -> Tensor:
     """(batch, channels, height, width) -> (batch, out, rows, columns), as the module's own forward."""
     (tall, wide), (down, right) = conv.kernel_size, conv.stride
     above, left = (int(side) for side in conv.padding)  # no word: see _can
@@ -59,10 +59,10 @@ def _product(conv: nn.Conv2d, pictures: Tensor, *, traced: bool = False) -> Tens
     if conv.kernel_size == conv.stride:  # patches that do not overlap are the picture in another order
         cut = pictures[:, :, : rows * tall, : columns * wide]
         patches = cut.unflatten(3, (columns, wide)).unflatten(2, (rows, tall)).permute(0, 2, 4, 3, 5, 1)
-    elif traced or pictures.device.type != "cuda":
-        patches = _shifted(pictures, conv, rows, columns)
-    else:  # a view: on a GPU one kernel makes the rows and two their slope, where shifts take three each
+    elif views:  # one kernel makes the rows and two their slope, where shifts take three each
         patches = pictures.unfold(2, tall, down).unfold(3, wide, right).permute(0, 2, 3, 4, 5, 1)
+    else:
+        patches = _shifted(pictures, conv, rows, columns)
     kernel = conv.weight.permute(2, 3, 1, 0).flatten(0, 2)  # (tall · wide · channels, out)
     result = patches.flatten(3).flatten(1, 2) @ kernel  # (batch, rows · columns, out)
     if conv.bias is not None:

@@ -295,7 +295,6 @@ def test_differential_privacy_clips_and_noises_adapters_and_head_alone(train, ru
     assert names and all(value.isfinite().all() for value in run.model.values())
 
 
-@pytest.mark.slow
 def test_both_ways_of_clipping_give_the_same(train):
     words = [*EXACT, "privacy=dp_sgd", "privacy.seeded_noise=true", "num_rounds=1"]
     one, other = (train(*words, f"privacy.clipping={c}", folder=c).model for c in ("per_example", "ghost"))

@@ -49,12 +49,12 @@ def commands(page):
 
 
 # The commands of docs/adding-a-strategy.md need the files that the page tells to write: see test_adding.py.
-FIRST = {"README.md", "tutorial.md", "guide.md", "deployment.md"}  # all of theirs; of others every third
+FIRST = {"README.md", "tutorial.md", "guide.md", "deployment.md"}  # all of theirs; of others every second
 COMMANDS = [
     pytest.param(
         list(words),
         id=f"{page}: {' '.join(words)}",
-        marks=[pytest.mark.slow] if page not in FIRST and number % 3 else [],
+        marks=[pytest.mark.slow] if page not in FIRST and number % 2 else [],
     )
     for number, (words, page) in enumerate(
         {  # each once, on the last page that has it

@@ -83,8 +83,8 @@ STOPS_FLOAT64 = {"fedfrozen": 3}
 ONE_BY_ONE = {"safl_keep", "safl_random"}
 # Variants whose strategy is there in float64 already; they wait for a release.
 FLOAT32_ONLY = {"fedfrozen_random", "safl_fixed", "safl_random", "pfeddc_global"}
-# Whose rounds are worked out by hand in tests/strategies and tests/server at every test run.
-BY_HAND = {"fedprox", "local", "fedfrozen_auto"}
+# Whose rounds are worked out by hand in tests/strategies at every test run.
+BY_HAND = {"fedprox"}
 # This one shows the cohort runner in every test run; the other twins wait for a release.
 TWIN_OF = "fedfrozen"
 
@@ -112,13 +112,13 @@ def _inprocess() -> list[Case]:
                 add(f"{name}-cohort", [*words, "runtime.runner=cohort"], slow=name != TWIN_OF)
             if name not in FLOAT32_ONLY:
                 double = [*words, "runtime.runner=sequential", "model.dtype=float64"]
-                add(f"{name}-float64", double, STOPS_FLOAT64.get(name), slow=True)
+                add(f"{name}-float64", double, STOPS_FLOAT64.get(name), slow=name != "fedfrozen")
     for name in ("fedavg", "fedfrozen"):
         words = [*TINY, *DIGITS[name], "runtime.runner=cohort", "model.dtype=float64"]
         add(f"{name}-cohort-float64", words, slow=True)
     for rule in ("krum", "median", "trimmed_mean"):  # of five: with four the last two would be the same
         words = [*TINY, *DIGITS["fedavg"], f"aggregation={rule}", "num_clients=5"]
-        add(f"{rule}-sequential", [*words, "runtime.runner=sequential"], slow=True)
+        add(f"{rule}-sequential", [*words, "runtime.runner=sequential"], slow=rule != "median")
     add("trimmed_mean-cohort", [*words, "runtime.runner=cohort"], slow=True)
     # Clients that clip every example train one by one, whatever the runner.
     add("private_fedavg", [*TINY, *DIGITS["fedavg"], *SEEDED, "runtime.runner=sequential"], stop=2)

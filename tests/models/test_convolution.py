@@ -19,13 +19,13 @@ from fedfrozen_app.models.convolution import _product, as_products
         {"kernel_size": 4, "stride": 4, "bias": False},
     ],
 )
-@pytest.mark.parametrize("traced", [False, True])
-def test_products_equal_convolutions_and_their_gradients(words, traced):
+@pytest.mark.parametrize("views", [False, True])
+def test_products_equal_convolutions_and_their_gradients(words, views):
     model = nn.Sequential(nn.Conv2d(3, 5, **words)).double()
     pictures = torch.randn(2, 3, 13, 16, dtype=torch.float64, requires_grad=True)
     plain = model(pictures)
     slopes = torch.autograd.grad(plain.square().sum(), [pictures, *model.parameters()])
-    with as_products(model, {"0.weight"}, traced=traced):
+    with as_products(model, {"0.weight"}, views=views):
         product = model(pictures)
     assert "forward" not in vars(model[0])
     torch.testing.assert_close(product, plain)
@@ -35,7 +35,8 @@ def test_products_equal_convolutions_and_their_gradients(words, traced):
         torch.testing.assert_close(other, slope)
 
 
-def test_every_client_has_its_own_weights():
+@pytest.mark.parametrize("views", [False, True])
+def test_every_client_has_its_own_weights(views):
     model = nn.Sequential(nn.Conv2d(3, 5, 3)).double()
     weights = {name: torch.randn(4, *value.shape).double() for name, value in model.named_parameters()}
     pictures = torch.randn(4, 2, 3, 8, 8, dtype=torch.float64)
@@ -44,7 +45,7 @@ def test_every_client_has_its_own_weights():
         return functional_call(model, own, (given,))
 
     plain = vmap(one)(weights, pictures)
-    with as_products(model, {"0.weight", "0.bias"}):
+    with as_products(model, {"0.weight", "0.bias"}, views=views):
         torch.testing.assert_close(vmap(one)(weights, pictures), plain)
 
 

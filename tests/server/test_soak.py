@@ -1,6 +1,5 @@
 """Twenty nodes that drop out, come back or send garbage at random: the run goes on, and says so."""
 
-import collections
 import random
 import resource
 
@@ -56,8 +55,8 @@ FAULTS = {
 
 
 def soak(train, monkeypatch, rounds):
-    """The run, and the faults that were thrown at it: (round, client) -> which."""
-    draw, thrown = random.Random(5), {}
+    """The run; the faults that nodes ended a round with, (round, client) -> which; and the kinds thrown."""
+    draw, thrown, kinds = random.Random(5), {}, set()
     real = client_app.app
     memory: list[int] = []
 
@@ -74,18 +73,19 @@ def soak(train, monkeypatch, rounds):
             return reply
         fault = draw.choice(list(FAULTS))
         thrown[number, str(client)] = FAULTS[fault]
+        kinds.add(fault)
         return fault(message, reply) or reply
 
     monkeypatch.setattr(client_app, "app", app)
     words = (f"num_clients={NODES}", "partition=iid", "partition.min_size=2", f"num_rounds={rounds}")
     settings = ("aggregation.far_out=50", "aggregation.quorum=0.25", "eval_every=50", "checkpoint.every=20")
-    return train(*words, *settings, "participation=0.5", "client.lr=0.0005"), thrown, memory
+    return train(*words, *settings, "participation=0.5", "client.lr=0.0005"), thrown, kinds, memory
 
 
 @pytest.mark.parametrize("rounds", [12, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.slow
 def test_every_fault_is_accounted_for_and_none_gets_in(train, monkeypatch, rounds):
-    run, thrown, memory = soak(train, monkeypatch, rounds)
+    run, thrown, kinds, memory = soak(train, monkeypatch, rounds)
     assert len(run.rows) == rounds + 1
     for row in run.rows[1:]:
         wanted = {client: text for (number, client), text in thrown.items() if number == row["round"]}
@@ -96,7 +96,6 @@ def test_every_fault_is_accounted_for_and_none_gets_in(train, monkeypatch, round
             assert text in sentence
         assert row["clients_ok"] == len(row["clients"]) - len(wanted)
     assert all(torch.isfinite(value).all() and value.abs().max() < 100 for value in run.model.values())
-    # All but one: a node that was gone has mostly come back when it is asked again.
-    assert len(collections.Counter(thrown.values())) >= min(len(FAULTS) - 1, rounds // 2)
+    assert len(kinds) >= min(len(FAULTS), rounds // 2)
     if rounds >= 100:  # kilobytes; the high-water mark after the first quarter stays what it is
         assert memory[-1] - memory[len(memory) // 4] < 30_000

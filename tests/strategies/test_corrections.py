@@ -217,7 +217,6 @@ LONG = (Quadratic(1.0, 1.0, examples=1, steps=10), Quadratic(4.0, -1.0, examples
 BEST = (1 * 1 - 4 * 1) / 5  # of the mean of both
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cohorts", [None, [["0"], ["0", "1"], ["1"]]], ids=["all", "some"])
 def test_feddyn_rests_at_the_true_optimum(cohorts):
     strategy, _ = run(FedDyn, 60, LONG, alpha=2.0, cohorts=cohorts)
@@ -232,7 +231,6 @@ def test_fedavg_does_not():
     assert abs(rests - BEST) > 0.3
 
 
-@pytest.mark.slow
 def test_scaffold_rests_at_the_optimum_of_the_plain_mean_whatever_the_sizes():
     clients = (replace(LONG[0], examples=1, steps=5), replace(LONG[1], examples=9, steps=5))
     assert value(run(Scaffold, 150, clients)[0].model) == pytest.approx(BEST, abs=1e-9)

@@ -100,7 +100,6 @@ VIT_B_16 = {
 KIB_80 = (16 * 512 + 16 * 768) * 4
 
 
-@pytest.mark.slow
 def test_prompts_for_a_clip_of_published_size_are_80_kib():
     """ViT-B/16's shape, 16 + 16 tokens of depth 1: what the plan sends and takes, and all that it keeps."""
     with torch.device("meta"):
