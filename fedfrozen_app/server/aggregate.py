@@ -147,12 +147,11 @@ class RunningMean:
         """Fold one reply in; the reason when it is refused, in which case nothing was added."""
         if isinstance(arrays, Slice):
             return self._add_row(arrays, weight)
-        norms: dict[str, Tensor] = {}
-        for name, tensor in arrays.items():
-            if namespace_of(name):
-                norms[name] = norm_of(tensor, self._scratch)
-            else:  # the reply becomes the update
-                norms[name] = subtract(tensor, self._model[name], self._scratch)
+        names = [name for name in arrays if not namespace_of(name)]
+        # The reply becomes the update.
+        updates, bases = [arrays[name] for name in names], [self._model[name] for name in names]
+        found = dict(zip(names, subtract(updates, bases, self._scratch), strict=True))
+        norms = {n: found[n] if n in found else norm_of(a, self._scratch) for n, a in arrays.items()}
         # A NaN or an infinity anywhere shows in its tensor's norm: one look for the whole reply.
         if norms and not (torch.stack(list(norms.values())) * weight < TOO_LARGE).all():
             return unsound({name: float(norm) * weight for name, norm in norms.items()})
@@ -165,18 +164,26 @@ class RunningMean:
             return far
         self._examples += weight
         self._replies += 1
+        if not arrays:
+            return None
+        counts, each = {name: self.counts(name, weight, 1) for name in arrays}, list(norms.values())
+        squares = dict(
+            zip(norms, torch._foreach_mul(torch._foreach_mul(each, each), list(counts.values())), strict=True)
+        )
+        known = [name for name in arrays if name in self._sum]
+        for count in {counts[name] for name in known}:  # one launch on a GPU for all that count the same
+            alike = [name for name in known if counts[name] == count]
+            sums, added = [self._sum[name] for name in alike], [arrays[name] for name in alike]
+            torch._foreach_add_(sums, added, alpha=count)
+        for name in known:
+            self._weight[name] += counts[name]
+        if known:
+            torch._foreach_add_([self._square[name] for name in known], [squares[name] for name in known])
         for name, update in arrays.items():
-            counts = self.counts(name, weight, 1)
-            square = norms[name].square() * counts
-            if name in self._sum:
-                self._sum[name].add_(update, alpha=counts)
-                self._weight[name] += counts
-                self._square[name] += square
-            else:
+            if name not in self._sum:
                 # Not in place where a client in this process may keep the very array that it sent.
-                self._sum[name] = update * counts if namespace_of(name) else update.mul_(counts)
-                self._weight[name] = counts
-                self._square[name] = square
+                self._sum[name] = update * counts[name] if namespace_of(name) else update.mul_(counts[name])
+                self._weight[name], self._square[name] = counts[name], squares[name]
         return None
 
     def add_sums(self, sums: Sums) -> None:

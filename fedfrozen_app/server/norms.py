@@ -6,8 +6,16 @@ from torch import Tensor
 CHUNK = 2**16  # elements: a piece, its base and its float64 copy stay in a core's cache together
 
 
-def subtract(tensor: Tensor, base: Tensor, scratch: Tensor) -> Tensor:
-    """tensor ← tensor − base, and the norm of that. Both in one pass: memory is slower than the sums."""
+def subtract(tensors: list[Tensor], bases: list[Tensor], scratch: Tensor) -> list[Tensor]:
+    """tensor ← tensor − base for each, and the norms of that. Both in one pass: memory is slower than the
+    sums."""
+    if tensors and tensors[0].device.type != "cpu":  # there a launch costs more than the sums: one for all
+        torch._foreach_sub_(tensors, bases)
+        return list(torch._foreach_norm(tensors, 2, dtype=torch.float64))
+    return [_subtract(tensor, base, scratch) for tensor, base in zip(tensors, bases, strict=True)]
+
+
+def _subtract(tensor: Tensor, base: Tensor, scratch: Tensor) -> Tensor:
     squares = []
     for piece, old in zip(_pieces(tensor), _pieces(base), strict=True):
         squares.append(_square(piece.sub_(old), scratch))
@@ -21,7 +29,7 @@ def norm_of(tensor: Tensor, scratch: Tensor) -> Tensor:
 
 def divide(totals: list[Tensor], weights: list[float], scratch: Tensor) -> list[Tensor]:
     """total ← total / weight for each, and the norms of that; in one pass too."""
-    if totals and totals[0].device.type != "cpu":  # there a launch costs more than the sums: one for all
+    if totals and totals[0].device.type != "cpu":
         torch._foreach_div_(totals, weights)
         return list(torch._foreach_norm(totals, 2, dtype=torch.float64))
     return [_divide(total, weight, scratch) for total, weight in zip(totals, weights, strict=True)]
