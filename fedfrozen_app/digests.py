@@ -25,7 +25,7 @@ def digest(tensor: Tensor) -> str:
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """By name; large ones on threads, because hashing is most of what a large model costs the server."""
-    pieces = {name: _pieces(data) for name, data in _bytes_of(tensors).items()}
+    pieces = {name: _pieces(data) for name, data in bytes_on_host(tensors).items()}
     jobs = {
         n: [_pool().submit(_hash, piece) for piece in parts] for n, parts in pieces.items() if len(parts) > 1
     }
@@ -35,7 +35,7 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: _digest_of(tensor, hashes[name]) for name, tensor in tensors.items()}
 
 
-def _bytes_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def bytes_on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """On the host, as bytes: views where they are there already; from a GPU all in one copy."""
     flat = {name: t.detach().contiguous().reshape(-1).view(torch.uint8) for name, t in tensors.items()}
     if not any(data.is_cuda for data in flat.values()):

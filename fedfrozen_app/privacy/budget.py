@@ -23,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedfrozen_app.digests import bytes_on_host
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.disk import append_line, patient
 from fedfrozen_app.privacy.steps import Steps
@@ -103,7 +104,11 @@ class BudgetFile:
     @patient
     def keep_reply(self, order: str, arrays: Mapping[str, Tensor]) -> None:
         part = self._reply.with_suffix(".part2")
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in arrays.items()}
+        # The file's writer wants memory of its own for each.
+        tensors = {
+            name: data.clone().view(arrays[name].dtype).view(arrays[name].shape)
+            for name, data in bytes_on_host(arrays).items()
+        }
         save_file(tensors, part, metadata={"order": order})
         part.replace(self._reply)
 
