@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
+from fedfrozen_app.exchange.block import Layout
 from fedfrozen_app.local.course import Due, Trained
 from fedfrozen_app.local.private import Training
+from fedfrozen_app.local.private_sums import sums_for
 from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_groups
-from fedfrozen_app.models.task import Parameters
-from fedfrozen_app.privacy.dpsgd import ExampleGradients, draw_rows, exact_products, norms_of, with_noise
+from fedfrozen_app.privacy.dpsgd import draw_rows, with_noise
 from fedfrozen_app.seeds import seeded
 
 if TYPE_CHECKING:
@@ -93,24 +94,26 @@ def together(trainings: Sequence[Training], most: int) -> list[Trained]:
 def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
     lead = trainings[0].client
     resident, recipes = lead.resident, [training.recipe for training in trainings]
-    gradients, groups = lead.gradients(trainings[0].start), rate_groups(resident, trainings[0].start.trained)
+    groups = rate_groups(resident, trainings[0].start.trained)
     names = [name for _, own in groups for name in own]
-    rows = {
-        name: resident.parameters[name].detach().expand(len(trainings), *resident.parameters[name].shape)
-        for name in names
-    }
-    rows = {name: value.clone() for name, value in rows.items()}
-    views = {name: value.unbind() for name, value in rows.items()}
+    sums = sums_for(trainings, names)
+    sums.begin()
+    noisy = torch.zeros_like(sums.rows)
+    widths = [sum(sums.layout.spans[names.index(name)] for name in own) for _, own in groups]
+    # A client's arrays of one rate are one tensor: an optimiser looks at each of its tensors in every step.
+    parts = [each.unbind() for each in sums.rows.split(widths, dim=1)]
+    slopes = [each.unbind() for each in noisy.split(widths, dim=1)]
     rate = learning_rate(resident.config.client, lead.order.round, resident)
     optimizer = make_optimizer(
         resident.config.client,
-        [{"params": [v for name in own for v in views[name]], "lr": rate * scale} for scale, own in groups],
+        [{"params": part, "lr": rate * scale} for part, (scale, _) in zip(parts, groups, strict=True)],
         rate,
     )
-    losses: list[list[Tensor]] = [[] for _ in trainings]
     # Every call costs a GPU the same start: the room of clients that are not there goes to longer samples.
     at_once = recipes[0].physical_batch * max(1, most // len(trainings))
-    flat = torch.cat([resident.parameters[name].detach().reshape(-1) for name in names])
+    columns = _columns(sums.layout).to(resident.device)
+    like = sums.rows[0, columns]
+    seen = [0] * len(trainings)  # examples in all samples of each
     resident.model.train()
     with ExitStack() as stack, _early(resident, trainings) as draw:
         for training in trainings:
@@ -118,23 +121,34 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
         for step in range(recipes[0].steps):
             count = sum(recipe.steps > step for recipe in recipes)  # those that still train come first
             drawn = [_sample(training) for training in trainings[:count]]
-            noise = [draw(place, flat) for place in range(count)]  # after its sample, as by itself
-            own = {name: value[:count] for name, value in rows.items()}
-            sums = _clipped_sums(trainings[:count], gradients, own, drawn, losses, at_once)
+            seen[:count] = [known + len(index) for known, index in zip(seen, drawn, strict=False)]
+            pieces = sums.laid_out(drawn, at_once)
+            sums.prepare(pieces)
+            noise = [draw(place, like) for place in range(count)]  # after its sample
+            sums.take(pieces)
             for place, training in enumerate(trainings[:count]):
                 recipe, source = training.recipe, training.client.source
                 std = recipe.noise * recipe.max_grad_norm
-                noisy = with_noise(source, [sums[name][place] for name in names], std, noise[place]())
-                for name, slope in zip(names, noisy, strict=True):
-                    views[name][place].grad = slope / recipe.batch
+                (whole,) = with_noise(source, [sums.sums[place, columns]], std, noise[place]())
+                noisy[place, columns] = whole / recipe.batch
+            for part, slope in zip(parts, slopes, strict=True):
+                for place in range(len(trainings)):
+                    part[place].grad = slope[place] if place < count else None
             optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
     resident.model.eval()
-    order = trainings[0].start.trained
+    order, losses = trainings[0].start.trained, sums.losses.tolist()
+    rows = [sums.layout.views(row) for row in sums.rows.clone()]
     return [
-        ({name: views[name][place].clone() for name in order}, _mean(losses[place]))
-        for place in range(len(trainings))
+        ({name: row[name] for name in order}, loss / count if count else None)
+        for row, loss, count in zip(rows, losses, seen, strict=True)
     ]
+
+
+def _columns(layout: Layout) -> Tensor:
+    """(numbers,) where those of a row lie: it has gaps, and noise is drawn for an array after another."""
+    starts = [0, *accumulate(layout.spans)]
+    sizes = [shape.numel() for shape in layout.shapes]
+    return torch.cat([torch.arange(start, start + size) for start, size in zip(starts, sizes, strict=False)])
 
 
 Drawn = Callable[[], Tensor | None]
@@ -184,45 +198,3 @@ def _sample(training: Training) -> Tensor:
     client = training.client
     sample = client.source.poisson(len(client.units), training.recipe.rate)
     return draw_rows(client.units, sample, client.source)
-
-
-def _clipped_sums(
-    trainings: Sequence[Training],
-    gradients: ExampleGradients,
-    rows: Parameters,
-    drawn: Sequence[Tensor],
-    losses: list[list[Tensor]],
-    at_once: int,
-) -> dict[str, Tensor]:
-    """For each name (clients, *shape): Σ gᵢ · min(1, C/‖gᵢ‖) over each client's own sample, so many of it
-    at once."""
-    resident, recipe = trainings[0].client.resident, trainings[0].recipe
-    table, device = resident.train_table, resident.device
-    sums = {name: torch.zeros_like(value) for name, value in rows.items()}
-    longest = max(len(index) for index in drawn)
-    for begin in range(0, longest, at_once):
-        chunks = [index[begin : begin + at_once] for index in drawn]
-        width = max(len(chunk) for chunk in chunks)
-        index = torch.stack([pad(chunk, (0, width - len(chunk))) for chunk in chunks]).to(device)
-        lengths = torch.tensor([len(chunk) for chunk in chunks]).to(device)
-        inputs = {key: value[index] for key, value in table.inputs.items()}
-        found, slopes = gradients.of_clients(rows, inputs, table.labels[index])
-        for place, chunk in enumerate(chunks):
-            losses[place].append(found[place, : len(chunk)])
-        norms = norms_of([slopes[name] for name in rows], 2)
-        # What is not finite gives nothing: a sum that is not finite would tell that it is there.
-        unwanted = ~torch.isfinite(norms) | (torch.arange(width, device=device) >= lengths[:, None])
-        factor = (recipe.max_grad_norm / (norms + 1e-6)).clamp(max=1.0).masked_fill(unwanted, 0.0)
-        broken = bool((~torch.isfinite(norms)).any())
-        with exact_products():
-            for name, slope in slopes.items():
-                flat = slope.flatten(2) if slope.dim() > 2 else slope.unsqueeze(2)
-                if broken:
-                    flat = flat.masked_fill(unwanted[:, :, None], 0.0)
-                sums[name] += torch.einsum("cb,cbp->cp", factor, flat).view(sums[name].shape)
-    return sums
-
-
-def _mean(losses: Sequence[Tensor]) -> float | None:
-    seen = torch.cat(list(losses)) if losses else torch.zeros(0)
-    return float(seen.double().mean()) if len(seen) else None

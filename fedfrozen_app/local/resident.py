@@ -108,6 +108,8 @@ class Resident:
         self.compiling = Compiling()
         self.cohort: Any = None  # of inprocess/runtime.py: the cohort runner, which keeps a compiled step
         self.private_bytes: dict[Any, int] = {}  # of local/private_stack.py: a client's, by what trains
+        self.private_sums: dict[Any, Any] = {}  # of local/private_sums.py: recorded steps, by their kind
+        self.private_pool: Any = None  # and the memory in which they work
 
     @cached_property
     def blocks(self) -> Blocks:

@@ -14,7 +14,7 @@ from fedfrozen_app.data.table import Table
 from fedfrozen_app.digests import digests
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.inprocess.stacked import Bench, run_stacked
-from fedfrozen_app.local import cohort, compiling
+from fedfrozen_app.local import cohort, compiling, private_sums
 from fedfrozen_app.local.algorithm import Algorithm
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, plain_loss
 from fedfrozen_app.privacy.ghost import GhostClipping
@@ -187,6 +187,47 @@ def test_private_clients_together_are_one_after_another(train, words):
     end, twin = alone.model_after(3), both.model_after(3)
     assert max(float((end[name] - twin[name]).abs().max()) for name in end) <= 1e-9
     assert alone.rows[-1]["epsilon"] == both.rows[-1]["epsilon"]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_recorded_private_steps_are_those_step_by_step(train, monkeypatch, caplog, dropout):
+    own = [*WORDS, "strategy=fedavg", "privacy=dp_sgd", "privacy.seeded_noise=true", "runtime.runner=cohort"]
+    own += [f"model.config.hidden_dropout_prob={dropout}", "client.batch_size=32"]
+    ends = []
+    for often in (10**9, 0):  # never recorded; always
+        monkeypatch.setattr(private_sums, "OFTEN", often)
+        ends.append(train(*own, folder=str(often)).model_after(3))
+    assert "not recorded" not in caplog.text
+    assert same_bits(*ends)
+
+
+def test_a_private_step_that_cannot_be_recorded_is_taken_as_it_is(train, monkeypatch, caplog):
+    monkeypatch.setattr(private_sums, "OFTEN", 0)
+    norms = private_sums.norms_of
+
+    def looks(*given):
+        found = norms(*given)
+        assert bool(torch.isfinite(found).all())  # waits for the device, which a recording cannot
+        return found
+
+    monkeypatch.setattr(private_sums, "norms_of", looks)
+    run = train(*WORDS, "strategy=fedavg", "privacy=dp_sgd", "runtime.runner=cohort")
+    assert "Private steps are not recorded" in caplog.text and run.rows[-1]["clients_ok"] == 4
+
+
+def test_an_example_that_is_not_finite_gives_nothing_in_a_recorded_step(train, monkeypatch):
+    monkeypatch.setattr(private_sums, "OFTEN", 0)
+    plain = private_sums.norms_of
+
+    def spoiled(slopes, lead):
+        norms = plain(slopes, lead)
+        slopes[0][0, 0] = torch.nan
+        norms[0, 0] = torch.nan
+        return norms
+
+    monkeypatch.setattr(private_sums, "norms_of", spoiled)
+    run = train(*WORDS, "strategy=fedavg", "privacy=dp_sgd", "runtime.runner=cohort")
+    assert all(bool(torch.isfinite(value).all()) for value in run.model_after(3).values())
 
 
 def test_ghost_clipping_gives_the_host_s_sums():

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fedfrozen_app.local import private_stack
+from fedfrozen_app.local import private_stack, private_sums
 from fedfrozen_app.local.private import PrivateClient
 from fedfrozen_app.privacy.budget import BudgetFile
 from tests.conftest import slowly
@@ -59,9 +59,9 @@ def test_noise_that_is_drawn_early_is_the_same_noise(train, monkeypatch):
 @pytest.mark.slow
 def test_samples_take_the_room_of_clients_that_are_not_there(train, monkeypatch):
     sizes = []
-    each = private_stack.norms_of
+    each = private_sums.norms_of
     monkeypatch.setattr(
-        private_stack, "norms_of", lambda *given: sizes.append(each(*given).shape[1]) or each(*given)
+        private_sums, "norms_of", lambda *given: sizes.append(each(*given).shape[1]) or each(*given)
     )
     words = (*EXACT, *UNEQUAL, "strategy=fedavg", "runtime.runner=cohort", "privacy.physical_batch=2")
     runs = []
@@ -91,7 +91,7 @@ def test_others_start_where_a_watched_client_starts(train):
 def test_an_example_that_is_not_finite_gives_nothing(train, monkeypatch):
     """Of the whole round it takes its own part away, and nobody else's."""
     seen = []
-    plain = private_stack.norms_of
+    plain = private_sums.norms_of
 
     def spoiled(slopes, lead):
         norms = plain(slopes, lead)
@@ -100,7 +100,7 @@ def test_an_example_that_is_not_finite_gives_nothing(train, monkeypatch):
         norms[0, 0] = torch.nan
         return norms
 
-    monkeypatch.setattr(private_stack, "norms_of", spoiled)
+    monkeypatch.setattr(private_sums, "norms_of", spoiled)
     run = train(*EXACT, "strategy=fedavg", "runtime.runner=cohort", "num_rounds=1")
     assert seen and all(bool(torch.isfinite(value).all()) for value in run.model.values())
 

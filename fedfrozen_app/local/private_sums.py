@@ -1,0 +1,162 @@
+"""Σ gᵢ · min(1, C/‖gᵢ‖) over each client's own sample, for private clients side by side.
+
+Gradients of single examples are many small kernels, which take Python longer to start than a GPU to compute.
+There a step that comes again, of as many clients with samples as long, is recorded and replayed; samples are
+padded a little, so that few lengths serve for all.
+"""
+
+import gc
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fedfrozen_app.exchange.block import Layout
+from fedfrozen_app.local.step import NO_START
+from fedfrozen_app.privacy.dpsgd import ExampleGradients, exact_products, norms_of
+
+if TYPE_CHECKING:
+    from fedfrozen_app.local.private import Training
+    from fedfrozen_app.local.resident import Resident
+
+log = logging.getLogger(__name__)
+LENGTH = 8  # samples on a GPU are padded to a multiple of it
+OFTEN = 2  # so often a step was taken before it is recorded, which takes as long as some ten
+KEPT = 4  # kinds of steps whose memory and recordings stay
+
+Shape = tuple[int, int]  # clients, rows of each
+
+
+class ClippedSums:
+    """For `size` clients or fewer, whose trained arrays are `rows`; a step writes `sums` and `losses`.
+
+    All memory that a recorded step reads and writes is made here, once.
+    """
+
+    def __init__(
+        self,
+        resident: "Resident",
+        gradients: ExampleGradients,
+        names: Sequence[str],
+        size: int,
+        clip: float,
+        *,
+        records: bool,
+    ) -> None:
+        self._resident, self._gradients, self._clip = resident, gradients, clip
+        self.layout = Layout.of({name: resident.parameters[name] for name in names})
+        self.rows = torch.zeros(size, self.layout.width, dtype=resident.task.dtype, device=resident.device)
+        self.sums, self._chunk = torch.zeros_like(self.rows), torch.zeros_like(self.rows)
+        self.losses = torch.zeros(size, dtype=torch.float64, device=resident.device)  # added up over steps
+        self._broken = torch.zeros((), dtype=torch.bool, device=resident.device)
+        self.records = records
+        self._seen: Counter[Shape] = Counter()
+        self._given: dict[
+            Shape, tuple[Tensor, Tensor]
+        ] = {}  # what a recorded step reads: rows, which of them
+        self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
+
+    def begin(self) -> None:
+        """Every client starts from the model that is loaded."""
+        parameters = self._resident.parameters
+        self.rows.copy_(self.layout.flatten({name: parameters[name] for name in self.layout.names}))
+        self.losses.zero_()
+
+    def laid_out(self, drawn: Sequence[Tensor], at_once: int) -> list[tuple[Tensor, Tensor]]:
+        """Samples as (clients, rows) and which of these are real, so many rows at once."""
+        unit = LENGTH if self._resident.device.type == "cuda" else 1
+        width = -(-max(len(index) for index in drawn) // unit) * unit
+        index = torch.stack([pad(each, (0, width - len(each))) for each in drawn])
+        real = torch.arange(width) < torch.tensor([len(each) for each in drawn])[:, None]
+        index, real = index.to(self._resident.device), real.to(self._resident.device)
+        pieces = zip(index.split(at_once, dim=1), real.split(at_once, dim=1), strict=True)
+        return [piece for piece in pieces if piece[0].numel()]
+
+    def prepare(self, pieces: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Record what is worth it; no other thread may use the device meanwhile."""
+        for index, real in pieces:
+            shape = (index.shape[0], index.shape[1])
+            self._seen[shape] += 1
+            if self.records and shape not in self._graphs and self._seen[shape] > OFTEN:
+                self._record(shape, index, real)
+
+    def take(self, pieces: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """The sums of one step."""
+        self.sums.zero_()
+        for index, real in pieces:
+            shape = (index.shape[0], index.shape[1])
+            if shape in self._graphs:
+                for place, value in zip(self._given[shape], (index, real), strict=True):
+                    place.copy_(value)
+                self._graphs[shape].replay()
+            else:
+                self._one(index, real)
+            if self._broken:  # what is not finite would spoil the sum: once more, without it
+                self._one(index, real, careful=True)
+            self.sums += self._chunk
+
+    def _one(self, index: Tensor, real: Tensor, *, careful: bool = False) -> None:
+        """Into `_chunk`. What is not finite counts nothing: a sum that is not would tell that it is there."""
+        table, count = self._resident.train_table, len(index)
+        rows = self.layout.views(self.rows[:count])
+        inputs = {key: value[index] for key, value in table.inputs.items()}
+        losses, slopes = self._gradients.of_clients(rows, inputs, table.labels[index])
+        norms = norms_of([slopes[name] for name in rows], 2)
+        finite = torch.isfinite(norms)
+        wanted = finite & real
+        factor = (self._clip / (norms + 1e-6)).clamp(max=1.0).masked_fill(~wanted, 0.0)
+        places = self._chunk[:count].split(self.layout.spans, dim=1)
+        with exact_products():
+            for name, place in zip(self.layout.names, places, strict=True):
+                slope = slopes[name]
+                flat = slope.flatten(2) if slope.dim() > 2 else slope.unsqueeze(2)
+                if careful:
+                    flat = flat.masked_fill(~wanted[:, :, None], 0.0)
+                place[:, : flat.shape[2]].copy_(torch.einsum("cb,cbp->cp", factor, flat))
+        if not careful:
+            self.losses[:count] += losses.double().masked_fill(~real, 0.0).sum(dim=1)
+            self._broken.copy_(~finite.all())
+
+    def _record(self, shape: Shape, index: Tensor, real: Tensor) -> None:
+        device = self._resident.device
+        self._given[shape] = index.clone(), real.clone()
+        drawn, graph = torch.cuda.get_rng_state(device), torch.cuda.CUDAGraph()
+        if self._resident.private_pool is None:  # one for all: they never run at the same time
+            self._resident.private_pool = torch.cuda.graph_pool_handle()
+        gc.collect()
+        gc.disable()  # what is freed while a step is recorded would spoil it
+        try:
+            with torch.cuda.graph(graph, pool=self._resident.private_pool, capture_error_mode="thread_local"):
+                self._one(*self._given[shape])
+        except RuntimeError as error:  # a model that looks at its own numbers, say: then step by step
+            self.records = False
+            log.info("Private steps are not recorded: %s", (str(error).splitlines() or [""])[0])
+        else:
+            self._graphs[shape] = graph
+        finally:
+            gc.enable()
+            torch.cuda.set_rng_state(drawn, device)
+
+
+def sums_for(trainings: "Sequence[Training]", names: Sequence[str]) -> ClippedSums:
+    """For these clients; those of the same kind of step again, where nothing of the round is in it."""
+    lead, recipe = trainings[0].client, trainings[0].recipe
+    resident, method = lead.resident, lead.order.method
+    make = partial(ClippedSums, names=names, size=len(trainings), clip=recipe.max_grad_norm)
+    if not method.is_plain() or resident.device.type != "cuda":
+        return make(resident, lead.gradients(trainings[0].start), records=False)
+    key = (tuple(names), len(trainings), recipe.max_grad_norm)
+    kept = resident.private_sums
+    if key not in kept:
+        loss = partial(method.loss, start=NO_START)
+        gradients = ExampleGradients(resident.model, resident.task, names, loss)
+        kept[key] = make(resident, gradients, records=True)
+    kept[key] = kept.pop(key)  # the last used is the last to go
+    while len(kept) > KEPT:
+        del kept[next(iter(kept))]
+    return kept[key]
