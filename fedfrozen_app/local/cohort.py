@@ -177,6 +177,7 @@ class CohortRunner:
         self._steps: dict[Any, Step] = {}
         self._slots: int | None = None
         self._plan: Plan | None = None
+        self._aside: torch.cuda.Stream | None = None  # on which a block trains while another is looked at
 
     def order_of(self, clients: Sequence[str], order: Order) -> list[str]:
         """The clients in the order in which they will be through."""
@@ -198,8 +199,42 @@ class CohortRunner:
         return self.blocks_of(self.prepare(clients, order, base, kept))
 
     def blocks_of(self, work: Work) -> Iterator[Block]:
-        for turns, (values, losses) in zip(work.blocks(), self._trained(work), strict=True):
+        trained = self._trained(work)
+        if self._may_run_ahead(work):
+            trained = self._ahead(trained)
+        for turns, (values, losses) in zip(work.blocks(), trained, strict=True):
             yield self._block(work, turns, values, losses)
+
+    def _may_run_ahead(self, work: Work) -> bool:
+        """Whether a block may train while the one before is looked at: not where clients are judged, for
+        which their models are loaded, and not where they keep arrays."""
+        resident, method = self.resident, work.order.method
+        judged = work.before or work.order.plan.private or method.is_personal()
+        keeps = method.stays or not method.adds_nothing()
+        return resident.device.type == "cuda" and resident.alone and not judged and not keeps
+
+    def _ahead(self, trained: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """The same, one block further on a stream of its own: while the server adds up a block, the device
+        trains the next."""
+        here = torch.cuda.current_stream(self.resident.device)
+        aside = self._aside = self._aside or torch.cuda.Stream(self.resident.device)
+        aside.wait_stream(here)
+
+        def begin() -> tuple[tuple[Tensor, Tensor] | None, torch.cuda.Event]:
+            with torch.cuda.stream(aside):
+                return next(trained, None), aside.record_event()
+
+        try:
+            block, over = begin()
+            while block is not None:
+                following = begin()
+                here.wait_event(over)
+                for value in block:  # its memory is nobody else's before what is done here is over
+                    value.record_stream(here)
+                yield block
+                block, over = following
+        finally:  # what it reads is freed here
+            here.wait_stream(aside)
 
     def prepare(
         self,
@@ -309,7 +344,8 @@ class CohortRunner:
             before = torch.cuda.memory_allocated()
             result = self._try_step(client, order, size)
             torch.cuda.synchronize()
-            peaks.append(torch.cuda.max_memory_allocated() - before + size * result)
+            # Two results: while one block is looked at, the next one trains.
+            peaks.append(torch.cuda.max_memory_allocated() - before + 2 * size * result)
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info()
         fixed, each = 2 * peaks[0] - peaks[1], max(peaks[1] - peaks[0], 1)

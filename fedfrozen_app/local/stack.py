@@ -137,6 +137,9 @@ class StackedRunner(CohortRunner):
     def _trained(self, work: Work) -> Iterator[Trained]:
         yield from self._ask(work)
 
+    def _may_run_ahead(self, work: Work) -> bool:
+        return False  # all its blocks come at once
+
     def _fitting(self, client: str, order: Order) -> int:
         return self._stack.fits(lambda: self._measure(client, order))
 

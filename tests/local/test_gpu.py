@@ -161,6 +161,24 @@ def test_a_cohort_larger_than_the_free_memory_trains_in_turns_and_says_so(train,
     assert run.rows[-1]["clients_ok"] == 10
 
 
+@pytest.mark.parametrize("compiled", ["true", "false"])
+def test_a_block_that_trains_while_another_is_added_up_changes_nothing(train, monkeypatch, compiled):
+    own = [*WORDS, "strategy=fedavg", "num_clients=6", "runtime.max_block=2", "partition.alpha=0.3"]
+    own += ["runtime.runner=cohort", f"runtime.compile={compiled}", "dataset.client_validation=0"]
+    ahead = []
+    may = cohort.CohortRunner._may_run_ahead
+    monkeypatch.setattr(
+        cohort.CohortRunner, "_may_run_ahead", lambda *given: ahead.append(may(*given)) or ahead[-1]
+    )
+    first = train(*own, folder="ahead")
+    assert ahead == [True] * 3
+    monkeypatch.setattr(cohort.CohortRunner, "_may_run_ahead", lambda *given: False)
+    second = train(*own, folder="in turn")
+    assert same_bits(first.model_after(3), second.model_after(3))
+    for row, twin in zip(first.rows[1:], second.rows[1:], strict=True):
+        assert row["train_loss"] == twin["train_loss"] and row["drift"] == twin["drift"]
+
+
 def test_private_gradients_are_those_of_the_host(train):
     model, inputs, labels = parts("bert")
     names = [name for name, _ in model.named_parameters()]
