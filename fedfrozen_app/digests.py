@@ -5,11 +5,13 @@ import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-PIECE = 2**18  # bytes that one thread hashes at a time; part of what a digest is
+PIECE = 2**18  # bytes that are hashed at a time; part of what a digest is
+THREADS = min(8, os.cpu_count() or 1)
 
 
 def raw_bytes(tensor: Tensor) -> bytes:
@@ -26,12 +28,14 @@ def digest(tensor: Tensor) -> str:
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """By name; large ones on threads, because hashing is most of what a large model costs the server."""
     pieces = {name: _pieces(data) for name, data in bytes_on_host(tensors).items()}
-    jobs = {
-        n: [_pool().submit(_hash, piece) for piece in parts] for n, parts in pieces.items() if len(parts) > 1
-    }
-    # The small ones here meanwhile: handing them over would take longer.
-    here = {name: list(map(_hash, parts)) for name, parts in pieces.items() if name not in jobs}
-    hashes = here | {name: [job.result() for job in parts] for name, parts in jobs.items()}
+    large = [piece for parts in pieces.values() if len(parts) > 1 for piece in parts]
+    # A share for each thread: to hand over every piece by itself takes as long as hashing it.
+    jobs = [_pool().submit(_hash_all, large[first::THREADS]) for first in range(min(THREADS, len(large)))]
+    # The small ones here meanwhile.
+    hashes = {name: _hash_all(parts) for name, parts in pieces.items() if len(parts) <= 1}
+    shares = [job.result() for job in jobs]
+    found = iter([shares[number % THREADS][number // THREADS] for number in range(len(large))])
+    hashes |= {name: list(islice(found, len(parts))) for name, parts in pieces.items() if len(parts) > 1}
     return {name: _digest_of(tensor, hashes[name]) for name, tensor in tensors.items()}
 
 
@@ -57,10 +61,10 @@ def _pieces(data: Tensor) -> list[memoryview]:
     return [view[start : start + PIECE] for start in range(0, len(view), PIECE)]
 
 
-def _hash(piece: memoryview) -> bytes:
-    return hashlib.sha256(piece).digest()
+def _hash_all(pieces: Iterable[memoryview]) -> list[bytes]:
+    return [hashlib.sha256(piece).digest() for piece in pieces]
 
 
 @lru_cache(maxsize=1)
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1), thread_name_prefix="digest")
+    return ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="digest")
