@@ -29,7 +29,8 @@ LENGTH = 8  # samples on a GPU are padded to a multiple of it
 OFTEN = 2  # so often a step was taken before it is recorded, which takes as long as some ten
 KEPT = 4  # kinds of steps whose memory and recordings stay
 
-Shape = tuple[int, int]  # clients, rows of each
+Shape = tuple[int, ...]  # clients, rows of each
+Piece = tuple[Tensor, Tensor]  # of samples: rows, and which of them are real
 
 
 class ClippedSums:
@@ -56,9 +57,7 @@ class ClippedSums:
         self._broken = torch.zeros((), dtype=torch.bool, device=resident.device)
         self.records = records
         self._seen: Counter[Shape] = Counter()
-        self._given: dict[
-            Shape, tuple[Tensor, Tensor]
-        ] = {}  # what a recorded step reads: rows, which of them
+        self._given: dict[Shape, tuple[Tensor, Tensor]] = {}  # what a recorded step reads
         self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
 
     def begin(self) -> None:
@@ -67,7 +66,7 @@ class ClippedSums:
         self.rows.copy_(self.layout.flatten({name: parameters[name] for name in self.layout.names}))
         self.losses.zero_()
 
-    def laid_out(self, drawn: Sequence[Tensor], at_once: int) -> list[tuple[Tensor, Tensor]]:
+    def laid_out(self, drawn: Sequence[Tensor], at_once: int) -> list[Piece]:
         """Samples as (clients, rows) and which of these are real, so many rows at once."""
         unit = LENGTH if self._resident.device.type == "cuda" else 1
         width = -(-max(len(index) for index in drawn) // unit) * unit
@@ -77,19 +76,25 @@ class ClippedSums:
         pieces = zip(index.split(at_once, dim=1), real.split(at_once, dim=1), strict=True)
         return [piece for piece in pieces if piece[0].numel()]
 
-    def prepare(self, pieces: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Record what is worth it; no other thread may use the device meanwhile."""
-        for index, real in pieces:
-            shape = (index.shape[0], index.shape[1])
-            self._seen[shape] += 1
-            if self.records and shape not in self._graphs and self._seen[shape] > OFTEN:
-                self._record(shape, index, real)
+    def will_record(self, pieces: Sequence[Piece]) -> bool:
+        """Whether one of these has come often enough."""
+        self._seen.update(shape_of(index) for index, _ in pieces)
+        return any(self._is_due(shape_of(index)) for index, _ in pieces)
 
-    def take(self, pieces: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def _is_due(self, shape: Shape) -> bool:
+        return self.records and shape not in self._graphs and self._seen[shape] > OFTEN
+
+    def record(self, pieces: Sequence[Piece]) -> None:
+        """Those; no other thread may use the device meanwhile."""
+        for index, real in pieces:
+            if self._is_due(shape_of(index)):
+                self._record(shape_of(index), index, real)
+
+    def take(self, pieces: Sequence[Piece]) -> None:
         """The sums of one step."""
         self.sums.zero_()
         for index, real in pieces:
-            shape = (index.shape[0], index.shape[1])
+            shape = shape_of(index)
             if shape in self._graphs:
                 for place, value in zip(self._given[shape], (index, real), strict=True):
                     place.copy_(value)
@@ -141,6 +146,10 @@ class ClippedSums:
         finally:
             gc.enable()
             torch.cuda.set_rng_state(drawn, device)
+
+
+def shape_of(index: Tensor) -> Shape:
+    return tuple(index.shape)
 
 
 def sums_for(trainings: "Sequence[Training]", names: Sequence[str]) -> ClippedSums:

@@ -110,7 +110,10 @@ class BudgetFile:
             for name, data in bytes_on_host(arrays).items()
         }
         save_file(tensors, part, metadata={"order": order})
-        part.replace(self._reply)
+        # Onto a file that is there, a disk would write the new one out first: as long as a step. Whoever dies
+        # in between has paid for nothing, as if a moment earlier.
+        self._reply.unlink(missing_ok=True)
+        part.rename(self._reply)
 
     def kept_reply(self, order: str) -> dict[str, Tensor] | None:
         """The reply to this very order, if it was the last one given."""

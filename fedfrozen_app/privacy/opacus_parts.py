@@ -6,7 +6,13 @@ _root = logging.getLogger()
 _handlers, _level = list(_root.handlers), _root.level
 
 from opacus.accountants import PRVAccountant, RDPAccountant  # noqa: E402
-from opacus.accountants.analysis.prv import Domain  # noqa: E402
+from opacus.accountants.analysis.prv import (  # noqa: E402
+    Domain,
+    PoissonSubsampledGaussianPRV,
+    TruncatedPrivacyRandomVariable,
+    compose_heterogeneous,
+    discretize,
+)
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent  # noqa: E402
 from opacus.grad_sample import GradSampleHooksFastGradientClipping  # noqa: E402
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping  # noqa: E402
@@ -20,7 +26,11 @@ __all__ = [
     "Domain",
     "GradSampleHooksFastGradientClipping",
     "PRVAccountant",
+    "PoissonSubsampledGaussianPRV",
     "RDPAccountant",
+    "TruncatedPrivacyRandomVariable",
+    "compose_heterogeneous",
     "compute_rdp",
+    "discretize",
     "get_privacy_spent",
 ]

@@ -211,6 +211,7 @@ def test_private_clients_together_are_one_after_another(train, words):
 def test_recorded_private_steps_are_those_step_by_step(train, monkeypatch, caplog, dropout):
     own = [*WORDS, "strategy=fedavg", "privacy=dp_sgd", "privacy.seeded_noise=true", "runtime.runner=cohort"]
     own += [f"model.config.hidden_dropout_prob={dropout}", "client.batch_size=32"]
+    caplog.set_level(logging.INFO)
     ends = []
     for often in (10**9, 0):  # never recorded; always
         monkeypatch.setattr(private_sums, "OFTEN", often)
@@ -229,6 +230,7 @@ def test_a_private_step_that_cannot_be_recorded_is_taken_as_it_is(train, monkeyp
         return found
 
     monkeypatch.setattr(private_sums, "norms_of", looks)
+    caplog.set_level(logging.INFO)
     run = train(*WORDS, "strategy=fedavg", "privacy=dp_sgd", "runtime.runner=cohort")
     assert "Private steps are not recorded" in caplog.text and run.rows[-1]["clients_ok"] == 4
 

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
@@ -9,7 +10,20 @@ from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import RDPAccountant as OpacusRdp
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.privacy.accountant import epsilon_bounds, epsilon_of, merged, solve_noise
+from fedfrozen_app.privacy.accountant import (
+    PrvAccountant,
+    Truncated,
+    epsilon_bounds,
+    epsilon_of,
+    loss_below,
+    merged,
+    solve_noise,
+)
+from fedfrozen_app.privacy.opacus_parts import (
+    PoissonSubsampledGaussianPRV,
+    PRVAccountant,
+    TruncatedPrivacyRandomVariable,
+)
 from fedfrozen_app.privacy.steps import Steps
 
 DELTA = 1e-5
@@ -120,3 +134,26 @@ def test_an_impossible_budget_is_one_sentence():
     other_steps = (Steps(0.5, 1.0, 10),)
     with pytest.raises(UserError, match="No noise keeps the training steps within"):
         solve_noise(0.5, 10, epsilon=0.5, delta=DELTA, kind="rdp", other_steps=other_steps)
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "times"),
+    [(1.0, 0.4, 60), (3.0, 1.0, 20), (0.06, 0.2, 3), (1.1, 1e-6, 10), (0.3, 0.999, 5)],
+)
+def test_a_quicker_mean_is_opacus_own(noise, rate, times):
+    accountant = PrvAccountant()
+    accountant.history = [(noise, rate, times)]
+    with np.errstate(all="ignore"):  # far out, and at rate 1
+        domain = accountant._get_domain([], [times], 0.04, 1e-8)
+        slow = TruncatedPrivacyRandomVariable(
+            PoissonSubsampledGaussianPRV(rate, noise), domain.t_min, domain.t_max
+        )
+        assert Truncated(noise, rate, domain).mean() == pytest.approx(slow.mean(), rel=1e-11, abs=1e-15)
+        epsilon = accountant.get_epsilon(delta=1e-5, eps_error=0.04)
+        accountant._get_dprv = PRVAccountant._get_dprv.__get__(accountant)
+        assert epsilon == pytest.approx(accountant.get_epsilon(delta=1e-5, eps_error=0.04), rel=1e-10)
+
+
+def test_a_loss_far_out_is_certain():
+    chance = loss_below(0.3, 0.2)
+    assert chance(-1.0) == 0.0 and chance(699.0) == chance(800.0) == 1.0
