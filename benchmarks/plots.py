@@ -62,12 +62,16 @@ def cohort(result: dict[str, Any]) -> plt.Figure:
             if name in case["images_per_second"]
         }
         _bars(axes, list(found), list(found.values()), 0.15, COLORS[number], name)
-    titles = [f"{case['clients']} x {case['batch']}, {case['split']}" for case in cases]
+    models = {"vit_d192": "ViT d192", "dinov2_s": "DINOv2-S"}
+    titles = [
+        f"{models[case.get('model', 'vit_d192')]}\n{case['clients']} x {case['batch']}, {case['split']}"
+        for case in cases
+    ]
     axes.set_xticks(range(len(cases)), titles)
     axes.set_yscale("log")
     axes.set_ylabel("useful images a second (log)")
-    axes.set_title(f"Whole rounds, ViT d=192 on CIFAR-10, {result.get('gpu', 'no GPU')}")
-    axes.legend(ncols=3, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.08))
+    axes.set_title(f"Whole rounds on CIFAR-10, {result.get('gpu', 'no GPU')}")
+    axes.legend(ncols=3, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.12))
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 
