@@ -344,8 +344,8 @@ class CohortRunner:
             before = torch.cuda.memory_allocated()
             result = self._try_step(client, order, size)
             torch.cuda.synchronize()
-            # Two results: while one block is looked at, the next one trains.
-            peaks.append(torch.cuda.max_memory_allocated() - before + 2 * size * result)
+            # Three results: of the block that is added up, of the one that is through and of the next.
+            peaks.append(torch.cuda.max_memory_allocated() - before + 3 * size * result)
         torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info()
         fixed, each = 2 * peaks[0] - peaks[1], max(peaks[1] - peaks[0], 1)

@@ -9,6 +9,7 @@ import gc
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from torch.nn.functional import pad
 from fedfrozen_app.exchange.block import Layout
 from fedfrozen_app.local.step import NO_START
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, exact_products, norms_of
+from fedfrozen_app.seeds import generators_of
 
 if TYPE_CHECKING:
     from fedfrozen_app.local.private import Training
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 LENGTH = 8  # samples on a GPU are padded to a multiple of it
 OFTEN = 2  # so often a step was taken before it is recorded, which takes as long as some ten
+GRAPHS = 12  # recordings of one kind of step
 KEPT = 4  # kinds of steps whose memory and recordings stay
 
 Shape = tuple[int, ...]  # clients, rows of each
@@ -55,7 +58,7 @@ class ClippedSums:
         self.sums, self._chunk = torch.zeros_like(self.rows), torch.zeros_like(self.rows)
         self.losses = torch.zeros(size, dtype=torch.float64, device=resident.device)  # added up over steps
         self._broken = torch.zeros((), dtype=torch.bool, device=resident.device)
-        self.records = records
+        self._records = records
         self._seen: Counter[Shape] = Counter()
         self._given: dict[Shape, tuple[Tensor, Tensor]] = {}  # what a recorded step reads
         self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
@@ -82,7 +85,12 @@ class ClippedSums:
         return any(self._is_due(shape_of(index)) for index, _ in pieces)
 
     def _is_due(self, shape: Shape) -> bool:
-        return self.records and shape not in self._graphs and self._seen[shape] > OFTEN
+        may = self._records and self._resident.records_private and len(self._graphs) < GRAPHS
+        return may and shape not in self._graphs and self._seen[shape] > OFTEN
+
+    @property
+    def is_recorded(self) -> bool:
+        return bool(self._graphs)
 
     def record(self, pieces: Sequence[Piece]) -> None:
         """Those; no other thread may use the device meanwhile."""
@@ -94,7 +102,8 @@ class ClippedSums:
         """The sums of one step."""
         self.sums.zero_()
         for index, real in pieces:
-            shape = shape_of(index)
+            shape, generators = shape_of(index), generators_of(self._resident.device)
+            states = [generator.get_state() for generator in generators]
             if shape in self._graphs:
                 for place, value in zip(self._given[shape], (index, real), strict=True):
                     place.copy_(value)
@@ -102,6 +111,8 @@ class ClippedSums:
             else:
                 self._one(index, real)
             if self._broken:  # what is not finite would spoil the sum: once more, without it
+                for generator, state in zip(generators, states, strict=True):
+                    generator.set_state(state)  # the same dropout
                 self._one(index, real, careful=True)
             self.sums += self._chunk
 
@@ -128,24 +139,33 @@ class ClippedSums:
             self._broken.copy_(~finite.all())
 
     def _record(self, shape: Shape, index: Tensor, real: Tensor) -> None:
-        device = self._resident.device
+        resident = self._resident
         self._given[shape] = index.clone(), real.clone()
-        drawn, graph = torch.cuda.get_rng_state(device), torch.cuda.CUDAGraph()
-        if self._resident.private_pool is None:  # one for all: they never run at the same time
-            self._resident.private_pool = torch.cuda.graph_pool_handle()
+        here = torch.cuda.current_stream(resident.device)
+        drawn, graph = torch.cuda.get_rng_state(resident.device), torch.cuda.CUDAGraph()
+        if resident.private_pool is None:  # one for all: they never run at the same time
+            resident.private_pool = torch.cuda.graph_pool_handle()
         gc.collect()
         gc.disable()  # what is freed while a step is recorded would spoil it
         try:
-            with torch.cuda.graph(graph, pool=self._resident.private_pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=resident.private_pool, capture_error_mode="thread_local"):
                 self._one(*self._given[shape])
         except RuntimeError as error:  # a model that looks at its own numbers, say: then step by step
-            self.records = False
-            log.info("Private steps are not recorded: %s", (str(error).splitlines() or [""])[0])
+            self._give_up(error)
         else:
             self._graphs[shape] = graph
         finally:
             gc.enable()
-            torch.cuda.set_rng_state(drawn, device)
+            torch.cuda.set_stream(here)  # torch leaves a recording that failed on its own stream
+            torch.cuda.set_rng_state(drawn, resident.device)
+
+    def _give_up(self, error: RuntimeError) -> None:
+        resident = self._resident
+        # torch goes on as if it recorded, and would keep all that other streams have used.
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(resident.device.index or 0, resident.private_pool)
+        resident.private_pool, resident.records_private = None, False
+        log.info("Private steps are not recorded: %s", (str(error).splitlines() or [""])[0])
 
 
 def shape_of(index: Tensor) -> Shape:
@@ -168,4 +188,6 @@ def sums_for(trainings: "Sequence[Training]", names: Sequence[str]) -> ClippedSu
     kept[key] = kept.pop(key)  # the last used is the last to go
     while len(kept) > KEPT:
         del kept[next(iter(kept))]
+    if not any(each.is_recorded for each in kept.values()):
+        resident.private_pool = None  # it goes with the last that works in it
     return kept[key]

@@ -110,6 +110,7 @@ class Resident:
         self.private_bytes: dict[Any, int] = {}  # of local/private_stack.py: a client's, by what trains
         self.private_sums: dict[Any, Any] = {}  # of local/private_sums.py: recorded steps, by their kind
         self.private_pool: Any = None  # and the memory in which they work
+        self.records_private = True  # until one of them could not be recorded
 
     @cached_property
     def blocks(self) -> Blocks:

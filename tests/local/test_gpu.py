@@ -233,6 +233,23 @@ def test_a_private_step_that_cannot_be_recorded_is_taken_as_it_is(train, monkeyp
     caplog.set_level(logging.INFO)
     run = train(*WORDS, "strategy=fedavg", "privacy=dp_sgd", "runtime.runner=cohort")
     assert "Private steps are not recorded" in caplog.text and run.rows[-1]["clients_ok"] == 4
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    side, before = torch.cuda.Stream(), torch.cuda.memory_stats()["active_bytes.all.current"]
+    for _ in range(3):  # what another stream has used is freed again
+        torch.ones(2**20, device="cuda").record_stream(side)
+        torch.cuda.synchronize()
+    torch.ones(1, device="cuda")  # an allocation looks at what has become free
+    assert torch.cuda.memory_stats()["active_bytes.all.current"] - before < 2**22
+
+
+def test_private_steps_are_recorded_again_after_all_were_dropped(train, monkeypatch, caplog):
+    """Clients that choose other layers in every round: few kinds of steps are kept."""
+    monkeypatch.setattr(private_sums, "OFTEN", 0)
+    monkeypatch.setattr(private_sums, "KEPT", 1)
+    caplog.set_level(logging.INFO)
+    words = ["strategy=safl", "strategy.select=random", "strategy.top_k=1", "privacy=dp_sgd", "num_rounds=6"]
+    run = train(*WORDS, *words, "runtime.runner=cohort")
+    assert "not recorded" not in caplog.text and run.rows[-1]["clients_ok"] == 4
 
 
 def test_an_example_that_is_not_finite_gives_nothing_in_a_recorded_step(train, monkeypatch):
