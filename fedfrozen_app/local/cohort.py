@@ -21,7 +21,8 @@ from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.local.algorithm import ByNamespace, Finished
 from fedfrozen_app.local.sequential import learning_rate
 from fedfrozen_app.local.slots import Schedule, Turn, cheapest_size, lay_out, num_batches, take_turns
-from fedfrozen_app.local.step import START, Layouts, Step, finish_rows, loaded, look_rows
+from fedfrozen_app.local.step import START, Layouts, Step, finish_rows, loaded, look_rows, rows_say
+from fedfrozen_app.models.wrapper import Wrapper
 from fedfrozen_app.seeds import seed_for, seeded
 from fedfrozen_app.words import counted
 
@@ -206,12 +207,11 @@ class CohortRunner:
             yield self._block(work, turns, values, losses)
 
     def _may_run_ahead(self, work: Work) -> bool:
-        """Whether a block may train while the one before is looked at: not where clients are judged, for
-        which their models are loaded, and not where they keep arrays."""
+        """Whether a block may train while the one before is looked at: not where clients' models are loaded
+        for that, and not where they keep arrays."""
         resident, method = self.resident, work.order.method
-        judged = work.before or work.order.plan.private or method.is_personal()
-        keeps = method.stays or not method.adds_nothing()
-        return resident.device.type == "cuda" and resident.alone and not judged and not keeps
+        keeps = method.stays or not method.adds_nothing() or self._judges_apart(work.order)
+        return resident.device.type == "cuda" and resident.alone and not keeps
 
     def _ahead(self, trained: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
         """The same, one block further on a stream of its own: while the server adds up a block, the device
@@ -252,7 +252,7 @@ class CohortRunner:
         start = loaded(resident, layouts.trained)
         common = parameters_in(layouts.trained.views(start))
         own = [kept.get(client, {}) for client in clients]
-        before = self._judge_base(clients, [parameters_in(arrays) for arrays in own])
+        before = self._judge_base(clients, order, [parameters_in(arrays) for arrays in own])
         if before and order.plan.private:  # then others were loaded to be judged
             resident.load(common, {})
         rows = Rows(layouts, order, common, start, own)
@@ -284,13 +284,17 @@ class CohortRunner:
         block = Block(tuple(members), work.layouts.trained, work.start, values, examples, metrics)
         held = torch.stack([work.rows.held.pop(turn.client) for turn in turns])
         done = self._finished(block, work, held, turns)
-        own = partial(own_arrays, work.layouts, block, held, done)
-        block.extra_metrics = [
-            self._judge_row(block, number, order, work.before, work.layouts.untrained(held[number]), own)
-            for number in range(len(members))
-        ]
-        if work.before or order.plan.private or order.method.is_personal():  # the others go on from here
+        if self._judges_apart(order):
+            own = partial(own_arrays, work.layouts, block, held, done)
+            block.extra_metrics = [
+                self._judge_row(block, number, order, work.before, work.layouts.untrained(held[number]), own)
+                for number in range(len(members))
+            ]
+            # The others go on from here.
             resident.load(parameters_in(work.layouts.trained.views(work.start)), {})
+        else:
+            after = self._judge_rows(members, values, held, work)
+            block.extra_metrics = [{**work.before.get(c, {}), **after.get(c, {})} for c in members]
         if len(order.plan.shared) < len(block.layout.names):
             block = block.shared(order.plan.shared)
         return block if done is None else with_finished(block, done)
@@ -375,16 +379,34 @@ class CohortRunner:
 
     # Judging -----------------------------------------------------------------------------------------------
 
+    def _judges_apart(self, order: Order) -> bool:
+        """Whether clients are judged one by one, each with its own model loaded: where that is a personal
+        one, or tells something of itself. Others are judged together."""
+        personal = bool(order.plan.private) or order.method.is_personal()
+        return personal or type(self.resident.wrapper).figures is not Wrapper.figures
+
     def _judge_base(
-        self, clients: Sequence[str], private_parts: Sequence[Mapping[str, Tensor]]
+        self, clients: Sequence[str], order: Order, private_parts: Sequence[Mapping[str, Tensor]]
     ) -> dict[str, dict[str, float]]:
         """For each client with validation rows: its figures on them as the round begins."""
+        if not self._judges_apart(order):
+            return self.resident.judge_validations(clients, "before", self.resident.said_of)
         found = {}
         for client, private in zip(clients, private_parts, strict=True):
             if len(self.resident.rows(client).validation):
                 self.resident.load(private, {})
                 found[client] = self.resident.judge_validation(client, "before")
         return found
+
+    def _judge_rows(
+        self, clients: Sequence[str], values: Tensor, held: Tensor, work: Work
+    ) -> dict[str, dict[str, float]]:
+        """And after training: the rows of `values` are these clients'."""
+        judged = [number for number, client in enumerate(clients) if client in work.before]
+        if not judged:
+            return {}
+        say = partial(rows_say, self.resident, work.layouts, values[judged], held[judged])
+        return self.resident.judge_validations([clients[number] for number in judged], "after", say)
 
     def _judge_row(
         self,

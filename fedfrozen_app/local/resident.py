@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -35,6 +35,7 @@ from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.models.blocks import Blocks
 from fedfrozen_app.models.build import parameters_of
 from fedfrozen_app.models.folds import is_fold
+from fedfrozen_app.models.metrics import measure
 from fedfrozen_app.models.roles import head_of, roles_of
 from fedfrozen_app.models.task import Batch, Inputs, Task
 from fedfrozen_app.models.wrapper import Wrapper, wrapper_of
@@ -311,9 +312,34 @@ class Resident:
         rows = self.rows(client).validation
         if not len(rows):
             return {}
-        found = self.evaluate_rows(rows)
+        return self._validated(when, self.evaluate_rows(rows))
+
+    def judge_validations(
+        self, clients: Sequence[str], when: str, said: Callable[[list[Tensor]], list[Tensor]]
+    ) -> dict[str, dict[str, float]]:
+        """The same for all of these that hold rows out, by client. `said`: what their models say of the rows
+        of each, which looks at the device once for all."""
+        rows = {client: self.rows(client).validation for client in clients}
+        rows = {client: own for client, own in rows.items() if len(own)}
+        if not rows:
+            return {}
+        sizes = [len(own) for own in rows.values()]
+        labels = self.train_table.labels[torch.cat(list(rows.values())).to(self.device)].cpu().split(sizes)
+        task, found = self.task, said(list(rows.values()))
+        return {
+            client: self._validated(when, measure(task.kind, its, true, task.classes))
+            for client, its, true in zip(rows, found, labels, strict=True)
+        }
+
+    def _validated(self, when: str, found: Mapping[str, float]) -> dict[str, float]:
         counts = {"client_val_tokens": found["tokens"]} if "tokens" in found else {}
         return {f"client_val_{when}": found[self.task.headline], **counts}
+
+    def said_of(self, rows: list[Tensor]) -> list[Tensor]:
+        """What the model as it is loaded says of each of these rows, on the host."""
+        table = self.train_table.take(torch.cat(rows))
+        _, said = self.task.predict(table, self.task.rows_at_once(table))
+        return list(said.cpu().split([len(own) for own in rows]))
 
     def evaluate_test(self) -> dict[str, float]:
         return self.task.evaluate(self._test)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
 from fedfrozen_app.data.augment import taken
@@ -495,6 +496,32 @@ def mapped_task(
         return functional_call(resident.model, whole, args=(), kwargs=ready).logits
 
     return resident.task.with_call(call)
+
+
+@torch.no_grad()
+def rows_say(
+    resident: "Resident", layouts: Layouts, values: Tensor, held: Tensor, rows: Sequence[Tensor]
+) -> list[Tensor]:
+    """What the model of each of these clients says of rows of its own, on the host."""
+    module, table = resident.model, resident.train_table
+    model = {name: value.detach() for name, value in resident.parameters.items()}
+    longest = max(len(own) for own in rows)
+    index = torch.stack([pad(own, (0, longest - len(own))) for own in rows]).to(resident.device)
+
+    def one(row: Tensor, held: Tensor, index: Tensor) -> Tensor:
+        task = mapped_task(resident, {**model, **layouts.untrained(held)})
+        batch = Batch(*taken(table.inputs, table.labels, index, augmented=False))
+        return task.said(task.logits(parameters_in(layouts.trained.views(row)), batch))
+
+    was_training = module.training
+    module.eval()
+    try:
+        with folded(module), as_products(module, layouts.names):
+            pieces = index.split(max(1, resident.task.rows_at_once(table) // len(rows)), dim=1)
+            said = torch.cat([vmap(one)(values, held, piece) for piece in pieces], dim=1).cpu()
+    finally:
+        module.train(was_training)
+    return [said[number, : len(own)] for number, own in enumerate(rows)]
 
 
 @torch.no_grad()

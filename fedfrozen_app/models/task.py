@@ -163,11 +163,17 @@ class Task:
 
     def evaluate(self, table: Table) -> dict[str, float]:
         """Mean loss and figures of the model as it is loaded now; of a language model over tokens."""
-        loss, predicted = self.predict(table, self._rows_at_once(table))
+        loss, predicted = self.predict(table, self.rows_at_once(table))
         found = {"loss": loss, **measure(self.kind, predicted, table.labels, self.classes)}
         return found | {"perplexity": perplexity(loss)} if self.kind == "language" else found
 
-    def _rows_at_once(self, table: Table) -> int:
+    def said(self, logits: Tensor) -> Tensor:
+        """What the model says of rows with these logits, shaped like their labels."""
+        if self.kind == "language":  # where a token stands, what was foretold for it
+            return functional.pad(logits[:, :-1].argmax(dim=-1), (1, 0))
+        return logits > 0 if self.kind == "multilabel" else logits.argmax(dim=-1)
+
+    def rows_at_once(self, table: Table) -> int:
         """On a GPU small pictures are judged by the thousand: a batch costs its launches, not its rows."""
         if self.kind == "language":
             config: Any = self.model.config
@@ -197,11 +203,9 @@ class Task:
             if self.kind == "language":
                 tokens = self._tokens(labels).double()
                 each, count = each * tokens, count + tokens.sum()
-                # Where a token stands, what was foretold for it.
-                said.append(functional.pad(logits[:, :-1].argmax(dim=-1), (1, 0)))
             else:
                 count += len(labels)
-                said.append(logits > 0 if self.kind == "multilabel" else logits.argmax(dim=-1))
+            said.append(self.said(logits))
             loss += each.sum()
         self.model.train(was_training)
         return float(loss / count.clamp(min=1)), torch.cat(said)

@@ -10,6 +10,7 @@ from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.files.checkpoint import read as checkpoint_of
 from fedfrozen_app.local.cohort import CohortRunner
 from fedfrozen_app.local.slots import cheapest_size, take_turns
+from fedfrozen_app.models.task import Task
 from tests.app.test_bytes import BERT, GPT2, LLAMA, checkpoint
 from tests.conftest import same_bits, slowly
 from tests.flower.test_runtimes import is_key_bias
@@ -42,6 +43,22 @@ def compare(one, other, tolerance, per_tensor):
             assert row.get(key) == twin.get(key), key
 
 
+def test_clients_judged_together_are_those_judged_one_by_one(train, monkeypatch):
+    """Whatever their sizes, and however many rows at once."""
+    words = ["strategy=fedavg", "runtime.runner=cohort", "model.dtype=float64", "num_rounds=2"]
+    words += ["num_clients=5", "partition.alpha=0.1", "partition.min_size=1", "runtime.max_block=3"]
+    rows = []
+    for name, change in (
+        ("together", lambda: None),
+        ("in pieces", lambda: monkeypatch.setattr(Task, "rows_at_once", lambda self, table: 7)),
+        ("apart", lambda: monkeypatch.setattr(CohortRunner, "_judges_apart", lambda self, order: True)),
+    ):
+        change()
+        rows.append([row["by_client"] for row in train(*words, folder=name).rows[1:]])
+    assert rows[0] == rows[1] == rows[2]
+    assert len(rows[0][0]["client_val_after"]) == 5
+
+
 @pytest.mark.parametrize("client", ["client=adamw", *slowly("client=sgd")])
 @pytest.mark.parametrize("strategy", ["fedprox", "fedfrozen", *slowly("fedavg")])
 def test_cohort_equals_sequential_in_float64(train, strategy, client):
@@ -54,7 +71,7 @@ def test_cohort_equals_sequential_in_float64(train, strategy, client):
     compare(one, other, 1e-9, per_tensor=True)
     for row, twin in zip(one.rows[1:], other.rows[1:], strict=True):
         assert row["train_loss"] == pytest.approx(twin["train_loss"], rel=1e-9)
-        for key in ("client_val_before", "client_val_after", "test_accuracy"):
+        for key in ("client_val_before", "client_val_after", "test_accuracy", "by_client"):
             assert row[key] == twin[key]
         for group, drift in row["drift"].items():
             assert drift == pytest.approx(twin["drift"][group], rel=1e-6)
