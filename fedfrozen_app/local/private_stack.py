@@ -2,11 +2,11 @@
 it would by itself. What they share is that all gradients of a step are computed at once.
 """
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, cast
 
@@ -115,28 +115,21 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
     like = sums.rows[0, columns]
     seen = [0] * len(trainings)  # examples in all samples of each
     resident.model.train()
-    with ExitStack() as stack, _drawing(resident, trainings, like) as draws:
+    with ExitStack() as stack, _early(resident, trainings) as draw:
         for training in trainings:
             stack.enter_context(training.client.source.dropout())  # the last one's is in force
-        for draw in draws:
-            draw.begin()
         for step in range(recipes[0].steps):
             count = sum(recipe.steps > step for recipe in recipes)  # those that still train come first
-            drawn = [draw.sample() for draw in draws[:count]]
+            drawn = [_sample(training) for training in trainings[:count]]
             seen[:count] = [known + len(index) for known, index in zip(seen, drawn, strict=False)]
             pieces = sums.laid_out(drawn, at_once)
-            if sums.will_record(pieces):
-                for draw in draws:
-                    draw.wait()
-                sums.record(pieces)
-            for draw, recipe in zip(draws, recipes, strict=True):
-                if recipe.steps > step + 1:
-                    draw.begin()
+            sums.record(pieces)
+            noise = [draw(place, like) for place in range(count)]  # after its sample
             sums.take(pieces)
             for place, training in enumerate(trainings[:count]):
                 recipe, source = training.recipe, training.client.source
                 std = recipe.noise * recipe.max_grad_norm
-                (whole,) = with_noise(source, [sums.sums[place, columns]], std, draws[place].noise())
+                (whole,) = with_noise(source, [sums.sums[place, columns]], std, noise[place]())
                 noisy[place, columns] = whole / recipe.batch
             for part, slope in zip(parts, slopes, strict=True):
                 for place in range(len(trainings)):
@@ -158,56 +151,25 @@ def _columns(layout: Layout) -> Tensor:
     return torch.cat([torch.arange(start, start + size) for start, size in zip(starts, sizes, strict=False)])
 
 
-class Draws:
-    """What a client's source gives in turn, a sample and noise for every step. With a `thread` it is drawn
-    there, ahead of the steps: the cipher leaves Python's lock to others."""
-
-    def __init__(
-        self, training: Training, like: Tensor, lane: int, thread: ThreadPoolExecutor | None
-    ) -> None:
-        self._training, self._like, self._lane, self._thread = training, like, lane, thread
-        self._samples: deque[Future[Tensor]] = deque()
-        self._noise: deque[Future[Drawn]] = deque()
-
-    def begin(self) -> None:
-        """The draws of another step."""
-        if self._thread is not None:
-            self._samples.append(self._thread.submit(_sample, self._training))
-            self._noise.append(self._thread.submit(_drawn_aside, self._training, self._like, self._lane))
-
-    def sample(self) -> Tensor:
-        return _sample(self._training) if self._thread is None else self._samples.popleft().result()
-
-    def noise(self) -> Tensor | None:
-        """None where it is drawn when it is added."""
-        return None if self._thread is None else _taken(self._noise.popleft())
-
-    def wait(self) -> None:
-        """Until all that has begun is drawn."""
-        for job in self._noise:
-            job.result()
+Drawn = Callable[[], Tensor | None]
 
 
 @contextmanager
-def _drawing(resident: "Resident", trainings: Sequence[Training], like: Tensor) -> Iterator[list[Draws]]:
-    """Of each client. Where there is a GPU and noise to draw, each by a thread of its own."""
-    threads: list[ThreadPoolExecutor | None] = [None] * len(trainings)
-    if resident.device.type in EARLY_ON and trainings[0].recipe.noise:
-        threads = [ThreadPoolExecutor(1) for _ in trainings]
-    try:
-        yield [
-            Draws(t, like, n, thread) for n, (t, thread) in enumerate(zip(trainings, threads, strict=True))
-        ]
-    finally:
-        for thread in threads:
-            if thread is not None:
-                thread.shutdown(cancel_futures=True)
+def _early(resident: "Resident", trainings: Sequence[Training]) -> Iterator[Callable[[int, Tensor], Drawn]]:
+    """A way to have a client's noise drawn while the GPU computes gradients, each client's by a thread: the
+    cipher leaves Python's lock to others. Without a GPU the noise is drawn when it is asked for."""
+    if resident.device.type not in EARLY_ON or trainings[0].recipe.noise == 0:
+        yield lambda place, like: lambda: None
+        return
+    with ThreadPoolExecutor(min(len(trainings), os.cpu_count() or 1)) as pool:
+
+        def draw(place: int, like: Tensor) -> Drawn:
+            return partial(_taken, pool.submit(_drawn_aside, trainings[place], like, place))
+
+        yield draw
 
 
-Drawn = tuple[Tensor, torch.cuda.Event | None]
-
-
-def _drawn_aside(training: Training, like: Tensor, lane: int) -> Drawn:
+def _drawn_aside(training: Training, like: Tensor, lane: int) -> tuple[Tensor, torch.cuda.Event | None]:
     """On a stream of its own: a draw is 32 bytes a number from the host, which need not wait for gradients
     and which no gradient need wait for."""
     if like.device.type != "cuda":
@@ -223,7 +185,7 @@ def _lane(device: torch.device, number: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _taken(job: Future[Drawn]) -> Tensor:
+def _taken(job: Future[tuple[Tensor, torch.cuda.Event | None]]) -> Tensor:
     drawn, there = job.result()
     if there is not None:
         now = torch.cuda.current_stream(drawn.device)

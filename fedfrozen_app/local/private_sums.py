@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LENGTH = 8  # samples on a GPU are padded to a multiple of it
-OFTEN = 2  # so often a step was taken before it is recorded, which takes as long as some ten
+OFTEN = 2  # so often a step is taken before it is recorded, which takes as long as some ten; at least once
 GRAPHS = 12  # recordings of one kind of step
 KEPT = 4  # kinds of steps whose memory and recordings stay
 
@@ -79,10 +79,13 @@ class ClippedSums:
         pieces = zip(index.split(at_once, dim=1), real.split(at_once, dim=1), strict=True)
         return [piece for piece in pieces if piece[0].numel()]
 
-    def will_record(self, pieces: Sequence[Piece]) -> bool:
-        """Whether one of these has come often enough."""
-        self._seen.update(shape_of(index) for index, _ in pieces)
-        return any(self._is_due(shape_of(index)) for index, _ in pieces)
+    def record(self, pieces: Sequence[Piece]) -> None:
+        """Those that have come often enough; no other thread may use the device meanwhile."""
+        for index, real in pieces:
+            shape = shape_of(index)
+            self._seen[shape] += 1
+            if self._is_due(shape):
+                self._record(shape, index, real)
 
     def _is_due(self, shape: Shape) -> bool:
         may = self._records and self._resident.records_private and len(self._graphs) < GRAPHS
@@ -91,12 +94,6 @@ class ClippedSums:
     @property
     def is_recorded(self) -> bool:
         return bool(self._graphs)
-
-    def record(self, pieces: Sequence[Piece]) -> None:
-        """Those; no other thread may use the device meanwhile."""
-        for index, real in pieces:
-            if self._is_due(shape_of(index)):
-                self._record(shape_of(index), index, real)
 
     def take(self, pieces: Sequence[Piece]) -> None:
         """The sums of one step."""
@@ -114,7 +111,7 @@ class ClippedSums:
                 for generator, state in zip(generators, states, strict=True):
                     generator.set_state(state)  # the same dropout
                 self._one(index, real, careful=True)
-            self.sums += self._chunk
+            self.sums[: len(index)] += self._chunk[: len(index)]
 
     def _one(self, index: Tensor, real: Tensor, *, careful: bool = False) -> None:
         """Into `_chunk`. What is not finite counts nothing: a sum that is not would tell that it is there."""

@@ -209,11 +209,12 @@ def test_private_clients_together_are_one_after_another(train, words):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_recorded_private_steps_are_those_step_by_step(train, monkeypatch, caplog, dropout):
-    own = [*WORDS, "strategy=fedavg", "privacy=dp_sgd", "privacy.seeded_noise=true", "runtime.runner=cohort"]
+    own = [*WORDS, "strategy=safl", "strategy.select=fixed", "strategy.top_k=1", "runtime.runner=cohort"]
+    own += ["privacy=dp_sgd", "privacy.seeded_noise=true"]
     own += [f"model.config.hidden_dropout_prob={dropout}", "client.batch_size=32"]
     caplog.set_level(logging.INFO)
     ends = []
-    for often in (10**9, 0):  # never recorded; always
+    for often in (10**9, 1):  # never recorded; from the second time on
         monkeypatch.setattr(private_sums, "OFTEN", often)
         ends.append(train(*own, folder=str(often)).model_after(3))
     assert "not recorded" not in caplog.text
@@ -221,7 +222,7 @@ def test_recorded_private_steps_are_those_step_by_step(train, monkeypatch, caplo
 
 
 def test_a_private_step_that_cannot_be_recorded_is_taken_as_it_is(train, monkeypatch, caplog):
-    monkeypatch.setattr(private_sums, "OFTEN", 0)
+    monkeypatch.setattr(private_sums, "OFTEN", 1)
     norms = private_sums.norms_of
 
     def looks(*given):
@@ -244,7 +245,7 @@ def test_a_private_step_that_cannot_be_recorded_is_taken_as_it_is(train, monkeyp
 
 def test_private_steps_are_recorded_again_after_all_were_dropped(train, monkeypatch, caplog):
     """Clients that choose other layers in every round: few kinds of steps are kept."""
-    monkeypatch.setattr(private_sums, "OFTEN", 0)
+    monkeypatch.setattr(private_sums, "OFTEN", 1)
     monkeypatch.setattr(private_sums, "KEPT", 1)
     caplog.set_level(logging.INFO)
     words = ["strategy=safl", "strategy.select=random", "strategy.top_k=1", "privacy=dp_sgd", "num_rounds=6"]
@@ -253,7 +254,7 @@ def test_private_steps_are_recorded_again_after_all_were_dropped(train, monkeypa
 
 
 def test_an_example_that_is_not_finite_gives_nothing_in_a_recorded_step(train, monkeypatch):
-    monkeypatch.setattr(private_sums, "OFTEN", 0)
+    monkeypatch.setattr(private_sums, "OFTEN", 1)
     plain = private_sums.norms_of
 
     def spoiled(slopes, lead):
