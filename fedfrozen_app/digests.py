@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
@@ -30,11 +30,11 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     pieces = {name: _pieces(data) for name, data in bytes_on_host(tensors).items()}
     large = [piece for parts in pieces.values() if len(parts) > 1 for piece in parts]
     # A share for each thread: to hand over every piece by itself takes as long as hashing it.
-    jobs = [_pool().submit(_hash_all, large[first::THREADS]) for first in range(min(THREADS, len(large)))]
+    share = -(-len(large) // THREADS) or 1
+    jobs = [_pool().submit(_hash_all, large[i : i + share]) for i in range(0, len(large), share)]
     # The small ones here meanwhile.
     hashes = {name: _hash_all(parts) for name, parts in pieces.items() if len(parts) <= 1}
-    shares = [job.result() for job in jobs]
-    found = iter([shares[number % THREADS][number // THREADS] for number in range(len(large))])
+    found = chain.from_iterable(job.result() for job in jobs)
     hashes |= {name: list(islice(found, len(parts))) for name, parts in pieces.items() if len(parts) > 1}
     return {name: _digest_of(tensor, hashes[name]) for name, tensor in tensors.items()}
 

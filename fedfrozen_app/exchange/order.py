@@ -104,6 +104,11 @@ class Order:
         """The client's algorithm itself, an `Algorithm` with its settings."""
         return registry.find("algorithms", self.algorithm)(**self.settings)
 
+    @property
+    def is_personal(self) -> bool:
+        """Whether a client ends the round with a model of its own."""
+        return bool(self.plan.private) or self.method.is_personal()
+
     @cached_property
     def chooser(self) -> Choice | None:
         if self.choice is None:

@@ -293,7 +293,8 @@ class CohortRunner:
             # The others go on from here.
             resident.load(parameters_in(work.layouts.trained.views(work.start)), {})
         else:
-            after = self._judge_rows(members, values, held, work)
+            say = partial(rows_say, resident, work.layouts, values, held)
+            after = resident.judge_validations(members, "after", say)
             block.extra_metrics = [{**work.before.get(c, {}), **after.get(c, {})} for c in members]
         if len(order.plan.shared) < len(block.layout.names):
             block = block.shared(order.plan.shared)
@@ -382,8 +383,7 @@ class CohortRunner:
     def _judges_apart(self, order: Order) -> bool:
         """Whether clients are judged one by one, each with its own model loaded: where that is a personal
         one, or tells something of itself. Others are judged together."""
-        personal = bool(order.plan.private) or order.method.is_personal()
-        return personal or type(self.resident.wrapper).figures is not Wrapper.figures
+        return order.is_personal or type(self.resident.wrapper).figures is not Wrapper.figures
 
     def _judge_base(
         self, clients: Sequence[str], order: Order, private_parts: Sequence[Mapping[str, Tensor]]
@@ -398,16 +398,6 @@ class CohortRunner:
                 found[client] = self.resident.judge_validation(client, "before")
         return found
 
-    def _judge_rows(
-        self, clients: Sequence[str], values: Tensor, held: Tensor, work: Work
-    ) -> dict[str, dict[str, float]]:
-        """And after training: the rows of `values` are these clients'."""
-        judged = [number for number, client in enumerate(clients) if client in work.before]
-        if not judged:
-            return {}
-        say = partial(rows_say, self.resident, work.layouts, values[judged], held[judged])
-        return self.resident.judge_validations([clients[number] for number in judged], "after", say)
-
     def _judge_row(
         self,
         block: Block,
@@ -419,7 +409,7 @@ class CohortRunner:
     ) -> dict[str, float]:
         """The same after training, and the other figures that the sequential runner reports."""
         resident, client, method = self.resident, block.clients[number], order.method
-        personal = bool(order.plan.private) or method.is_personal()
+        personal = order.is_personal
         if client not in before and not personal:
             return {}
         trained = parameters_in(block.slice(number))

@@ -99,7 +99,8 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
     sums = sums_for(trainings, names)
     sums.begin()
     noisy = torch.zeros_like(sums.rows)
-    widths = [sum(sums.layout.spans[names.index(name)] for name in own) for _, own in groups]
+    spans = dict(zip(names, sums.layout.spans, strict=True))
+    widths = [sum(spans[name] for name in own) for _, own in groups]
     # A client's arrays of one rate are one tensor: an optimiser looks at each of its tensors in every step.
     parts = [each.unbind() for each in sums.rows.split(widths, dim=1)]
     slopes = [each.unbind() for each in noisy.split(widths, dim=1)]

@@ -5,7 +5,6 @@ There a step that comes again, of as many clients with samples as long, is recor
 padded a little, so that few lengths serve for all.
 """
 
-import gc
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fedfrozen_app.exchange.block import Layout
+from fedfrozen_app.local.recording import recorded
 from fedfrozen_app.local.step import NO_START
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, exact_products, norms_of
 from fedfrozen_app.seeds import generators_of
@@ -138,22 +138,14 @@ class ClippedSums:
     def _record(self, shape: Shape, index: Tensor, real: Tensor) -> None:
         resident = self._resident
         self._given[shape] = index.clone(), real.clone()
-        here = torch.cuda.current_stream(resident.device)
-        drawn, graph = torch.cuda.get_rng_state(resident.device), torch.cuda.CUDAGraph()
+        drawn, step = torch.cuda.get_rng_state(resident.device), partial(self._one, *self._given[shape])
         if resident.private_pool is None:  # one for all: they never run at the same time
             resident.private_pool = torch.cuda.graph_pool_handle()
-        gc.collect()
-        gc.disable()  # what is freed while a step is recorded would spoil it
         try:
-            with torch.cuda.graph(graph, pool=resident.private_pool, capture_error_mode="thread_local"):
-                self._one(*self._given[shape])
+            self._graphs[shape] = recorded(step, alone=False, pool=resident.private_pool)
         except RuntimeError as error:  # a model that looks at its own numbers, say: then step by step
             self._give_up(error)
-        else:
-            self._graphs[shape] = graph
         finally:
-            gc.enable()
-            torch.cuda.set_stream(here)  # torch leaves a recording that failed on its own stream
             torch.cuda.set_rng_state(drawn, resident.device)
 
     def _give_up(self, error: RuntimeError) -> None:

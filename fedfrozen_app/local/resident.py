@@ -319,16 +319,16 @@ class Resident:
     ) -> dict[str, dict[str, float]]:
         """The same for all of these that hold rows out, by client. `said`: what their models say of the rows
         of each, which looks at the device once for all."""
-        rows = {client: self.rows(client).validation for client in clients}
-        rows = {client: own for client, own in rows.items() if len(own)}
-        if not rows:
+        rows = [self.rows(client).validation for client in clients]
+        whole = torch.cat(rows)
+        if not len(whole):
             return {}
-        sizes = [len(own) for own in rows.values()]
-        labels = self.train_table.labels[torch.cat(list(rows.values())).to(self.device)].cpu().split(sizes)
-        task, found = self.task, said(list(rows.values()))
+        labels = self.train_table.labels[whole.to(self.device)].cpu().split([len(own) for own in rows])
+        task = self.task
         return {
             client: self._validated(when, measure(task.kind, its, true, task.classes))
-            for client, its, true in zip(rows, found, labels, strict=True)
+            for client, its, true in zip(clients, said(rows), labels, strict=True)
+            if len(true)
         }
 
     def _validated(self, when: str, found: Mapping[str, float]) -> dict[str, float]:

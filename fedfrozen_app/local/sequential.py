@@ -82,7 +82,7 @@ def train_client(
         with torch.no_grad():
             finished = order.method.finish(start, trained, count, rate)
     own = {**start.own, **stepped.own, **finished.own}
-    if (order.plan.private or order.method.is_personal()) and resident.evaluates_after(order.round):
+    if order.is_personal and resident.evaluates_after(order.round):
         # A personal model exists only here, so the client judges it where it can.
         resident.load(order.method.personal(trained, own), {})
         metrics |= resident.judge_personal(client, shares_model=not order.plan.private)

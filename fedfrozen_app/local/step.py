@@ -6,7 +6,6 @@ parameters are the resident model's own: held once, whatever the number of clien
 runs share a step (local/stack.py), they are held once for each run.
 """
 
-import gc
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -37,6 +36,7 @@ from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.algorithm import Finished, Start
 from fedfrozen_app.local.compiling import keep_what_is_compiled
 from fedfrozen_app.local.parts import parts_of
+from fedfrozen_app.local.recording import recorded
 from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_scales
 from fedfrozen_app.local.slots import Schedule, Turn
 from fedfrozen_app.models.attention import folded
@@ -343,18 +343,8 @@ class Step:
                 self._eager(self._index, self._mask)
         torch.cuda.current_stream().wait_stream(side)
         missed = self.resident.blocks.missed
-        graph = torch.cuda.CUDAGraph()
-        # A graph of before that is freed while this one is recorded would spoil it.
-        gc.collect()
-        gc.disable()
-        # By default whatever another thread asks of its own GPU would spoil it too.
-        watches = "global" if self.resident.alone else "thread_local"
-        try:
-            with torch.cuda.graph(graph, capture_error_mode=watches):
-                self._eager(self._index, self._mask)
-        finally:
-            gc.enable()
-        self._graph = graph
+        step = partial(self._eager, self._index, self._mask)
+        self._graph = recorded(step, alone=self.resident.alone)
         if missed := self.resident.blocks.missed - missed:
             log.warning("%s of the recorded step could not use what was compiled.", counted(missed, "block"))
 

@@ -208,7 +208,7 @@ class PlannedFedAvg(OwnLoop):
     def personal(self) -> bool:
         """Whether clients have models of their own, which must then be judged one by one."""
         order = self.order(max(self.num_rounds, 1), {})
-        return bool(order.plan.private) or order.method.is_personal()
+        return order.is_personal
 
     @property
     def shares_model(self) -> bool:

@@ -25,6 +25,7 @@ from tests.conftest import SMALL, Run, same_bits
 from tests.flower.test_runtimes import is_key_bias
 from tests.local.test_algorithms import Contrast, Normalised, OwnModel, head_first
 from tests.privacy.test_dpsgd import parts, task_of
+from tests.privacy.test_stack import spoil_first_example
 from tests.server.test_kills import killed_before_checkpoint
 from tests.server.test_wire import run_wired
 from tests.strategies import dual
@@ -255,15 +256,7 @@ def test_private_steps_are_recorded_again_after_all_were_dropped(train, monkeypa
 
 def test_an_example_that_is_not_finite_gives_nothing_in_a_recorded_step(train, monkeypatch):
     monkeypatch.setattr(private_sums, "OFTEN", 1)
-    plain = private_sums.norms_of
-
-    def spoiled(slopes, lead):
-        norms = plain(slopes, lead)
-        slopes[0][0, 0] = torch.nan
-        norms[0, 0] = torch.nan
-        return norms
-
-    monkeypatch.setattr(private_sums, "norms_of", spoiled)
+    spoil_first_example(monkeypatch)
     run = train(*WORDS, "strategy=fedavg", "privacy=dp_sgd", "runtime.runner=cohort")
     assert all(bool(torch.isfinite(value).all()) for value in run.model_after(3).values())
 

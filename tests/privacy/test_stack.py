@@ -88,8 +88,8 @@ def test_others_start_where_a_watched_client_starts(train):
         assert all(float((one[name] - other[name]).abs().max()) <= 1e-9 for name in one)
 
 
-def test_an_example_that_is_not_finite_gives_nothing(train, monkeypatch):
-    """Of the whole round it takes its own part away, and nobody else's."""
+def spoil_first_example(monkeypatch):
+    """Of every chunk the first client's first example is not finite; which chunks there were."""
     seen = []
     plain = private_sums.norms_of
 
@@ -101,6 +101,12 @@ def test_an_example_that_is_not_finite_gives_nothing(train, monkeypatch):
         return norms
 
     monkeypatch.setattr(private_sums, "norms_of", spoiled)
+    return seen
+
+
+def test_an_example_that_is_not_finite_gives_nothing(train, monkeypatch):
+    """Of the whole round it takes its own part away, and nobody else's."""
+    seen = spoil_first_example(monkeypatch)
     run = train(*EXACT, "strategy=fedavg", "runtime.runner=cohort", "num_rounds=1")
     assert seen and all(bool(torch.isfinite(value).all()) for value in run.model.values())
 
