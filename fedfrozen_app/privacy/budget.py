@@ -11,14 +11,16 @@ again.
 import fcntl
 import json
 import logging
+import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -30,6 +32,7 @@ from fedfrozen_app.privacy.steps import Steps
 
 log = logging.getLogger(__name__)
 FORMAT = 1
+WHOLE = "arrays"  # the name of a reply's one array, and of what is told of it
 
 
 @dataclass
@@ -104,12 +107,13 @@ class BudgetFile:
     @patient
     def keep_reply(self, order: str, arrays: Mapping[str, Tensor]) -> None:
         part = self._reply.with_suffix(".part2")
-        # The file's writer wants memory of its own for each.
-        tensors = {
-            name: data.clone().view(arrays[name].dtype).view(arrays[name].shape)
-            for name, data in bytes_on_host(arrays).items()
-        }
-        save_file(tensors, part, metadata={"order": order})
+        # As one array: the file's writer looks at each of its arrays for longer than a disk takes with it.
+        kinds = [
+            (name, str(value.dtype).removeprefix("torch."), list(value.shape))
+            for name, value in arrays.items()
+        ]
+        whole = torch.cat([torch.empty(0, dtype=torch.uint8), *bytes_on_host(arrays).values()])
+        save_file({WHOLE: whole}, part, metadata={"order": order, WHOLE: json.dumps(kinds)})
         # Onto a file that is there, a disk would write the new one out first: as long as a step. Whoever dies
         # in between has paid for nothing, as if a moment earlier.
         self._reply.unlink(missing_ok=True)
@@ -122,15 +126,29 @@ class BudgetFile:
             return None
         try:
             with safe_open(self._reply, "pt") as file:
-                if (file.metadata() or {}).get("order") != order:
+                told = file.metadata() or {}
+                if told.get("order") != order:
                     return None
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                if WHOLE not in told:  # as it was written once: array by array
+                    return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                return _parted(file.get_tensor(WHOLE), json.loads(told[WHOLE]))
         except (SafetensorError, OSError, ValueError) as error:
             log.warning("The reply %s cannot be read (%s): the round is paid for again.", self._reply, error)
             return None
 
     def note(self, figures: Mapping[str, Any]) -> None:
         append_line(self._log, json.dumps(dict(figures)))
+
+
+def _parted(whole: Tensor, kinds: Sequence[tuple[str, str, list[int]]]) -> dict[str, Tensor]:
+    """The arrays of a reply, of these names, types and shapes, out of their bytes."""
+    found, start = {}, 0
+    for name, kind, shape in kinds:
+        dtype = getattr(torch, kind)
+        end = start + math.prod(shape) * dtype.itemsize
+        found[name] = whole[start:end].clone().view(dtype).view(shape)  # of its own: where it may begin
+        start = end
+    return found
 
 
 def carry_budgets(source: Path, target: Path) -> None:
