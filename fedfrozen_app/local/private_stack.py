@@ -4,21 +4,20 @@ it would by itself. What they share is that all gradients of a step are computed
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
-from fedfrozen_app.exchange.block import Layout
 from fedfrozen_app.local.course import Due, Trained
 from fedfrozen_app.local.private import Training
 from fedfrozen_app.local.private_sums import sums_for
 from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_groups
 from fedfrozen_app.privacy.dpsgd import draw_rows, with_noise
+from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.seeds import seeded
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
     )
     # Every call costs a GPU the same start: the room of clients that are not there goes to longer samples.
     at_once = recipes[0].physical_batch * max(1, most // len(trainings))
-    columns = _columns(sums.layout).to(resident.device)
+    columns = sums.columns
     like = sums.rows[0, columns]
     seen = [0] * len(trainings)  # examples in all samples of each
     resident.model.train()
@@ -125,12 +124,13 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
             seen[:count] = [known + len(index) for known, index in zip(seen, drawn, strict=False)]
             pieces = sums.laid_out(drawn, at_once)
             sums.record(pieces)
-            noise = [draw(place, like) for place in range(count)]  # after its sample
+            noise = draw(count, like)  # after their samples
             sums.take(pieces)
+            drawn_noise = noise()
             for place, training in enumerate(trainings[:count]):
                 recipe, source = training.recipe, training.client.source
                 std = recipe.noise * recipe.max_grad_norm
-                (whole,) = with_noise(source, [sums.sums[place, columns]], std, noise[place]())
+                (whole,) = with_noise(source, [sums.sums[place, columns]], std, drawn_noise[place])
                 noisy[place, columns] = whole / recipe.batch
             for part, slope in zip(parts, slopes, strict=True):
                 for place in range(len(trainings)):
@@ -145,54 +145,52 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
     ]
 
 
-def _columns(layout: Layout) -> Tensor:
-    """(numbers,) where those of a row lie: it has gaps, and noise is drawn for an array after another."""
-    starts = [0, *accumulate(layout.spans)]
-    sizes = [shape.numel() for shape in layout.shapes]
-    return torch.cat([torch.arange(start, start + size) for start, size in zip(starts, sizes, strict=False)])
-
-
-Drawn = Callable[[], Tensor | None]
+Drawn = Callable[[], Sequence[Tensor | None]]  # by client
 
 
 @contextmanager
 def _early(resident: "Resident", trainings: Sequence[Training]) -> Iterator[Callable[[int, Tensor], Drawn]]:
-    """A way to have a client's noise drawn while the GPU computes gradients, each client's by a thread: the
-    cipher leaves Python's lock to others. Without a GPU the noise is drawn when it is asked for."""
+    """A way to have the noise of the first so many clients drawn while the GPU computes gradients. Without a
+    GPU it is drawn when it is asked for."""
     if resident.device.type not in EARLY_ON or trainings[0].recipe.noise == 0:
-        yield lambda place, like: lambda: None
+        yield lambda count, like: lambda: [None] * count
         return
-    with ThreadPoolExecutor(min(len(trainings), os.cpu_count() or 1)) as pool:
+    sources = [training.client.source for training in trainings]
+    most = min(len(sources), os.cpu_count() or 1)
+    with ThreadPoolExecutor(1) as aside, ThreadPoolExecutor(most) as workers:
 
-        def draw(place: int, like: Tensor) -> Drawn:
-            return partial(_taken, pool.submit(_drawn_aside, trainings[place], like, place))
+        def draw(count: int, like: Tensor) -> Drawn:
+            return partial(_taken, aside.submit(_drawn_aside, sources[:count], like, workers))
 
         yield draw
 
 
-def _drawn_aside(training: Training, like: Tensor, lane: int) -> tuple[Tensor, torch.cuda.Event | None]:
+def _drawn_aside(
+    sources: Sequence[Noise], like: Tensor, workers: Executor
+) -> tuple[Tensor, torch.cuda.Event | None]:
     """On a stream of its own: a draw is 32 bytes a number from the host, which need not wait for gradients
     and which no gradient need wait for."""
+    draw = partial(type(sources[0]).standards, sources, like, workers)
     if like.device.type != "cuda":
-        return training.client.source.standard(like), None
-    side = _lane(like.device, lane)
+        return draw(), None
+    side = _side(like.device)
     with torch.cuda.stream(side):
-        return training.client.source.standard(like), side.record_event()
+        return draw(), side.record_event()
 
 
 @cache
-def _lane(device: torch.device, number: int) -> torch.cuda.Stream:
+def _side(device: torch.device) -> torch.cuda.Stream:
     """The same in every round: torch keeps freed memory for each stream by itself."""
     return torch.cuda.Stream(device)
 
 
-def _taken(job: Future[tuple[Tensor, torch.cuda.Event | None]]) -> Tensor:
+def _taken(job: Future[tuple[Tensor, torch.cuda.Event | None]]) -> Sequence[Tensor]:
     drawn, there = job.result()
     if there is not None:
         now = torch.cuda.current_stream(drawn.device)
         now.wait_event(there)
         drawn.record_stream(now)
-    return drawn
+    return drawn.unbind()
 
 
 def _sample(training: Training) -> Tensor:

@@ -1,8 +1,8 @@
 """Σ gᵢ · min(1, C/‖gᵢ‖) over each client's own sample, for private clients side by side.
 
 Gradients of single examples are many small kernels, which take Python longer to start than a GPU to compute.
-There a step that comes again, of as many clients with samples as long, is recorded and replayed; samples are
-padded a little, so that few lengths serve for all.
+There a step that comes again, of as many clients with samples as long, is recorded and replayed; both are
+padded a little, so that few recordings serve for all.
 """
 
 import logging
@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from fedfrozen_app.exchange.block import Layout
 from fedfrozen_app.local.recording import recorded
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
 
 log = logging.getLogger(__name__)
-LENGTH = 8  # samples on a GPU are padded to a multiple of it
+LENGTH = 16  # samples on a GPU are padded to a multiple of it
 OFTEN = 2  # so often a step is taken before it is recorded, which takes as long as some ten; at least once
 GRAPHS = 12  # recordings of one kind of step
 KEPT = 4  # kinds of steps whose memory and recordings stay
@@ -54,6 +54,7 @@ class ClippedSums:
     ) -> None:
         self._resident, self._gradients, self._clip = resident, gradients, clip
         self.layout = Layout.of({name: resident.parameters[name] for name in names})
+        self.columns = _columns(self.layout).to(resident.device)
         self.rows = torch.zeros(size, self.layout.width, dtype=resident.task.dtype, device=resident.device)
         self.sums, self._chunk = torch.zeros_like(self.rows), torch.zeros_like(self.rows)
         self.losses = torch.zeros(size, dtype=torch.float64, device=resident.device)  # added up over steps
@@ -71,10 +72,13 @@ class ClippedSums:
 
     def laid_out(self, drawn: Sequence[Tensor], at_once: int) -> list[Piece]:
         """Samples as (clients, rows) and which of these are real, so many rows at once."""
-        unit = LENGTH if self._resident.device.type == "cuda" else 1
-        width = -(-max(len(index) for index in drawn) // unit) * unit
-        index = torch.stack([pad(each, (0, width - len(each))) for each in drawn])
-        real = torch.arange(width) < torch.tensor([len(each) for each in drawn])[:, None]
+        on_gpu = self._resident.device.type == "cuda"
+        count, width = padded(len(drawn), max(len(index) for index in drawn), len(self.rows), on_gpu)
+        index = torch.zeros(count, width, dtype=torch.int64)
+        real = torch.zeros(count, width, dtype=torch.bool)
+        for place, each in enumerate(drawn):
+            index[place, : len(each)] = each
+            real[place, : len(each)] = True
         index, real = index.to(self._resident.device), real.to(self._resident.device)
         pieces = zip(index.split(at_once, dim=1), real.split(at_once, dim=1), strict=True)
         return [piece for piece in pieces if piece[0].numel()]
@@ -157,8 +161,23 @@ class ClippedSums:
         log.info("Private steps are not recorded: %s", (str(error).splitlines() or [""])[0])
 
 
+def padded(clients: int, longest: int, size: int, on_gpu: bool) -> Shape:
+    """As how many clients, of `size`, with how many rows a step is taken. On a GPU as one of few shapes:
+    clients grow fewer while a round goes on, and samples differ in length."""
+    if not on_gpu:
+        return clients, longest
+    return min(size, 1 << (clients - 1).bit_length()), -(-longest // LENGTH) * LENGTH
+
+
 def shape_of(index: Tensor) -> Shape:
     return tuple(index.shape)
+
+
+def _columns(layout: Layout) -> Tensor:
+    """(numbers,) where those of a row lie: it has gaps, and noise is drawn for an array after another."""
+    starts = [0, *accumulate(layout.spans)]
+    sizes = [shape.numel() for shape in layout.shapes]
+    return torch.cat([torch.arange(start, start + size) for start, size in zip(starts, sizes, strict=False)])
 
 
 def sums_for(trainings: "Sequence[Training]", names: Sequence[str]) -> ClippedSums:

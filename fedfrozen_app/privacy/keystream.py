@@ -12,6 +12,8 @@ and Braghin 2021, arXiv 2107.10138, section 5.1).
 import math
 import os
 import secrets
+from collections.abc import Sequence
+from concurrent.futures import Executor
 
 import numpy as np
 import torch
@@ -22,9 +24,10 @@ from torch import Tensor
 
 TERMS = 4
 CHUNK = 1 << 16  # Gaussians worked out at once: their arrays stay in a processor's cache
-GPU_CHUNK = 1 << 20  # there a launch costs more than its work, and host memory must be bounded
+GPU_CHUNK = 1 << 22  # there a launch costs more than its work, and host memory must be bounded
 ZEROS = memoryview(bytes(1 << 20))  # what is enciphered, piece by piece: fresh memory costs as much as AES
 FRACTION = 53  # bits of a float64
+SPARE = 2  # words behind those that are asked for: OpenSSL wants a block less one byte
 _forks = 0
 
 
@@ -47,23 +50,16 @@ class Keystream:
 
     def words(self, count: int) -> np.ndarray:
         """So many whole numbers of 64 bits."""
-        room = np.empty(count + 2, dtype=np.uint64)  # OpenSSL wants a block less one byte to spare
-        self._encipher(room.view(np.uint8).data, 8 * count)
+        room = np.empty(count + SPARE, dtype=np.uint64)
+        self.encipher(room.view(np.uint8).data, 8 * count)
         return room[:count]
 
-    def _encipher(self, room: memoryview, size: int) -> None:
+    def encipher(self, room: memoryview, size: int) -> None:
+        """So many bytes into the room, which has SPARE words more."""
         if self._forks != _forks:  # a copy of the parent's stream would say what the parent says
             self._begin()
         for start in range(0, size, len(ZEROS)):
             self._cipher.update_into(ZEROS[: min(len(ZEROS), size - start)], room[start:])
-
-    def _words_on(self, device: torch.device, count: int) -> Tensor:
-        """The same as signed numbers on a device: from pinned memory, which a GPU reads by itself."""
-        if device.type != "cuda":
-            return torch.from_numpy(self.words(count).view(np.int64))
-        room = torch.empty(8 * count + 16, dtype=torch.uint8, pin_memory=True)
-        self._encipher(room.numpy().data, 8 * count)
-        return room[: 8 * count].view(torch.int64).to(device, non_blocking=True)
 
     def uniform(self, count: int) -> np.ndarray:
         """Multiples of 2⁻⁵³ in [0, 1), each equally likely."""
@@ -79,19 +75,45 @@ class Keystream:
 
     def gaussians(self, count: int, device: torch.device) -> Tensor:
         """(count,) in float64, independent, with mean 0 and variance 1."""
-        found = torch.empty(count, dtype=torch.float64, device=device)
-        for part in found.split(GPU_CHUNK if device.type == "cuda" else CHUNK):
-            part.copy_(self._gaussians(len(part), device))
-        return found
+        return gaussians_of([self], count, device)[0]
 
-    def _gaussians(self, count: int, device: torch.device) -> Tensor:
-        half = (count + 1) // 2
-        words = self._words_on(device, 2 * TERMS * half)
-        # Shifted as signed numbers, so that the sign fills the upper bits: these are cut off.
-        drawn = words.bitwise_right_shift_(64 - FRACTION).bitwise_and_((1 << FRACTION) - 1).double()
-        drawn = drawn.view(2, TERMS, half)
-        # u in (0, 1], or its logarithm would not be finite.
-        radius = (drawn[0] + 1).mul_(2.0**-FRACTION).log_().mul_(-2.0).sqrt_()
-        angle = drawn[1].mul_(2 * math.pi * 2.0**-FRACTION)
-        pairs = torch.stack([angle.cos(), angle.sin_()]).mul_(radius)  # (2, TERMS, half): all independent
-        return pairs.sum(dim=1).div_(math.sqrt(TERMS)).view(-1)[:count]
+
+def gaussians_of(
+    streams: Sequence[Keystream], count: int, device: torch.device, workers: Executor | None = None
+) -> Tensor:
+    """The same of several streams, (streams, count). `workers` encipher side by side: the cipher leaves
+    Python's lock to others."""
+    found = torch.empty(len(streams), count, dtype=torch.float64, device=device)
+    at_once = GPU_CHUNK if device.type == "cuda" else CHUNK
+    for part in found.split(-(-at_once // len(streams)), dim=1):
+        size = part.shape[1]
+        words = _words_on(device, streams, 2 * TERMS * ((size + 1) // 2), workers)
+        part.copy_(_worked_out(words)[:, :size])
+    return found
+
+
+def _words_on(
+    device: torch.device, streams: Sequence[Keystream], count: int, workers: Executor | None
+) -> Tensor:
+    """(streams, count) words as signed numbers: for a GPU from pinned memory, which it reads by itself."""
+    if device.type != "cuda":
+        return torch.stack([torch.from_numpy(stream.words(count).view(np.int64)) for stream in streams])
+    room = torch.empty(len(streams), count + SPARE, dtype=torch.int64, pin_memory=True)
+
+    def fill(number: int) -> None:
+        streams[number].encipher(room[number].numpy().view(np.uint8).data, 8 * count)
+
+    list((map if workers is None else workers.map)(fill, range(len(streams))))
+    return room.to(device, non_blocking=True)[:, :count]
+
+
+def _worked_out(words: Tensor) -> Tensor:
+    """(streams, words) -> (streams, words / TERMS) Gaussians."""
+    # Shifted as signed numbers, so that the sign fills the upper bits: these are cut off.
+    drawn = words.bitwise_right_shift_(64 - FRACTION).bitwise_and_((1 << FRACTION) - 1).double()
+    drawn = drawn.view(len(words), 2, TERMS, -1)
+    # u in (0, 1], or its logarithm would not be finite.
+    radius = (drawn[:, 0] + 1).mul_(2.0**-FRACTION).log_().mul_(-2.0).sqrt_()
+    angle = drawn[:, 1].mul_(2 * math.pi * 2.0**-FRACTION)
+    pairs = torch.stack([angle.cos(), angle.sin_()], dim=1).mul_(radius.unsqueeze(1))  # all independent
+    return pairs.sum(dim=2).div_(math.sqrt(TERMS)).flatten(1)

@@ -7,14 +7,16 @@ result near zero would else keep digits in which the sum without noise still sho
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedfrozen_app.privacy.keystream import Keystream
+from fedfrozen_app.privacy.keystream import Keystream, gaussians_of
 from fedfrozen_app.seeds import numpy_generator, seed_for, seeded
 
 MT_WORDS = slice(24, 24 + 624 * 8)  # of a torch generator's state on a CPU: those of its Mersenne twister
@@ -38,6 +40,11 @@ class Noise(ABC):
     @abstractmethod
     def standard(self, like: Tensor) -> Tensor:
         """Gaussian noise of this tensor's shape, with variance 1."""
+
+    @staticmethod
+    def standards(sources: "Sequence[Noise]", like: Tensor, workers: Executor) -> Tensor:
+        """(sources, *shape) the same from each of these, which are of one class."""
+        return torch.stack([source.standard(like) for source in sources])
 
     @abstractmethod
     def with_drawn(self, value: Tensor, drawn: Tensor, std: float) -> Tensor:
@@ -82,6 +89,11 @@ class SecretNoise(Noise):
 
     def standard(self, like: Tensor) -> Tensor:
         return self._stream.gaussians(like.numel(), like.device).view(like.shape)
+
+    @staticmethod
+    def standards(sources: Sequence[Noise], like: Tensor, workers: Executor) -> Tensor:
+        streams = [cast(SecretNoise, source)._stream for source in sources]
+        return gaussians_of(streams, like.numel(), like.device, workers).view(-1, *like.shape)
 
     def with_drawn(self, value: Tensor, drawn: Tensor, std: float) -> Tensor:
         step = 2.0 ** (math.floor(math.log2(std)) - STEP_BITS)
