@@ -54,7 +54,7 @@ class Blocks:
 
     def __init__(self, model: nn.Module) -> None:
         self._config: Any = getattr(model, "config", None)
-        self._blocks = [block for stack in _outermost_lists(model) for block in stack]
+        self._blocks = [block for stack in outermost_lists(model) for block in stack]
         first: dict[Any, int] = {}
         self._alike = [first.setdefault(_kind(block), number) for number, block in enumerate(self._blocks)]
         self._arguments: list[Arguments] = []
@@ -205,12 +205,12 @@ class _Block(torch.autograd.Function):
         return results, (0,) * len(results)
 
 
-def _outermost_lists(module: nn.Module) -> Iterator[nn.ModuleList]:
+def outermost_lists(module: nn.Module) -> Iterator[nn.ModuleList]:
     for child in module.children():
         if isinstance(child, nn.ModuleList):
             yield child
         else:
-            yield from _outermost_lists(child)
+            yield from outermost_lists(child)
 
 
 def _kind(block: nn.Module) -> Any:

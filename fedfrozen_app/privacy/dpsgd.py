@@ -24,12 +24,12 @@ from fedfrozen_app.data.table import Table
 from fedfrozen_app.models.attention import attention_by
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
-from fedfrozen_app.models.trunk import answering, frozen_trunk, read_by
+from fedfrozen_app.models.trunk import answering, frozen_trunk, holds, read_by
 from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.opacus_parts import DPOptimizer
 
 Loss = Callable[[Parameters, Batch, Task], Tensor]
-TRUNK = "trunk"  # beside a row's inputs: what the model under its head has made of them already
+TRUNK = "trunk"  # beside a row's inputs: what the model under all that trains has made of them already
 
 
 def plain_loss(parameters: Parameters, batch: Batch, task: Task) -> Tensor:
@@ -146,7 +146,7 @@ class ExampleGradients:
         if given is not own:  # plain attention adds its mask to the scores
             given["attention_mask"] = tree_map(self._added, given["attention_mask"])
         read = inputs.get(TRUNK)
-        with nullcontext() if self._trunk is None or read is None else answering(self._trunk, read):
+        with nullcontext() if self._trunk is None or read is None else answering(self._trunk.parts, read):
             return functional_call(self._model, dict(parameters), args=(), kwargs=given).logits
 
     def _added(self, seen: Tensor) -> Tensor:
@@ -180,9 +180,11 @@ class ExampleGradients:
         if self._trunk is None:
             return inputs
         rows = {key: value.flatten(0, lead - 1) for key, value in inputs.items()}
-        read = read_by(self._trunk, self._plain, Batch(rows, labels.flatten(0, lead - 1)))
-        if read is None:
+        batch = Batch(rows, labels.flatten(0, lead - 1))
+        if not holds(self._trunk, self._model, self._plain, batch, self._trained):
+            self._trunk = None
             return inputs
+        read = read_by(self._trunk, self._plain, batch)
         by_row: Any = tree_map(lambda value: value.unflatten(0, labels.shape[:lead]), read)
         return inputs | {TRUNK: by_row}
 

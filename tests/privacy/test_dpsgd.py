@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 from torch.optim import SGD
+from torch.utils._pytree import tree_leaves
 
 from fedfrozen_app.data.table import Table
+from fedfrozen_app.models.blocks import outermost_lists
 from fedfrozen_app.models.pixels import Output
 from fedfrozen_app.models.task import Batch, Task
 from fedfrozen_app.models.trunk import frozen_trunk
@@ -48,32 +50,47 @@ def test_example_gradients_are_those_of_batches_of_one(model_type):
 
 
 @pytest.mark.parametrize("model_type", SETTINGS)
-def test_a_head_alone_has_the_same_gradients_and_its_trunk_reads_all_rows_at_once(model_type):
+@pytest.mark.parametrize("layers", [False, True], ids=["head", "last layer"])
+def test_what_trains_has_the_same_gradients_and_what_lies_below_reads_all_rows_at_once(model_type, layers):
     model, inputs, labels = parts(model_type)
     task = task_of(model)
     # With BERT's pooler, which stands within its base.
     names = [name for name, _ in model.named_parameters() if name not in inside(model) or ".pooler." in name]
+    pooled = any(".pooler." in name for name in names)
     trunk = frozen_trunk(model, names)
-    assert trunk is (
-        model.base_model.encoder if any(".pooler." in name for name in names) else model.base_model
-    )
+    assert trunk.parts == ((model.base_model.encoder if pooled else model.base_model),)
+    if layers:
+        (stack,) = outermost_lists(model)
+        last = set(stack[-1].parameters())
+        names += [name for name, value in model.named_parameters() if value in last]
+        trunk = frozen_trunk(model, names)
+        assert trunk.parts == tuple(stack[:-1]) and trunk.above == (stack[-1],)
     sizes = []
-    hook = trunk.register_forward_hook(lambda module, given, output: sizes.append(len(output[0])))
+    # Each call of the last one: with its first tensor's rows.
+    note = lambda module, given, output: sizes.append(len(tree_leaves(output)[0]))  # noqa: E731
+    hook = trunk.parts[-1].register_forward_hook(note)
     losses, slopes = ExampleGradients(model, task, names, plain)(inputs, labels)
     two = {name: value.detach().expand(2, *value.shape) for name, value in model.named_parameters()}
     pairs = {key: value.unflatten(0, (2, 2)) for key, value in inputs.items()}
     rows = {name: two[name] for name in names}
     _, beside = ExampleGradients(model, task, names, plain).of_clients(rows, pairs, labels.view(2, 2))
     hook.remove()
-    assert sizes[0] == sizes[2] == 4  # the others: where each row's head is given what it made of that row
-    for number in range(4):
-        one = Batch({key: value[number : number + 1] for key, value in inputs.items()}, labels[number, None])
-        loss = task.loss(dict(model.named_parameters()), one)
-        expected = torch.autograd.grad(loss, [model.get_parameter(name) for name in names])
-        torch.testing.assert_close(losses[number], loss.detach(), rtol=1e-6, atol=0)
-        for name, slope in zip(names, expected, strict=True):
+    # Tried twice with two rows; then all rows at once, and each row is given what was made of it.
+    assert sizes == [2, 2, 4, 1, 4, 1]
+    for number, (loss, expected) in enumerate(each_alone(model, task, names, inputs, labels)):
+        torch.testing.assert_close(losses[number], loss, rtol=1e-6, atol=0)
+        for name, slope in expected.items():
             torch.testing.assert_close(slopes[name][number], slope, rtol=1e-4, atol=1e-7)
             torch.testing.assert_close(beside[name][number // 2, number % 2], slope, rtol=1e-4, atol=1e-7)
+
+
+def each_alone(model, task, names, inputs, labels):
+    """Of each row by itself: the loss, and its gradient by name."""
+    for number in range(len(labels)):
+        one = Batch({key: value[number : number + 1] for key, value in inputs.items()}, labels[number, None])
+        loss = task.loss(dict(model.named_parameters()), one)
+        slopes = torch.autograd.grad(loss, [model.get_parameter(name) for name in names])
+        yield loss.detach(), dict(zip(names, slopes, strict=True))
 
 
 def inside(model):
@@ -83,11 +100,36 @@ def inside(model):
 def test_a_trunk_in_which_rows_see_one_another_is_not_read_as_one_batch():
     model, _, _ = parts("vit")
     head = [name for name, _ in model.named_parameters() if name not in inside(model)]
-    assert frozen_trunk(model, head) is model.vit
+    assert frozen_trunk(model, head).parts == (model.vit,)
     assert frozen_trunk(model, [*head, "vit.layernorm.weight"]) is None
     assert frozen_trunk(model, [*head, "vit.pooler.dense.weight", "vit.layernorm.weight"]) is None
     model.vit.mixing = torch.nn.BatchNorm1d(4)
     assert frozen_trunk(model, head) is None
+
+
+def looks_back(stack):
+    """The last layer sees what went into the first."""
+    came = []
+    stack[0].register_forward_pre_hook(lambda module, given: came.append(given[0]))
+    return stack[-1].register_forward_pre_hook(lambda module, given: (given[0] + came[-1], *given[1:]))
+
+
+@pytest.mark.parametrize("spoiled", ["an earlier part trains", "a later one looks back"])
+def test_layers_of_which_more_is_needed_than_what_the_last_gives_are_no_trunk(spoiled):
+    model, inputs, labels = parts("vit")
+    (stack,) = outermost_lists(model)
+    last = set(stack[-1].parameters())
+    names = [name for name, value in model.named_parameters() if value in last or name not in inside(model)]
+    if spoiled == "an earlier part trains":
+        names.append("vit.embeddings.cls_token")
+    else:
+        looks_back(stack)
+    task = task_of(model)
+    assert frozen_trunk(model, names) is not None
+    _, slopes = ExampleGradients(model, task, names, plain)(inputs, labels)
+    for number, (_, expected) in enumerate(each_alone(model, task, names, inputs, labels)):
+        for name, slope in expected.items():
+            torch.testing.assert_close(slopes[name][number], slope, rtol=1e-4, atol=1e-7)
 
 
 def task_of(model):
