@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 from fedfrozen_app.data.table import Table
 from fedfrozen_app.models.attention import attention_by
 from fedfrozen_app.models.masks import with_ready_mask
+from fedfrozen_app.models.shared import shared_linears
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
 from fedfrozen_app.models.trunk import answering, frozen_trunk, holds, read_by
 from fedfrozen_app.privacy.noise import Noise
@@ -160,8 +161,7 @@ class ExampleGradients:
             return torch.zeros(0, device=labels.device), empty
         trained = {name: self._held[name].detach() for name in self._trained}
         inputs = self._with_trunk(inputs, labels, 1)
-        # The plain attention of matrix products: fused kernels have no rule for a gradient within a vmap.
-        with attention_by(self._model, "eager"):
+        with self._ways():
             slopes, losses = self._each(trained, inputs, labels)
         return losses, slopes
 
@@ -171,9 +171,16 @@ class ExampleGradients:
         """The same for clients side by side, which have `rows` (clients, *shape) of what they train: losses
         (clients, examples), and for each name (clients, examples, *shape)."""
         inputs = self._with_trunk(inputs, labels, 2)
-        with attention_by(self._model, "eager"):
+        with self._ways():
             slopes, losses = vmap(self._each, randomness="different")(rows, inputs, labels)
         return losses, slopes
+
+    @contextmanager
+    def _ways(self) -> Iterator[None]:
+        """Within it the model computes as a gradient within a vmap can: attention by plain products, for
+        fused kernels have no rule for that."""
+        with attention_by(self._model, "eager"), shared_linears(self._model, self._trained):
+            yield
 
     def _with_trunk(self, inputs: Inputs, labels: Tensor, lead: int) -> Inputs:
         """With what a trunk that does not train makes of all these rows, which have `lead` axes."""

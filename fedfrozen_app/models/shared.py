@@ -1,0 +1,63 @@
+"""Linear layers that nothing trains, for code that runs under `vmap` over clients and examples.
+
+There torch takes a layer apart, into a product and an addition that reads and writes the result once more.
+Weights that all rows share need no such care: it is the same layer with more rows.
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.func import vmap
+from torch.nn.functional import linear
+
+
+class _Shared(Function):
+    """x Wᵀ + b, with a slope for x alone."""
+
+    @staticmethod
+    def forward(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(rows, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (weight,) = ctx.saved_tensors
+        return (slope @ weight.to(slope.dtype)).to(ctx.dtype), None, None  # autocast may have rounded both
+
+    @staticmethod
+    def vmap(
+        info: Any, axes: tuple[int | None, ...], rows: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, int | None]:
+        if axes[0] is None or axes[1:] != (None, None):  # then it is not shared
+            return vmap(linear, in_dims=axes)(rows, weight, bias), 0
+        return _Shared.apply(rows.movedim(axes[0], 0), weight, bias), 0
+
+
+@contextmanager
+def shared_linears(model: nn.Module, trained: Collection[str]) -> Iterator[None]:
+    """Within it the linear layers without anything that trains are those of all rows."""
+    frozen = [
+        module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and not {f"{name}.weight", f"{name}.bias"} & {*trained}
+    ]
+    for module in frozen:
+        module.forward = partial(_forward, module)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for module in frozen:
+            del module.forward
+
+
+def _forward(module: nn.Linear, rows: Tensor) -> Tensor:
+    result: Tensor = _Shared.apply(rows, module.weight, module.bias)
+    return result
