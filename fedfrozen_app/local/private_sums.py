@@ -92,8 +92,12 @@ class ClippedSums:
                 self._record(shape, index, real)
 
     def _is_due(self, shape: Shape) -> bool:
-        may = self._records and self._resident.records_private and len(self._graphs) < GRAPHS
-        return may and shape not in self._graphs and self._seen[shape] > OFTEN
+        room = len(self._graphs) < GRAPHS and shape not in self._graphs
+        return self._may_record and room and self._seen[shape] > OFTEN
+
+    @property
+    def _may_record(self) -> bool:
+        return self._records and self._resident.records_private
 
     @property
     def is_recorded(self) -> bool:
@@ -122,7 +126,9 @@ class ClippedSums:
         table, count = self._resident.train_table, len(index)
         rows = self.layout.views(self.rows[:count])
         inputs = {key: value[index] for key, value in table.inputs.items()}
-        losses, slopes = self._gradients.of_clients(rows, inputs, table.labels[index])
+        losses, slopes = self._gradients.of_clients(
+            rows, inputs, table.labels[index], recorded=self._may_record
+        )
         norms = norms_of([slopes[name] for name in rows], 2)
         finite = torch.isfinite(norms)
         wanted = finite & real

@@ -161,26 +161,23 @@ class ExampleGradients:
             return torch.zeros(0, device=labels.device), empty
         trained = {name: self._held[name].detach() for name in self._trained}
         inputs = self._with_trunk(inputs, labels, 1)
-        with self._ways():
+        # The plain attention of matrix products: fused kernels have no rule for a gradient within a vmap.
+        with attention_by(self._model, "eager"):
             slopes, losses = self._each(trained, inputs, labels)
         return losses, slopes
 
     def of_clients(
-        self, rows: Parameters, inputs: Inputs, labels: Tensor
+        self, rows: Parameters, inputs: Inputs, labels: Tensor, *, recorded: bool = False
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The same for clients side by side, which have `rows` (clients, *shape) of what they train: losses
-        (clients, examples), and for each name (clients, examples, *shape)."""
+        (clients, examples), and for each name (clients, examples, *shape).
+
+        `recorded`: what takes Python long is taken once, and is worth a GPU's while."""
         inputs = self._with_trunk(inputs, labels, 2)
-        with self._ways():
+        shared = shared_linears(self._model, self._trained) if recorded else nullcontext()
+        with attention_by(self._model, "eager"), shared:
             slopes, losses = vmap(self._each, randomness="different")(rows, inputs, labels)
         return losses, slopes
-
-    @contextmanager
-    def _ways(self) -> Iterator[None]:
-        """Within it the model computes as a gradient within a vmap can: attention by plain products, for
-        fused kernels have no rule for that."""
-        with attention_by(self._model, "eager"), shared_linears(self._model, self._trained):
-            yield
 
     def _with_trunk(self, inputs: Inputs, labels: Tensor, lead: int) -> Inputs:
         """With what a trunk that does not train makes of all these rows, which have `lead` axes."""
