@@ -17,6 +17,16 @@ from transformers.masking_utils import sdpa_mask
 
 FOLDED = "fedfrozen_folded"
 SHORT = 16  # tokens: for so few a CPU's fused kernel takes twice as long as three products
+TINY = 8  # and without Intel's library, which has batches of small products, sums take a fourth of those
+
+
+def _by_products(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return (query @ key.transpose(-1, -2)).softmax(dim=-1) @ value
+
+
+def _by_sums(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    weights = (query.unsqueeze(-2) * key.unsqueeze(-3)).sum(dim=-1).softmax(dim=-1)
+    return (weights.unsqueeze(-1) * value.unsqueeze(-3)).sum(dim=-2)
 
 
 class _Folded(torch.autograd.Function):
@@ -28,7 +38,8 @@ class _Folded(torch.autograd.Function):
     ) -> Tensor:
         short = query.device.type == "cpu" and query.shape[-2] <= SHORT and query.dtype != torch.bfloat16
         if short and mask is None and not dropout:
-            return ((query * scale) @ key.transpose(-1, -2)).softmax(dim=-1) @ value
+            in_sums = query.shape[-2] <= TINY and not torch.backends.mkl.is_available()
+            return (_by_sums if in_sums else _by_products)(query * scale, key, value)
         return scaled_dot_product_attention(query, key, value, mask, dropout, scale=scale)
 
     @staticmethod

@@ -47,6 +47,23 @@ def test_values_and_slopes_are_each_client_s_own(lead):
         torch.testing.assert_close(slopes[own], slope, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("library", [True, False], ids=["products", "sums"])
+@pytest.mark.parametrize("tokens", [1, 5, 12, 30])
+def test_few_tokens_are_attended_to_as_many_are(tokens, library, monkeypatch):
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: library)
+    generator = torch.Generator().manual_seed(0)
+    shape = (3, BATCH, HEADS, tokens, WIDTH)
+    parts = [torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3)]
+    for part in parts:
+        part.requires_grad_(True)
+    found = vmap(lambda *own: folded_attention(nn.Identity(), *own, None)[0])(*parts)
+    expected = scaled_dot_product_attention(*parts).transpose(-2, -3)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    slopes, wanted = (torch.autograd.grad(each.pow(3).sum(), parts) for each in (found, expected))
+    for slope, other in zip(slopes, wanted, strict=True):
+        torch.testing.assert_close(slope, other, rtol=1e-11, atol=1e-12)
+
+
 def test_no_mask_is_made_where_everybody_looks_at_everybody(monkeypatch):
     # As it is while a CUDA graph is recorded: some versions of transformers then make a mask of ones.
     monkeypatch.setattr("transformers.masking_utils.is_tracing", lambda tensor=None: True)
