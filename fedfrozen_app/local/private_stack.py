@@ -124,13 +124,13 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
             seen[:count] = [known + len(index) for known, index in zip(seen, drawn, strict=False)]
             pieces = sums.laid_out(drawn, at_once)
             sums.record(pieces)
-            noise = draw(count, like)  # after their samples
+            coming = draw(count, like)  # after their samples
             sums.take(pieces)
-            drawn_noise = noise()
+            noise = coming()
             for place, training in enumerate(trainings[:count]):
                 recipe, source = training.recipe, training.client.source
                 std = recipe.noise * recipe.max_grad_norm
-                (whole,) = with_noise(source, [sums.sums[place, columns]], std, drawn_noise[place])
+                (whole,) = with_noise(source, [sums.sums[place, columns]], std, noise[place])
                 noisy[place, columns] = whole / recipe.batch
             for part, slope in zip(parts, slopes, strict=True):
                 for place in range(len(trainings)):

@@ -132,6 +132,26 @@ def test_layers_of_which_more_is_needed_than_what_the_last_gives_are_no_trunk(sp
             torch.testing.assert_close(slopes[name][number], slope, rtol=1e-4, atol=1e-7)
 
 
+def test_rows_that_overflow_do_not_tell_a_trunk_from_another():
+    """Where the first rows give no numbers, the others' gradients are computed as ever."""
+    model, inputs, labels = parts("vit")
+    (stack,) = outermost_lists(model)
+    last = set(stack[-1].parameters())
+    names = [name for name, value in model.named_parameters() if value in last]
+    broken = {
+        key: value.clone().index_fill_(0, torch.tensor([0, 1]), torch.inf) for key, value in inputs.items()
+    }
+    task = task_of(model)
+    sizes = []
+    stack[0].register_forward_hook(lambda module, given, output: sizes.append(len(tree_leaves(output)[0])))
+    _, slopes = ExampleGradients(model, task, names, plain)(broken, labels)
+    assert sizes == [2, 2, 4, 1]  # tried, read, and given row by row
+    expected = list(each_alone(model, task, names, inputs, labels))
+    for number in (2, 3):
+        for name, slope in expected[number][1].items():
+            torch.testing.assert_close(slopes[name][number], slope, rtol=1e-4, atol=1e-7)
+
+
 def task_of(model):
     return Task(model, mean=(0.0,) * 3, std=(1 / 255,) * 3)  # which leaves pixels as they are
 

@@ -73,6 +73,15 @@ def test_samples_take_the_room_of_clients_that_are_not_there(train, monkeypatch)
     assert difference(*runs) <= 1e-12
 
 
+def test_a_gpu_takes_private_steps_of_few_shapes():
+    """Of eight clients or three, whose longest sample has so many rows."""
+    assert [private_sums.padded(count, 61, 8, True) for count in (8, 5, 4, 3, 2, 1)] == [
+        *((8, 64), (8, 64), (4, 64), (4, 64), (2, 64), (1, 64)),
+    ]
+    assert private_sums.padded(3, 65, 3, True) == (3, 80)  # as many as there are
+    assert private_sums.padded(3, 61, 8, False) == (3, 61)
+
+
 def losses_at(path):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return [line["train_loss"] for line in lines if "train_loss" in line]
