@@ -56,8 +56,11 @@ def multirun(arguments: list[str]) -> None:
     def each(composed: DictConfig) -> float | None:
         return member(composed, later)
 
+    count = how_many(overrides)
+    # Hydra sees first that all can be composed: with many runs that takes some seconds.
+    print(f"A sweep of {counted(count, 'run')} in {folder}.", flush=True)
     try:
-        with over_all_runs(how_many(overrides)):
+        with over_all_runs(count):
             with_hydra(each, ["-m", *overrides, *added])
             run_members(later, token)
         # An equal sweep at the same time shares the work: what it has begun is waited for, and run here
