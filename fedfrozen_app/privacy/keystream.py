@@ -96,9 +96,8 @@ def _words_on(
     device: torch.device, streams: Sequence[Keystream], count: int, workers: Executor | None
 ) -> Tensor:
     """(streams, count) words as signed numbers: for a GPU from pinned memory, which it reads by itself."""
-    if device.type != "cuda":
-        return torch.stack([torch.from_numpy(stream.words(count).view(np.int64)) for stream in streams])
-    room = torch.empty(len(streams), count + SPARE, dtype=torch.int64, pin_memory=True)
+    shape, pinned = (len(streams), count + SPARE), device.type == "cuda"
+    room = torch.empty(shape, dtype=torch.int64, pin_memory=pinned)
 
     def fill(number: int) -> None:
         streams[number].encipher(room[number].numpy().view(np.uint8).data, 8 * count)
