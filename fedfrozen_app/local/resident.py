@@ -35,6 +35,7 @@ from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.models.blocks import Blocks
 from fedfrozen_app.models.build import parameters_of
 from fedfrozen_app.models.folds import is_fold
+from fedfrozen_app.models.meanwhile import judging
 from fedfrozen_app.models.metrics import measure
 from fedfrozen_app.models.roles import head_of, roles_of
 from fedfrozen_app.models.task import Batch, Inputs, Task
@@ -127,12 +128,8 @@ class Resident:
     def call_once(self) -> None:
         """The model as it trains, but for dropout, on one row: for those who look at how it computes."""
         row = {name: value[:1] for name, value in self.train_table.inputs.items()}
-        was_training = self.model.training
-        self.model.eval()
-        try:
+        with judging(self.model):
             self.task.logits(self.parameters, Batch(row, self.train_table.labels[:1]))
-        finally:
-            self.model.train(was_training)
 
     def can_switch_to(self, config: Config) -> bool:
         """Whether that run has this model, these data and this local training."""

@@ -43,6 +43,7 @@ from fedfrozen_app.models.attention import folded
 from fedfrozen_app.models.blocks import Blocks, compiled_by_torch
 from fedfrozen_app.models.convolution import as_products
 from fedfrozen_app.models.masks import with_ready_mask
+from fedfrozen_app.models.meanwhile import judging
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
 from fedfrozen_app.words import counted
 
@@ -503,14 +504,9 @@ def rows_say(
         batch = Batch(*taken(table.inputs, table.labels, index, augmented=False))
         return task.said(task.logits(parameters_in(layouts.trained.views(row)), batch))
 
-    was_training = module.training
-    module.eval()
-    try:
-        with folded(module), as_products(module, layouts.names):
-            pieces = index.split(max(1, resident.task.rows_at_once(table) // len(rows)), dim=1)
-            said = torch.cat([vmap(one)(values, held, piece) for piece in pieces], dim=1).cpu()
-    finally:
-        module.train(was_training)
+    with judging(module), folded(module), as_products(module, layouts.names):
+        pieces = index.split(max(1, resident.task.rows_at_once(table) // len(rows)), dim=1)
+        said = torch.cat([vmap(one)(values, held, piece) for piece in pieces], dim=1).cpu()
     return [said[number, : len(own)] for number, own in enumerate(rows)]
 
 
@@ -541,16 +537,11 @@ def look_rows(
     def look(slope: Tensor, row: Tensor, held: Tensor) -> dict[str, Tensor]:
         return flattened(method.look(slope, layouts.start(model, row, held, from_order), rate))
 
-    was_training = module.training
-    module.eval()
-    try:
-        with folded(module), as_products(module, layouts.names), torch.enable_grad():
-            # Around the vmap, as a step's slopes are: the folded way has none within.
-            shifts = values.new_zeros(len(values), requires_grad=True)
-            losses = vmap(loss)(shifts, values, held, weights, index, mask)
-            (slopes,) = torch.autograd.grad(losses.sum(), shifts)
-    finally:
-        module.train(was_training)
+    with judging(module), folded(module), as_products(module, layouts.names), torch.enable_grad():
+        # Around the vmap, as a step's slopes are: the folded way has none within.
+        shifts = values.new_zeros(len(values), requires_grad=True)
+        losses = vmap(loss)(shifts, values, held, weights, index, mask)
+        (slopes,) = torch.autograd.grad(losses.sum(), shifts)
     found = vmap(look)(slopes, values, held)
     return [{name: value[number] for name, value in found.items()} for number in range(len(values))]
 

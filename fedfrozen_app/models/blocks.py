@@ -19,6 +19,8 @@ from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from fedfrozen_app.models.meanwhile import with_forwards
+
 BACKEND = "inductor"
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)  # may be built into a graph
 A_TENSOR = object()  # stands where a tensor is to be put
@@ -86,13 +88,10 @@ class Blocks:
         cache = getattr(self._config, "use_cache", None)
         if cache:
             self._config.use_cache = False
-        for number, block in enumerate(self._blocks):
-            block.forward = partial(self._forward, number)  # type: ignore[method-assign]
         try:
-            yield
+            with with_forwards({b: partial(self._forward, number) for number, b in enumerate(self._blocks)}):
+                yield
         finally:
-            for block in self._blocks:
-                del block.forward
             if cache:
                 self._config.use_cache = cache
 

@@ -4,8 +4,8 @@ A convolution with other weights for every client becomes one with as many group
 some of those group by group. Patches as rows, (batch, places, kernel · channels), make it a batched product.
 """
 
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -13,28 +13,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from fedfrozen_app.models.meanwhile import with_forwards
+
 LARGEST = 49  # places of an overlapping kernel: every one copies the picture
 
 
-@contextmanager
-def as_products(model: nn.Module, trained: Collection[str], *, views: bool = False) -> Iterator[None]:
+def as_products(
+    model: nn.Module, trained: Collection[str], *, views: bool = False
+) -> AbstractContextManager[None]:
     """Within it the trained convolutions are products; those that all clients share stay convolutions.
 
     `views`: their patches are views of the picture, which a GPU is quicker with outside a compiler.
     """
     product = partial(_product, views=views)
-    modules = []
+    ways: dict[nn.Module, Callable[..., Any]] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d):
             trains = f"{name}.weight" in trained
             way: Callable[[Any, Tensor], Tensor] = product if trains and _can(module) else _as_it_is
-            module.forward = partial(way, module)  # type: ignore[method-assign]
-            modules.append(module)
-    try:
-        yield
-    finally:
-        for module in modules:
-            del module.forward
+            ways[module] = partial(way, module)
+    return with_forwards(ways)
 
 
 def _can(module: nn.Module) -> bool:

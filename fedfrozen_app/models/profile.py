@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedfrozen_app.data.table import CONTINUED
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.attention import attention_by
+from fedfrozen_app.models.meanwhile import judging
 from fedfrozen_app.models.task import Batch
 
 log = logging.getLogger(__name__)
@@ -67,11 +68,9 @@ def head_scores(model: nn.Module, batch: Batch, tokens: Tokens, *, private: bool
     Fused attention kernels give no weights back, so this runs the eager path, in eval mode. With `private`
     nothing is refused for what is in the batch: everybody sees whether a client could do its work.
     """
-    was_training = model.training
-    model.eval()
     found: list[Tensor] = []
     whole = True  # whether T has covered every real token so far
-    with attention_by(model, "eager"):
+    with judging(model), attention_by(model, "eager"):
         for start in range(0, len(batch.labels), CHUNK):
             part = slice(start, start + CHUNK)
             inputs = {key: value[part] for key, value in batch.inputs.items()}
@@ -84,7 +83,6 @@ def head_scores(model: nn.Module, batch: Batch, tokens: Tokens, *, private: bool
             keys = chosen.to(maps[0].dtype)
             per_layer = [torch.einsum("ehqk,eq,ek->eh", layer, queries, keys) for layer in maps]
             found.append(torch.stack(per_layer, dim=1) / queries.sum(dim=1)[:, None, None])
-    model.train(was_training)
     if whole:
         reason = (
             "The profiled tokens are all the tokens there are, which gives every layer the same score: "

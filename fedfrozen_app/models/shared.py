@@ -5,8 +5,8 @@ Weights that all rows share need no such care: it is the same layer with more ro
 much again as the layer did, so that it pays where a step is recorded.
 """
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.func import vmap
 from torch.nn.functional import linear
+
+from fedfrozen_app.models.meanwhile import with_forwards
 
 
 class _Shared(Function):
@@ -42,21 +44,16 @@ class _Shared(Function):
         return _Shared.apply(rows.movedim(axes[0], 0), weight, bias), 0
 
 
-@contextmanager
-def shared_linears(model: nn.Module, trained: Collection[str]) -> Iterator[None]:
+def shared_linears(model: nn.Module, trained: Collection[str]) -> AbstractContextManager[None]:
     """Within it the linear layers without anything that trains are those of all rows."""
-    frozen = [
-        module
-        for name, module in model.named_modules()
-        if type(module) is nn.Linear and not {f"{name}.weight", f"{name}.bias"} & {*trained}
-    ]
-    for module in frozen:
-        module.forward = partial(_forward, module)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for module in frozen:
-            del module.forward
+    trains = {name.rpartition(".")[0] for name in trained}
+    return with_forwards(
+        {
+            module: partial(_forward, module)
+            for name, module in model.named_modules()
+            if type(module) is nn.Linear and name not in trains
+        }
+    )
 
 
 def _forward(module: nn.Linear, rows: Tensor) -> Tensor:

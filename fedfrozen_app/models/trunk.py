@@ -5,7 +5,7 @@ trains needs none of that.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
 from fedfrozen_app.models.blocks import outermost_lists
+from fedfrozen_app.models.meanwhile import judging, with_forwards
 from fedfrozen_app.models.task import Batch, Task
 
 PROBE = 2  # rows on which a trunk is tried
@@ -69,12 +70,8 @@ def holds(trunk: Trunk, model: nn.Module, task: Task, batch: Batch, trained: Seq
     known, key = _known.setdefault(model, {}), tuple(trained)
     if key not in known:
         few = Batch({name: value[:PROBE] for name, value in batch.inputs.items()}, batch.labels[:PROBE])
-        was_training = model.training
-        model.eval()
-        try:
+        with judging(model):
             known[key] = _tried(trunk, model, task, few, trained)
-        finally:
-            model.train(was_training)
     return known[key]
 
 
@@ -97,7 +94,7 @@ def _tried(trunk: Trunk, model: nn.Module, task: Task, batch: Batch, trained: Se
 @torch.no_grad()
 def read_by(trunk: Trunk, task: Task, batch: Batch) -> Any:
     """What the trunk gives for these rows, with the model as it is loaded."""
-    with _noting(trunk.parts[-1]) as given, _with_forward(trunk.above, lambda *args, **named: given[-1]):
+    with _noting(trunk.parts[-1]) as given, _passing_on(trunk.above, given):
         task.logits({}, batch)
     return given[-1]
 
@@ -113,19 +110,11 @@ def _noting(module: nn.Module) -> Iterator[list[Any]]:
         hook.remove()
 
 
-@contextmanager
-def answering(parts: Sequence[nn.Module], answer: Any) -> Iterator[None]:
+def _passing_on(above: Sequence[nn.Module], given: Sequence[Any]) -> AbstractContextManager[None]:
+    """Within it they give what was given last."""
+    return with_forwards(dict.fromkeys(above, lambda *args, **named: given[-1]))
+
+
+def answering(parts: Sequence[nn.Module], answer: Any) -> AbstractContextManager[None]:
     """Within it they give this, whatever they are asked."""
-    with _with_forward(parts, lambda *args, **named: answer):
-        yield
-
-
-@contextmanager
-def _with_forward(modules: Sequence[nn.Module], forward: Any) -> Iterator[None]:
-    for module in modules:
-        module.forward = forward
-    try:
-        yield
-    finally:
-        for module in modules:
-            del module.forward  # its class has one
+    return with_forwards(dict.fromkeys(parts, lambda *args, **named: answer))

@@ -39,13 +39,9 @@ def test_example_gradients_are_those_of_batches_of_one(model_type):
     names = [name for name, _ in model.named_parameters()]
     losses, slopes = ExampleGradients(model, task, names, plain)(inputs, labels)
     # Plain attention takes its softmax in float32, also in a float64 model.
-    for number in range(4):
-        row = slice(number, number + 1)
-        one = Batch({key: value[row] for key, value in inputs.items()}, labels[row])
-        loss = task.loss(dict(model.named_parameters()), one)
-        expected = torch.autograd.grad(loss, list(model.parameters()), materialize_grads=True)
-        torch.testing.assert_close(losses[number], loss.detach(), rtol=1e-6, atol=0)
-        for name, slope in zip(names, expected, strict=True):
+    for number, (loss, expected) in enumerate(each_alone(model, task, names, inputs, labels)):
+        torch.testing.assert_close(losses[number], loss, rtol=1e-6, atol=0)
+        for name, slope in expected.items():
             torch.testing.assert_close(slopes[name][number], slope, rtol=1e-4, atol=1e-7)
 
 
@@ -89,7 +85,8 @@ def each_alone(model, task, names, inputs, labels):
     for number in range(len(labels)):
         one = Batch({key: value[number : number + 1] for key, value in inputs.items()}, labels[number, None])
         loss = task.loss(dict(model.named_parameters()), one)
-        slopes = torch.autograd.grad(loss, [model.get_parameter(name) for name in names])
+        own = [model.get_parameter(name) for name in names]
+        slopes = torch.autograd.grad(loss, own, materialize_grads=True)
         yield loss.detach(), dict(zip(names, slopes, strict=True))
 
 
