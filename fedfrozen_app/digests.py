@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import chain, islice
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 PIECE = 2**18  # bytes that are hashed at a time; part of what a digest is
-THREADS = min(8, os.cpu_count() or 1)
+THREADS = min(16, os.cpu_count() or 1)
 
 
 def raw_bytes(tensor: Tensor) -> bytes:
@@ -26,17 +26,30 @@ def digest(tensor: Tensor) -> str:
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """By name; large ones on threads, because hashing is most of what a large model costs the server."""
+    """By name."""
+    return digests_begun(tensors)()
+
+
+def digests_begun(tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, str]]:
+    """The same, by a function that waits for them. Until then nobody may change the arrays.
+
+    Large ones are hashed on threads, because hashing is most of what a large model costs the server.
+    """
     pieces = {name: _pieces(data) for name, data in bytes_on_host(tensors).items()}
-    large = [piece for parts in pieces.values() if len(parts) > 1 for piece in parts]
+    queue = [piece for parts in pieces.values() if len(parts) > 1 for piece in parts]
     # A share for each thread: to hand over every piece by itself takes as long as hashing it.
-    share = -(-len(large) // THREADS) or 1
-    jobs = [_pool().submit(_hash_all, large[i : i + share]) for i in range(0, len(large), share)]
+    share = -(-len(queue) // THREADS) or 1
+    jobs = [_pool().submit(_hash_all, queue[i : i + share]) for i in range(0, len(queue), share)]
     # The small ones here meanwhile.
-    hashes = {name: _hash_all(parts) for name, parts in pieces.items() if len(parts) <= 1}
-    found = chain.from_iterable(job.result() for job in jobs)
-    hashes |= {name: list(islice(found, len(parts))) for name, parts in pieces.items() if len(parts) > 1}
-    return {name: _digest_of(tensor, hashes[name]) for name, tensor in tensors.items()}
+    small = {name: _hash_all(parts) for name, parts in pieces.items() if len(parts) <= 1}
+
+    def wait() -> dict[str, str]:
+        found = chain.from_iterable(job.result() for job in jobs)
+        large = {name: list(islice(found, len(parts))) for name, parts in pieces.items() if len(parts) > 1}
+        hashes = small | large
+        return {name: _digest_of(tensor, hashes[name]) for name, tensor in tensors.items()}
+
+    return wait
 
 
 def bytes_on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

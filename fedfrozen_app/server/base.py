@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result
 from torch import Tensor
 
 from fedfrozen_app.config import ClientConfig, Config
-from fedfrozen_app.digests import digests
+from fedfrozen_app.digests import digests_begun
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.check import problem_of_names
 from fedfrozen_app.exchange.codec import plain_sizes
@@ -80,7 +80,8 @@ class PlannedFedAvg(OwnLoop):
         self.history = history
         self.num_rounds = 0
         self.model: dict[str, Tensor] = {}
-        self.digests: dict[str, str] = {}
+        self._digests: dict[str, str] = {}
+        self._merged: Callable[[], dict[str, str]] = dict  # the digests of what changed last, once waited for
         self.usual_norm: float | None = None  # the last round's median; a checkpoint's row knows it
         self.optimizer = federation.optimizer
         self.carried: Carried = {}  # arrays beside parameters that go with every order, by namespace
@@ -230,7 +231,7 @@ class PlannedFedAvg(OwnLoop):
         """Run the rounds; `Result.arrays` is the full model. The two configurations are not used."""
         self.model = to_tensors(initial_arrays)
         del initial_arrays  # or the first model would stay in memory to the end
-        self.digests = digests(self.model)
+        self._merged = digests_begun(self.model)
         conversation = self.federation.conversation
         conversation.grid, conversation.timeout = grid, timeout
         self.num_rounds = num_rounds
@@ -246,6 +247,13 @@ class PlannedFedAvg(OwnLoop):
                 break
         result.arrays = to_record(self.model, local=True)
         return result
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Those of the model, by name: begun as soon as it is there, and waited for when somebody asks."""
+        self._digests |= self._merged()
+        self._merged = dict
+        return self._digests
 
     def order(self, server_round: int, drawn: Mapping[str, int]) -> Order:
         """What clients are told; `drawn`: in how many rounds each takes part, where they must know that."""
@@ -270,14 +278,14 @@ class PlannedFedAvg(OwnLoop):
 
     def _train_round(self, server_round: int, conversation: Conversation) -> Row:
         nodes = conversation.present()
+        cohort = self.federation.cohort(nodes, server_round)
+        members = [(client, nodes[client]) for client in cohort]
         order = self.order(server_round, self.federation.participations(nodes, self.num_rounds))
         trained = count_parameters(self.model, self.client_plan(server_round).trained)
         self.optimizer.follow(set(order.plan.shared))
         self.carried = follow(self.carried, order, self.model)
         order, arrays = add_to(order, self.model, self.carried)
         aggregator = self.federation.aggregator(self.model, self.usual_norm, self.zero_fill, self.equal)
-        cohort = self.federation.cohort(nodes, server_round)
-        members = [(client, nodes[client]) for client in cohort]
         quorum = self.federation.aggregation.quorum
         record = RoundRecord(server_round, aggregator, quorum, began=time.perf_counter())  # the plan is made
         if self.federation.secure.name == "on":
@@ -325,7 +333,7 @@ class PlannedFedAvg(OwnLoop):
                     del self.model[name], self.digests[name]
                 else:
                     self.model[name] = merged[name] = value
-        self.digests.update(digests(merged))
+        self._merged = digests_begun(merged)
         row["seconds"]["aggregate"] += time.perf_counter() - stepping
         return row
 

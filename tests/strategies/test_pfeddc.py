@@ -109,7 +109,7 @@ def test_prompts_for_a_clip_of_published_size_are_80_kib():
     assert sum(value.numel() for value in clip.parameters()) > 149e6
     strategy = PFedDC(Federation(Conversation(None, roles_of(model))))
     strategy.model = {n: p for n, p in model.named_parameters() if n not in model.frozen_names}
-    strategy.digests = dict.fromkeys(strategy.model, "")
+    strategy.digests.update(dict.fromkeys(strategy.model, ""))
     order, traffic, roles = strategy.order(1, {}), Traffic(), strategy.federation.roles
     traffic.sent(bytes_by_role({name: strategy.model[name] for name in order.base}, roles), "")
     traffic.received({name: strategy.model[name] for name in order.plan.shared}, "", roles)
