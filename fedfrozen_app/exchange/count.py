@@ -25,9 +25,10 @@ class Traffic:
 
     _rows: dict[tuple[str, ...], Counter[str]] = field(default_factory=dict)  # of blocks, by their names
 
-    def sent(self, by_role: Counter[str], text: str) -> None:
+    def sent(self, by_role: Counter[str], text: int) -> None:
+        """Arrays, and so many bytes of text."""
         self.down_by_role.update(by_role)
-        self.down += sum(by_role.values()) + len(text.encode())
+        self.down += sum(by_role.values()) + text
 
     def received(
         self,

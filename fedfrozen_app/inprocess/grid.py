@@ -176,13 +176,21 @@ class PrivateGrid(InProcessGrid):
 
 
 class CohortGrid(InProcessGrid):
-    """Trains a round's clients together, in blocks; what the cohort runner cannot serve goes one by one."""
+    """Trains a round's clients together, in blocks; what the cohort runner cannot serve goes one by one.
+
+    `expected` says who will take part in a round, as far as one can know: their batches are laid out ahead.
+    """
 
     def __init__(
-        self, app: ClientApp, num_partitions: int, run_config: dict[str, str], runner: CohortRunner
+        self,
+        app: ClientApp,
+        num_partitions: int,
+        run_config: dict[str, str],
+        runner: CohortRunner,
+        expected: Callable[[int], Sequence[str]],
     ) -> None:
         super().__init__(app, num_partitions, run_config)
-        self._runner = runner
+        self._runner, self._expected = runner, expected
         self._round: Iterator[Message] = iter(())
         self._ready: dict[str, Message] = {}
         self._explained: set[str] = set()
@@ -251,7 +259,7 @@ class CohortGrid(InProcessGrid):
         untrained = set(order.plan.private) - set(order.plan.trained)
         common = {name: digest for name, digest in order.base.items() if name not in untrained}
         order, base = replace(order, base=common), {name: base[name] for name in common}
-        for block in self._runner.train(list(members), order, base, kept):
+        for place, block in enumerate(self._runner.train(list(members), order, base, kept)):
             replies = []  # made while the device still works; only their figures wait for it
             for number, client in enumerate(block.clients):
                 arrays = block.slice(number) if order.plan.shared else {}
@@ -263,6 +271,8 @@ class CohortGrid(InProcessGrid):
                 message = members[client]
                 self._waiting.pop(message.metadata.message_id)
                 replies.append(train_reply(message, reply, local=True))
+            if not place and (following := order.round + 1) <= resident.config.num_rounds:
+                self._runner.expect(self._expected(following), replace(order, round=following))
             for number, message in enumerate(replies):
                 figures = cast(MetricRecord, message.content["metrics"])
                 for name, values in block.figures.items():

@@ -4,6 +4,7 @@ import logging
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -130,11 +131,13 @@ def make_grid(
     config, together = resident.config, wants_cohort(resident)
     if together and config.privacy.name == "none" and not config.adapter.ranks:
         log.info("Clients train together on %s (the cohort runner).", resident.device)
-        first = draw_cohort(map(str, range(num_clients)), config.participation, config.seed, 1)
+        clients = [str(number) for number in range(num_clients)]
+        expected = partial(draw_cohort, clients, config.participation, config.seed)
         if stacked is not None:
-            return CohortGrid(client_app.app, num_clients, settings, stacked(resident, first))
-        resident.cohort = resident.cohort or make_runner(resident, first)
-        return CohortGrid(client_app.app, num_clients, settings, resident.cohort)
+            runner = stacked(resident, expected(1))
+        else:
+            runner = resident.cohort = resident.cohort or make_runner(resident, expected(1))
+        return CohortGrid(client_app.app, num_clients, settings, runner, expected)
     reason = "their adapters differ in rank" if config.adapter.ranks else None
     if together and config.privacy.name != "none":
         from fedfrozen_app.local import private_stack  # Opacus takes long to load

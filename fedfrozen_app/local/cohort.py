@@ -20,7 +20,7 @@ from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.local.algorithm import ByNamespace, Finished
 from fedfrozen_app.local.sequential import learning_rate
-from fedfrozen_app.local.slots import Schedule, Turn, cheapest_size, lay_out, num_batches, take_turns
+from fedfrozen_app.local.slots import Schedule, Turn, batch_counts, cheapest_size, lay_out, take_turns
 from fedfrozen_app.local.step import START, Layouts, Step, finish_rows, loaded, look_rows, rows_say
 from fedfrozen_app.models.wrapper import Wrapper
 from fedfrozen_app.seeds import seed_for, seeded
@@ -182,8 +182,31 @@ class CohortRunner:
 
     def order_of(self, clients: Sequence[str], order: Order) -> list[str]:
         """The clients in the order in which they will be through."""
-        counts = [num_batches(self.resident, client, order.plan) for client in clients]
-        return [clients[turn.client] for turn in take_turns(counts, self._room(clients, order))]
+        slots = self._room(clients, order)
+        ahead = self._laid_out(clients, order, slots)
+        turns = (
+            take_turns(batch_counts(self.resident, clients, order.plan), slots)
+            if ahead is None
+            else ahead.turns
+        )
+        return [clients[turn.client] for turn in turns]
+
+    def expect(self, clients: Sequence[str], order: Order) -> None:
+        """Lay out the batches of these clients for an order that has yet to come, while the device works."""
+        slots = self._room(clients, order)
+        self.resident.laid_out = (
+            self._key(clients, order, slots),
+            lay_out(self.resident, clients, order, slots),
+        )
+
+    def _laid_out(self, clients: Sequence[str], order: Order, slots: int) -> Schedule | None:
+        """What was laid out for this very work; None where others came than were expected."""
+        key, schedule = self.resident.laid_out or (None, None)
+        return schedule if key == self._key(clients, order, slots) else None
+
+    @staticmethod
+    def _key(clients: Sequence[str], order: Order, slots: int) -> Any:
+        return tuple(clients), order.round, order.plan, slots
 
     def train(
         self,
@@ -248,7 +271,8 @@ class CohortRunner:
         resident.fold(base)
         resident.load(parameters_in(base), order.base)
         layouts, slots = self._layouts(order), self._room(clients, order)
-        schedule = lay_out(resident, clients, order, slots)
+        schedule = self._laid_out(clients, order, slots) or lay_out(resident, clients, order, slots)
+        resident.laid_out = None
         start = loaded(resident, layouts.trained)
         common = parameters_in(layouts.trained.views(start))
         own = [kept.get(client, {}) for client in clients]
@@ -322,7 +346,7 @@ class CohortRunner:
         """How many slots: chosen once, because a step is compiled for a size."""
         if self._slots is None:
             known = self._typical or clients
-            counts = [num_batches(self.resident, client, order.plan) for client in known]
+            counts = batch_counts(self.resident, known, order.plan)
             self._slots = cheapest_size(counts, self._largest(known, order))
             if self._slots < len(known):
                 log.info("The cohort of %d trains %s at a time.", len(known), counted(self._slots, "client"))

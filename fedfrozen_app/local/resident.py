@@ -105,6 +105,7 @@ class Resident:
                 self._novel = self._on_device(corpus.novel.test)
         self._rows: dict[str, ClientRows] = {}
         self._loaded: dict[str, str | None] = {}
+        self.laid_out: Any = None  # of local/cohort.py: the batches of a round that is to come
         self.recorder: Any = None  # of local/captured.py, which keeps a recorded step between messages
         self.outputs: int | None = None  # of the model's parts for one example, once counted
         self.compiling = Compiling()
@@ -140,7 +141,7 @@ class Resident:
         if not self.can_switch_to(config):
             raise ValueError("a resident cannot switch to a run of another model, dataset or local training")
         self.config, self.shares, self.cache = config, shares, Cache()
-        self._rows, self._loaded = {}, {}
+        self._rows, self._loaded, self.laid_out = {}, {}, None
         self.compiling = Compiling()
         self.load(self.initial(), {})
 

@@ -5,7 +5,7 @@ next one at once, so that clients of unequal size leave few slots idle: padding 
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -76,17 +76,19 @@ class Schedule:
         return found
 
 
-def num_batches(resident: "Resident", client: str, plan: Plan) -> int:
-    return sum(phase_batches(resident, client, plan))
+def batch_counts(resident: "Resident", clients: Iterable[str], plan: Plan) -> list[int]:
+    """How many steps each of these clients takes in a round."""
+    return [sum(counts) for counts in phase_batches(resident, clients, plan)]
 
 
-def phase_batches(resident: "Resident", client: str, plan: Plan) -> list[int]:
-    """How many steps the client takes in each phase of its round."""
+def phase_batches(resident: "Resident", clients: Iterable[str], plan: Plan) -> Iterator[list[int]]:
+    """How many steps each of these clients takes in each phase of its round."""
     settings = resident.config.client
-    epoch = -(-len(resident.rows(client).train) // settings.batch_size)
-    times = (settings.local_epochs if phase.epochs is None else phase.epochs for phase in plan.steps)
+    times = [settings.local_epochs if phase.epochs is None else phase.epochs for phase in plan.steps]
     most = settings.local_steps
-    return [count * epoch if most is None else min(count * epoch, most) for count in times]
+    for client in clients:
+        epoch = -(-len(resident.rows(client).train) // settings.batch_size)
+        yield [count * epoch if most is None else min(count * epoch, most) for count in times]
 
 
 def lay_out(resident: "Resident", clients: Sequence[str], order: Order, slots: int) -> Schedule:
@@ -96,7 +98,7 @@ def lay_out(resident: "Resident", clients: Sequence[str], order: Order, slots: i
     if resident.device.type != "cuda":  # nothing is captured, so that the width is free
         width = min(width, max(len(resident.rows(client).train) for client in clients))
     phases = order.plan.steps
-    turns = take_turns([num_batches(resident, client, order.plan) for client in clients], slots)
+    turns = take_turns(batch_counts(resident, clients, order.plan), slots)
     shape = (turns[-1].end, slots, width)
     rows, lengths, starts = [], [], []
     for turn in turns:
@@ -112,20 +114,24 @@ def lay_out(resident: "Resident", clients: Sequence[str], order: Order, slots: i
     index, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
     index.reshape(-1)[places] = np.concatenate(rows)
     mask.reshape(-1)[places] = True
-    real = torch.from_numpy(mask).to(resident.device)
+    numbers, real = (sent(torch.from_numpy(array), resident.device) for array in (index, mask))
     switches = _switches(resident, clients, order.plan, turns) if len(phases) > 1 else {}
-    return Schedule(
-        turns, torch.from_numpy(index).to(resident.device), real.to(resident.task.dtype), switches
-    )
+    return Schedule(turns, numbers, real.to(resident.task.dtype), switches)
+
+
+def sent(array: Tensor, device: torch.device) -> Tensor:
+    """From the host to the device, without waiting for what that does."""
+    return array.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else array
 
 
 def _switches(
     resident: "Resident", clients: Sequence[str], plan: Plan, turns: Sequence[Turn]
 ) -> dict[int, dict[frozenset[str], list[int]]]:
     found: dict[int, dict[frozenset[str], list[int]]] = {}
-    for turn in turns:
+    by_phase = phase_batches(resident, (clients[turn.client] for turn in turns), plan)
+    for turn, counts in zip(turns, by_phase, strict=True):
         step = turn.begin
-        for phase, count in zip(plan.steps, phase_batches(resident, clients[turn.client], plan), strict=True):
+        for phase, count in zip(plan.steps, counts, strict=True):
             found.setdefault(step, {}).setdefault(frozenset(phase.trained), []).append(turn.slot)
             step += count
     return found

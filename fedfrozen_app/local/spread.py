@@ -20,7 +20,7 @@ from torch import Tensor
 from fedfrozen_app.exchange.block import Block
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.cohort import CohortRunner
-from fedfrozen_app.local.slots import num_batches
+from fedfrozen_app.local.slots import batch_counts
 
 if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
@@ -90,6 +90,9 @@ class SpreadRunner(CohortRunner):
         rows = zip_longest(*blocks, fillvalue=[])
         return [client for row in rows for block in row for client in block]
 
+    def expect(self, clients: Sequence[str], order: Order) -> None:
+        """Nothing is laid out ahead: whoever trains where is dealt with the order."""
+
     def train(
         self,
         clients: Sequence[str],
@@ -120,7 +123,7 @@ class SpreadRunner(CohortRunner):
         return [(lane, own) for lane, own in zip(self._lanes, parts, strict=True) if own]
 
     def _parts(self, clients: Sequence[str], order: Order) -> list[list[str]]:
-        counts = [num_batches(self.resident, client, order.plan) for client in clients]
+        counts = batch_counts(self.resident, clients, order.plan)
         return [[clients[place] for place in places] for places in dealt(counts, len(self._residents))]
 
     def _here(self, block: Block) -> Block:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.cohort import CohortRunner, Work, enter
-from fedfrozen_app.local.slots import Schedule, Turn
+from fedfrozen_app.local.slots import Schedule, Turn, sent
 from fedfrozen_app.local.step import Step
 from fedfrozen_app.seeds import seeded
 
@@ -53,7 +53,7 @@ class Stack:
         # From the order in which all are through to each work's own.
         row = {owners[turn.client]: number for number, turn in enumerate(schedule.turns)}
         own = torch.tensor([row[p, turn] for p, work in enumerate(works) for turn in work.schedule.turns])
-        own = own.pin_memory().to(values.device, non_blocking=True) if step.on_gpu else own
+        own = sent(own, values.device)
         values, losses = values[own], losses[own]
         sizes = [len(turns) for work in works for turns in work.blocks()]
         parts = iter(zip(values.split(sizes), losses.split(sizes), strict=True))

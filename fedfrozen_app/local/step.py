@@ -38,7 +38,7 @@ from fedfrozen_app.local.compiling import keep_what_is_compiled
 from fedfrozen_app.local.parts import parts_of
 from fedfrozen_app.local.recording import recorded
 from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_scales
-from fedfrozen_app.local.slots import Schedule, Turn
+from fedfrozen_app.local.slots import Schedule, Turn, sent
 from fedfrozen_app.models.attention import folded
 from fedfrozen_app.models.blocks import Blocks, compiled_by_torch
 from fedfrozen_app.models.convolution import as_products
@@ -276,7 +276,7 @@ class Step:
     def _counts(self, turns: Sequence[Turn]) -> Tensor:
         """How many steps each took: on the device, sent without waiting for it."""
         counts = torch.tensor([turn.end - turn.begin for turn in turns], dtype=torch.float64)
-        return counts.pin_memory().to(self.flat.device, non_blocking=True) if self.on_gpu else counts
+        return sent(counts, self.flat.device)
 
     def run(self, index: Tensor, mask: Tensor) -> None:
         """One step on rows `index`, (clients, batch), of which `mask` says which are real."""

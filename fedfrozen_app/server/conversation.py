@@ -96,7 +96,7 @@ class Conversation:
     _unanswered: set[str] = field(default_factory=set)  # messages that nodes may still be fetching
     _given_up: set[str] = field(default_factory=set)  # waited for in vain, or said no or not yet
     # Of this round, shared by its messages:
-    _contents: dict[tuple[str, ...], tuple[RecordDict, Counter[str]]] = field(default_factory=dict)
+    _contents: dict[tuple[str, ...], tuple[RecordDict, Counter[str], int]] = field(default_factory=dict)
 
     def greet(self, deadline: float | None = None) -> dict[str, int]:
         """Client names and the node ids they have now; nodes not seen before are asked who they are.
@@ -191,7 +191,7 @@ class Conversation:
         deadline, told = time.monotonic() + self.hello_timeout, False
         while True:
             names = self.greet()
-            gone = [name for name in self._took_part() if name not in names and name not in self._given_up]
+            gone = self._gone(names)
             if names and not gone:
                 return names
             if not told and not self.local:
@@ -207,9 +207,13 @@ class Conversation:
             log.warning("Going on without %s. %s", ", ".join(gone), self.who_is_where())
         return names
 
-    def _took_part(self) -> list[str]:
-        """In this run, or before it was resumed."""
-        return list(dict.fromkeys([*self.seen, *(hello.name for hello in self._known.values())]))
+    def _gone(self, names: Mapping[str, int]) -> list[str]:
+        """Who took part in this run, or before it was resumed, and is neither here nor given up."""
+        if len(names) == len(self._known) and self.seen.keys() <= names.keys():  # mostly: nobody
+            return []
+        known = dict.fromkeys([*self.seen, *(hello.name for hello in self._known.values())])
+        gone = known.keys() - names.keys() - self._given_up
+        return [name for name in known if name in gone]
 
     def title(self, node: int) -> str:
         """What people call this node."""
@@ -458,9 +462,10 @@ class Conversation:
         if (key := (order.digest, *names)) not in self._contents:
             arrays = {name: model[name] for name in names}
             content = train_content(order, arrays, local=self.local, ticket=self._ticket)
-            self._contents[key] = content, bytes_by_role(arrays, self.roles)
-        content, by_role = self._contents[key]
-        traffic.sent(by_role, order.json + (canonical(self._ticket) if self._ticket else "") + envelopes)
+            text = order.json + (canonical(self._ticket) if self._ticket else "")
+            self._contents[key] = content, bytes_by_role(arrays, self.roles), len(text.encode())
+        content, by_role, size = self._contents[key]
+        traffic.sent(by_role, size + len(envelopes.encode()))
         if envelopes:
             content = with_envelopes(content, envelopes)
         return train_message(node, order, content, ttl=with_grace(self.timeout))

@@ -1,5 +1,7 @@
 """The cohort runner against the sequential one: the same updates, whatever the block."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,8 +9,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.data.federated import load_corpus, share_out
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files.checkpoint import read as checkpoint_of
+from fedfrozen_app.local import cohort
 from fedfrozen_app.local.cohort import CohortRunner
+from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.local.slots import cheapest_size, take_turns
 from fedfrozen_app.models.task import Task
 from tests.app.test_bytes import BERT, GPT2, LLAMA, checkpoint
@@ -203,6 +211,45 @@ def test_dropout_differs_between_clients_and_still_learns(train):
 def test_flower_s_simulation_refuses_the_cohort_runner(capsys):
     assert command(["runtime=flower", "runtime.runner=cohort"]) == 2
     assert "one client a message" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedrep"])  # FedRep's rounds have phases
+def test_batches_laid_out_ahead_are_those_of_the_round(train, monkeypatch, strategy):
+    """For those who were expected; others' are laid out when they come, and a run ends with the same bits."""
+    words = ["runtime.runner=cohort", "num_clients=6", "participation=0.5", "num_rounds=4"]
+    words += [f"strategy={strategy}", "checkpoint.every=4"]
+    real, calls = cohort.lay_out, []
+
+    def counted(resident, clients, order, slots):
+        calls.append((order.round, len(clients)))
+        return real(resident, clients, order, slots)
+
+    monkeypatch.setattr(cohort, "lay_out", counted)
+    expected = train(*words, folder="expected")
+    assert calls == [(number, 3) for number in (1, 2, 3, 4)]  # each once, ahead or not
+    expect = CohortRunner.expect
+    for name, clients in (("nobody", None), ("others", ["0", "1"]), ("as many", ["3", "2", "1"])):
+        calls.clear()
+        changed = lambda self, _, order, its=clients: its and expect(self, its, order)  # noqa: E731
+        monkeypatch.setattr(CohortRunner, "expect", changed)
+        unexpected = train(*words, folder=name)
+        assert len(calls) == (4 if clients is None else 7)
+        assert same_bits(expected.model_after(4), unexpected.model_after(4))
+
+
+def test_what_was_laid_out_for_another_run_is_not_taken():
+    config = read(resolved(compose_config(["num_clients=4"])))
+    corpus = load_corpus(config)
+    resident = Resident(config, corpus, shares=share_out(corpus, config, 4))
+    runner, order = CohortRunner(resident), Order(2, Plan.full(list(resident.parameters)), {})
+    clients = ["0", "1", "2", "3"]
+    runner.expect(clients, order)
+    before = runner._laid_out(clients, order, 4).index
+    other = replace(config, seed=config.seed + 1)
+    resident.switch_to(other, share_out(corpus, other, 4))
+    assert runner._laid_out(clients, order, 4) is None
+    runner.expect(clients, order)
+    assert not torch.equal(runner._laid_out(clients, order, 4).index, before)
 
 
 def test_slots_follow_the_clients_batches():
