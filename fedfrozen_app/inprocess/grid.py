@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from flwr.app import Context, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -24,7 +24,7 @@ from fedfrozen_app.exchange.messages import Reply, read_train, train_reply
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.client_state import given_in, held_at_home, keep_private, kept_arrays
 from fedfrozen_app.local.cohort import CohortRunner, cannot_serve
-from fedfrozen_app.local.course import Course, Due, Trained
+from fedfrozen_app.local.course import Course, Due, Payment, Trained
 
 log = logging.getLogger(__name__)
 CLIENT_FAILED = 2  # Flower's code for an exception in a ClientApp
@@ -138,36 +138,37 @@ class PrivateGrid(InProcessGrid):
     def _train(self, members: Sequence[str]) -> dict[str, Message]:
         messages = {number: self._waiting.pop(number) for number in members}
         courses = {n: self._course(m, self.contexts[m.metadata.dst_node_id]) for n, m in messages.items()}
-        first = {
+        found: dict[str, Any] = {
             number: self._advance(messages[number], course.__next__) for number, course in courses.items()
         }
-        replies = {number: found for number, found in first.items() if isinstance(found, Message)}
-        due = {number: found for number, found in first.items() if not isinstance(found, Message)}
-        try:
-            trained = self._take_steps(list(due.values()))
-        except UserError:
-            raise
-        except Exception as error:
-            log.exception("Clients that took their steps together failed.")
-            return replies | {number: failed(messages[number], error) for number in due}
-        # Each puts its reply onto the disk before it answers: they need not wait for one another there.
-        with ThreadPoolExecutor(len(due) or 1) as pool:
-            jobs = {
-                number: pool.submit(self._advance, messages[number], partial(courses[number].send, its))
-                for number, its in zip(due, trained, strict=True)
-            }
-        for number, job in jobs.items():
-            answer = job.result()
-            assert isinstance(answer, Message), "a client's private steps are due once in a round"
-            replies[number] = answer
-        return replies
+        with ThreadPoolExecutor(len(found) or 1) as pool:
 
-    def _advance(self, message: Message, go_on: Callable[[], Due]) -> Due | Message:
-        """To where its steps are due, or to its reply. A client that fails leaves the others alone."""
+            def each(work: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+                """A disk takes its time with whoever writes: they need not wait for one another there."""
+                jobs = {n: pool.submit(self._advance, messages[n], go_on) for n, go_on in work.items()}
+                return {number: job.result() for number, job in jobs.items()}
+
+            found |= each({n: due.by_itself for n, due in found.items() if isinstance(due, Payment)})
+            for number in [number for number, due in found.items() if due is None]:  # it has paid
+                found[number] = self._advance(messages[number], partial(courses[number].send, None))
+            replies = {number: reply for number, reply in found.items() if isinstance(reply, Message)}
+            due = {number: steps for number, steps in found.items() if number not in replies}
+            try:
+                trained = dict(zip(due, self._take_steps(list(due.values())), strict=True))
+            except UserError:
+                raise
+            except Exception as error:
+                log.exception("Clients that took their steps together failed.")
+                return replies | {number: failed(messages[number], error) for number in due}
+            # Each puts its reply onto the disk before it answers.
+            return replies | each({n: partial(courses[n].send, its) for n, its in trained.items()})
+
+    def _advance(self, message: Message, go_on: Callable[[], Any]) -> Any:
+        """What is due next, or its reply. A client that fails leaves the others alone."""
         try:
             return go_on()
         except StopIteration as over:
-            return cast(Message, over.value)
+            return over.value
         except UserError:
             raise
         except Exception as error:

@@ -1,9 +1,11 @@
-"""Work that stops where private steps are to be taken, so that clients of one process may take them together.
+"""Work that stops where private steps are to be paid for, and where they are to be taken, so that clients of
+one process may do either together.
 
-A course is a generator: it gives the steps that are due, and goes on with what they came to.
+A course is a generator: it gives what is due, and goes on with what that came to.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Protocol, TypeVar, cast
 
 from torch import Tensor
@@ -18,7 +20,14 @@ class Due(Protocol):
     def by_itself(self) -> Trained: ...
 
 
-Course = Generator[Due, Trained, Result]
+@dataclass(frozen=True)
+class Payment:
+    """What has to be on the client's disk before it goes on. It looks at nothing that others use."""
+
+    by_itself: Callable[[], None]
+
+
+Course = Generator[Due | Payment, Trained | None, Result]
 
 
 def by_itself(course: Course[Result]) -> Result:

@@ -19,7 +19,7 @@ from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan, layers_of
 from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.choose import choose, choose_noisily, choose_publicly
-from fedfrozen_app.local.course import Course, Trained, by_itself
+from fedfrozen_app.local.course import Course, Payment, Trained, by_itself
 from fedfrozen_app.local.sequential import LocalResult, learning_rate, optimizer_for
 from fedfrozen_app.privacy.accountant import epsilon_of, solve_noise
 from fedfrozen_app.privacy.budget import Budget, BudgetFile, Declined
@@ -129,12 +129,14 @@ class PrivateClient:
                 f"declines: of its privacy budget of epsilon {self._limit:g} per {budget.unit}, "
                 f"{spent:.3f} is spent, and another round would take it beyond"
             )
-        self._pay(budget, due)
+        yield Payment(partial(self._pay, budget, due))
         self.resident.load(start.model, self.order.base)
         if chooses:
             self._choose(budget)
         plan = self._plan(budget, start)
-        arrays, loss = yield Training(self, replace(start, trained=plan.trained), recipe, budget, due[0])
+        trained = yield Training(self, replace(start, trained=plan.trained), recipe, budget, due[0])
+        assert trained is not None
+        arrays, loss = trained
         self.file.note({"round": self.order.round, "train_loss": loss})
         self.file.keep_reply(self.order.digest, arrays)
         return LocalResult(arrays, budget.declared, self._metrics(budget))

@@ -1,6 +1,7 @@
 """Private clients that take their steps together: the same numbers as one after another."""
 
 import json
+from threading import Barrier
 
 import pytest
 import torch
@@ -149,6 +150,26 @@ def test_a_client_that_fails_leaves_the_others_alone(train, monkeypatch, caplog)
     run = train(*EXACT, "strategy=fedavg", "runtime.runner=cohort", "num_rounds=1")
     assert run.rows[1]["clients_ok"] == 2 and run.rows[1]["clients_failed"] == 1
     assert "its disk is gone" in caplog.text
+
+
+def test_clients_pay_beside_one_another_and_all_before_a_step_is_taken(train, monkeypatch):
+    """A disk takes milliseconds with each. Here all three wait for one another: none may wait its turn."""
+    write, together = BudgetFile.write, private_stack.together
+    all_of_them, paid = Barrier(3), []
+
+    def waits(self, budget):
+        all_of_them.wait(timeout=60)
+        write(self, budget)
+        paid.append(budget.client)
+
+    def looks(trainings, most):
+        assert len(paid) % 3 == 0 and {*paid[-3:]} == {training.client.client for training in trainings}
+        return together(trainings, most)
+
+    monkeypatch.setattr(BudgetFile, "write", waits)
+    monkeypatch.setattr(private_stack, "together", looks)
+    run = train(*EXACT, "strategy=fedavg", "runtime.runner=cohort", "num_rounds=2")
+    assert len(paid) == 6 and run.rows[-1]["clients_ok"] == 3
 
 
 def test_steps_that_fail_together_fail_their_clients(train, monkeypatch, caplog):
