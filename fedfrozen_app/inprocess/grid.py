@@ -278,7 +278,8 @@ class CohortGrid(InProcessGrid):
                 figures = cast(MetricRecord, message.content["metrics"])
                 for name, values in block.figures.items():
                     figures[name] = values[number]
-                figures.update(block.extra_metrics[number])
+                if more := block.extra_metrics[number]:
+                    figures.update(more)
                 yield message
 
     def _client(self, message: Message) -> str:

@@ -224,8 +224,12 @@ class Step:
         In place: a captured step goes on using these very tensors.
         """
         with torch.no_grad():
-            torch._foreach_copy_([self._rows[slot] for slot in slots], list(starts))
-            torch._foreach_zero_([self._losses[slot] for slot in slots])
+            if len(slots) == self.size and all(start is starts[0] for start in starts):
+                self.flat.copy_(starts[0])
+                self.losses.zero_()
+            else:
+                torch._foreach_copy_([self._rows[slot] for slot in slots], list(starts))
+                torch._foreach_zero_([self._losses[slot] for slot in slots])
             if self.layouts.held.names and held:
                 torch._foreach_copy_([self.held[slot] for slot in slots], list(held))
         self._reset_optimizer(slots)
@@ -268,8 +272,12 @@ class Step:
             slots = [turn.slot for turn in group]
             room = slice(filled, filled + len(slots))
             with torch.no_grad():
-                torch._foreach_copy_(list(values[room].unbind()), [self._rows[slot] for slot in slots])
-                torch._foreach_copy_(list(losses[room].unbind()), [self._losses[slot] for slot in slots])
+                if len(slots) == self.size:  # all of them, by their numbers
+                    values[room].copy_(self.flat)
+                    losses[room].copy_(self.losses)
+                else:
+                    torch._foreach_copy_(list(values[room].unbind()), [self._rows[slot] for slot in slots])
+                    torch._foreach_copy_(list(losses[room].unbind()), [self._losses[slot] for slot in slots])
             filled += len(slots)
         return values, losses / self._counts(turns)
 
