@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from common import arguments, interleave, ratio, show, spread, write_result
@@ -36,8 +35,8 @@ def words_for(options: Any, plan: str) -> list[str]:
     ]
 
 
-def run(tree: Path, words: list[str]) -> tuple[float, float]:
-    """The median of a round's seconds of training, and the largest epsilon of a client by the end."""
+def run(tree: Path, words: list[str]) -> tuple[list[float], float]:
+    """The seconds of training of each counted round, and the largest epsilon of a client by the end."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "fedfrozen_app", *words, f"output_dir={folder}/run"]
         own = os.environ | {"PYTHONPATH": str(tree)}
@@ -46,15 +45,15 @@ def run(tree: Path, words: list[str]) -> tuple[float, float]:
             raise SystemExit(f"{' '.join(command)} failed in {tree}:\n{done.stderr[-2000:]}")
         rows = [json.loads(line) for line in Path(folder, "run/metrics.jsonl").read_text().splitlines()]
     trained = [row["seconds"]["train"] for row in rows if row["round"]]
-    return median(trained[min(RECORDED, len(trained) - 1) :]), max(rows[-1]["epsilon"].values())
+    return trained[min(RECORDED, len(trained) - 1) :], max(rows[-1]["epsilon"].values())
 
 
 def main() -> None:
-    parser = arguments(__doc__.splitlines()[0], repeats=2)
+    parser = arguments(__doc__.splitlines()[0], repeats=1)
     parser.add_argument("--before", required=True, type=Path, help="the earlier checkout")
     parser.add_argument("--data", required=True, help="MTSamples")
     parser.add_argument("--model", required=True, help="a folder with MiniLM")
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--precision", default="tf32", choices=("float32", "tf32", "bf16"))
@@ -69,7 +68,7 @@ def main() -> None:
             "together": lambda words=words: run(HERE, [*words, "runtime.runner=cohort"]),
         }
         found = interleave(runners, options.repeats, lambda number, name, value: print(name, value))
-        seconds[plan] = {name: [one for one, _ in values] for name, values in found.items()}
+        seconds[plan] = {name: [s for own, _ in values for s in own] for name, values in found.items()}
         spent[plan] = {round(epsilon, 6) for values in found.values() for _, epsilon in values}
     times = {plan: ratio(each["before"], each["together"]) for plan, each in seconds.items()}
     figures = {

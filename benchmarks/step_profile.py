@@ -1,9 +1,9 @@
-"""Where a step's milliseconds go on a GPU: kernels by kind, for the models of first_round.py.
+"""Where a step's milliseconds go on a GPU: kernels by kind, for the models of first_round.py and the CNN.
 
     python benchmarks/step_profile.py --models dinov2_s --compile false true
 
-Every line is a fresh process of three rounds; the profiler looks at the third, in which nothing is compiled
-or recorded any more.
+Every line is a fresh process; the profiler looks at its third round, in which nothing is compiled or recorded
+any more.
 """
 
 import io
@@ -26,6 +26,7 @@ from torch.autograd import DeviceType
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.run.job import Job
+from fedfrozen_app.server.base import PlannedFedAvg, Row
 
 ROUNDS = 3
 # The first that fits a kernel's name says its kind.
@@ -47,8 +48,9 @@ def kind_of(kernel: str) -> str:
 
 def measure(name: str, wish: str) -> dict[str, Any]:
     """Milliseconds of one step by kind, and the longest kernels."""
-    words = [*words_for(name, ROUNDS, "cuda", wish), f"strategy.warmup_rounds={ROUNDS}"]
+    words = words_for(name, 2 * ROUNDS, "cuda", wish)  # nothing freezes in the first half
     resolved_config = resolved(compose_config(words))
+    config = read(resolved_config)
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
     began = 0.0
     wall = 0.0
@@ -67,15 +69,17 @@ def measure(name: str, wish: str) -> dict[str, Any]:
             wall = time.perf_counter() - began
             profiler.stop()
 
-    told = Told(begins=begins, ends=ends)
+    class Stops(Told):
+        def after_round(self, strategy: PlannedFedAvg, row: Row) -> tuple[bool, Row]:
+            return super().after_round(strategy, row)[0] or row["round"] == ROUNDS, {}
+
+    told = Stops(begins=begins, ends=ends)
     with (
         tempfile.TemporaryDirectory() as folder,
-        app_telling("fedfrozen", told),
+        app_telling(config.strategy["name"], told),
         redirect_stdout(io.StringIO()),
     ):
-        run_in_process(
-            Job(read(resolved_config), resolved_config, words, Path(folder)), corpus=corpus_of(name)
-        )
+        run_in_process(Job(config, resolved_config, words, Path(folder)), corpus=corpus_of(name))
     kinds: Counter[str] = Counter()
     kernels: Counter[str] = Counter()
     on_device = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]
