@@ -7,9 +7,9 @@ plugs in. This one runs a client when its reply is asked for, so that one reply 
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 from flwr.app import Context, Error, Message, MessageType, MetricRecord, RecordDict
@@ -141,27 +141,32 @@ class PrivateGrid(InProcessGrid):
         found: dict[str, Any] = {
             number: self._advance(messages[number], course.__next__) for number, course in courses.items()
         }
-        with ThreadPoolExecutor(len(found) or 1) as pool:
 
-            def each(work: dict[str, Callable[[], Any]]) -> dict[str, Any]:
-                """A disk takes its time with whoever writes: they need not wait for one another there."""
-                jobs = {n: pool.submit(self._advance, messages[n], go_on) for n, go_on in work.items()}
-                return {number: job.result() for number, job in jobs.items()}
+        def each(work: dict[str, Callable[[], Any]]) -> dict[str, Any]:
+            """A disk takes its time with whoever writes: they need not wait for one another there."""
+            jobs = {n: self._writers.submit(self._advance, messages[n], go_on) for n, go_on in work.items()}
+            wait(jobs.values())  # also where one of them has nothing to go on with
+            return {number: job.result() for number, job in jobs.items()}
 
-            found |= each({n: due.by_itself for n, due in found.items() if isinstance(due, Payment)})
-            for number in [number for number, due in found.items() if due is None]:  # it has paid
-                found[number] = self._advance(messages[number], partial(courses[number].send, None))
-            replies = {number: reply for number, reply in found.items() if isinstance(reply, Message)}
-            due = {number: steps for number, steps in found.items() if number not in replies}
-            try:
-                trained = dict(zip(due, self._take_steps(list(due.values())), strict=True))
-            except UserError:
-                raise
-            except Exception as error:
-                log.exception("Clients that took their steps together failed.")
-                return replies | {number: failed(messages[number], error) for number in due}
-            # Each puts its reply onto the disk before it answers.
-            return replies | each({n: partial(courses[n].send, its) for n, its in trained.items()})
+        found |= each({n: due.by_itself for n, due in found.items() if isinstance(due, Payment)})
+        for number in [number for number, due in found.items() if due is None]:  # it has paid
+            found[number] = self._advance(messages[number], partial(courses[number].send, None))
+        replies = {number: reply for number, reply in found.items() if isinstance(reply, Message)}
+        due = {number: steps for number, steps in found.items() if number not in replies}
+        try:
+            trained = dict(zip(due, self._take_steps(list(due.values())), strict=True))
+        except UserError:
+            raise
+        except Exception as error:
+            log.exception("Clients that took their steps together failed.")
+            return replies | {number: failed(messages[number], error) for number in due}
+        # Each puts its reply onto the disk before it answers.
+        return replies | each({n: partial(courses[n].send, its) for n, its in trained.items()})
+
+    @cached_property
+    def _writers(self) -> ThreadPoolExecutor:
+        """The same in every round: to start a thread takes as long as what it is to do."""
+        return ThreadPoolExecutor(self._most, thread_name_prefix="private client")
 
     def _advance(self, message: Message, go_on: Callable[[], Any]) -> Any:
         """What is due next, or its reply. A client that fails leaves the others alone."""
