@@ -6,7 +6,6 @@ Only arrays, JSON texts and numbers travel: nothing is ever unpickled.
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache
 from typing import Any, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -210,7 +209,7 @@ def read_reply(message: Message) -> Reply:
         raise ValueError(f"failed: {message.error.reason or 'no reason given'}")
     try:
         text = str(_record(message, "reply", ConfigRecord)["json"])
-        data = _loaded(text)
+        data = json.loads(text)
         numbers = _record(message, "metrics", MetricRecord)
         record = _record(message, "arrays", ArrayRecord)
         # A list is no figure of ours: float() refuses it with the TypeError below.
@@ -232,12 +231,6 @@ def read_reply(message: Message) -> Reply:
         return reply
     reply.arrays = to_tensors(record)
     return reply
-
-
-@lru_cache(maxsize=8)  # the clients of a round mostly say the same
-def _loaded(text: str) -> Any:
-    """To be read alone: whoever has the same text has the same object."""
-    return json.loads(text)
 
 
 CENSUS = f"{MessageType.QUERY}.census"
