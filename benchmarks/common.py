@@ -190,9 +190,9 @@ def show(
     console.print(f"Written to benchmarks/results/{path.name}")
 
 
-def run_quietly(command: Sequence[str], folder: Path) -> str:
+def run_quietly(command: Sequence[str], folder: Path, env: Mapping[str, str] | None = None) -> str:
     """Run a command in a folder and return what it printed; its own message when it fails."""
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"`{shlex.join(command)}` failed:\n{done.stderr.strip()}")
     return done.stdout

@@ -11,13 +11,12 @@ first ones, in which a GPU's steps are recorded. Both must spend the same epsilo
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from common import arguments, interleave, ratio, show, spread, write_result
+from common import arguments, interleave, ratio, run_quietly, show, spread, write_result
 
 HERE = Path(__file__).parents[1]
 LEAST, RECORDED = 8, 6
@@ -39,10 +38,7 @@ def run(tree: Path, words: list[str]) -> tuple[list[float], float]:
     """The seconds of training of each counted round, and the largest epsilon of a client by the end."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "fedfrozen_app", *words, f"output_dir={folder}/run"]
-        own = os.environ | {"PYTHONPATH": str(tree)}
-        done = subprocess.run(command, cwd=tree, env=own, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)} failed in {tree}:\n{done.stderr[-2000:]}")
+        run_quietly(command, tree, os.environ | {"PYTHONPATH": str(tree)})
         rows = [json.loads(line) for line in Path(folder, "run/metrics.jsonl").read_text().splitlines()]
     trained = [row["seconds"]["train"] for row in rows if row["round"]]
     return trained[min(RECORDED, len(trained) - 1) :], max(rows[-1]["epsilon"].values())

@@ -145,7 +145,7 @@ class PrivateGrid(InProcessGrid):
         def each(work: dict[str, Callable[[], Any]]) -> dict[str, Any]:
             """A disk takes its time with whoever writes: they need not wait for one another there."""
             jobs = {n: self._writers.submit(self._advance, messages[n], go_on) for n, go_on in work.items()}
-            wait(jobs.values())  # also where one of them has nothing to go on with
+            wait(jobs.values())  # before one of them ends the run, the others have written
             return {number: job.result() for number, job in jobs.items()}
 
         found |= each({n: due.by_itself for n, due in found.items() if isinstance(due, Payment)})
@@ -161,7 +161,10 @@ class PrivateGrid(InProcessGrid):
             log.exception("Clients that took their steps together failed.")
             return replies | {number: failed(messages[number], error) for number in due}
         # Each puts its reply onto the disk before it answers.
-        return replies | each({n: partial(courses[n].send, its) for n, its in trained.items()})
+        answers = each({n: partial(courses[n].send, its) for n, its in trained.items()})
+        once = all(isinstance(answer, Message) for answer in answers.values())
+        assert once, "a client's private steps are due once in a round"
+        return replies | answers
 
     @cached_property
     def _writers(self) -> ThreadPoolExecutor:

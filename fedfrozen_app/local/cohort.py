@@ -20,7 +20,7 @@ from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.local.algorithm import ByNamespace, Finished
 from fedfrozen_app.local.sequential import learning_rate
-from fedfrozen_app.local.slots import Schedule, Turn, batch_counts, cheapest_size, lay_out, take_turns
+from fedfrozen_app.local.slots import Schedule, Turn, batch_counts, cheapest_size, lay_out
 from fedfrozen_app.local.step import START, Layouts, Step, finish_rows, loaded, look_rows, rows_say
 from fedfrozen_app.models.wrapper import Wrapper
 from fedfrozen_app.seeds import seed_for, seeded
@@ -182,31 +182,21 @@ class CohortRunner:
 
     def order_of(self, clients: Sequence[str], order: Order) -> list[str]:
         """The clients in the order in which they will be through."""
-        slots = self._room(clients, order)
-        ahead = self._laid_out(clients, order, slots)
-        turns = (
-            take_turns(batch_counts(self.resident, clients, order.plan), slots)
-            if ahead is None
-            else ahead.turns
-        )
-        return [clients[turn.client] for turn in turns]
+        return [clients[turn.client] for turn in self._schedule(clients, order).turns]
 
     def expect(self, clients: Sequence[str], order: Order) -> None:
-        """Lay out the batches of these clients for an order that has yet to come, while the device works."""
+        """These will probably get this order: their batches are laid out now, while the device works."""
+        self._schedule(clients, order)
+
+    def _schedule(self, clients: Sequence[str], order: Order) -> Schedule:
+        """The batches of this very work: laid out once, whoever asks first."""
         slots = self._room(clients, order)
-        self.resident.laid_out = (
-            self._key(clients, order, slots),
-            lay_out(self.resident, clients, order, slots),
-        )
-
-    def _laid_out(self, clients: Sequence[str], order: Order, slots: int) -> Schedule | None:
-        """What was laid out for this very work; None where others came than were expected."""
-        key, schedule = self.resident.laid_out or (None, None)
-        return schedule if key == self._key(clients, order, slots) else None
-
-    @staticmethod
-    def _key(clients: Sequence[str], order: Order, slots: int) -> Any:
-        return tuple(clients), order.round, order.plan, slots
+        work = (tuple(clients), order.round, order.plan, slots)
+        known, schedule = self.resident.laid_out or (None, None)
+        if schedule is None or known != work:
+            schedule = lay_out(self.resident, clients, order, slots)
+            self.resident.laid_out = work, schedule
+        return schedule
 
     def train(
         self,
@@ -271,8 +261,8 @@ class CohortRunner:
         resident.fold(base)
         resident.load(parameters_in(base), order.base)
         layouts, slots = self._layouts(order), self._room(clients, order)
-        schedule = self._laid_out(clients, order, slots) or lay_out(resident, clients, order, slots)
-        resident.laid_out = None
+        schedule = self._schedule(clients, order)
+        resident.laid_out = None  # or it would stay in memory beside the next one
         start = loaded(resident, layouts.trained)
         common = parameters_in(layouts.trained.views(start))
         own = [kept.get(client, {}) for client in clients]

@@ -212,8 +212,7 @@ class Conversation:
         if len(names) == len(self._known) and self.seen.keys() <= names.keys():  # mostly: nobody
             return []
         known = dict.fromkeys([*self.seen, *(hello.name for hello in self._known.values())])
-        gone = known.keys() - names.keys() - self._given_up
-        return [name for name in known if name in gone]
+        return [name for name in known if name not in names and name not in self._given_up]
 
     def title(self, node: int) -> str:
         """What people call this node."""

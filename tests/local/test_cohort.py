@@ -230,8 +230,12 @@ def test_batches_laid_out_ahead_are_those_of_the_round(train, monkeypatch, strat
     expect = CohortRunner.expect
     for name, clients in (("nobody", None), ("others", ["0", "1"]), ("as many", ["3", "2", "1"])):
         calls.clear()
-        changed = lambda self, _, order, its=clients: its and expect(self, its, order)  # noqa: E731
-        monkeypatch.setattr(CohortRunner, "expect", changed)
+
+        def foresees(self, _, order, its=clients):
+            if its is not None:
+                expect(self, its, order)
+
+        monkeypatch.setattr(CohortRunner, "expect", foresees)
         unexpected = train(*words, folder=name)
         assert len(calls) == (4 if clients is None else 7)
         assert same_bits(expected.model_after(4), unexpected.model_after(4))
@@ -243,13 +247,13 @@ def test_what_was_laid_out_for_another_run_is_not_taken():
     resident = Resident(config, corpus, shares=share_out(corpus, config, 4))
     runner, order = CohortRunner(resident), Order(2, Plan.full(list(resident.parameters)), {})
     clients = ["0", "1", "2", "3"]
+    before = runner._schedule(clients, order)
+    assert runner._schedule(clients, order) is before
+    assert runner._schedule(clients[:3], order) is not before
     runner.expect(clients, order)
-    before = runner._laid_out(clients, order, 4).index
     other = replace(config, seed=config.seed + 1)
     resident.switch_to(other, share_out(corpus, other, 4))
-    assert runner._laid_out(clients, order, 4) is None
-    runner.expect(clients, order)
-    assert not torch.equal(runner._laid_out(clients, order, 4).index, before)
+    assert not torch.equal(runner._schedule(clients, order).index, before.index)
 
 
 def test_slots_follow_the_clients_batches():
