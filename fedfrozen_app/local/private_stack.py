@@ -156,21 +156,21 @@ def _early(resident: "Resident", trainings: Sequence[Training]) -> Iterator[Call
         yield lambda count, like: lambda: [None] * count
         return
     sources = [training.client.source for training in trainings]
-    most = min(len(sources), os.cpu_count() or 1)
-    with ThreadPoolExecutor(1) as aside, ThreadPoolExecutor(most) as workers:
+    threads = os.cpu_count() or 1
+    with ThreadPoolExecutor(1) as aside, ThreadPoolExecutor(threads) as workers:
 
         def draw(count: int, like: Tensor) -> Drawn:
-            return partial(_taken, aside.submit(_drawn_aside, sources[:count], like, workers))
+            return partial(_taken, aside.submit(_drawn_aside, sources[:count], like, workers, threads))
 
         yield draw
 
 
 def _drawn_aside(
-    sources: Sequence[Noise], like: Tensor, workers: Executor
+    sources: Sequence[Noise], like: Tensor, workers: Executor, threads: int
 ) -> tuple[Tensor, torch.cuda.Event | None]:
     """On a stream of its own: a draw is 32 bytes a number from the host, which need not wait for gradients
     and which no gradient need wait for."""
-    draw = partial(type(sources[0]).standards, sources, like, workers)
+    draw = partial(type(sources[0]).standards, sources, like, workers, threads)
     if like.device.type != "cuda":
         return draw(), None
     side = _side(like.device)

@@ -12,7 +12,8 @@ and Braghin 2021, arXiv 2107.10138, section 5.1).
 import math
 import os
 import secrets
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
@@ -24,7 +25,9 @@ from torch import Tensor
 
 TERMS = 4
 CHUNK = 1 << 16  # Gaussians worked out at once: their arrays stay in a processor's cache
-GPU_CHUNK = 1 << 22  # there a launch costs more than its work, and host memory must be bounded
+# There a launch costs more than its work, and host memory must be bounded. A little below a power of two, as
+# which torch pins it, so that it has room for SPARE and for lengths that are rounded up.
+GPU_CHUNK = (1 << 22) - (1 << 10)
 ZEROS = memoryview(bytes(1 << 20))  # what is enciphered, piece by piece: fresh memory costs as much as AES
 FRACTION = 53  # bits of a float64
 SPARE = 2  # words behind those that are asked for: OpenSSL wants a block less one byte
@@ -85,25 +88,40 @@ def gaussians_of(
     Python's lock to others."""
     found = torch.empty(len(streams), count, dtype=torch.float64, device=device)
     at_once = GPU_CHUNK if device.type == "cuda" else CHUNK
-    for part in found.split(-(-at_once // len(streams)), dim=1):
-        size = part.shape[1]
-        words = _words_on(device, streams, 2 * TERMS * ((size + 1) // 2), workers)
-        part.copy_(_worked_out(words)[:, :size])
+    parts = found.split(-(-at_once // len(streams)), dim=1)
+    counts = [2 * TERMS * ((part.shape[1] + 1) // 2) for part in parts]
+    for part, words in zip(parts, _words_on(device, streams, counts, workers), strict=True):
+        part.copy_(_worked_out(words)[:, : part.shape[1]])
     return found
 
 
 def _words_on(
-    device: torch.device, streams: Sequence[Keystream], count: int, workers: Executor | None
-) -> Tensor:
-    """(streams, count) words as signed numbers: for a GPU from pinned memory, which it reads by itself."""
-    shape, pinned = (len(streams), count + SPARE), device.type == "cuda"
-    room = torch.empty(shape, dtype=torch.int64, pin_memory=pinned)
+    device: torch.device, streams: Sequence[Keystream], counts: Sequence[int], workers: Executor | None
+) -> Iterator[Tensor]:
+    """(streams, count) words as signed numbers, of each count in turn; for a GPU from pinned memory, which it
+    reads by itself. While one is sent and used, `workers` encipher the next."""
+    on_gpu = device.type == "cuda"
+    used: deque[torch.cuda.Event] = deque(maxlen=2)
 
-    def fill(number: int) -> None:
-        streams[number].encipher(room[number].numpy().view(np.uint8).data, 8 * count)
+    def begin(count: int) -> tuple[Tensor, Iterator[None]]:
+        if len(used) == 2:  # three at a time are pinned: the first of them is free once it has been sent
+            used[0].synchronize()
+        room = torch.empty(len(streams), count + SPARE, dtype=torch.int64, pin_memory=on_gpu)
 
-    list((map if workers is None else workers.map)(fill, range(len(streams))))
-    return room.to(device, non_blocking=True)[:, :count]
+        def fill(number: int) -> None:
+            streams[number].encipher(room[number].numpy().view(np.uint8).data, 8 * count)
+
+        return room, (map if workers is None else workers.map)(fill, range(len(streams)))
+
+    coming = begin(counts[0])
+    for following in [*counts[1:], None]:
+        room, filled = coming
+        list(filled)
+        if following is not None:
+            coming = begin(following)
+        yield room.to(device, non_blocking=True)[:, :-SPARE]
+        if on_gpu:
+            used.append(torch.cuda.current_stream(device).record_event())
 
 
 def _worked_out(words: Tensor) -> Tensor:

@@ -42,8 +42,11 @@ class Noise(ABC):
         """Gaussian noise of this tensor's shape, with variance 1."""
 
     @staticmethod
-    def standards(sources: "Sequence[Noise]", like: Tensor, workers: Executor) -> Tensor:
-        """(sources, *shape) the same from each of these, which are of one class."""
+    def standards(
+        sources: "Sequence[Noise]", like: Tensor, workers: Executor | None = None, threads: int = 1
+    ) -> Tensor:
+        """(sources, *shape) the same from each of these, which are of one class; by so many threads of
+        `workers`."""
         return torch.stack([source.standard(like) for source in sources])
 
     @abstractmethod
@@ -80,6 +83,7 @@ class SecretNoise(Noise):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._stream = Keystream()
+        self._lanes: list[Keystream] = []
 
     def poisson(self, size: int, rate: float) -> np.ndarray:
         return np.flatnonzero(self._stream.uniform(size) < rate)
@@ -91,9 +95,18 @@ class SecretNoise(Noise):
         return self._stream.gaussians(like.numel(), like.device).view(like.shape)
 
     @staticmethod
-    def standards(sources: Sequence[Noise], like: Tensor, workers: Executor) -> Tensor:
-        streams = [cast(SecretNoise, source)._stream for source in sources]
-        return gaussians_of(streams, like.numel(), like.device, workers).view(-1, *like.shape)
+    def standards(
+        sources: Sequence[Noise], like: Tensor, workers: Executor | None = None, threads: int = 1
+    ) -> Tensor:
+        each, size = max(1, threads // len(sources)), like.numel()
+        streams = [lane for source in sources for lane in cast(SecretNoise, source)._first_lanes(each)]
+        drawn = gaussians_of(streams, -(-size // each), like.device, workers)
+        return drawn.view(len(sources), -1)[:, :size].view(-1, *like.shape)
+
+    def _first_lanes(self, count: int) -> list[Keystream]:
+        """Streams with keys of their own: one stream is one thread's work."""
+        self._lanes += [Keystream() for _ in range(count - len(self._lanes))]
+        return self._lanes[:count]
 
     def with_drawn(self, value: Tensor, drawn: Tensor, std: float) -> Tensor:
         step = 2.0 ** (math.floor(math.log2(std)) - STEP_BITS)

@@ -3,9 +3,11 @@
 The secret draws have no seed, so each test below fails by chance about once in a million runs.
 """
 
+import itertools
 import math
 import multiprocessing
 import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -134,6 +136,26 @@ def test_no_repeats_across_processes():
     with multiprocessing.get_context("fork").Pool(2) as pool:
         found = pool.map(_first_words, range(8), chunksize=1)
     assert len({word for words in found for word in words}) == 64
+
+
+@pytest.mark.parametrize("size", [MANY, MANY + 1])  # both leave some of the last lane's numbers over
+def test_noise_that_several_threads_draw_is_gaussian_and_independent(size):
+    """Six threads for two clients: three lanes each, and no two say the same."""
+    sources, like = [SecretNoise(CPU) for _ in range(2)], torch.empty(size)
+    with ThreadPoolExecutor(6) as workers:
+        drawn = SecretNoise.standards(sources, like, workers, 6).numpy()
+        again = SecretNoise.standards(sources, like, workers, 6).numpy()
+        alone = SecretNoise.standards(sources[:1], like, workers, 6).numpy()  # six lanes of its own
+    assert drawn.shape == (2, size) and alone.shape == (1, size)
+    lane = -(-size // 3)
+    lanes = [row[start : start + lane] for row in (*drawn, *again) for start in range(0, size, lane)]
+    assert len(lanes) == 12
+    for part in (*lanes, *alone):
+        assert stats.kstest(part, "norm").pvalue > RARE
+    for one, other in itertools.combinations([*lanes, alone[0]], 2):
+        length = min(len(one), len(other))
+        for values, others in ((one, other), (one**2 - 1, (other**2 - 1) / 2)):
+            assert abs(float((values[:length] * others[:length]).mean())) * math.sqrt(length) < 7
 
 
 # What training sees ---------------------------------------------------------------------------------------
