@@ -3,6 +3,7 @@ it would by itself. What they share is that all gradients of a step are computed
 """
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -114,11 +115,14 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
     columns = sums.columns
     like = sums.rows[0, columns]
     seen = [0] * len(trainings)  # examples in all samples of each
+    before: deque[Callable[[], None]] = deque(maxlen=2)  # waits for the last steps
     resident.model.train()
     with ExitStack() as stack, _early(resident, trainings) as draw:
         for training in trainings:
             stack.enter_context(training.client.source.dropout())  # the last one's is in force
         for step in range(recipes[0].steps):
+            if len(before) == 2:  # Python may be one step ahead: what is drawn early takes the GPU's memory
+                before[0]()
             count = sum(recipe.steps > step for recipe in recipes)  # those that still train come first
             drawn = [_sample(training) for training in trainings[:count]]
             seen[:count] = [known + len(index) for known, index in zip(seen, drawn, strict=False)]
@@ -136,6 +140,7 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
                 for place in range(len(trainings)):
                     part[place].grad = slope[place] if place < count else None
             optimizer.step()
+            before.append(_wait_for(resident.device))
     resident.model.eval()
     order, losses = trainings[0].start.trained, sums.losses.tolist()
     rows = [sums.layout.views(row) for row in sums.rows.clone()]
@@ -143,6 +148,13 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
         ({name: row[name] for name in order}, loss / count if count else None)
         for row, loss, count in zip(rows, losses, seen, strict=True)
     ]
+
+
+def _wait_for(device: torch.device) -> Callable[[], None]:
+    """Of all that this thread has given the device so far."""
+    if device.type != "cuda":
+        return lambda: None
+    return torch.cuda.current_stream(device).record_event().synchronize
 
 
 Drawn = Callable[[], Sequence[Tensor | None]]  # by client

@@ -13,11 +13,13 @@ from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedfrozen_app.exchange.block import Layout
 from fedfrozen_app.local.recording import recorded
+from fedfrozen_app.local.slots import sent
 from fedfrozen_app.local.step import NO_START
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, exact_products, norms_of
 from fedfrozen_app.seeds import generators_of
@@ -31,6 +33,9 @@ LENGTH = 16  # samples on a GPU are padded to a multiple of it
 OFTEN = 2  # so often a step is taken before it is recorded, which takes as long as some ten; at least once
 GRAPHS = 12  # recordings of one kind of step
 KEPT = 4  # kinds of steps whose memory and recordings stay
+# Where gradients that are not finite are always taken out: elsewhere a look whether there are any costs less,
+# but Python would wait there for the GPU, which would then wait for Python.
+CAREFUL_ON = ("cuda",)
 
 Shape = tuple[int, ...]  # clients, rows of each
 Piece = tuple[Tensor, Tensor]  # of samples: rows, and which of them are real
@@ -58,7 +63,10 @@ class ClippedSums:
         self.rows = torch.zeros(size, self.layout.width, dtype=resident.task.dtype, device=resident.device)
         self.sums, self._chunk = torch.zeros_like(self.rows), torch.zeros_like(self.rows)
         self.losses = torch.zeros(size, dtype=torch.float64, device=resident.device)  # added up over steps
+        self._chunk_losses = torch.zeros_like(self.losses)
         self._broken = torch.zeros((), dtype=torch.bool, device=resident.device)
+        self._nothing = torch.zeros((), dtype=resident.task.dtype, device=resident.device)
+        self._is_careful = resident.device.type in CAREFUL_ON
         self._records = records
         self._seen: Counter[Shape] = Counter()
         self._given: dict[Shape, tuple[Tensor, Tensor]] = {}  # what a recorded step reads
@@ -74,13 +82,12 @@ class ClippedSums:
         """Samples as (clients, rows) and which of these are real, so many rows at once."""
         on_gpu = self._resident.device.type == "cuda"
         count, width = padded(len(drawn), max(len(index) for index in drawn), len(self.rows), on_gpu)
-        index = torch.zeros(count, width, dtype=torch.int64)
-        real = torch.zeros(count, width, dtype=torch.bool)
+        index, real = np.zeros((count, width), dtype=np.int64), np.zeros((count, width), dtype=bool)
         for place, each in enumerate(drawn):
             index[place, : len(each)] = each
             real[place, : len(each)] = True
-        index, real = index.to(self._resident.device), real.to(self._resident.device)
-        pieces = zip(index.split(at_once, dim=1), real.split(at_once, dim=1), strict=True)
+        both = (sent(torch.from_numpy(array), self._resident.device) for array in (index, real))
+        pieces = zip(*(each.split(at_once, dim=1) for each in both), strict=True)
         return [piece for piece in pieces if piece[0].numel()]
 
     def record(self, pieces: Sequence[Piece]) -> None:
@@ -107,21 +114,34 @@ class ClippedSums:
         """The sums of one step."""
         self.sums.zero_()
         for index, real in pieces:
-            shape, generators = shape_of(index), generators_of(self._resident.device)
-            states = [generator.get_state() for generator in generators]
-            if shape in self._graphs:
-                for place, value in zip(self._given[shape], (index, real), strict=True):
-                    place.copy_(value)
-                self._graphs[shape].replay()
+            if self._is_careful:
+                self._replayed(index, real)
             else:
-                self._one(index, real)
-            if self._broken:  # what is not finite would spoil the sum: once more, without it
-                for generator, state in zip(generators, states, strict=True):
-                    generator.set_state(state)  # the same dropout
-                self._one(index, real, careful=True)
-            self.sums[: len(index)] += self._chunk[: len(index)]
+                self._looked_at(index, real)
+            count = len(index)
+            self.sums[:count] += self._chunk[:count]
+            self.losses[:count] += self._chunk_losses[:count]
 
-    def _one(self, index: Tensor, real: Tensor, *, careful: bool = False) -> None:
+    def _replayed(self, index: Tensor, real: Tensor) -> None:
+        """Where it is recorded."""
+        shape = shape_of(index)
+        if shape not in self._graphs:
+            self._one(index, real, careful=True)
+            return
+        for place, value in zip(self._given[shape], (index, real), strict=True):
+            place.copy_(value)
+        self._graphs[shape].replay()
+
+    def _looked_at(self, index: Tensor, real: Tensor) -> None:
+        generators = generators_of(self._resident.device)
+        states = [generator.get_state() for generator in generators]
+        self._one(index, real, careful=False)
+        if self._broken:  # what is not finite would spoil the sum: once more, without it
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)  # the same dropout
+            self._one(index, real, careful=True)
+
+    def _one(self, index: Tensor, real: Tensor, *, careful: bool) -> None:
         """Into `_chunk`. What is not finite counts nothing: a sum that is not would tell that it is there."""
         table, count = self._resident.train_table, len(index)
         rows = self.layout.views(self.rows[:count])
@@ -129,8 +149,11 @@ class ClippedSums:
         losses, slopes = self._gradients.of_clients(
             rows, inputs, table.labels[index], recorded=self._may_record
         )
+        self._chunk_losses[:count] = losses.double().masked_fill(~real, 0.0).sum(dim=1)
         norms = norms_of([slopes[name] for name in rows], 2)
         finite = torch.isfinite(norms)
+        if not careful:
+            self._broken.copy_(~finite.all())
         wanted = finite & real
         factor = (self._clip / (norms + 1e-6)).clamp(max=1.0).masked_fill(~wanted, 0.0)
         places = self._chunk[:count].split(self.layout.spans, dim=1)
@@ -138,17 +161,15 @@ class ClippedSums:
             for name, place in zip(self.layout.names, places, strict=True):
                 slope = slopes[name]
                 flat = slope.flatten(2) if slope.dim() > 2 else slope.unsqueeze(2)
-                if careful:
-                    flat = flat.masked_fill(~wanted[:, :, None], 0.0)
+                if careful:  # not `masked_fill`, which copies all of it first
+                    flat = torch.where(wanted[:, :, None], flat, self._nothing)
                 place[:, : flat.shape[2]].copy_(torch.einsum("cb,cbp->cp", factor, flat))
-        if not careful:
-            self.losses[:count] += losses.double().masked_fill(~real, 0.0).sum(dim=1)
-            self._broken.copy_(~finite.all())
 
     def _record(self, shape: Shape, index: Tensor, real: Tensor) -> None:
         resident = self._resident
         self._given[shape] = index.clone(), real.clone()
-        drawn, step = torch.cuda.get_rng_state(resident.device), partial(self._one, *self._given[shape])
+        drawn = torch.cuda.get_rng_state(resident.device)
+        step = partial(self._one, *self._given[shape], careful=True)
         if resident.private_pool is None:  # one for all: they never run at the same time
             resident.private_pool = torch.cuda.graph_pool_handle()
         try:

@@ -9,7 +9,7 @@ import torch
 from fedfrozen_app.local import private_stack, private_sums
 from fedfrozen_app.local.private import PrivateClient
 from fedfrozen_app.privacy.budget import BudgetFile
-from tests.conftest import slowly
+from tests.conftest import same_bits, slowly
 
 EXACT = ("model.dtype=float64", "privacy=dp_sgd", "privacy.seeded_noise=true", "num_rounds=2")
 UNEQUAL = ("partition.alpha=0.3", "num_clients=4", "client.batch_size=8")
@@ -115,10 +115,30 @@ def spoil_first_example(monkeypatch):
 
 
 def test_an_example_that_is_not_finite_gives_nothing(train, monkeypatch):
-    """Of the whole round it takes its own part away, and nobody else's."""
+    """Of the whole round it takes its own part away, and nobody else's. As on a GPU, which never looks, it
+    does so without a second time over a chunk."""
     seen = spoil_first_example(monkeypatch)
-    run = train(*EXACT, "strategy=fedavg", "runtime.runner=cohort", "num_rounds=1")
-    assert seen and all(bool(torch.isfinite(value).all()) for value in run.model.values())
+    runs, chunks = [], []
+    for careful_on in ((), ("cpu",)):
+        monkeypatch.setattr(private_sums, "CAREFUL_ON", careful_on)
+        words = ("strategy=fedavg", "runtime.runner=cohort", "num_rounds=1")
+        runs.append(train(*EXACT, *words, folder=f"careful {careful_on}"))
+        chunks.append(len(seen))
+        seen.clear()
+        assert all(bool(torch.isfinite(value).all()) for value in runs[-1].model.values())
+    assert chunks[0] == 2 * chunks[1] > 0 and same_bits(runs[0].model, runs[1].model)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gradients_that_are_finite_lose_nothing_by_care(train, monkeypatch, dtype):
+    words = (*EXACT, *UNEQUAL, f"model.dtype={dtype}", "strategy=fedavg", "runtime.runner=cohort")
+    runs = []
+    for careful_on in ((), ("cpu",)):
+        monkeypatch.setattr(private_sums, "CAREFUL_ON", careful_on)
+        runs.append(train(*words, "privacy.physical_batch=5", folder=f"careful {careful_on}"))
+    assert same_bits(runs[0].model, runs[1].model)
+    losses = [losses_at(run.folder / "privacy" / "0.jsonl") for run in runs]
+    assert losses[0] == losses[1] and len(losses[0]) == 2
 
 
 @pytest.mark.slow
