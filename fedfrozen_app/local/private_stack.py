@@ -5,7 +5,7 @@ it would by itself. What they share is that all gradients of a step are computed
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from typing import TYPE_CHECKING, cast
@@ -15,10 +15,9 @@ from torch import Tensor
 
 from fedfrozen_app.local.course import Due, Trained
 from fedfrozen_app.local.private import Training
-from fedfrozen_app.local.private_sums import sums_for
+from fedfrozen_app.local.private_sums import ClippedSums, sums_for
 from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_groups
-from fedfrozen_app.privacy.dpsgd import draw_rows, with_noise
-from fedfrozen_app.privacy.noise import Noise
+from fedfrozen_app.privacy.dpsgd import draw_rows
 from fedfrozen_app.seeds import seeded
 
 if TYPE_CHECKING:
@@ -92,32 +91,17 @@ def together(trainings: Sequence[Training], most: int) -> list[Trained]:
 
 
 def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
-    lead = trainings[0].client
-    resident, recipes = lead.resident, [training.recipe for training in trainings]
+    resident, recipes = trainings[0].client.resident, [training.recipe for training in trainings]
     groups = rate_groups(resident, trainings[0].start.trained)
-    names = [name for _, own in groups for name in own]
-    sums = sums_for(trainings, names)
+    sums = sums_for(trainings, [name for _, own in groups for name in own])
     sums.begin()
-    noisy = torch.zeros_like(sums.rows)
-    spans = dict(zip(names, sums.layout.spans, strict=True))
-    widths = [sum(spans[name] for name in own) for _, own in groups]
-    # A client's arrays of one rate are one tensor: an optimiser looks at each of its tensors in every step.
-    parts = [each.unbind() for each in sums.rows.split(widths, dim=1)]
-    slopes = [each.unbind() for each in noisy.split(widths, dim=1)]
-    rate = learning_rate(resident.config.client, lead.order.round, resident)
-    optimizer = make_optimizer(
-        resident.config.client,
-        [{"params": part, "lr": rate * scale} for part, (scale, _) in zip(parts, groups, strict=True)],
-        rate,
-    )
+    descent = _Descent(trainings, sums, groups)
     # Every call costs a GPU the same start: the room of clients that are not there goes to longer samples.
     at_once = recipes[0].physical_batch * max(1, most // len(trainings))
-    columns = sums.columns
-    like = sums.rows[0, columns]
     seen = [0] * len(trainings)  # examples in all samples of each
     before: deque[Callable[[], None]] = deque(maxlen=2)  # waits for the last steps
     resident.model.train()
-    with ExitStack() as stack, _early(resident, trainings) as draw:
+    with ExitStack() as stack, _early(resident, trainings, sums.rows[0, sums.columns]) as draw:
         for training in trainings:
             stack.enter_context(training.client.source.dropout())  # the last one's is in force
         for step in range(recipes[0].steps):
@@ -128,18 +112,9 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
             seen[:count] = [known + len(index) for known, index in zip(seen, drawn, strict=False)]
             pieces = sums.laid_out(drawn, at_once)
             sums.record(pieces)
-            coming = draw(count, like)  # after their samples
+            coming = draw(count)  # after their samples
             sums.take(pieces)
-            noise = coming()
-            for place, training in enumerate(trainings[:count]):
-                recipe, source = training.recipe, training.client.source
-                std = recipe.noise * recipe.max_grad_norm
-                (whole,) = with_noise(source, [sums.sums[place, columns]], std, noise[place])
-                noisy[place, columns] = whole / recipe.batch
-            for part, slope in zip(parts, slopes, strict=True):
-                for place in range(len(trainings)):
-                    part[place].grad = slope[place] if place < count else None
-            optimizer.step()
+            descent.step(count, coming())
             before.append(_wait_for(resident.device))
     resident.model.eval()
     order, losses = trainings[0].start.trained, sums.losses.tolist()
@@ -150,6 +125,48 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
     ]
 
 
+class _Descent:
+    """The way from clipped sums to the clients' next rows: noise for all at once, and an optimiser."""
+
+    def __init__(
+        self, trainings: Sequence[Training], sums: ClippedSums, groups: Sequence[tuple[float, list[str]]]
+    ) -> None:
+        lead, recipes = trainings[0].client, [training.recipe for training in trainings]
+        resident = lead.resident
+        self._sums, self._add = sums, type(lead.source).with_drawn
+        self._noisy = torch.zeros_like(sums.rows)
+        column = partial(torch.tensor, device=resident.device)
+        stds = [[recipe.noise * recipe.max_grad_norm] for recipe in recipes]
+        self._std = column(stds, dtype=torch.float64)
+        self._batch = column([[recipe.batch] for recipe in recipes], dtype=sums.rows.dtype)
+        spans = dict(zip(sums.layout.names, sums.layout.spans, strict=True))
+        widths = [sum(spans[name] for name in own) for _, own in groups]
+        # A client's arrays of one rate are one tensor: an optimiser looks at each tensor in every step.
+        self._parts = [each.unbind() for each in sums.rows.split(widths, dim=1)]
+        self._slopes = [each.unbind() for each in self._noisy.split(widths, dim=1)]
+        rate = learning_rate(resident.config.client, lead.order.round, resident)
+        self._optimizer = make_optimizer(
+            resident.config.client,
+            [
+                {"params": part, "lr": rate * scale}
+                for part, (scale, _) in zip(self._parts, groups, strict=True)
+            ],
+            rate,
+        )
+
+    def step(self, count: int, drawn: Tensor | None) -> None:
+        """Of the first so many clients, with what was drawn for them where they add noise."""
+        columns = self._sums.columns
+        whole = self._sums.sums[:count, columns]
+        if drawn is not None:
+            whole = self._add(whole, drawn, self._std[:count])
+        self._noisy[:count, columns] = whole / self._batch[:count]
+        for part, slope in zip(self._parts, self._slopes, strict=True):
+            for place, row in enumerate(part):
+                row.grad = slope[place] if place < count else None
+        self._optimizer.step()
+
+
 def _wait_for(device: torch.device) -> Callable[[], None]:
     """Of all that this thread has given the device so far."""
     if device.type != "cuda":
@@ -157,35 +174,39 @@ def _wait_for(device: torch.device) -> Callable[[], None]:
     return torch.cuda.current_stream(device).record_event().synchronize
 
 
-Drawn = Callable[[], Sequence[Tensor | None]]  # by client
+Drawn = Callable[[], Tensor | None]  # (clients, numbers); None where they add no noise
 
 
 @contextmanager
-def _early(resident: "Resident", trainings: Sequence[Training]) -> Iterator[Callable[[int, Tensor], Drawn]]:
+def _early(
+    resident: "Resident", trainings: Sequence[Training], like: Tensor
+) -> Iterator[Callable[[int], Drawn]]:
     """A way to have the noise of the first so many clients drawn while the GPU computes gradients. Without a
     GPU it is drawn when it is asked for."""
-    if resident.device.type not in EARLY_ON or trainings[0].recipe.noise == 0:
-        yield lambda count, like: lambda: [None] * count
-        return
     sources = [training.client.source for training in trainings]
+    standards = type(sources[0]).standards
+    if trainings[0].recipe.noise == 0:
+        yield lambda count: lambda: None
+        return
+    if resident.device.type not in EARLY_ON:
+        yield lambda count: lambda: standards(sources[:count], like)
+        return
     threads = os.cpu_count() or 1
     with ThreadPoolExecutor(1) as aside, ThreadPoolExecutor(threads) as workers:
 
-        def draw(count: int, like: Tensor) -> Drawn:
-            return partial(_taken, aside.submit(_drawn_aside, sources[:count], like, workers, threads))
+        def draw(count: int) -> Drawn:
+            work = partial(standards, sources[:count], like, workers, threads)
+            return partial(_taken, aside.submit(_drawn_aside, work, resident.device))
 
         yield draw
 
 
-def _drawn_aside(
-    sources: Sequence[Noise], like: Tensor, workers: Executor, threads: int
-) -> tuple[Tensor, torch.cuda.Event | None]:
+def _drawn_aside(draw: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, torch.cuda.Event | None]:
     """On a stream of its own: a draw is 32 bytes a number from the host, which need not wait for gradients
     and which no gradient need wait for."""
-    draw = partial(type(sources[0]).standards, sources, like, workers, threads)
-    if like.device.type != "cuda":
+    if device.type != "cuda":
         return draw(), None
-    side = _side(like.device)
+    side = _side(device)
     with torch.cuda.stream(side):
         return draw(), side.record_event()
 
@@ -196,13 +217,13 @@ def _side(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _taken(job: Future[tuple[Tensor, torch.cuda.Event | None]]) -> Sequence[Tensor]:
+def _taken(job: Future[tuple[Tensor, torch.cuda.Event | None]]) -> Tensor:
     drawn, there = job.result()
     if there is not None:
         now = torch.cuda.current_stream(drawn.device)
         now.wait_event(there)
         drawn.record_stream(now)
-    return drawn.unbind()
+    return drawn
 
 
 def _sample(training: Training) -> Tensor:

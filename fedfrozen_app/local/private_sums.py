@@ -59,7 +59,7 @@ class ClippedSums:
     ) -> None:
         self._resident, self._gradients, self._clip = resident, gradients, clip
         self.layout = Layout.of({name: resident.parameters[name] for name in names})
-        self.columns = _columns(self.layout).to(resident.device)
+        self.columns = _columns(self.layout, resident.device)
         self.rows = torch.zeros(size, self.layout.width, dtype=resident.task.dtype, device=resident.device)
         self.sums, self._chunk = torch.zeros_like(self.rows), torch.zeros_like(self.rows)
         self.losses = torch.zeros(size, dtype=torch.float64, device=resident.device)  # added up over steps
@@ -200,11 +200,14 @@ def shape_of(index: Tensor) -> Shape:
     return tuple(index.shape)
 
 
-def _columns(layout: Layout) -> Tensor:
-    """(numbers,) where those of a row lie: it has gaps, and noise is drawn for an array after another."""
+def _columns(layout: Layout, device: torch.device) -> Tensor | slice:
+    """Where the numbers of a row lie: it may have gaps, and noise is drawn for an array after another."""
     starts = [0, *accumulate(layout.spans)]
     sizes = [shape.numel() for shape in layout.shapes]
-    return torch.cat([torch.arange(start, start + size) for start, size in zip(starts, sizes, strict=False)])
+    if sum(sizes[:-1]) == sum(layout.spans[:-1]):  # none but at the end: a row need not be copied
+        return slice(sum(sizes))
+    parts = [torch.arange(start, start + size) for start, size in zip(starts, sizes, strict=False)]
+    return torch.cat(parts).to(device)
 
 
 def sums_for(trainings: "Sequence[Training]", names: Sequence[str]) -> ClippedSums:

@@ -94,16 +94,12 @@ def norms_of(slopes: Sequence[Tensor], lead: int) -> Tensor:
     return torch.stack(each).norm(dim=0)
 
 
-def with_noise(
-    source: Noise, sums: Sequence[Tensor], std: float, drawn: Tensor | None = None
-) -> list[Tensor]:
-    """One draw for all arrays: on a GPU a draw for each would take longer than their gradients. `drawn`:
-    where `source` has drawn it already, for all of them in a row."""
+def with_noise(source: Noise, sums: Sequence[Tensor], std: float) -> list[Tensor]:
+    """One draw for all arrays: on a GPU a draw for each would take longer than their gradients."""
     if std == 0:
         return list(sums)
     whole = torch.cat([value.reshape(-1) for value in sums])
-    noisy = source.added_to(whole, std) if drawn is None else source.with_drawn(whole, drawn, std)
-    parts = noisy.split([value.numel() for value in sums])
+    parts = source.added_to(whole, std).split([value.numel() for value in sums])
     return [part.view(value.shape) for part, value in zip(parts, sums, strict=True)]
 
 

@@ -5,7 +5,6 @@ Noise is added in float64, and the sum is rounded to a multiple of a fixed step 
 result near zero would else keep digits in which the sum without noise still shows.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
@@ -49,13 +48,17 @@ class Noise(ABC):
         `workers`."""
         return torch.stack([source.standard(like) for source in sources])
 
+    @staticmethod
     @abstractmethod
-    def with_drawn(self, value: Tensor, drawn: Tensor, std: float) -> Tensor:
-        """`value` with noise that `standard` has drawn for it, `std` times as large."""
+    def with_drawn(value: Tensor, drawn: Tensor, std: Tensor) -> Tensor:
+        """`value` with noise that `standard` has drawn for it, `std` times as large: a number in float64, or
+        (sources, 1) of them where `standards` has drawn it. `drawn` is used up."""
 
     def added_to(self, value: Tensor, std: float) -> Tensor:
         """`value` with Gaussian noise on every element."""
-        return value if std == 0 else self.with_drawn(value, self.standard(value), std)
+        if std == 0:
+            return value
+        return self.with_drawn(value, self.standard(value), torch.tensor(std, dtype=torch.float64))
 
     @abstractmethod
     def _dropout_words(self) -> tuple[int, np.ndarray]:
@@ -108,10 +111,12 @@ class SecretNoise(Noise):
         self._lanes += [Keystream() for _ in range(count - len(self._lanes))]
         return self._lanes[:count]
 
-    def with_drawn(self, value: Tensor, drawn: Tensor, std: float) -> Tensor:
-        step = 2.0 ** (math.floor(math.log2(std)) - STEP_BITS)
+    @staticmethod
+    def with_drawn(value: Tensor, drawn: Tensor, std: Tensor) -> Tensor:
+        # A power of two, so that nothing is rounded where it is a factor.
+        step = std / torch.frexp(std).mantissa * 2.0 ** -(STEP_BITS + 1)
         noisy = drawn.mul_(std / step)
-        return noisy.add_(value, alpha=1 / step).round_().mul_(step).to(value.dtype)
+        return noisy.add_(value * (1 / step)).round_().mul_(step).to(value.dtype)
 
     def _dropout_words(self) -> tuple[int, np.ndarray]:
         words = self._stream.words(625)
@@ -140,8 +145,9 @@ class SeededNoise(Noise):
             return torch.randn(like.shape, generator=self._torch, device=like.device, dtype=like.dtype)
         return torch.from_numpy(self._numpy.standard_normal(tuple(like.shape)))
 
-    def with_drawn(self, value: Tensor, drawn: Tensor, std: float) -> Tensor:
-        return value + (drawn * std).to(value)
+    @staticmethod
+    def with_drawn(value: Tensor, drawn: Tensor, std: Tensor) -> Tensor:
+        return value + (drawn * std.to(drawn.dtype)).to(value)
 
     def _dropout_words(self) -> tuple[int, np.ndarray]:
         seed = int(self._numpy.integers(2**63))

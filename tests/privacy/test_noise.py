@@ -186,6 +186,26 @@ def test_what_leaves_lies_on_a_grid_that_knows_nothing_of_the_sum():
         assert torch.equal((noisy / step).round() * step, noisy)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_clients_side_by_side_get_the_bits_of_each_by_itself(dtype):
+    """Each has a deviation of its own, and so a grid of its own; powers of two lie at the edge of theirs."""
+    stds = [0.37, 0.25, 1.0, 4.9e-7, 123.4]
+    value = torch.linspace(-5, 5, 5 * 700, dtype=dtype).view(5, 700)
+    column = torch.tensor(stds, dtype=torch.float64)[:, None]
+    drawn = SecretNoise(CPU).standard(value)
+    together = SecretNoise.with_drawn(value, drawn.clone(), column)
+    for row, own, std, found in zip(value, drawn, stds, together, strict=True):
+        step = 2.0 ** (math.floor(math.log2(std)) - STEP_BITS)
+        expected = ((own * (std / step) + row.double() / step).round() * step).to(dtype)
+        alone = SecretNoise.with_drawn(row, own.clone(), torch.tensor(std, dtype=torch.float64))
+        assert torch.equal(found, expected) and torch.equal(alone, expected)
+    for kind in (torch.float64, dtype):  # as numpy draws it, and a GPU
+        drawn = SeededNoise(CPU, 0, "a", 1).standard(value).to(kind)
+        together = SeededNoise.with_drawn(value, drawn.clone(), column)
+        for row, own, std, found in zip(value, drawn, stds, together, strict=True):
+            assert torch.equal(found, row + (own * std).to(row))
+
+
 def test_a_seed_gives_the_same_bits_as_ever():
     source, plain = SeededNoise(CPU, 7, "3", 2), numpy_generator(7, "privacy", "3", 2)
     assert np.array_equal(source.poisson(50, 0.3), np.flatnonzero(plain.random(50) < 0.3))

@@ -6,6 +6,7 @@ from threading import Barrier
 import pytest
 import torch
 
+from fedfrozen_app.exchange.block import Layout
 from fedfrozen_app.local import private_stack, private_sums
 from fedfrozen_app.local.private import PrivateClient
 from fedfrozen_app.privacy.budget import BudgetFile
@@ -30,6 +31,11 @@ def difference(one, other):
             ("strategy=fedfrozen", "client.head_lr=0.01"),
             ("strategy=fedavg", "adapter=lora", "adapter.rank=2"),
             ("strategy=fedavg", "secure_aggregation=on"),
+            (
+                "strategy=fedavg",
+                "model.config.hidden_size=64",
+                "model.config.intermediate_size=64",
+            ),  # no gaps
         ),
     ],
     ids=" ".join,
@@ -81,6 +87,18 @@ def test_a_gpu_takes_private_steps_of_few_shapes():
     ]
     assert private_sums.padded(3, 65, 3, True) == (3, 80)  # as many as there are
     assert private_sums.padded(3, 61, 8, False) == (3, 61)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "has_gaps"), [(((2, 32), (64,), (10,)), False), (((10,), (2, 32)), True), (((),), False)]
+)
+def test_a_row_is_noised_where_its_numbers_are(shapes, has_gaps):
+    arrays = {str(number): torch.randn(shape) for number, shape in enumerate(shapes)}
+    layout = Layout.of(arrays)
+    columns = private_sums._columns(layout, torch.device("cpu"))
+    assert isinstance(columns, slice) != has_gaps
+    numbers = torch.cat([value.reshape(-1) for value in arrays.values()])
+    assert torch.equal(layout.flatten(arrays)[columns], numbers)
 
 
 def losses_at(path):
