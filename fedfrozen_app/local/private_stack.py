@@ -3,7 +3,6 @@ it would by itself. What they share is that all gradients of a step are computed
 """
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from fedfrozen_app.local.course import Due, Trained
 from fedfrozen_app.local.private import Training
-from fedfrozen_app.local.private_sums import ClippedSums, sums_for
+from fedfrozen_app.local.private_sums import ClippedSums, Piece, sums_for
 from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_groups
 from fedfrozen_app.privacy.dpsgd import draw_rows
 from fedfrozen_app.seeds import seeded
@@ -99,23 +98,11 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
     # Every call costs a GPU the same start: the room of clients that are not there goes to longer samples.
     at_once = recipes[0].physical_batch * max(1, most // len(trainings))
     seen = [0] * len(trainings)  # examples in all samples of each
-    before: deque[Callable[[], None]] = deque(maxlen=2)  # waits for the last steps
     resident.model.train()
     with ExitStack() as stack, _early(resident, trainings, sums.rows[0, sums.columns]) as draw:
         for training in trainings:
             stack.enter_context(training.client.source.dropout())  # the last one's is in force
-        for step in range(recipes[0].steps):
-            if len(before) == 2:  # Python may be one step ahead: what is drawn early takes the GPU's memory
-                before[0]()
-            count = sum(recipe.steps > step for recipe in recipes)  # those that still train come first
-            drawn = [_sample(training) for training in trainings[:count]]
-            seen[:count] = [known + len(index) for known, index in zip(seen, drawn, strict=False)]
-            pieces = sums.laid_out(drawn, at_once)
-            sums.record(pieces)
-            coming = draw(count)  # after their samples
-            sums.take(pieces)
-            descent.step(count, coming())
-            before.append(_wait_for(resident.device))
+        _descend(_prepared(trainings, sums, draw, at_once, seen), sums, descent)
     resident.model.eval()
     order, losses = trainings[0].start.trained, sums.losses.tolist()
     rows = [sums.layout.views(row) for row in sums.rows.clone()]
@@ -123,6 +110,43 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
         ({name: row[name] for name in order}, loss / count if count else None)
         for row, loss, count in zip(rows, losses, seen, strict=True)
     ]
+
+
+Drawn = Callable[[], Tensor | None]  # (clients, numbers); None where they add no noise
+Step = tuple[int, list[Piece], Drawn]  # how many clients still train, on what, with which noise
+
+
+def _prepared(
+    trainings: Sequence[Training],
+    sums: ClippedSums,
+    draw: Callable[[int], Drawn],
+    at_once: int,
+    seen: list[int],
+) -> Iterator[Step]:
+    """Each step as far as Python prepares it; the examples of each client are added to `seen`."""
+    for step in range(trainings[0].recipe.steps):
+        count = sum(training.recipe.steps > step for training in trainings)  # they come first
+        drawn = [_sample(training) for training in trainings[:count]]
+        for place, index in enumerate(drawn):
+            seen[place] += len(index)
+        pieces = sums.laid_out(drawn, at_once)
+        sums.record(pieces)
+        yield count, pieces, draw(count)  # after their samples
+
+
+def _descend(steps: Iterator[Step], sums: ClippedSums, descent: "_Descent") -> None:
+    """Take them, each prepared while a GPU is still at the one before."""
+    device = sums.rows.device
+    before, now = _wait_for(device), next(steps, None)
+    while now is not None:
+        count, pieces, coming = now
+        settle = sums.take(pieces)
+        noise = coming()
+        before()  # no further ahead: noise that is drawn takes a GPU's memory
+        now = next(steps, None)
+        settle()
+        descent.step(count, noise)
+        before = _wait_for(device)
 
 
 class _Descent:
@@ -172,9 +196,6 @@ def _wait_for(device: torch.device) -> Callable[[], None]:
     if device.type != "cuda":
         return lambda: None
     return torch.cuda.current_stream(device).record_event().synchronize
-
-
-Drawn = Callable[[], Tensor | None]  # (clients, numbers); None where they add no noise
 
 
 @contextmanager

@@ -7,7 +7,7 @@ padded a little, so that few recordings serve for all.
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
@@ -39,10 +39,12 @@ CAREFUL_ON = ("cuda",)
 
 Shape = tuple[int, ...]  # clients, rows of each
 Piece = tuple[Tensor, Tensor]  # of samples: rows, and which of them are real
+Settle = Callable[[], None]
 
 
 class ClippedSums:
-    """For `size` clients or fewer, whose trained arrays are `rows`; a step writes `sums` and `losses`.
+    """For `size` clients or fewer, whose trained arrays are `rows`; a step writes `sums` and `losses`: `take`
+    begins it, and what that returns ends it.
 
     All memory that a recorded step reads and writes is made here, once.
     """
@@ -61,9 +63,9 @@ class ClippedSums:
         self.layout = Layout.of({name: resident.parameters[name] for name in names})
         self.columns = _columns(self.layout, resident.device)
         self.rows = torch.zeros(size, self.layout.width, dtype=resident.task.dtype, device=resident.device)
-        self.sums, self._chunk = torch.zeros_like(self.rows), torch.zeros_like(self.rows)
+        self.sums = torch.zeros_like(self.rows)
         self.losses = torch.zeros(size, dtype=torch.float64, device=resident.device)  # added up over steps
-        self._chunk_losses = torch.zeros_like(self.losses)
+        self._step_losses = torch.zeros_like(self.losses)
         self._broken = torch.zeros((), dtype=torch.bool, device=resident.device)
         self._nothing = torch.zeros((), dtype=resident.task.dtype, device=resident.device)
         self._is_careful = resident.device.type in CAREFUL_ON
@@ -110,66 +112,64 @@ class ClippedSums:
     def is_recorded(self) -> bool:
         return bool(self._graphs)
 
-    def take(self, pieces: Sequence[Piece]) -> None:
-        """The sums of one step."""
-        self.sums.zero_()
-        for index, real in pieces:
-            if self._is_careful:
-                self._replayed(index, real)
-            else:
-                self._looked_at(index, real)
-            count = len(index)
-            self.sums[:count] += self._chunk[:count]
-            self.losses[:count] += self._chunk_losses[:count]
-
-    def _replayed(self, index: Tensor, real: Tensor) -> None:
-        """Where it is recorded."""
-        shape = shape_of(index)
-        if shape not in self._graphs:
-            self._one(index, real, careful=True)
-            return
-        for place, value in zip(self._given[shape], (index, real), strict=True):
-            place.copy_(value)
-        self._graphs[shape].replay()
-
-    def _looked_at(self, index: Tensor, real: Tensor) -> None:
-        generators = generators_of(self._resident.device)
+    def take(self, pieces: Sequence[Piece]) -> Settle:
+        """Begin the sums of one step. What is returned ends it, and may wait for the device."""
+        generators = [] if self._is_careful else generators_of(self._resident.device)
         states = [generator.get_state() for generator in generators]
-        self._one(index, real, careful=False)
-        if self._broken:  # what is not finite would spoil the sum: once more, without it
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)  # the same dropout
-            self._one(index, real, careful=True)
+        self._clear()
+        for index, real in pieces:
+            if (shape := shape_of(index)) in self._graphs:
+                for place, value in zip(self._given[shape], (index, real), strict=True):
+                    place.copy_(value)
+                self._graphs[shape].replay()
+            else:
+                self._one(index, real, careful=self._is_careful)
+
+        def settle() -> None:
+            if not self._is_careful and self._broken:  # it would spoil the sums: once more, without it
+                for generator, state in zip(generators, states, strict=True):
+                    generator.set_state(state)  # the same dropout
+                self._clear()
+                for piece in pieces:
+                    self._one(*piece, careful=True)
+            self.losses += self._step_losses
+
+        return settle
+
+    def _clear(self) -> None:
+        for value in (self.sums, self._step_losses, self._broken):
+            value.zero_()
 
     def _one(self, index: Tensor, real: Tensor, *, careful: bool) -> None:
-        """Into `_chunk`. What is not finite counts nothing: a sum that is not would tell that it is there."""
+        """Added to the step's sums and losses. What is not finite counts nothing, where `careful`, or else is
+        noted: a sum that is not would tell that it is there."""
         table, count = self._resident.train_table, len(index)
         rows = self.layout.views(self.rows[:count])
         inputs = {key: value[index] for key, value in table.inputs.items()}
         losses, slopes = self._gradients.of_clients(
             rows, inputs, table.labels[index], recorded=self._may_record
         )
-        self._chunk_losses[:count] = losses.double().masked_fill(~real, 0.0).sum(dim=1)
+        self._step_losses[:count].add_(losses.double().masked_fill(~real, 0.0).sum(dim=1))
         norms = norms_of([slopes[name] for name in rows], 2)
         finite = torch.isfinite(norms)
         if not careful:
-            self._broken.copy_(~finite.all())
+            self._broken |= ~finite.all()
         wanted = finite & real
         factor = (self._clip / (norms + 1e-6)).clamp(max=1.0).masked_fill(~wanted, 0.0)
-        places = self._chunk[:count].split(self.layout.spans, dim=1)
+        places = self.sums[:count].split(self.layout.spans, dim=1)
         with exact_products():
             for name, place in zip(self.layout.names, places, strict=True):
                 slope = slopes[name]
                 flat = slope.flatten(2) if slope.dim() > 2 else slope.unsqueeze(2)
                 if careful:  # not `masked_fill`, which copies all of it first
                     flat = torch.where(wanted[:, :, None], flat, self._nothing)
-                place[:, : flat.shape[2]].copy_(torch.einsum("cb,cbp->cp", factor, flat))
+                place[:, : flat.shape[2]].add_(torch.einsum("cb,cbp->cp", factor, flat))
 
     def _record(self, shape: Shape, index: Tensor, real: Tensor) -> None:
         resident = self._resident
         self._given[shape] = index.clone(), real.clone()
         drawn = torch.cuda.get_rng_state(resident.device)
-        step = partial(self._one, *self._given[shape], careful=True)
+        step = partial(self._one, *self._given[shape], careful=self._is_careful)
         if resident.private_pool is None:  # one for all: they never run at the same time
             resident.private_pool = torch.cuda.graph_pool_handle()
         try:
