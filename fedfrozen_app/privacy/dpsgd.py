@@ -207,9 +207,9 @@ class ExampleGradients:
 
 def draw_rows(units: Sequence[np.ndarray], sample: np.ndarray, source: Noise) -> Tensor:
     """One row of every unit in the sample."""
-    rows = [units[unit] for unit in sample]
-    drawn = [int(trained[source.one_of(len(trained)) if len(trained) > 1 else 0]) for trained in rows]
-    return torch.tensor(drawn, dtype=torch.int64)
+    rows = [units[unit] for unit in sample.tolist()]
+    drawn = [trained.item(source.one_of(len(trained)) if len(trained) > 1 else 0) for trained in rows]
+    return torch.from_numpy(np.array(drawn, dtype=np.int64))
 
 
 def train_steps(
