@@ -1,6 +1,8 @@
 """What only a GPU can show: recorded and compiled steps give what plain ones give."""
 
+import itertools
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from fedfrozen_app.files import checkpoint
 from fedfrozen_app.inprocess.stacked import Bench, run_stacked
 from fedfrozen_app.local import cohort, compiling, private_sums
 from fedfrozen_app.local.algorithm import Algorithm
+from fedfrozen_app.privacy import keystream
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, plain_loss
 from fedfrozen_app.privacy.ghost import GhostClipping
 from fedfrozen_app.privacy.noise import SecretNoise
@@ -282,6 +285,22 @@ def test_secret_noise_on_a_gpu_is_gaussian_and_new_every_time():
     first, second = (SecretNoise(sums.device).added_to(sums, 2.0) for _ in range(2))
     assert first.is_cuda and not torch.equal(first, second)
     assert kstest(((first - sums) / 2.0).flatten().cpu().numpy(), "norm").pvalue > 1e-6
+
+
+def test_noise_that_threads_draw_for_a_gpu_is_that_of_the_host(monkeypatch):
+    """From the same keys, in many pieces: none is written over before it has been sent."""
+    monkeypatch.setattr(keystream, "GPU_CHUNK", keystream.CHUNK)
+    found = []
+    for device in ("cpu", "cuda"):
+        keys = itertools.count()
+        monkeypatch.setattr(
+            keystream.secrets, "token_bytes", lambda size, keys=keys: bytes([next(keys)]) * size
+        )
+        sources = [SecretNoise(torch.device(device)) for _ in range(2)]
+        like = torch.empty(20 * keystream.CHUNK + 7, device=device)
+        with ThreadPoolExecutor(6) as workers:
+            found.append(SecretNoise.standards(sources, like, workers, 6).cpu())
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 
 
 def test_a_watched_client_on_a_gpu_passes(train):
