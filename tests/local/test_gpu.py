@@ -28,7 +28,7 @@ from tests.conftest import SMALL, Run, same_bits
 from tests.flower.test_runtimes import is_key_bias
 from tests.local.test_algorithms import Contrast, Normalised, OwnModel, head_first
 from tests.privacy.test_dpsgd import parts, task_of
-from tests.privacy.test_stack import spoil_first_example
+from tests.privacy.test_stack import reply_of, spoil_first_example
 from tests.server.test_kills import killed_before_checkpoint
 from tests.server.test_wire import run_wired
 from tests.strategies import dual
@@ -261,7 +261,8 @@ def test_an_example_that_is_not_finite_gives_nothing_in_a_recorded_step(train, m
     monkeypatch.setattr(private_sums, "OFTEN", 1)
     spoil_first_example(monkeypatch)
     run = train(*WORDS, "strategy=fedavg", "privacy=dp_sgd", "runtime.runner=cohort")
-    assert all(bool(torch.isfinite(value).all()) for value in run.model_after(3).values())
+    for arrays in (run.model_after(3), *(reply_of(run, client) for client in "0123")):
+        assert arrays and all(bool(torch.isfinite(value).all()) for value in arrays.values())
 
 
 def test_ghost_clipping_gives_the_host_s_sums():
