@@ -66,6 +66,8 @@ class Block:
     metrics: dict[str, Tensor] = field(default_factory=dict)  # name: (clients,)
     extra_metrics: Sequence[dict[str, float]] = ()  # by client: figures that not every one of them has
     kept: Sequence[dict[str, Tensor]] = ()  # by client: what its plan calls private, which no slice holds
+    _there: dict[str, Tensor] = field(default_factory=dict, init=False)  # name: (clients,), to be looked at
+    _here: dict[str, list[float]] = field(default_factory=dict, init=False)  # what has been
 
     def shared(self, names: tuple[str, ...]) -> "Block":
         """The block with these names alone, the first of its layout; the others become each client's own."""
@@ -83,15 +85,23 @@ class Block:
     def slice(self, number: int) -> "Slice":
         return Slice(self, number)
 
-    @cached_property
-    def figures(self) -> dict[str, list[float]]:
-        """The metrics on the host: one wait for the device, whatever the number of clients."""
-        if not self.metrics:
-            return {}
-        table = torch.stack(
-            [value.double().to(self.values.device) for value in self.metrics.values()]
-        ).tolist()
-        return dict(zip(self.metrics, table, strict=True))
+    def look_at(self, name: str, values: Tensor) -> None:
+        """Have these, (clients,), come to the host with the next that are asked for."""
+        self._there[name] = values
+
+    def seen(self, name: str) -> list[float]:
+        """One of the metrics, or of what is looked at, on the host: one wait for the device brings all that
+        are still there, whatever the number of clients."""
+        if name not in self._here:
+            there = {n: v for n, v in {**self.metrics, **self._there}.items() if n not in self._here}
+            table = torch.stack([value.double().to(self.values.device) for value in there.values()])
+            self._here.update(zip(there, table.tolist(), strict=True))
+        return self._here[name]
+
+    def figures_of(self, number: int) -> dict[str, float]:
+        """All that one client tells."""
+        own = {name: self.seen(name)[number] for name in self.metrics}
+        return own | {name: float(value) for name, value in self.extra_metrics[number].items()}
 
 
 class Slice(Mapping[str, Tensor]):

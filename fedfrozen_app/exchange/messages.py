@@ -4,15 +4,15 @@ Only arrays, JSON texts and numbers travel: nothing is ever unpickled.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
-from fedfrozen_app.exchange.block import Slice
+from fedfrozen_app.exchange.block import Block
 from fedfrozen_app.exchange.order import Order, read_order
 
 LONGEST_NAME = 100  # a client's; it stands in tables, figures and log lines
@@ -49,6 +49,19 @@ class Reply:
     text: str = ""  # the record as it travelled, for counting
     anchor: str = ""  # the last digest of a site's audit log
     chosen: list[int] = field(default_factory=list)  # the layers that it would take, where it was asked
+    pending: "Pending | None" = None  # where its metrics are still to come from
+
+    def settle(self) -> None:
+        """Have its metrics; the device may have to be waited for."""
+        if self.pending is not None:
+            self.metrics, self.pending = self.pending.block.figures_of(self.pending.number), None
+
+
+class Pending(NamedTuple):
+    """A client of a block, whose figures are on the device until somebody waits for them."""
+
+    block: Block
+    number: int
 
 
 def hello_message(node: int, card: Mapping[str, Any], ttl: float, proposal: str = "") -> Message:
@@ -177,18 +190,52 @@ def read_train(message: Message) -> tuple[Order, dict[str, Tensor]]:
     return order, to_tensors(_record(message, "arrays", ArrayRecord))
 
 
-class SliceRecord(ArrayRecord):
-    """A client's part of a block, on its way within the process: no array is made for each of its names."""
+class BlockRecord(ArrayRecord):
+    """What the clients of a block answer to one order, on its way within the process: nothing is made for
+    each of them. `numbers` are their places in the block, by the message that each of them answers."""
 
-    def __init__(self, arrays: Slice) -> None:
+    def __init__(self, block: Block, order: str, *, shared: bool) -> None:
+        """`order` is the digest of theirs; `shared`: whether they send arrays."""
         super().__init__()
-        self.slice = arrays
+        self.block, self.order, self.shared = block, order, shared
+        self.text = _reply_text(Reply(order))
+        self.numbers: dict[str, int] = {}
+
+    def read(self, message: Message) -> Reply:
+        number = self.numbers[message.metadata.reply_to_message_id]
+        arrays = self.block.slice(number) if self.shared else {}
+        examples, pending = self.block.examples[number], Pending(self.block, number)
+        return Reply(self.order, examples, arrays, text=self.text, pending=pending)
+
+
+def block_replies(
+    block: Block, asked: Sequence[Message], orders: Sequence[str], *, shared: bool
+) -> list[Message]:
+    """The replies of a block's clients to these messages, whose orders have these digests. Those with the
+    same order have the same content: nobody changes a message's."""
+    records: dict[str, BlockRecord] = {}
+    contents: dict[str, RecordDict] = {}
+    replies = []
+    for number, (message, order) in enumerate(zip(asked, orders, strict=True)):
+        if order not in records:
+            records[order] = BlockRecord(block, order, shared=shared)
+            text = ConfigRecord({"json": records[order].text})
+            contents[order] = RecordDict({"arrays": records[order], "reply": text})
+        records[order].numbers[message.metadata.message_id] = number
+        replies.append(Message(contents[order], reply_to=message))
+    return replies
 
 
 def train_reply(message: Message, reply: Reply, *, local: bool) -> Message:
     content = RecordDict()
-    arrays = reply.arrays
-    content["arrays"] = SliceRecord(arrays) if isinstance(arrays, Slice) else to_record(arrays, local=local)
+    content["arrays"] = to_record(reply.arrays, local=local)
+    content["reply"] = ConfigRecord({"json": _reply_text(reply)})
+    # Flower's own name for the weight, so that its tools understand our replies.
+    content["metrics"] = MetricRecord({"num-examples": reply.examples, **reply.metrics})
+    return Message(content, reply_to=message)
+
+
+def _reply_text(reply: Reply) -> str:
     record: dict[str, Any] = {"order": reply.order, "lacks": reply.lacks}
     if reply.declined:
         record["declined"] = reply.declined
@@ -196,17 +243,15 @@ def train_reply(message: Message, reply: Reply, *, local: bool) -> Message:
         record["anchor"] = reply.anchor
     if reply.chosen:
         record["chosen"] = reply.chosen
-    text = json.dumps(record, separators=(",", ":"))
-    content["reply"] = ConfigRecord({"json": text})
-    # Flower's own name for the weight, so that its tools understand our replies.
-    content["metrics"] = MetricRecord({"num-examples": reply.examples, **reply.metrics})
-    return Message(content, reply_to=message)
+    return json.dumps(record, separators=(",", ":"))
 
 
 def read_reply(message: Message) -> Reply:
     """`ValueError` with a reason when the message is not a reply of ours."""
     if message.has_error():
         raise ValueError(f"failed: {message.error.reason or 'no reason given'}")
+    if isinstance(together := message.content.get("arrays"), BlockRecord):
+        return together.read(message)
     try:
         text = str(_record(message, "reply", ConfigRecord)["json"])
         data = json.loads(text)
@@ -226,9 +271,6 @@ def read_reply(message: Message) -> Reply:
         )
     except UNREADABLE as error:
         raise ValueError(f"sent no readable reply ({type(error).__name__}: {error})") from error
-    if isinstance(record, SliceRecord):
-        reply.arrays = record.slice
-        return reply
     reply.arrays = to_tensors(record)
     return reply
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any
 
-from flwr.app import Context, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -20,7 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from torch import Tensor
 
 from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.messages import Reply, read_train, train_reply
+from fedfrozen_app.exchange.messages import block_replies, read_train
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.client_state import given_in, held_at_home, keep_private, kept_arrays
 from fedfrozen_app.local.cohort import CohortRunner, cannot_serve
@@ -209,15 +209,15 @@ class CohortGrid(InProcessGrid):
         self._round = self._train([self._waiting[i] for i in sent if is_train(self._waiting[i])])
         return sent
 
-    def schedule(self, message_ids: Sequence[str]) -> list[str]:
-        """The order in which replies come: as clients are through."""
+    def schedule(self, message_ids: Sequence[str]) -> list[list[str]]:
+        """The order in which replies come, as clients are through: those of a block come together."""
         if not message_ids:  # the clients have masked what they sent, and answered before
             return []
         order, _ = read_train(self._waiting[message_ids[0]])
         if order.judge or cannot_serve(order):
-            return list(message_ids)
+            return [[message_id] for message_id in message_ids]
         found = {self._client(self._waiting[i]): i for i in message_ids}
-        return [found[client] for client in self._runner.order_of(list(found), order)]
+        return [[found[client] for client in block] for block in self._runner.through(list(found), order)]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         replies = []
@@ -269,26 +269,18 @@ class CohortGrid(InProcessGrid):
         common = {name: digest for name, digest in order.base.items() if name not in untrained}
         order, base = replace(order, base=common), {name: base[name] for name in common}
         for place, block in enumerate(self._runner.train(list(members), order, base, kept)):
-            replies = []  # made while the device still works; only their figures wait for it
+            # Made while the device still works: their figures are its to tell, and not waited for here.
             for number, client in enumerate(block.clients):
-                arrays = block.slice(number) if order.plan.shared else {}
                 home = {name: kept[client][name] for name in untrained}
                 if block.kept or home:
                     own = block.kept[number] if block.kept else {}
                     keep_private(contexts[client], {**home, **own}, local=True)
-                reply = Reply(digests[client], block.examples[number], arrays)
-                message = members[client]
-                self._waiting.pop(message.metadata.message_id)
-                replies.append(train_reply(message, reply, local=True))
+                self._waiting.pop(members[client].metadata.message_id)
+            asked, orders = [members[c] for c in block.clients], [digests[c] for c in block.clients]
+            replies = block_replies(block, asked, orders, shared=bool(order.plan.shared))
             if not place and (following := order.round + 1) <= resident.config.num_rounds:
                 self._runner.expect(self._expected(following), replace(order, round=following))
-            for number, message in enumerate(replies):
-                figures = cast(MetricRecord, message.content["metrics"])
-                for name, values in block.figures.items():
-                    figures[name] = values[number]
-                if more := block.extra_metrics[number]:
-                    figures.update(more)
-                yield message
+            yield from replies
 
     def _client(self, message: Message) -> str:
         return str(self.contexts[message.metadata.dst_node_id].node_config["partition-id"])

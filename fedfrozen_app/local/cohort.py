@@ -180,9 +180,11 @@ class CohortRunner:
         self._plan: Plan | None = None
         self._aside: torch.cuda.Stream | None = None  # on which a block trains while another is looked at
 
-    def order_of(self, clients: Sequence[str], order: Order) -> list[str]:
-        """The clients in the order in which they will be through."""
-        return [clients[turn.client] for turn in self._schedule(clients, order).turns]
+    def through(self, clients: Sequence[str], order: Order) -> list[list[str]]:
+        """The clients in the order in which they will be through, those of a block together."""
+        turns, room = self._schedule(clients, order).turns, self._room(clients, order)
+        ready = [clients[turn.client] for turn in turns]
+        return [ready[first : first + room] for first in range(0, len(ready), room)]
 
     def expect(self, clients: Sequence[str], order: Order) -> None:
         """These will probably get this order: their batches are laid out now, while the device works."""
@@ -205,7 +207,7 @@ class CohortRunner:
         base: Mapping[str, Tensor],
         kept: Mapping[str, Mapping[str, Tensor]],
     ) -> Iterator[Block]:
-        """Train the clients; those that are through come in blocks, sorted as `order_of` sorts them.
+        """Train the clients; those that are through come in blocks, as `through` sorts them.
 
         `base` is what came with the order or is held; `kept`, by client, what it keeps for itself. A block
         has at most as many clients as there are slots, so that memory does not grow with the cohort.

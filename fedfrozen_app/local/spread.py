@@ -81,14 +81,12 @@ class SpreadRunner(CohortRunner):
         for each in self._residents:
             each.alone = False
 
-    def order_of(self, clients: Sequence[str], order: Order) -> list[str]:
+    def through(self, clients: Sequence[str], order: Order) -> list[list[str]]:
         blocks = []
         for lane, own in self._dealt(clients, order):
             with lane.there():
-                room, through = lane.runner._room(own, order), lane.runner.order_of(own, order)
-            blocks.append([through[first : first + room] for first in range(0, len(own), room)])
-        rows = zip_longest(*blocks, fillvalue=[])
-        return [client for row in rows for block in row for client in block]
+                blocks.append(lane.runner.through(own, order))
+        return [block for row in zip_longest(*blocks) for block in row if block is not None]
 
     def expect(self, clients: Sequence[str], order: Order) -> None:
         """Nothing is laid out ahead: whoever trains where is dealt with the order."""

@@ -19,6 +19,7 @@ from fedfrozen_app.secure.layout import Sums
 from fedfrozen_app.server.norms import CHUNK, divide, norm_of, subtract
 
 Drift = dict[str, dict[str, float]]  # by group: the figures of a round's row
+SOUND, NORM = "its update is sound", "norm of its update"  # what is looked at of a block's clients
 
 
 @dataclass
@@ -60,7 +61,7 @@ class OpenBlock:
         self.block = block
         self._gate = gate
         names = block.layout.names
-        self._parameters = [number for number, name in enumerate(names) if not namespace_of(name)]
+        parameters = [number for number, name in enumerate(names) if not namespace_of(name)]
         self._spaces = equal
         self._equal = [name for name in names if namespace_of(name) in equal]
         self.weights = [0.0] * len(block.clients)
@@ -68,14 +69,16 @@ class OpenBlock:
         parts = block.layout.views(self._updates).values()  # (clients, *shape) each
         norms = [torch.linalg.vector_norm(p.flatten(1), dim=1, dtype=torch.float64) for p in parts]
         self._norms = torch.stack(norms, dim=1)  # (clients, names)
-        self._sound = (self._norms < TOO_LARGE).all(dim=1).tolist()
-        parameter_norms = self._norms[:, self._parameters]
-        self._totals = None if gate is None else torch.linalg.vector_norm(parameter_norms, dim=1).tolist()
+        # They come to the host with the figures: the device is waited for once.
+        block.look_at(SOUND, (self._norms < TOO_LARGE).all(dim=1))
+        if gate is not None:
+            own = self._norms if len(parameters) == len(names) else self._norms[:, parameters]
+            block.look_at(NORM, torch.linalg.vector_norm(own, dim=1))
 
     def accept(self, number: int, weight: float) -> str | None:
-        if not self._sound[number]:
+        if not self.block.seen(SOUND)[number]:
             return unsound(dict(zip(self.block.layout.names, self._norms[number].tolist(), strict=True)))
-        if self._gate and self._totals and (far := self._gate.problem(self._totals[number])):
+        if self._gate and (far := self._gate.problem(self.block.seen(NORM)[number])):
             return far
         self.weights[number] = weight
         return None
@@ -202,11 +205,19 @@ class RunningMean:
 
     # A block's rows are folded in together: one product for all its clients.
 
+    def expect(self, arrays: Mapping[str, Tensor]) -> None:
+        """A reply that is to be added next, as it is: a block's norms are begun at once."""
+        if isinstance(arrays, Slice):
+            self._opened(arrays.block)
+
     def _add_row(self, row: Slice, weight: float) -> str | None:
-        if self._block is None or self._block.block is not row.block:
+        return self._opened(row.block).accept(row.number, weight)
+
+    def _opened(self, block: Block) -> OpenBlock:
+        if self._block is None or self._block.block is not block:
             self._close_block()
-            self._block = OpenBlock(row.block, self.gate, self._equal)
-        return self._block.accept(row.number, weight)
+            self._block = OpenBlock(block, self.gate, self._equal)
+        return self._block
 
     def _close_block(self) -> None:
         if self._block is None or not (weight := sum(self._block.weights)):

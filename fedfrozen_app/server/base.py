@@ -298,7 +298,11 @@ class PlannedFedAvg(OwnLoop):
         rule = self.federation.rule
         rule.begin()
         given = {client: self.given(client) | rule.narrowed(client, self.model) for client in cohort}
-        for client, reply in conversation.round(order, members, arrays, record.traffic, given):
+        # Where nobody looks at what a client sent, a block may become updates before its figures are known.
+        unseen = not (self.keeps_replies or rule.one_by_one or rule.ranks or self.federation.on_upload)
+        meanwhile = record.expect if unseen else None
+        talk = conversation.round(order, members, arrays, record.traffic, given, meanwhile=meanwhile)
+        for client, reply in talk:
             if not isinstance(reply, str) and (own := problem_of_names(reply, self.tells)):
                 reply = own
             if not isinstance(reply, str) and client in rule.ranks:

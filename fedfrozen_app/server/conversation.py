@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode  # internal
@@ -61,6 +61,17 @@ class ToMask:
     order: Order
     envelopes: str
     layout: Layout
+
+
+class Asked(NamedTuple):
+    """A message to a client, with its order and all that it may have to be sent."""
+
+    client: str
+    node: int
+    message_id: str
+    order: Order
+    model: Mapping[str, Tensor]
+    masked: ToMask | None = None
 
 
 @dataclass
@@ -316,13 +327,15 @@ class Conversation:
         traffic: Traffic,
         given: Mapping[str, Mapping[str, Tensor]] | None = None,
         masked: Mapping[str, ToMask] | None = None,
+        meanwhile: Callable[[Reply], None] | None = None,
     ) -> Iterator[tuple[str, Reply | str]]:
         """Send the order to the cohort (name, node) and give each sound reply, or the reason for none.
 
         `given` are arrays for one client alone, by client: they join the base of its order. Where replies are
         masked, `masked` has each client's own order in place of `order`. Replies come one at a time and in
-        the cohort's order, so that sums repeat to the bit and only one reply is in memory, whatever the
-        cohort's size.
+        the cohort's order, so that sums repeat to the bit and only one reply is in memory, or one block of
+        them, whatever the cohort's size. `meanwhile` is told of a block, by one of its replies, before its
+        figures are waited for: what it begins on the device is done by then.
         """
         deadline = time.monotonic() + self.timeout
         self._contents = {}
@@ -342,17 +355,33 @@ class Conversation:
         sent = dict(zip(self._push(messages), cohort, strict=True))
         messages.clear()
         self.seen.update({client: f"was sent the order of round {order.round}" for client, _ in cohort})
-        # A grid that trains clients together has them ready in an order of its own.
-        ready = self.grid.schedule(list(sent)) if hasattr(self.grid, "schedule") else list(sent)
-        for message_id in ready:
-            client, node = sent[message_id]
-            reply = self._answer(
-                *(client, node, message_id, *own[client], traffic, deadline), masks.get(client)
-            )
-            verb = "did not answer" if isinstance(reply, str) else "answered"
-            self.seen[client] = f"{verb} round {order.round}"
-            yield client, reply
+        # A grid that trains clients together has them ready in an order of its own, a block at a time.
+        alone = [[message_id] for message_id in sent]
+        for block in self.grid.schedule(list(sent)) if hasattr(self.grid, "schedule") else alone:
+            asked = []
+            for message_id in block:
+                client, node = sent[message_id]
+                asked.append(Asked(client, node, message_id, *own[client], masks.get(client)))
+            for client, reply in self._answers(asked, traffic, deadline, meanwhile):
+                verb = "did not answer" if isinstance(reply, str) else "answered"
+                self.seen[client] = f"{verb} round {order.round}"
+                yield client, reply
         self._contents = {}
+
+    def _answers(
+        self,
+        asked: Sequence[Asked],
+        traffic: Traffic,
+        deadline: float,
+        meanwhile: Callable[[Reply], None] | None,
+    ) -> Iterator[tuple[str, Reply | str]]:
+        """What those say who come together. All is read before any of their figures is waited for."""
+        heard = [self._answer(one, traffic, deadline) for one in asked]
+        pending = (reply for _, reply in heard if isinstance(reply, Reply) and reply.pending is not None)
+        if meanwhile is not None and (first := next(pending, None)) is not None:
+            meanwhile(first)
+        for one, reply in heard:
+            yield one.client, self._judged(one, reply)
 
     def let_finish(self) -> None:
         """Before a run ends under them: nodes to which a message travels may take it in and answer.
@@ -366,17 +395,9 @@ class Conversation:
                 self._unanswered.discard(message.metadata.reply_to_message_id)
             time.sleep(0.2)
 
-    def _answer(
-        self,
-        client: str,
-        node: int,
-        message_id: str,
-        order: Order,
-        model: Mapping[str, Tensor],
-        traffic: Traffic,
-        deadline: float,
-        masked: ToMask | None = None,
-    ) -> Reply | str:
+    def _answer(self, asked: Asked, traffic: Traffic, deadline: float) -> tuple[Asked, Reply | str]:
+        """Its last word, not judged yet, and what it was asked in the end."""
+        client, node, message_id, order, model, masked = asked
         envelopes, layout = ("", None) if masked is None else (masked.envelopes, masked.layout)
         message, lost = self._pull_order(node, message_id, deadline)
         crashes = 0
@@ -400,6 +421,7 @@ class Conversation:
             log.info("Client %s has other weights than the federation's: sending these, once.", client)
             self._unfounded.add(client)
             order, model = self._founded(order, model)
+            asked = asked._replace(order=order, model=model)
             names = self.ledger.missing(client, order.base)
             (again,) = self._push([self._order_message(node, order, names, model, traffic, envelopes)])
             reply = self._read(client, self._pull(again, deadline), order, traffic, layout)
@@ -412,14 +434,19 @@ class Conversation:
             log.info("Client %s lacks %s: sending %d.", client, lacking, len(wanted))
             (again,) = self._push([self._order_message(node, order, wanted, model, traffic, envelopes)])
             reply = self._read(client, self._pull(again, deadline), order, traffic, layout)
+        return asked, reply
+
+    def _judged(self, asked: Asked, reply: Reply | str) -> Reply | str:
+        """A sound reply, ready to be taken; or why there is none."""
+        client, _, _, order, model, masked = asked
         if isinstance(reply, str):
             return reply
         if reply.declined:
             return reply.declined
         if reply.lacks:
             return f"still lacks {counted(len(reply.lacks), 'array')} after all were sent"
-        if layout is not None:
-            if problem := problem_of_masked(reply, order, layout):
+        if masked is not None:
+            if problem := problem_of_masked(reply, order, masked.layout):
                 return problem
             self.ledger.confirm(client, order.base.values())
             return reply
@@ -428,6 +455,7 @@ class Conversation:
                 reply.arrays = order.coder.decode(reply.arrays, model, self.roles)
             except ValueError as error:
                 return str(error)
+        reply.settle()
         if problem := problem_of(reply, order, model, self.roles):
             return problem
         self.ledger.confirm(client, order.base.values())

@@ -37,6 +37,12 @@ class RoundRecord:
     secure: Row | None = None  # of a masked round: what there is to say of its masks
     effective: float | None = None  # 1 / Σ wᵢ², where the weights themselves are not known
 
+    def expect(self, reply: Reply) -> None:
+        """It will be taken as it is, and those of its block with it, once their figures are known."""
+        folding = time.perf_counter()
+        self.aggregator.expect(reply.arrays)
+        self.aggregating += time.perf_counter() - folding
+
     def take(self, client: str, reply: Reply | str) -> bool:
         """Fold a reply in, or note why it was set aside; whether it was taken."""
         folding = time.perf_counter()

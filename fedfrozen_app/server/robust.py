@@ -49,6 +49,9 @@ class HeldReplies(RunningMean):
         self._settings = settings
         self._held: list[tuple[dict[str, Tensor], float]] = []
 
+    def expect(self, arrays: Mapping[str, Tensor]) -> None:
+        """Nothing is begun: what is held is each reply as it came."""
+
     def add(self, arrays: Mapping[str, Tensor], weight: float) -> str | None:
         refused = super().add(copied(arrays), weight)
         if refused is None:

@@ -170,6 +170,46 @@ def test_one_diverging_client_is_set_aside_alone(train, monkeypatch):
     assert all(torch.isfinite(value).all() for value in run.model.values())
 
 
+@pytest.mark.parametrize("value, what", [(torch.nan, "not finite"), (1e33, "too large")])
+def test_one_client_s_figure_that_is_no_loss_sets_it_aside_alone(train, monkeypatch, value, what):
+    from fedfrozen_app.local.step import Step
+
+    real = Step.finish
+
+    def diverge(self, *given):
+        values, losses = real(self, *given)
+        losses[1] = value
+        return values, losses
+
+    monkeypatch.setattr(Step, "finish", diverge)
+    run = train("runtime.runner=cohort", "partition=iid")  # equal sizes: one block
+    for row in run.rows[1:]:
+        whose = row["clients"][1]
+        sentence = f"Client {whose} was set aside: it sent the figure train_loss, which is {what}."
+        assert row["clients_ok"] == 2 and row["failures"] == [sentence]
+        assert 0 < row["train_loss"] < 10
+
+
+def test_a_block_of_which_nobody_is_sound_changes_nothing(train, monkeypatch):
+    from fedfrozen_app.local.step import Step
+
+    real = Step.finish
+
+    def diverge(self, turns, *given):
+        """The first block of the second round."""
+        values, losses = real(self, turns, *given)
+        calls.append(len(turns))
+        return values, losses * torch.nan if len(calls) == 3 else losses
+
+    calls = []
+    monkeypatch.setattr(Step, "finish", diverge)
+    words = ("runtime.runner=cohort", "partition=iid", "num_clients=4", "runtime.max_block=2")
+    row = train(*words, "num_rounds=2").rows[2]
+    assert calls == [2, 2, 2, 2]
+    assert row["clients_ok"] == 2 and len(row["failures"]) == 2 and "discarded" not in row
+    assert row["train_loss"] > 0
+
+
 def test_private_models_train_together_and_stay_apart(train):
     words = ["strategy=local", "model.dtype=float64", "personal=false"]
     one = train(*words, folder="one")

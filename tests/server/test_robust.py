@@ -94,17 +94,17 @@ def test_without_a_round_before_nothing_is_far_out():
 @pytest.mark.slow
 def test_a_poisoned_run_and_its_cures(train, monkeypatch, runner):
     """One client of five sends its update times 500 in every round but the first."""
-    from fedfrozen_app.inprocess import grid
+    from fedfrozen_app.server import conversation
 
-    real = grid.train_reply
+    real = conversation.read_reply
 
-    def poison(message, reply, *, local):
-        if int(message.metadata.group_id) > 1 and message.metadata.dst_node_id == 2 and len(reply.arrays):
+    def poison(message):
+        reply = real(message)
+        if int(message.metadata.group_id) > 1 and message.metadata.src_node_id == 2 and len(reply.arrays):
             reply.arrays = {name: 500 * value.clone() for name, value in reply.arrays.items()}
-        return real(message, reply, local=local)
+        return reply
 
-    monkeypatch.setattr(grid, "train_reply", poison)
-    monkeypatch.setattr("fedfrozen_app.client_app.train_reply", poison)
+    monkeypatch.setattr(conversation, "read_reply", poison)
     words = ("num_clients=5", "partition=iid", f"runtime.runner={runner}", "num_rounds=3")
     size = {}
     for cure in ("mean", "trimmed_mean", "median", "krum"):

@@ -18,7 +18,7 @@ from flwr.serverapp import ServerApp
 from fedfrozen_app import client_app, server_app
 from fedfrozen_app.digests import raw_bytes
 from fedfrozen_app.exchange.arrays import to_tensors
-from fedfrozen_app.exchange.messages import SliceRecord
+from fedfrozen_app.exchange.messages import BlockRecord
 from fedfrozen_app.inprocess import grid as grids
 from fedfrozen_app.local.client_state import keep_private
 from fedfrozen_app.server.conversation import Conversation
@@ -52,7 +52,8 @@ def write_message(folder: Path, message: Message) -> None:
     else:
         payload = recorddict_to_proto(message.content).SerializeToString()
         record = message.content.get("arrays", ArrayRecord())
-        arrays = record.slice if isinstance(record, SliceRecord) else {}  # a block's slice has no bytes yet
+        # A client's part of a block has no bytes yet.
+        arrays = record.read(message).arrays if isinstance(record, BlockRecord) else {}
         payload += b"".join(raw_bytes(value) for value in arrays.values())
         names = [*to_tensors(record), *arrays]
     write(folder / "messages", {"type": message.metadata.message_type, "names": names}, payload)

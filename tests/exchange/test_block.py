@@ -1,0 +1,55 @@
+"""Replies of a block: what is on the device comes over once, and each client finds its own."""
+
+import torch
+from flwr.app import Message, MessageType, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedfrozen_app.exchange.block import Block, Layout
+from fedfrozen_app.exchange.messages import block_replies, read_reply
+
+
+def block():
+    layout = Layout.of({"w": torch.zeros(2)})
+    values = torch.arange(3.0)[:, None].expand(3, layout.width).clone()
+    losses = {"train_loss": torch.tensor([0.5, 1.5, 2.5])}
+    extra = [{}, {"client_val_after": 1}, {}]
+    return Block(("a", "b", "c"), layout, torch.zeros(layout.width), values, [10, 20, 30], losses, extra)
+
+
+def orders(count):
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, 0, 0
+    found = [Message(RecordDict(), dst_node_id=n + 1, message_type=MessageType.TRAIN) for n in range(count)]
+    for number, message in enumerate(found):
+        message.metadata.__dict__["_message_id"] = f"m{number}"
+    return found
+
+
+def test_what_is_looked_at_comes_with_the_figures_in_one_wait(monkeypatch):
+    found, waits, real = block(), [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: waits.append(1) or real(self))
+    found.look_at("is odd", torch.tensor([False, True, False]))
+    assert found.figures_of(1) == {"train_loss": 1.5, "client_val_after": 1.0}
+    assert found.seen("is odd") == [0.0, 1.0, 0.0] and found.figures_of(2) == {"train_loss": 2.5}
+    assert len(waits) == 1
+    found.look_at("comes later", torch.tensor([1.0, 2.0, 3.0]))
+    assert found.seen("comes later") == [1.0, 2.0, 3.0] and len(waits) == 2
+
+
+def test_every_client_of_a_block_has_a_reply_of_its_own():
+    sent = orders(3)
+    replies = block_replies(block(), sent, ["one", "other", "one"], shared=True)
+    for number, (question, message) in enumerate(zip(sent, replies, strict=True)):
+        assert message.metadata.reply_to_message_id == question.metadata.message_id
+        assert message.metadata.src_node_id == question.metadata.dst_node_id
+        assert message.metadata.message_type == MessageType.TRAIN
+        reply = read_reply(message)
+        assert reply.metrics == {} and reply.pending is not None  # nobody has waited
+        reply.settle()
+        assert reply.metrics["train_loss"] == number + 0.5 and reply.pending is None
+        assert reply.examples == 10 * (number + 1) and reply.arrays["w"].tolist() == [number, number]
+        assert reply.order == ("one", "other", "one")[number] and reply.order in reply.text
+
+
+def test_clients_that_share_nothing_send_no_arrays():
+    (message,) = block_replies(block(), orders(1), ["one"], shared=False)
+    assert read_reply(message).arrays == {}
