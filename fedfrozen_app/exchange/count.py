@@ -27,7 +27,7 @@ class Traffic:
 
     def sent(self, by_role: Counter[str], text: int) -> None:
         """Arrays, and so many bytes of text."""
-        self.down_by_role.update(by_role)
+        _add(self.down_by_role, by_role)
         self.down += sum(by_role.values()) + text
 
     def received(
@@ -39,12 +39,12 @@ class Traffic:
     ) -> None:
         """`extra_names` are the arrays of an encoded upload that are no parameters."""
         by_role = self._by_role(arrays, roles, extra_names)
-        self.up_by_role.update(by_role)
+        _add(self.up_by_role, by_role)
         self.up += sum(by_role.values()) + len(text.encode())
 
     def masked(self, by_role: Counter[str], text: str) -> None:
         """A masked reply: its bytes by the roles of the arrays that are in it."""
-        self.up_by_role.update(by_role)
+        _add(self.up_by_role, by_role)
         self.up += sum(by_role.values()) + len(text.encode())
 
     def asked(self, question: str, answer: str) -> None:
@@ -61,6 +61,12 @@ class Traffic:
         if names not in self._rows:
             self._rows[names] = bytes_by_role(arrays, roles)
         return self._rows[names]
+
+
+def _add(total: Counter[str], more: Mapping[str, int]) -> None:
+    """As `Counter.update` does, which takes longer to see what it is given than to add a few numbers."""
+    for role, size in more.items():
+        total[role] += size
 
 
 def bytes_by_role(

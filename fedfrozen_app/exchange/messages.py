@@ -4,11 +4,12 @@ Only arrays, JSON texts and numbers travel: nothing is ever unpickled.
 """
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, Metadata, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
@@ -184,6 +185,22 @@ def train_message(node: int, order: Order, content: RecordDict, *, ttl: float) -
     )
 
 
+def message_to(node: int, message: Message) -> Message:
+    """The same message, made now and for this node; that one must not have been sent."""
+    return _like(message, {"_dst_node_id": node, "_created_at": time.time()})
+
+
+def _like(message: Message, told: Mapping[str, Any]) -> Message:
+    """The same message, but for what its metadata tell. Flower looks at every argument of a new one: for the
+    clients of a round that takes longer than all else in sending them their orders."""
+    metadata, other = object.__new__(Metadata), object.__new__(Message)
+    metadata.__dict__.update(message.metadata.__dict__)
+    metadata.__dict__.update(told)
+    other.__dict__.update(message.__dict__)
+    other.__dict__["_metadata"] = metadata
+    return other
+
+
 def read_train(message: Message) -> tuple[Order, dict[str, Tensor]]:
     """The order and the arrays that came with it."""
     order = read_order(str(message.content["order"]["json"]))
@@ -213,16 +230,18 @@ def block_replies(
 ) -> list[Message]:
     """The replies of a block's clients to these messages, whose orders have these digests. Those with the
     same order have the same content: nobody changes a message's."""
-    records: dict[str, BlockRecord] = {}
-    contents: dict[str, RecordDict] = {}
+    firsts: dict[str, tuple[BlockRecord, Message]] = {}
     replies = []
     for number, (message, order) in enumerate(zip(asked, orders, strict=True)):
-        if order not in records:
-            records[order] = BlockRecord(block, order, shared=shared)
-            text = ConfigRecord({"json": records[order].text})
-            contents[order] = RecordDict({"arrays": records[order], "reply": text})
-        records[order].numbers[message.metadata.message_id] = number
-        replies.append(Message(contents[order], reply_to=message))
+        if order not in firsts:
+            record = BlockRecord(block, order, shared=shared)
+            content = RecordDict({"arrays": record, "reply": ConfigRecord({"json": record.text})})
+            firsts[order] = record, Message(content, reply_to=message)
+        record, first = firsts[order]
+        question = message.metadata
+        record.numbers[question.message_id] = number
+        told = {"_src_node_id": question.dst_node_id, "_reply_to_message_id": question.message_id}
+        replies.append(_like(first, told))
     return replies
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.common.constant import ErrorCode  # internal
 from flwr.serverapp import Grid
 from torch import Tensor
@@ -26,6 +26,7 @@ from fedfrozen_app.exchange.messages import (
     hello_message,
     masking_message,
     masking_text,
+    message_to,
     read_hello,
     read_reply,
     train_content,
@@ -107,7 +108,7 @@ class Conversation:
     _unanswered: set[str] = field(default_factory=set)  # messages that nodes may still be fetching
     _given_up: set[str] = field(default_factory=set)  # waited for in vain, or said no or not yet
     # Of this round, shared by its messages:
-    _contents: dict[tuple[str, ...], tuple[RecordDict, Counter[str], int]] = field(default_factory=dict)
+    _contents: dict[tuple[str, ...], tuple[Message, Counter[str], int]] = field(default_factory=dict)
 
     def greet(self, deadline: float | None = None) -> dict[str, int]:
         """Client names and the node ids they have now; nodes not seen before are asked who they are.
@@ -490,12 +491,14 @@ class Conversation:
             arrays = {name: model[name] for name in names}
             content = train_content(order, arrays, local=self.local, ticket=self._ticket)
             text = order.json + (canonical(self._ticket) if self._ticket else "")
-            self._contents[key] = content, bytes_by_role(arrays, self.roles), len(text.encode())
-        content, by_role, size = self._contents[key]
+            message = train_message(node, order, content, ttl=with_grace(self.timeout))
+            self._contents[key] = message, bytes_by_role(arrays, self.roles), len(text.encode())
+        message, by_role, size = self._contents[key]
         traffic.sent(by_role, size + len(envelopes.encode()))
+        message = message_to(node, message)
         if envelopes:
-            content = with_envelopes(content, envelopes)
-        return train_message(node, order, content, ttl=with_grace(self.timeout))
+            message.content = with_envelopes(message.content, envelopes)
+        return message
 
     @property
     def _ticket(self) -> dict[str, str] | None:
