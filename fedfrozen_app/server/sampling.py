@@ -19,8 +19,13 @@ def draw_cohort(names: Iterable[str], participation: float, seed: int, server_ro
     size = cohort_size(participation, len(population))
     if size >= len(population):
         return list(population)
-    chosen = numpy_generator(seed, "cohort", server_round).choice(len(population), size=size, replace=False)
-    return [population[index] for index in sorted(chosen)]
+    return [population[index] for index in _drawn(len(population), size, seed, server_round)]
+
+
+@lru_cache(maxsize=4)  # of a round that is to come, those who lay it out ahead have asked already
+def _drawn(population: int, size: int, seed: int, server_round: int) -> tuple[int, ...]:
+    chosen = numpy_generator(seed, "cohort", server_round).choice(population, size=size, replace=False)
+    return tuple(sorted(chosen.tolist()))
 
 
 @lru_cache(maxsize=4)
