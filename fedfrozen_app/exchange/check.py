@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.block import Slice
 from fedfrozen_app.exchange.messages import Reply
-from fedfrozen_app.exchange.names import is_parameter, names_in_namespaces, parameter_of
+from fedfrozen_app.exchange.names import is_parameter, parameter_of
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import layers_of
 from fedfrozen_app.models.roles import Role
@@ -38,10 +38,11 @@ def problem_of(
         return problem_of_choice(reply, order, roles)
     if problem := problem_of_figures(reply, order):
         return problem
-    shared = names_shared(order, order.plan.shared)
+    shared = order.sent_names
     if isinstance(reply.arrays, Slice):
         # Rows of a block have the model's shapes by construction; whether these are the plan's names is all.
-        return None if tuple(reply.arrays) == shared else "holds other names than the plan shares"
+        same = reply.arrays.block.layout.names == shared
+        return None if same else "holds other names than the plan shares"
     if extra := sorted(set(reply.arrays) - set(shared)):
         return f"holds {_some(extra)}, which the plan does not share"
     if order.chooser is not None:
@@ -49,7 +50,7 @@ def problem_of(
             part = order.chooser.plan_taken(order.plan, filter(is_parameter, reply.arrays), roles)
         except ValueError as error:
             return str(error)
-        shared = names_shared(order, part.shared)
+        shared = order.names_sent(part.shared)
     if missing := [name for name in shared if name not in reply.arrays]:
         return f"lacks {_some(missing)}, which the plan shares"
     for name, tensor in reply.arrays.items():
@@ -76,11 +77,6 @@ def problem_of_choice(reply: Reply, order: Order, roles: Mapping[str, Role]) -> 
     return None
 
 
-def names_shared(order: Order, parameters: tuple[str, ...]) -> tuple[str, ...]:
-    """What a reply must hold: these parameters, and what the algorithm sends beside each of them."""
-    return (*parameters, *names_in_namespaces(order.method.goes, parameters))
-
-
 def problem_of_figures(reply: Reply, order: Order) -> str | None:
     for name, value in reply.metrics.items():
         if not abs(value) < TOO_LARGE:
@@ -96,8 +92,10 @@ def problem_of_figures(reply: Reply, order: Order) -> str | None:
 
 def problem_of_names(reply: Reply, taken: Collection[str]) -> str | None:
     """The same for figures that the strategy tells itself."""
-    found = next((name for name in reply.metrics if name in taken), None)
-    return None if found is None else f"sent the figure {found}, which is not a client's to tell"
+    for name in reply.metrics:
+        if name in taken:
+            return f"sent the figure {name}, which is not a client's to tell"
+    return None
 
 
 def _some(names: list[str]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from fedfrozen_app import registry
 from fedfrozen_app.exchange.choice import Choice
 from fedfrozen_app.exchange.codec import Codec
+from fedfrozen_app.exchange.names import names_in_namespaces
 from fedfrozen_app.exchange.plan import Phase, Plan
 
 
@@ -103,6 +104,26 @@ class Order:
     def method(self) -> Any:
         """The client's algorithm itself, an `Algorithm` with its settings."""
         return registry.find("algorithms", self.algorithm)(**self.settings)
+
+    @cached_property
+    def kind(self) -> tuple[Any, ...]:
+        """Orders of one kind have the same names trained by the same algorithm, whatever the round."""
+        return (self.plan, self.algorithm, json.dumps(dict(self.settings), sort_keys=True))
+
+    @cached_property
+    def base_digests(self) -> frozenset[str]:
+        """What a client holds that has done as it was told."""
+        return frozenset(self.base.values())
+
+    @cached_property
+    def sent_names(self) -> tuple[str, ...]:
+        """What a reply must hold, where the client does not choose: every shared parameter, and what the
+        algorithm sends beside it."""
+        return self.names_sent(self.plan.shared)
+
+    def names_sent(self, parameters: tuple[str, ...]) -> tuple[str, ...]:
+        """The same for a client that shares these."""
+        return (*parameters, *names_in_namespaces(self.method.goes, parameters))
 
     @property
     def is_personal(self) -> bool:

@@ -38,6 +38,7 @@ class InProcessGrid(Grid):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, 0, 0
         self._app = app
         self._ids = itertools.count(1)
+        self._clients = {partition + 1: str(partition) for partition in range(num_partitions)}
         self._waiting: dict[str, Message] = {}
         self.contexts = {
             partition + 1: Context(
@@ -245,7 +246,8 @@ class CohortGrid(InProcessGrid):
             if (content := id(message.content)) in known:
                 if (its := known[content]) is not None:
                     members[client], digests[client] = message, its[0].digest
-                    given[client] = given_in(resident, *its)
+                    if its[0].plan.private:
+                        given[client] = given_in(resident, *its)
                 continue
             order, sent = read_train(message)
             if order.judge:
@@ -283,7 +285,7 @@ class CohortGrid(InProcessGrid):
             yield from replies
 
     def _client(self, message: Message) -> str:
-        return str(self.contexts[message.metadata.dst_node_id].node_config["partition-id"])
+        return self._clients[message.metadata.dst_node_id]
 
 
 def failed(message: Message, error: Exception) -> Message:

@@ -14,7 +14,7 @@ from fedfrozen_app.inprocess.runtime import for_its_size, run_with, wants_cohort
 from fedfrozen_app.inprocess.strand import Strand
 from fedfrozen_app.local.cohort import Work
 from fedfrozen_app.local.resident import Resident, install, installed
-from fedfrozen_app.local.stack import Stack, StackedRunner, Trained, draws_at_random, kind
+from fedfrozen_app.local.stack import Stack, StackedRunner, Trained, draws_at_random
 from fedfrozen_app.run.job import Job
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ def _answers(waiting: Sequence[Strand[Summary]], stack: Stack) -> list[tuple[Str
     """What each asked for. Works of one kind are trained together, whichever their rounds."""
     kinds: dict[Any, list[Strand[Summary]]] = {}
     for strand in waiting:
-        kinds.setdefault(kind(strand.asks), []).append(strand)
+        kinds.setdefault(strand.asks.order.kind, []).append(strand)
     found: list[tuple[Strand[Summary], Any]] = []
     for group in kinds.values():
         try:

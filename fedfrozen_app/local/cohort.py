@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,21 +53,25 @@ class Rows:
         self,
         layouts: Layouts,
         order: Order,
-        common: Mapping[str, Tensor],
         start: Tensor,
         kept: Sequence[Mapping[str, Tensor]],
     ) -> None:
-        self._layouts, self.method, self._common, self._start = layouts, order.method, common, start
-        self._kept = kept
+        self._layouts, self.method, self._start, self._kept = layouts, order.method, start, kept
         self.held: dict[int, Tensor] = {}  # of those who have begun and are not through
+        self._nothing = start[:0]
+
+    @cached_property
+    def common(self) -> dict[str, Tensor]:
+        """The parameters of the common row."""
+        return parameters_in(self._layouts.trained.views(self._start))
 
     def begin(self, client: int) -> Tensor:
         """(width,) what it trains; what it only reads goes into `held`."""
         kept = self._kept[client]
         if not kept and not self.method.stays:
-            self.held[client] = self._start[:0]
+            self.held[client] = self._nothing
             return self._start
-        model = {**self._common, **parameters_in(kept)}
+        model = {**self.common, **parameters_in(kept)}
         trained = {name: model[name] for name in self._layouts.names}
         own = flattened(self.method.start(trained, by_namespace(kept)))
         began = {with_namespace(START, name): value for name, value in model.items()}
@@ -178,6 +182,7 @@ class CohortRunner:
         self._steps: dict[Any, Step] = {}
         self._slots: int | None = None
         self._plan: Plan | None = None
+        self._laid: tuple[Any, Layouts] | None = None  # for orders of this kind
         self._aside: torch.cuda.Stream | None = None  # on which a block trains while another is looked at
 
     def through(self, clients: Sequence[str], order: Order) -> list[list[str]]:
@@ -266,12 +271,11 @@ class CohortRunner:
         schedule = self._schedule(clients, order)
         resident.laid_out = None  # or it would stay in memory beside the next one
         start = loaded(resident, layouts.trained)
-        common = parameters_in(layouts.trained.views(start))
         own = [kept.get(client, {}) for client in clients]
         before = self._judge_base(clients, order, [parameters_in(arrays) for arrays in own])
+        rows = Rows(layouts, order, start, own)
         if before and order.plan.private:  # then others were loaded to be judged
-            resident.load(common, {})
-        rows = Rows(layouts, order, common, start, own)
+            resident.load(rows.common, {})
         steps, _, width = schedule.index.shape
         mode = resident.compiling.mode(resident, order, steps, slots * width)
         return Work(resident, clients, order, base, layouts, slots, schedule, start, rows, before, mode)
@@ -318,9 +322,13 @@ class CohortRunner:
 
     def _layouts(self, order: Order) -> Layouts:
         """What travels comes first: the aggregation then sees one piece of every row."""
-        trained = set(order.plan.trained)
-        own = (name for name in order.plan.private if name in trained)
-        return Layouts.of(self.resident, order, (*order.plan.shared, *own))
+        known, layouts = self._laid or (None, None)
+        if layouts is None or known != order.kind:  # mostly as the round before
+            trained = set(order.plan.trained)
+            own = (name for name in order.plan.private if name in trained)
+            layouts = Layouts.of(self.resident, order, (*order.plan.shared, *own))
+            self._laid = order.kind, layouts
+        return layouts
 
     def _finished(self, block: Block, work: Work, held: Tensor, turns: Sequence[Turn]) -> Finished | None:
         """What the algorithm makes of the block's rows; None where it makes nothing."""

@@ -5,7 +5,6 @@ own cohort runner would train it: the same clients in the same slots, in the sam
 lie beside one another, and what a run does not train is held once for it (local/step.py).
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -70,7 +69,7 @@ class Stack:
         lead, slots = works[0], max(work.slots for work in works)
         # One that was resumed goes on as it began, and takes those beside it along.
         mode = max(works, key=lambda work: work.mode != "captured").mode
-        key = (kind(lead), max(work.schedule.index.shape[2] for work in works), mode)
+        key = (lead.order.kind, max(work.schedule.index.shape[2] for work in works), mode)
         for number, (other, step) in enumerate(self._steps):
             roomy = step.runs >= len(works) > step.runs // 2 and step.size // step.runs >= slots
             if other == key and roomy:
@@ -88,12 +87,6 @@ class Stack:
         )
         self._steps.append((key, made))
         return made
-
-
-def kind(work: Work) -> Any:
-    """Works of one kind take one step: they train the same names by the same algorithm."""
-    order = work.order
-    return (order.plan, order.algorithm, json.dumps(dict(order.settings), sort_keys=True))
 
 
 def laid_together(works: Sequence[Work], each: int, slots: int) -> tuple[Schedule, list[tuple[int, Turn]]]:

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfrozen_app.exchange.check import names_shared
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.names import is_parameter, parameter_of
 from fedfrozen_app.exchange.order import Order
@@ -36,7 +35,7 @@ def terms_of(order: Order) -> Terms:
 
 def layout_of(order: Order, model: Mapping[str, Tensor]) -> Layout:
     assert order.masking is not None
-    names = names_shared(order, order.plan.shared)
+    names = order.sent_names
     return Layout(
         {name: model[parameter_of(name)].shape for name in names},
         order.masking.figures,

@@ -355,7 +355,8 @@ class Conversation:
             messages.append(self._order_message(node, its_order, names, arrays, traffic, envelopes))
         sent = dict(zip(self._push(messages), cohort, strict=True))
         messages.clear()
-        self.seen.update({client: f"was sent the order of round {order.round}" for client, _ in cohort})
+        self.seen.update(dict.fromkeys(own, f"was sent the order of round {order.round}"))
+        heard, mute = f"answered round {order.round}", f"did not answer round {order.round}"
         # A grid that trains clients together has them ready in an order of its own, a block at a time.
         alone = [[message_id] for message_id in sent]
         for block in self.grid.schedule(list(sent)) if hasattr(self.grid, "schedule") else alone:
@@ -364,8 +365,7 @@ class Conversation:
                 client, node = sent[message_id]
                 asked.append(Asked(client, node, message_id, *own[client], masks.get(client)))
             for client, reply in self._answers(asked, traffic, deadline, meanwhile):
-                verb = "did not answer" if isinstance(reply, str) else "answered"
-                self.seen[client] = f"{verb} round {order.round}"
+                self.seen[client] = mute if isinstance(reply, str) else heard
                 yield client, reply
         self._contents = {}
 
@@ -449,7 +449,7 @@ class Conversation:
         if masked is not None:
             if problem := problem_of_masked(reply, order, masked.layout):
                 return problem
-            self.ledger.confirm(client, order.base.values())
+            self.ledger.confirm(client, order.base_digests)
             return reply
         if order.coder is not None:
             try:
@@ -459,7 +459,7 @@ class Conversation:
         reply.settle()
         if problem := problem_of(reply, order, model, self.roles):
             return problem
-        self.ledger.confirm(client, order.base.values())
+        self.ledger.confirm(client, order.base_digests)
         if not self.local:  # bytes arrive on the host, and the server's model may lie on a GPU
             reply.arrays = {n: tensor.to(model[parameter_of(n)].device) for n, tensor in reply.arrays.items()}
         return reply
@@ -472,7 +472,7 @@ class Conversation:
 
     def _asks_for_foundation(self, reply: Reply | str, order: Order) -> bool:
         """Whether it lacks what the order says nothing of, because each side was to load it for itself."""
-        if isinstance(reply, str) or reply.order != order.digest:
+        if isinstance(reply, str) or not reply.lacks or reply.order != order.digest:
             return False
         unsaid = {*reply.lacks} - {*order.base}
         return bool(unsaid) and unsaid <= {*self.foundation()}

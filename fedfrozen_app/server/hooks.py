@@ -194,7 +194,8 @@ class SomebodyTakesPart:
     def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
         cohort = row.get("clients", [])
         if row.get("clients_ok") or not cohort:
-            self.refused -= Counter(dict.fromkeys(cohort, REFUSALS))
+            if self.refused:
+                self.refused -= Counter(dict.fromkeys(cohort, REFUSALS))
             return False, {}
         late = {client for client in cohort for text in row["failures"] if _is_late(text, client)}
         self.refused.update(set(cohort) - late)
