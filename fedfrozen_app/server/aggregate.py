@@ -6,7 +6,7 @@ mean is over what was sent: their base is zero.
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from fedfrozen_app.exchange.block import Block, Slice
 from fedfrozen_app.exchange.check import TOO_LARGE
 from fedfrozen_app.exchange.names import PARAMETERS, namespace_of, parameter_of
+from fedfrozen_app.local.slots import sent
 from fedfrozen_app.secure.layout import Sums
 from fedfrozen_app.server.norms import CHUNK, divide, norm_of, subtract
 
@@ -72,8 +73,13 @@ class OpenBlock:
         # They come to the host with the figures: the device is waited for once.
         block.look_at(SOUND, (self._norms < TOO_LARGE).all(dim=1))
         if gate is not None:
-            own = self._norms if len(parameters) == len(names) else self._norms[:, parameters]
+            own = self._norms
+            if len(parameters) < len(names):
+                own = own[:, sent(torch.tensor(parameters), own.device)]
             block.look_at(NORM, torch.linalg.vector_norm(own, dim=1))
+        # The sum of all, begun before they are known to be sound: mostly it is the one that is asked for.
+        self._all = [float(count) for count in block.examples]
+        self._sum_of_all = self._sums(self._all)
 
     def accept(self, number: int, weight: float) -> str | None:
         if not self.block.seen(SOUND)[number]:
@@ -85,12 +91,16 @@ class OpenBlock:
 
     def fold(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Σ nᵢuᵢ (Σ uᵢ where all count alike) and Σ nᵢ‖uᵢ‖² by name."""
-        device, names = self._updates.device, self.block.layout.names
         refused = [number for number, weight in enumerate(self.weights) if not weight]
+        if not refused and self.weights == self._all:
+            return self._sum_of_all
         if refused:  # 0 · NaN would be NaN
             self._updates[refused] = 0
             self._norms[refused] = 0
-        weights = torch.tensor(self.weights, dtype=torch.float64, device=device)
+        return self._sums(self.weights)
+
+    def _sums(self, counts: Sequence[float]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        weights = sent(torch.tensor(counts, dtype=torch.float64), self._updates.device)
         sums = self._sum(weights)
         if self._equal:
             alike = self._sum(weights > 0)
@@ -99,7 +109,7 @@ class OpenBlock:
         squares = (
             (weights > 0).to(weights) @ self._norms.square() if alike_too else weights @ self._norms.square()
         )
-        return sums, dict(zip(names, squares.unbind(), strict=True))
+        return sums, dict(zip(self.block.layout.names, squares.unbind(), strict=True))
 
     def _sum(self, weights: Tensor) -> dict[str, Tensor]:
         return self.block.layout.views(weights.to(self._updates.dtype) @ self._updates)
