@@ -30,12 +30,15 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return digests_begun(tensors)()
 
 
-def digests_begun(tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, str]]:
-    """The same, by a function that waits for them. Until then nobody may change the arrays.
+def digests_begun(
+    tensors: Mapping[str, Tensor], coming: Callable[[], dict[str, Tensor]] | None = None
+) -> Callable[[], dict[str, str]]:
+    """The same, by a function that waits for them. Until then nobody may change the arrays. `coming`: their
+    bytes, where `bytes_on_their_way` has been asked for them before.
 
     Large ones are hashed on threads, because hashing is most of what a large model costs the server.
     """
-    pieces = {name: _pieces(data) for name, data in bytes_on_host(tensors).items()}
+    pieces = {name: _pieces(data) for name, data in (coming or bytes_on_their_way(tensors))().items()}
     queue = [piece for parts in pieces.values() if len(parts) > 1 for piece in parts]
     # A share for each thread: to hand over every piece by itself takes as long as hashing it.
     share = -(-len(queue) // THREADS) or 1
@@ -54,12 +57,25 @@ def digests_begun(tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, str]]
 
 def bytes_on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """On the host, as bytes: views where they are there already; from a GPU all in one copy."""
+    return bytes_on_their_way(tensors)()
+
+
+def bytes_on_their_way(tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
+    """The same, by a function that waits for them: whoever has waited for something later finds them."""
     flat = {name: t.detach().contiguous().reshape(-1).view(torch.uint8) for name, t in tensors.items()}
     if not any(data.is_cuda for data in flat.values()):
-        return flat
+        return lambda: flat
     together = torch.cat(list(flat.values()))
-    here = torch.empty(together.shape, dtype=torch.uint8, pin_memory=True).copy_(together)
-    return dict(zip(flat, here.split([len(data) for data in flat.values()]), strict=True))
+    here = torch.empty(together.shape, dtype=torch.uint8, pin_memory=True)
+    here.copy_(together, non_blocking=True)
+    arrived = torch.cuda.current_stream(together.device).record_event()
+    lengths = [len(data) for data in flat.values()]
+
+    def wait() -> dict[str, Tensor]:
+        arrived.synchronize()
+        return dict(zip(flat, here.split(lengths), strict=True))
+
+    return wait
 
 
 def _digest_of(tensor: Tensor, hashes: Iterable[bytes]) -> str:

@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -32,9 +33,13 @@ class Update:
     figures: dict[str, float] = field(default_factory=dict)  # means by examples of the replies' numbers
     replies: int = 0  # sound ones; 0 where the round is to change nothing
     population: int = 0  # clients there are, drawn or not
-    drift: Drift = field(default_factory=dict)
+    measured: Callable[[], Drift] = dict  # the drift, by a function that waits for the device
     # From a rule that combines values, those: w + (value − w) may differ from the value in its last bit.
     values: dict[str, Tensor] | None = None
+
+    @cached_property
+    def drift(self) -> Drift:
+        return self.measured()
 
 
 class NormGate:
@@ -266,18 +271,18 @@ class RunningMean:
         self._sum = {}
         weights = [self._weight[name] for name in update.model]
         norms = divide(list(update.model.values()), weights, self._scratch)
-        update.drift = self._drift(dict(zip(update.model, norms, strict=True)))
+        if norms:
+            # One look at the device for all names, when somebody asks.
+            figures = torch.stack([*norms, *(self._square[name] for name in update.model)])
+            update.measured = partial(self._drift, list(update.model), figures)
         return update
 
-    def _drift(self, norms: Mapping[str, Tensor]) -> Drift:
+    def _drift(self, names: Sequence[str], found: Tensor) -> Drift:
         """RMS drift is √(Σ wᵢ‖uᵢ‖² − ‖Σ wᵢuᵢ‖²), beside the norm of the mean update."""
         spread: dict[str, float] = {}
         common: dict[str, float] = {}
-        # One look at the device for all names.
-        figures = (
-            torch.stack([*norms.values(), *(self._square[name] for name in norms)]).tolist() if norms else []
-        )
-        for name, norm, square in zip(norms, figures, figures[len(norms) :], strict=False):
+        figures = found.tolist()
+        for name, norm, square in zip(names, figures, figures[len(names) :], strict=False):
             group = self._group(name)
             if group is not None:
                 common[group] = common.get(group, 0.0) + norm**2

@@ -12,7 +12,7 @@ from flwr.serverapp.strategy import Result
 from torch import Tensor
 
 from fedfrozen_app.config import ClientConfig, Config
-from fedfrozen_app.digests import digests_begun
+from fedfrozen_app.digests import bytes_on_their_way, digests_begun
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.check import problem_of_names
 from fedfrozen_app.exchange.codec import plain_sizes
@@ -323,22 +323,29 @@ class PlannedFedAvg(OwnLoop):
                 if rule.one_by_one:
                     rule.take(client, sent, weight)
         update = record.finish(len(cohort), len(nodes))
-        row = record.row(self.stage(server_round), cohort, trained, update.drift)
-        self.usual_norm = row.get("usual_norm")
         stepping = time.perf_counter()
         # Where nothing came in, nothing is to happen: an optimiser would go on by what it remembers.
         stepped = self.step(update) if update.replies else {}
         merged = {name: value.to(self.model[name]) for name, value in stepped.items()}  # device and dtype
+        coming = bytes_on_their_way(merged)
+        drift = update.drift  # one wait for both
+        begun = digests_begun(merged, coming)
+        record.aggregating += time.perf_counter() - stepping
+        row = record.row(self.stage(server_round), cohort, trained, drift)
+        self.usual_norm = row.get("usual_norm")
+        closing = time.perf_counter()
         row |= self.observe(row, merged)
         self.model.update(merged)
+        moved: dict[str, Tensor] = {}
         if update.replies:
             for name, value in rule.close(server_round, self.model).items():
                 if value is None:
                     del self.model[name], self.digests[name]
                 else:
-                    self.model[name] = merged[name] = value
-        self._merged = digests_begun(merged)
-        row["seconds"]["aggregate"] += time.perf_counter() - stepping
+                    self.model[name] = moved[name] = value
+        more = digests_begun(moved)
+        self._merged = lambda: begun() | more()
+        row["seconds"]["aggregate"] += time.perf_counter() - closing
         return row
 
     def _masked_round(
