@@ -206,9 +206,9 @@ class CohortGrid(InProcessGrid):
         self._explained: set[str] = set()
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        sent = super().push_messages(messages)
-        self._round = self._train([self._waiting[i] for i in sent if is_train(self._waiting[i])])
-        return sent
+        messages = list(messages)
+        self._round = self._train(list(filter(is_train, messages)))
+        return super().push_messages(messages)
 
     def schedule(self, message_ids: Sequence[str]) -> list[list[str]]:
         """The order in which replies come, as clients are through: those of a block come together."""

@@ -272,7 +272,7 @@ class CohortRunner:
         resident.laid_out = None  # or it would stay in memory beside the next one
         start = loaded(resident, layouts.trained)
         own = [kept.get(client, {}) for client in clients]
-        before = self._judge_base(clients, order, [parameters_in(arrays) for arrays in own])
+        before = self._judge_base(clients, order, own)
         rows = Rows(layouts, order, start, own)
         if before and order.plan.private:  # then others were loaded to be judged
             resident.load(rows.common, {})
@@ -410,15 +410,16 @@ class CohortRunner:
         return order.is_personal or type(self.resident.wrapper).figures is not Wrapper.figures
 
     def _judge_base(
-        self, clients: Sequence[str], order: Order, private_parts: Sequence[Mapping[str, Tensor]]
+        self, clients: Sequence[str], order: Order, own: Sequence[Mapping[str, Tensor]]
     ) -> dict[str, dict[str, float]]:
-        """For each client with validation rows: its figures on them as the round begins."""
+        """For each client with validation rows: its figures on them as the round begins, with what is its
+        own."""
         if not self._judges_apart(order):
             return self.resident.judge_validations(clients, "before", self.resident.said_of)
         found = {}
-        for client, private in zip(clients, private_parts, strict=True):
+        for client, arrays in zip(clients, own, strict=True):
             if len(self.resident.rows(client).validation):
-                self.resident.load(private, {})
+                self.resident.load(parameters_in(arrays), {})
                 found[client] = self.resident.judge_validation(client, "before")
         return found
 

@@ -231,7 +231,8 @@ def drawn_rows(
     whole, rest = divmod(count, settings.batch_size)
     sizes = ([settings.batch_size] * whole + [rest] * (rest > 0)) * times
     sizes = sizes[: settings.local_steps]
-    return torch.from_numpy(np.concatenate(orders)[: sum(sizes)]), sizes
+    drawn = np.concatenate(orders) if times > 1 else orders[0]
+    return torch.from_numpy(drawn[: sum(sizes)]), sizes
 
 
 def batches(rows: Tensor, settings: ClientConfig, seed: int, client: str, server_round: int) -> list[Tensor]:

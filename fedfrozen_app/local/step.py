@@ -108,7 +108,7 @@ def _layout(resident: "Resident", names: Sequence[str], numbers: Collection[str]
 
 def loaded(resident: "Resident", layout: Layout) -> Tensor:
     """(width,) the model as it is loaded: where a client starts that keeps nothing of its own."""
-    return layout.flatten({name: resident.parameters[parameter_of(name)].detach() for name in layout.names})
+    return layout.flatten({name: resident.parameters[parameter_of(name)] for name in layout.names})
 
 
 class Step:

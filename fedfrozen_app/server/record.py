@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from fedfrozen_app.exchange.count import Traffic
 from fedfrozen_app.exchange.messages import Reply
@@ -107,15 +108,16 @@ class RoundRecord:
             self.discarded = problem
         else:
             update = self.aggregator.finish()
-            update.figures = self._means()
+            update.figures = dict(self._means)
         if self.discarded:
             log.warning("Round %d: %s; the model stays as it was.", self.number, self.discarded)
         update.population = population
         self.aggregating += time.perf_counter() - folding
         return update
 
+    @cached_property
     def _means(self) -> dict[str, float]:
-        """Over the clients: by examples, or by tokens; of counts of tokens the sum."""
+        """Over the clients, once all are in: by examples, or by tokens; of counts of tokens the sum."""
         found = {key: _mean(clients.values()) for key, clients in self.metrics.items()}
         for key, clients in self.metrics.items():
             whose, _, figure = key.rpartition("_")
@@ -131,7 +133,7 @@ class RoundRecord:
         row: Row = {
             "round": self.number,
             "stage": stage,
-            **self._means(),
+            **self._means,
             "bytes_up": self.traffic.up,
             "bytes_down": self.traffic.down,
             "bytes_up_by_role": dict(self.traffic.up_by_role),
