@@ -265,19 +265,22 @@ class CohortGrid(InProcessGrid):
                 given[client] = given_in(resident, order, found)
         if not members:
             return
-        contexts = {c: self.contexts[message.metadata.dst_node_id] for c, message in members.items()}
-        kept = {c: {**kept_arrays(x, resident, order), **given.get(c, {})} for c, x in contexts.items()}
+        kept: dict[str, dict[str, Tensor]] = {}
+        if order.plan.private or order.method.stays:
+            homes = {c: self.contexts[message.metadata.dst_node_id] for c, message in members.items()}
+            kept = {c: {**kept_arrays(x, resident, order), **given.get(c, {})} for c, x in homes.items()}
         untrained = set(order.plan.private) - set(order.plan.trained)
         common = {name: digest for name, digest in order.base.items() if name not in untrained}
         order, base = replace(order, base=common), {name: base[name] for name in common}
         for place, block in enumerate(self._runner.train(list(members), order, base, kept)):
             # Made while the device still works: their figures are its to tell, and not waited for here.
             for number, client in enumerate(block.clients):
-                home = {name: kept[client][name] for name in untrained}
-                if block.kept or home:
+                told = members[client].metadata
+                if block.kept or untrained:
+                    home = {name: kept[client][name] for name in untrained}
                     own = block.kept[number] if block.kept else {}
-                    keep_private(contexts[client], {**home, **own}, local=True)
-                self._waiting.pop(members[client].metadata.message_id)
+                    keep_private(self.contexts[told.dst_node_id], {**home, **own}, local=True)
+                self._waiting.pop(told.message_id)
             asked, orders = [members[c] for c in block.clients], [digests[c] for c in block.clients]
             replies = block_replies(block, asked, orders, shared=bool(order.plan.shared))
             if not place and (following := order.round + 1) <= resident.config.num_rounds:

@@ -299,7 +299,7 @@ class CohortRunner:
     def _block(self, work: Work, turns: Sequence[Turn], values: Tensor, losses: Tensor) -> Block:
         resident, order = self.resident, work.order
         members = [work.clients[turn.client] for turn in turns]
-        examples = [len(resident.rows(client).train) for client in members]
+        examples = [resident.rows(client).train.numel() for client in members]
         metrics = {"train_loss": losses}
         block = Block(tuple(members), work.layouts.trained, work.start, values, examples, metrics)
         held = torch.stack([work.rows.held.pop(turn.client) for turn in turns])

@@ -318,7 +318,7 @@ class Resident:
         """The same for all of these that hold rows out, by client. `said`: what their models say of the rows
         of each, which looks at the device once for all."""
         rows = [self.rows(client).validation for client in clients]
-        lengths = [len(own) for own in rows]
+        lengths = [own.numel() for own in rows]
         if not any(lengths):
             return {}
         labels = self.train_table.labels[torch.cat(rows).to(self.device)].cpu().split(lengths)

@@ -226,7 +226,7 @@ def drawn_rows(
     later = (phase,) if phase else ()  # a round without phases draws what it always drew
     generator = torch_generator(seed, "batches", client, server_round, *later)
     times = settings.local_epochs if epochs is None else epochs
-    numbers, count = rows.numpy(), len(rows)  # numpy's indexing: there are many small clients
+    numbers, count = rows.numpy(), rows.numel()  # numpy's indexing: there are many small clients
     orders = [numbers[torch.randperm(count, generator=generator).numpy()] for _ in range(times)]
     whole, rest = divmod(count, settings.batch_size)
     sizes = ([settings.batch_size] * whole + [rest] * (rest > 0)) * times

@@ -87,7 +87,7 @@ def phase_batches(resident: "Resident", clients: Iterable[str], plan: Plan) -> I
     times = [settings.local_epochs if phase.epochs is None else phase.epochs for phase in plan.steps]
     most = settings.local_steps
     for client in clients:
-        epoch = -(-len(resident.rows(client).train) // settings.batch_size)
+        epoch = -(-resident.rows(client).train.numel() // settings.batch_size)
         yield [count * epoch if most is None else min(count * epoch, most) for count in times]
 
 
@@ -96,7 +96,7 @@ def lay_out(resident: "Resident", clients: Sequence[str], order: Order, slots: i
     settings = resident.config.client
     width = settings.batch_size
     if resident.device.type != "cuda":  # nothing is captured, so that the width is free
-        width = min(width, max(len(resident.rows(client).train) for client in clients))
+        width = min(width, max(resident.rows(client).train.numel() for client in clients))
     phases = order.plan.steps
     turns = take_turns(batch_counts(resident, clients, order.plan), slots)
     shape = (turns[-1].end, slots, width)

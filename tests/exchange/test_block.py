@@ -5,7 +5,9 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedfrozen_app.exchange.block import Block, Layout
-from fedfrozen_app.exchange.messages import block_replies, read_reply
+from fedfrozen_app.exchange.messages import block_replies, message_to, read_reply, train_message
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.plan import Plan
 
 
 def block():
@@ -42,12 +44,29 @@ def test_every_client_of_a_block_has_a_reply_of_its_own():
         assert message.metadata.reply_to_message_id == question.metadata.message_id
         assert message.metadata.src_node_id == question.metadata.dst_node_id
         assert message.metadata.message_type == MessageType.TRAIN
+        made = Message(message.content, reply_to=question)
+        for each in (made, message):
+            each.metadata.created_at = each.metadata.ttl = 0.0
+        assert message.metadata == made.metadata and vars(message).keys() == vars(made).keys()
         reply = read_reply(message)
         assert reply.metrics == {} and reply.pending is not None  # nobody has waited
         reply.settle()
         assert reply.metrics["train_loss"] == number + 0.5 and reply.pending is None
         assert reply.examples == 10 * (number + 1) and reply.arrays["w"].tolist() == [number, number]
         assert reply.order == ("one", "other", "one")[number] and reply.order in reply.text
+
+
+def test_a_copied_message_is_the_one_that_flower_makes():
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, 0, 0
+    order, content = Order(3, Plan(("w",), ("w",)), {"w": "0" * 64}), RecordDict()
+    one = train_message(1, order, content, ttl=60.0)
+    copied, made = message_to(2, one), train_message(2, order, content, ttl=60.0)
+    assert copied.metadata.created_at >= one.metadata.created_at
+    copied.metadata.created_at = made.metadata.created_at
+    assert vars(copied).keys() == vars(made).keys() and copied.content is made.content
+    assert copied.metadata == made.metadata and one.metadata.dst_node_id == 1
+    copied.metadata.__dict__["_message_id"] = "2"  # as a grid does that sends it
+    assert one.metadata.message_id == ""
 
 
 def test_clients_that_share_nothing_send_no_arrays():
