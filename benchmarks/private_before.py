@@ -5,8 +5,9 @@
     ... --device cpu --rounds 2 --tokens 8 --repeats 1                                  (to see it work)
 
 DIR: MTSamples, and a folder with MiniLM. Eight clients, batches of 64, epsilon 8: the head alone, and two
-layers (SAFL with fixed ones). Each turn is a process of either checkout, whose rounds are counted after the
-first ones, in which a GPU's steps are recorded. Both must spend the same epsilon.
+layers (SAFL with fixed ones). These once more with noise of a seed, which both checkouts draw alike; secret
+noise was a GPU's generator then and is a cipher now. Each turn is a process of either checkout, whose rounds
+are counted after the first ones, in which a GPU's steps are recorded. Both must spend the same epsilon.
 """
 
 import json
@@ -20,7 +21,12 @@ from common import arguments, interleave, ratio, run_quietly, show, spread, writ
 
 HERE = Path(__file__).parents[1]
 LEAST, RECORDED = 8, 6
-PLANS = {"the head": ["strategy.select=none"], "two layers": ["strategy.select=fixed", "strategy.top_k=2"]}
+TWO = ["strategy.select=fixed", "strategy.top_k=2"]
+PLANS = {
+    "the head": ["strategy.select=none"],
+    "two layers": TWO,
+    "two layers, noise of a seed": [*TWO, "privacy.seeded_noise=true"],
+}
 
 
 def words_for(options: Any, plan: str) -> list[str]:

@@ -1,0 +1,181 @@
+"""Layer norms, biases and convolutions for code that runs under `vmap` over their weights: one GPU kernel.
+
+With weights that differ from client to client torch's own take several, and each reads and writes all that
+the layer puts out: in a recorded step of a Transformer that is longer than its products.
+"""
+
+import logging
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
+from torch.nn.functional import linear
+
+from fedfrozen_app.models.meanwhile import with_forwards
+
+log = logging.getLogger(__name__)
+OLDEST = (8, 0)  # a GPU's generation for which Triton makes kernels
+NARROW = 64  # a layer that puts out fewer numbers is no work
+Kernel = Callable[..., Tensor]  # of what a layer is given, (clients, …), and of arrays with a row for each
+Kind = tuple[type[nn.Module], tuple[int, ...]]
+
+
+class OwnWeights:
+    """The kernels for one model. `products`: in what its products are computed."""
+
+    def __init__(self, model: nn.Module, device: torch.device, products: torch.dtype) -> None:
+        self._model, self._device, self._products = model, device, products
+        ours = [module for module in model.modules() if type(module) in WAYS and _fits(module)]
+        self._ways = {module: partial(WAYS[type(module)], module) for module in ours}
+
+    def begin(self) -> "Future[None] | None":
+        """Make them, on threads: where nothing is cached that takes seconds, in which others may read data
+        or start a GPU. None where there are none."""
+        if not self._ways or not _has_kernels(self._device):
+            return None
+        return _begun(self._device, frozenset(map(_kind, self._ways)), self._products)
+
+    def used(self, trained: Collection[str]) -> AbstractContextManager[None]:
+        """Within it layer norms, biases and convolutions that train are one kernel each, where a GPU has
+        them."""
+        if (job := self.begin()) is None or not _made(job):
+            return nullcontext()
+        own = {
+            module: self._ways[module]
+            for name, module in self._model.named_modules()
+            if module in self._ways and f"{name}.{LEADS[type(module)]}" in trained
+        }
+        return with_forwards(own)
+
+
+def _fits(module: Any) -> bool:
+    if module.weight is None or module.weight.dtype != torch.float32:
+        return False
+    if isinstance(module, nn.Conv2d):
+        usual = (module.groups, module.stride, module.dilation) == (1, (1, 1), (1, 1))
+        zeros = module.padding_mode == "zeros" and not isinstance(module.padding, str)
+        return usual and zeros and module.kernel_size != (1, 1)
+    return module.bias is not None and module.bias.dim() == 1 and len(module.bias) >= NARROW
+
+
+def _kind(module: Any) -> Kind:
+    """Equal for modules that need the same kernels."""
+    if isinstance(module, nn.Conv2d):
+        return nn.Conv2d, (*module.kernel_size, module.in_channels, module.out_channels, *module.padding)
+    return type(module), (len(module.bias),)
+
+
+def _has_kernels(device: torch.device) -> bool:
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= OLDEST
+
+
+@cache  # for all models of a process: while one records its steps, no other may start anything
+def _begun(device: torch.device, kinds: frozenset[Kind], products: torch.dtype) -> Future[None]:
+    def make() -> None:
+        from fedfrozen_app.models import conv_kernels, row_kernels  # Triton, which is a GPU's
+
+        sizes = {of: [size for kind, size in kinds if kind is of] for of in WAYS}
+        norms, others = ([width for (width,) in sizes[of]] for of in (nn.LayerNorm, nn.Linear))
+        works = row_kernels.trials(device, norms, others, products)
+        works += conv_kernels.trials(device, sizes[nn.Conv2d], products)
+        with ThreadPoolExecutor(len(works)) as pool:
+            for made in [pool.submit(work) for work in works]:
+                made.result()
+
+    pool = ThreadPoolExecutor(1, thread_name_prefix="kernels")
+    job = pool.submit(make)
+    pool.shutdown(wait=False)
+    return job
+
+
+@cache
+def _made(job: Future[None]) -> bool:
+    """Whether they can be used. A compiler can fail in any way, and nothing depends on it."""
+    try:
+        job.result()
+    except Exception as error:  # noqa: BLE001  (see above)
+        log.warning(
+            "GPU kernels for clients' own layers could not be made, and steps are slower without: %s: %s",
+            *(type(error).__name__, (str(error).strip().splitlines() or [""])[0]),
+        )
+        return False
+    return True
+
+
+def _norm(module: nn.LayerNorm, rows: Tensor) -> Tensor:
+    from fedfrozen_app.models.row_kernels import Normalised
+
+    # As autocast has it: a norm is computed in float32, and stays it.
+    dtype = torch.float32 if torch.is_autocast_enabled(rows.device.type) else rows.dtype
+
+    def kernel(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        found: Tensor = Normalised.apply(rows, weight, bias, module.eps, dtype)
+        return found
+
+    return _Stacked.apply(kernel, False, rows, module.weight, module.bias)
+
+
+def _product(module: nn.Linear, rows: Tensor) -> Tensor:
+    from fedfrozen_app.models.row_kernels import Shifted
+
+    return _Stacked.apply(Shifted.apply, False, linear(rows, module.weight), module.bias)
+
+
+def _convolution(module: nn.Conv2d, pictures: Tensor) -> Tensor:
+    """(batch, channels, rows, columns) -> (batch, out, …), with channels that come last in memory."""
+    from fedfrozen_app.models.conv_kernels import Convolved
+    from fedfrozen_app.models.row_kernels import Shifted
+
+    def kernel(pictures: Tensor, kernels: Tensor) -> Tensor:
+        found: Tensor = Convolved.apply(pictures, kernels, module.padding)
+        return found
+
+    last = pictures.to(module.weight.dtype).movedim(1, -1)  # autocast does not reach it within vmap
+    found = _Stacked.apply(kernel, False, last, module.weight.permute(2, 3, 1, 0))
+    if module.bias is not None:
+        found = _Stacked.apply(Shifted.apply, False, found, module.bias)
+    return found.movedim(-1, 1)
+
+
+WAYS: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.LayerNorm: _norm,
+    nn.Linear: _product,
+    nn.Conv2d: _convolution,
+}
+# What trains where a module is another for every client.
+LEADS: dict[type[nn.Module], str] = {nn.LayerNorm: "bias", nn.Linear: "bias", nn.Conv2d: "weight"}
+
+
+class _Stacked(torch.autograd.Function):
+    """A kernel with a rule for vmap. Gradients are those of the stacked call, as in models/attention.py."""
+
+    @staticmethod
+    def forward(kernel: Kernel, stacked: bool, rows: Tensor, *own: Tensor) -> Tensor:
+        raise NotImplementedError("kernels for clients' own weights are called with those only")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing to keep: outside vmap nobody calls this."""
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], kernel: Kernel, stacked: bool, *tensors: Tensor
+    ) -> tuple[Tensor, int]:
+        count = info.batch_size
+        whole = [
+            each.expand(count, *each.shape) if dim is None else each.movedim(dim, 0)
+            for each, dim in zip(tensors, in_dims[2:], strict=True)
+        ]
+        if stacked:  # within another vmap, over runs: their clients are further ones
+            whole = [each.flatten(0, 1) for each in whole]
+        nested = any(is_batchedtensor(each) for each in whole)
+        result = _Stacked.apply(kernel, True, *whole) if nested else kernel(*whole)
+        return (result.unflatten(0, (count, -1)) if stacked else result), 0
