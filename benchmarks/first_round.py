@@ -93,7 +93,7 @@ def words_for(name: str, rounds: int, device: str, wish: str) -> list[str]:
 
 def measure(name: str, rounds: int, device: str, wish: str, cache: str) -> dict[str, Any]:
     """Seconds until each round was over, and what was said of compiling."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/kernels"}
     corpus, words = corpus_of(name), words_for(name, rounds, device, wish)
     resolved_config = resolved(compose_config(words))
     ends: list[float] = []
