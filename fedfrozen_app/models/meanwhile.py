@@ -20,11 +20,15 @@ def judging(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def with_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Within it these modules compute in these ways."""
+    """Within it these modules compute in these ways, whatever way was lent to them around it."""
+    before = {module: vars(module).get("forward") for module in forwards}
     for module, forward in forwards.items():
         module.forward = forward
     try:
         yield
     finally:
-        for module in forwards:
-            del module.forward  # its class has one
+        for module, lent in before.items():
+            if lent is None:
+                del module.forward  # its class has one
+            else:
+                module.forward = lent
