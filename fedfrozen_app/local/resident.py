@@ -37,6 +37,7 @@ from fedfrozen_app.models.build import parameters_of
 from fedfrozen_app.models.folds import is_fold
 from fedfrozen_app.models.meanwhile import judging
 from fedfrozen_app.models.metrics import measure
+from fedfrozen_app.models.own_weights import OwnWeights
 from fedfrozen_app.models.roles import head_of, roles_of
 from fedfrozen_app.models.task import Batch, Inputs, Task
 from fedfrozen_app.models.wrapper import Wrapper, wrapper_of
@@ -119,6 +120,11 @@ class Resident:
     def blocks(self) -> Blocks:
         """The model's repeated blocks, and what was compiled for them."""
         return Blocks(self.model)
+
+    @cached_property
+    def own_weights(self) -> OwnWeights:
+        """The kernels for norms and biases of which every client has its own, begun when first asked for."""
+        return OwnWeights(self.model, self.device, torch.bfloat16 if self.task.bf16 else torch.float32)
 
     @cached_property
     def rounded(self) -> frozenset[str]:

@@ -440,7 +440,10 @@ class Step:
         blocks = self.blocks.used() if self.blocks is not None else nullcontext()
         views = self.on_gpu and self.mode != "compiled"
         products = as_products(module, self.layouts.names, views=views)
-        with folded(module), products, blocks, torch.enable_grad():
+        # A compiler makes one kernel of several itself.
+        ours = self.mode == "captured"
+        kernels = self.resident.own_weights.used(self.layouts.names) if ours else nullcontext()
+        with folded(module), products, kernels, blocks, torch.enable_grad():
             yield
 
     def _compiled(self, gradient: Gradient, index: Tensor, mask: Tensor) -> Gradient:

@@ -18,6 +18,7 @@ from fedfrozen_app.files import checkpoint
 from fedfrozen_app.inprocess.stacked import Bench, run_stacked
 from fedfrozen_app.local import cohort, compiling, private_sums
 from fedfrozen_app.local.algorithm import Algorithm
+from fedfrozen_app.models import own_weights
 from fedfrozen_app.privacy import keystream
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, plain_loss
 from fedfrozen_app.privacy.ghost import GhostClipping
@@ -108,6 +109,104 @@ def test_bf16_of_stacked_clients_is_that_of_one_after_another(train, strategy, c
     stacked = train(*words, *quick, folder="stacked")
     start = train(*words, "num_rounds=0", "strategy=fedavg", folder="start").model
     assert distance(start, exact, stacked) <= 1.5 * distance(start, exact, plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lead", [(3, 70), (2, 3, 1, 2)])
+def test_kernels_for_own_weights_are_torch_s_own(lead, dtype):
+    """Norms, biases and their slopes, for numbers of rows and columns that fill no tile."""
+    from fedfrozen_app.models.row_kernels import Normalised, Shifted
+
+    width, like = 200, {"device": "cuda", "dtype": dtype}
+    rows = torch.randn(*lead, width, **like).requires_grad_()
+    own = [torch.randn(lead[0], width, device="cuda").requires_grad_() for _ in range(2)]
+    spread = [each.view(lead[0], *(1 for _ in lead[1:]), width) for each in own]
+    slopes = torch.randn_like(rows)
+    normal = torch.nn.functional.layer_norm(rows.double(), (width,), eps=1e-6)
+    found = Normalised.apply(rows, *own, 1e-6, dtype)
+    expected = normal * spread[0] + spread[1]
+    close(found, expected, dtype)
+    for one, other in zip(
+        torch.autograd.grad(found, [rows, *own], slopes),
+        torch.autograd.grad(expected, [rows, *own], slopes.double()),
+        strict=True,
+    ):
+        close(one, other, dtype)
+    bias = own[1].detach().to(dtype).requires_grad_()
+    moved, usual = Shifted.apply(rows, bias), rows + bias.view(spread[1].shape)
+    assert torch.equal(moved, usual)
+    for one, other in zip(
+        torch.autograd.grad(moved, [rows, bias], slopes),
+        torch.autograd.grad(usual, [rows, bias], slopes),
+        strict=True,
+    ):
+        close(one, other, dtype)
+
+
+def close(found, expected, dtype, bound=None):
+    assert found.dtype in (dtype, torch.float32)
+    error = (found.double() - expected.double()).abs().max() / expected.double().abs().max()
+    assert error <= (bound or (1e-5 if dtype is torch.float32 else 1e-2))
+
+
+@pytest.mark.parametrize("channels, out, size, padding", [(3, 32, 3, 0), (32, 70, 3, 1), (6, 16, 5, 2)])
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_kernels_for_own_convolutions_are_torch_s_own(channels, out, size, padding, precision):
+    """In float32 as exact as float32 is, in TF32 as exact as that."""
+    from fedfrozen_app.models.conv_kernels import Convolved
+
+    pictures = torch.randn(2, 3, 9, 11, channels, device="cuda", requires_grad=True)
+    kernels = torch.randn(2, size, size, channels, out, device="cuda", requires_grad=True)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        found = Convolved.apply(pictures, kernels, (padding, padding))
+        slopes = torch.randn_like(found)
+        back = torch.autograd.grad(found, [pictures, kernels], slopes)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    exact = [each.detach().double().requires_grad_() for each in (pictures, kernels)]
+    expected = torch.stack(
+        [
+            torch.nn.functional.conv2d(seen.permute(0, 3, 1, 2), kernel.permute(3, 2, 0, 1), padding=padding)
+            for seen, kernel in zip(*exact, strict=True)
+        ]
+    ).movedim(2, -1)
+    bound = 2e-6 if precision == "highest" else 2e-3
+    close(found, expected, torch.float32, bound)
+    for one, other in zip(back, torch.autograd.grad(expected, exact, slopes.double()), strict=True):
+        close(one, other, torch.float32, bound)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_stacked_convolutions_train_as_one_client_after_another(train, precision):
+    words = [*WORDS, "strategy=fedavg", "model=simple_cnn", f"client.precision={precision}", "client=sgd"]
+    words += ["dataset=digits", "dataset.limit=160", "partition.min_size=8", "+model.config.dropout=false"]
+    plain = train(*words, *EAGER, folder="plain", small=False)
+    quick = train(*words, *HOW["recorded"], folder="quick", small=False)
+    start = train(*words, "num_rounds=0", folder="start", small=False).model
+    assert distance(start, plain, quick) <= (1e-3 if precision == "float32" else 2e-2)
+
+
+def test_without_kernels_of_its_own_a_step_goes_on_and_says_so(train, monkeypatch, caplog):
+    monkeypatch.setattr(own_weights, "NARROW", 8)  # the small model's layers
+    words = [*WORDS, "strategy=fedavg", "runtime.runner=cohort", "runtime.compile=false"]
+    start = train(*words, "num_rounds=0", folder="start").model
+    usual = train(*words, folder="usual")
+    assert "could not be made" not in caplog.text and "runtime.compile" not in caplog.text
+
+    def fail(*given):
+        raise OSError("no compiler here")
+
+    monkeypatch.setattr(own_weights, "_begun", lambda *given: Failed(fail))
+    without = train(*words, folder="without")
+    assert "could not be made" in caplog.text and "no compiler here" in caplog.text
+    assert 0 < distance(start, usual, without) <= 1e-3  # another kernel rounds in another way
+
+
+class Failed:
+    def __init__(self, result):
+        self.result = result
 
 
 @pytest.mark.parametrize("runner", ["sequential", "cohort"])
