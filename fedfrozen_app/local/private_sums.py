@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedfrozen_app.devices import sent
 from fedfrozen_app.exchange.block import Layout
 from fedfrozen_app.local.recording import recorded
-from fedfrozen_app.local.slots import sent
 from fedfrozen_app.local.step import NO_START
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, exact_products, norms_of
 from fedfrozen_app.seeds import generators_of

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedfrozen_app.devices import sent
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.local.sequential import drawn_examples
@@ -117,11 +118,6 @@ def lay_out(resident: "Resident", clients: Sequence[str], order: Order, slots: i
     numbers, real = (sent(torch.from_numpy(array), resident.device) for array in (index, mask))
     switches = _switches(resident, clients, order.plan, turns) if len(phases) > 1 else {}
     return Schedule(turns, numbers, real.to(resident.task.dtype), switches)
-
-
-def sent(array: Tensor, device: torch.device) -> Tensor:
-    """From the host to the device, without waiting for what that does."""
-    return array.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else array
 
 
 def _switches(

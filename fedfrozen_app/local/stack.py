@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fedfrozen_app.devices import sent
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.cohort import CohortRunner, Work, enter
-from fedfrozen_app.local.slots import Schedule, Turn, sent
+from fedfrozen_app.local.slots import Schedule, Turn
 from fedfrozen_app.local.step import Step
 from fedfrozen_app.seeds import seeded
 

@@ -23,6 +23,7 @@ from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
 
 from fedfrozen_app.data.augment import taken
+from fedfrozen_app.devices import sent
 from fedfrozen_app.exchange.block import Layout
 from fedfrozen_app.exchange.names import (
     by_namespace,
@@ -38,7 +39,7 @@ from fedfrozen_app.local.compiling import keep_what_is_compiled
 from fedfrozen_app.local.parts import parts_of
 from fedfrozen_app.local.recording import recorded
 from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_scales
-from fedfrozen_app.local.slots import Schedule, Turn, sent
+from fedfrozen_app.local.slots import Schedule, Turn
 from fedfrozen_app.models.attention import folded
 from fedfrozen_app.models.blocks import Blocks, compiled_by_torch
 from fedfrozen_app.models.convolution import as_products

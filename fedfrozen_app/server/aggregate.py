@@ -13,10 +13,10 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
+from fedfrozen_app.devices import sent
 from fedfrozen_app.exchange.block import Block, Slice
 from fedfrozen_app.exchange.check import TOO_LARGE
 from fedfrozen_app.exchange.names import PARAMETERS, namespace_of, parameter_of
-from fedfrozen_app.local.slots import sent
 from fedfrozen_app.secure.layout import Sums
 from fedfrozen_app.server.norms import CHUNK, divide, norm_of, subtract
 
