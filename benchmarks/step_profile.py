@@ -32,6 +32,7 @@ ROUNDS = 3
 # The first that fits a kernel's name says its kind.
 KINDS = {
     "fused by the compiler": r"triton",
+    "our own": r"^_(normalise|shift|add_up|convolve|correlate)",
     "attention": r"flash|fmha|sdpa|attention",
     "products": r"gemm|cutlass|cublas|nvjet|splitK|gemv",
     "optimiser": r"adam|sgd",
