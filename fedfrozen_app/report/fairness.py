@@ -1,7 +1,8 @@
 """Who is served badly: the section of a report, from fairness.json."""
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,12 @@ def _interval(one: Mapping[str, Any]) -> str:
     return f"{low:.3f} to {high:.3f}"
 
 
+def _sure(parts: Sequence[Mapping[str, float]]) -> list[list[float]]:
+    """Without scores that are not finite: a model that has burst is sure of nothing."""
+    known = [part for part in parts if math.isfinite(part["confidence"])]
+    return [[round(part["confidence"], 4), round(part["right"], 4)] for part in known]
+
+
 def reliability_chart(found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     """How often the model is right when it is so sure: on the diagonal it is calibrated."""
     if not found:
@@ -89,10 +96,10 @@ def reliability_chart(found: Mapping[str, Any] | None) -> list[dict[str, Any]]:
             "name": TITLES.get(model, model),
             "colour": COLOURS.get(model, "purple"),
             "stroke": "",
-            "points": [[round(p["confidence"], 4), round(p["right"], 4)] for p in own["reliability"]],
+            "points": points,
         }
         for model, own in found["models"].items()
-        if own["reliability"]
+        if (points := _sure(own["reliability"]))
     ]
     if not series:
         return []

@@ -13,6 +13,7 @@ from PIL import Image
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.report.charts import make_charts
+from fedfrozen_app.report.fairness import reliability_chart
 from fedfrozen_app.report.run_page import render, run_page, write_report
 
 from .conftest import RECORD_BYTES, ROLE_BYTES, make_rows, make_summary, save
@@ -161,6 +162,18 @@ def test_nan_is_a_gap_a_note_and_a_word(rows, save_run):
     assert points(loss, "train")[8] is None
     assert "Not a finite number: train in round 8; test in round 6, 7." in loss["note"]
     assert page.text.count("NaN") == 3
+
+
+def test_a_model_that_has_burst_is_sure_of_nothing():
+    """Its scores are not finite, and neither is how sure it is: the page is written without that point."""
+    parts = [{"confidence": math.nan, "right": 0.1, "rows": 9}, {"confidence": 0.7, "right": 0.6, "rows": 9}]
+    own = {"all": {}, "groups": {}, "reliability": parts, "hidden": {}}
+    found = {"models": {"global": own, "personal": {**own, "reliability": parts[:1]}}}
+    assert [each["points"] for each in reliability_chart(found)[0]["series"]] == [
+        [[0.7, 0.6]],
+        [[0, 0], [1, 1]],
+    ]
+    assert reliability_chart({"models": {"global": {**own, "reliability": parts[:1]}}}) == []
 
 
 def test_keys_that_are_absent_are_named(tmp_path):
