@@ -327,14 +327,16 @@ class PlannedFedAvg(OwnLoop):
         # Where nothing came in, nothing is to happen: an optimiser would go on by what it remembers.
         stepped = self.step(update) if update.replies else {}
         merged = {name: value.to(self.model[name]) for name, value in stepped.items()}  # device and dtype
-        coming = bytes_on_their_way(merged)
-        drift = update.drift  # one wait for both
-        begun = digests_begun(merged, coming)
+        # One wait for both. Who observes a round may change what it sees, and its bytes go afterwards.
+        observes = type(self).observe is not PlannedFedAvg.observe
+        coming = None if observes else bytes_on_their_way(merged)
+        drift = update.drift
         record.aggregating += time.perf_counter() - stepping
         row = record.row(self.stage(server_round), cohort, trained, drift)
         self.usual_norm = row.get("usual_norm")
         closing = time.perf_counter()
         row |= self.observe(row, merged)
+        begun = digests_begun(merged, coming)
         self.model.update(merged)
         moved: dict[str, Tensor] = {}
         if update.replies:

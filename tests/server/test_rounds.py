@@ -8,6 +8,7 @@ import torch
 from flwr.clientapp import ClientApp
 
 from fedfrozen_app import registry
+from fedfrozen_app.digests import digests
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import to_record
 from fedfrozen_app.exchange.cache import Cache
@@ -92,6 +93,24 @@ def test_fedavg_by_hand():
     assert row["drift"]["kernel"]["rms"] == pytest.approx((kernel * 2 / 9) ** 0.5, rel=1e-6)
     assert row["drift"]["kernel"]["mean_update"] == pytest.approx((kernel * 25 / 9) ** 0.5, rel=1e-6)
     assert row["clients_ok"] == 2 and row["train_loss"] == 1.0
+
+
+def test_orders_name_what_an_observer_left_of_the_model(monkeypatch):
+    """A user's own method may change what it sees: digests are of that, or clients would refuse it."""
+
+    def halve(self, row, merged):
+        for value in merged.values():
+            value.mul_(0.5)
+        return {}
+
+    monkeypatch.setattr(registry.find("strategies", "fedavg"), "observe", halve)
+    strategy, _, seen = run("fedavg", num_rounds=2)
+    assert all(
+        torch.allclose(value, torch.full_like(value, 0.75 * MEAN)) for value in strategy.model.values()
+    )
+    assert strategy.digests == digests(strategy.model)
+    after_one = {name: torch.full_like(value, 0.5 * MEAN) for name, value in start_model().items()}
+    assert seen[-1][1].base == digests(after_one)
 
 
 def test_fedprox_sends_its_strength():
