@@ -75,20 +75,22 @@ class OpenBlock:
         parts = block.layout.views(self._updates).values()  # (clients, *shape) each
         norms = [torch.linalg.vector_norm(p.flatten(1), dim=1, dtype=torch.float64) for p in parts]
         self._norms = torch.stack(norms, dim=1)  # (clients, names)
+        self._all = [float(count) for count in block.examples]
+        weights = sent(torch.tensor(self._all, dtype=torch.float64), self._norms.device)
         # They come to the host with the figures: the device is waited for once.
-        block.look_at(SOUND, (self._norms < TOO_LARGE).all(dim=1))
+        block.look_at(SOUND, (self._norms * weights.unsqueeze(1) < TOO_LARGE).all(dim=1))
         if gate is not None:
             own = self._norms
             if len(parameters) < len(names):
                 own = own[:, sent(torch.tensor(parameters), own.device)]
             block.look_at(NORM, torch.linalg.vector_norm(own, dim=1))
         # The sum of all, begun before they are known to be sound: mostly it is the one that is asked for.
-        self._all = [float(count) for count in block.examples]
-        self._sum_of_all = self._sums(self._all)
+        self._sum_of_all = self._sums(weights)
 
     def accept(self, number: int, weight: float) -> str | None:
         if not self.block.seen(SOUND)[number]:
-            return unsound(dict(zip(self.block.layout.names, self._norms[number].tolist(), strict=True)))
+            norms = (self._norms[number] * weight).tolist()
+            return unsound(dict(zip(self.block.layout.names, norms, strict=True)))
         if self._gate and (far := self._gate.problem(self.block.seen(NORM)[number])):
             return far
         self.weights[number] = weight
@@ -102,10 +104,9 @@ class OpenBlock:
         if refused:  # 0 · NaN would be NaN
             self._updates[refused] = 0
             self._norms[refused] = 0
-        return self._sums(self.weights)
+        return self._sums(sent(torch.tensor(self.weights, dtype=torch.float64), self._updates.device))
 
-    def _sums(self, counts: Sequence[float]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        weights = sent(torch.tensor(counts, dtype=torch.float64), self._updates.device)
+    def _sums(self, weights: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         sums = self._sum(weights)
         if self._equal:
             alike = self._sum(weights > 0)

@@ -8,6 +8,7 @@ from fedfrozen_app.exchange.block import Block, Layout
 from fedfrozen_app.exchange.messages import block_replies, message_to, read_reply, train_message
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.server.aggregate import RunningMean
 
 
 def block():
@@ -72,3 +73,17 @@ def test_a_copied_message_is_the_one_that_flower_makes():
 def test_clients_that_share_nothing_send_no_arrays():
     (message,) = block_replies(block(), orders(1), ["one"], shared=False)
     assert read_reply(message).arrays == {}
+
+
+def test_an_update_is_too_large_by_its_weight_as_one_that_came_alone_is():
+    """1e31 · 20 examples is over what sums may hold, and 1e31 · 1 is not: block or not, the same verdict."""
+    values = {"w": torch.full((2,), 1e31)}
+    for examples, verdict in ((20, "holds values that are too large to average in w"), (1, None)):
+        alone = RunningMean({"w": torch.zeros(2)}, lambda name: "all")
+        stacked = RunningMean({"w": torch.zeros(2)}, lambda name: "all")
+        layout = Layout.of(values)
+        rows = torch.stack([layout.flatten(values)] * 2)
+        made = Block(("a", "b"), layout, torch.zeros(layout.width), rows, [examples, 1])
+        assert alone.add({"w": values["w"].clone()}, float(examples)) == verdict
+        assert stacked.add(made.slice(0), float(examples)) == verdict
+        assert stacked.add(made.slice(1), 1.0) is None
