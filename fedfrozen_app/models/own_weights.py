@@ -87,8 +87,12 @@ def _begun(device: torch.device, kinds: frozenset[Kind], products: torch.dtype) 
         works = row_kernels.trials(device, norms, others, products)
         works += conv_kernels.trials(device, sizes[nn.Conv2d], products)
         with ThreadPoolExecutor(len(works)) as pool:
-            for made in [pool.submit(work) for work in works]:
+            for made in [pool.submit(there, work) for work in works]:
                 made.result()
+
+    def there(work: Callable[[], Any]) -> None:
+        with torch.cuda.device(device):  # of several: Triton takes the thread's own
+            work()
 
     pool = ThreadPoolExecutor(1, thread_name_prefix="kernels")
     job = pool.submit(make)
@@ -158,12 +162,14 @@ class _Stacked(torch.autograd.Function):
     """A kernel with a rule for vmap. Gradients are those of the stacked call, as in models/attention.py."""
 
     @staticmethod
-    def forward(kernel: Kernel, stacked: bool, rows: Tensor, *own: Tensor) -> Tensor:
-        raise NotImplementedError("kernels for clients' own weights are called with those only")
+    def forward(kernel: Kernel, stacked: bool, *tensors: Tensor) -> Tensor:
+        """What is the same for all clients, such as the round's own model of what no row says: as if it were
+        of one. Nothing that trains is in it."""
+        return kernel(*(each.unsqueeze(0) for each in tensors)).squeeze(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep: outside vmap nobody calls this."""
+        """Nothing to keep: outside vmap nobody differentiates through this."""
 
     @staticmethod
     def vmap(

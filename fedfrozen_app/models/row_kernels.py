@@ -221,7 +221,7 @@ def _tile(width: int, most: int = NO_LIMIT) -> tuple[int, int]:
 
 def cut(groups: int, count: int, high: int) -> tuple[int, int]:
     """Into how many pieces the rows of a group are cut, and how many rows each has."""
-    least = triton.cdiv(count, high)
+    least = max(1, triton.cdiv(count, high))
     wanted = max(1, min(least, PROGRAMS // groups))
     share = triton.cdiv(least, wanted) * high
-    return triton.cdiv(count, share), share
+    return max(1, triton.cdiv(count, share)), share

@@ -73,3 +73,14 @@ def test_without_a_gpu_nothing_changes():
     assert ours.begin() is None
     with ours.used(["norm.weight", "norm.bias"]):
         assert "forward" not in vars(ours._model.norm)
+
+
+def test_what_is_the_same_for_all_clients_goes_through_a_kernel_too():
+    """Such as what the round's own model, which MOON reads beside each client's, says of no row at all."""
+    rows, bias = torch.randn(5, 6), torch.randn(6)
+
+    def add(own):
+        return own_weights._Stacked.apply(shifted, False, rows, bias) + own
+
+    own = torch.randn(3, 6)
+    assert torch.equal(vmap(add)(own), rows + bias + own.unsqueeze(1))
