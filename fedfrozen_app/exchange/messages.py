@@ -269,7 +269,7 @@ def read_reply(message: Message) -> Reply:
     """`ValueError` with a reason when the message is not a reply of ours."""
     if message.has_error():
         raise ValueError(f"failed: {message.error.reason or 'no reason given'}")
-    if isinstance(together := message.content.get("arrays"), BlockRecord):
+    if message.has_content() and isinstance(together := message.content.get("arrays"), BlockRecord):
         return together.read(message)
     try:
         text = str(_record(message, "reply", ConfigRecord)["json"])
