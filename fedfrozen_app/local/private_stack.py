@@ -206,6 +206,7 @@ def _early(
     GPU it is drawn when it is asked for."""
     sources = [training.client.source for training in trainings]
     standards = type(sources[0]).standards
+    assert len({training.recipe.noise == 0 for training in trainings}) == 1, "all add noise, or nobody does"
     if trainings[0].recipe.noise == 0:
         yield lambda count: lambda: None
         return
