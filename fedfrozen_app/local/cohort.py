@@ -4,7 +4,6 @@ A client with fewer batches than its neighbours leaves its slot after its own la
 takes it (local/slots.py); the step that all slots share is local/step.py.
 """
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from fedfrozen_app.exchange.names import by_namespace, flattened, parameters_in,
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.local.algorithm import ByNamespace, Finished
+from fedfrozen_app.local.compiling import wished
 from fedfrozen_app.local.sequential import learning_rate
 from fedfrozen_app.local.slots import Schedule, Turn, batch_counts, cheapest_size, lay_out
 from fedfrozen_app.local.step import START, Layouts, Step, finish_rows, loaded, look_rows, rows_say
@@ -184,7 +184,7 @@ class CohortRunner:
         self._plan: Plan | None = None
         self._laid: tuple[Any, Layouts] | None = None  # for orders of this kind
         self._aside: torch.cuda.Stream | None = None  # on which a block trains while another is looked at
-        if str(resident.config.runtime.compile).lower() != "true":
+        if wished(resident.config) != "true":
             resident.own_weights.begin()  # before the first step asks for them
 
     def through(self, clients: Sequence[str], order: Order) -> list[list[str]]:
@@ -395,9 +395,8 @@ class CohortRunner:
         return start.nbytes
 
     def _step(self, work: Work, width: int) -> "Step":
-        order, names = work.order, work.layouts.trained.names
-        settings = json.dumps(dict(order.settings), sort_keys=True)
-        key = (names, work.slots, width, order.algorithm, settings, work.mode)
+        order = work.order
+        key = (order.kind, work.slots, width, work.mode)
         if key not in self._steps:
             # Of steps that are taken in another mode none is needed again.
             self._steps = {other: step for other, step in self._steps.items() if other[-1] == work.mode}

@@ -63,7 +63,7 @@ class Compiling:
         """How to take this order's steps: `steps` a round, `examples` in each of them, padding included."""
         if resident.device.type not in DEVICES:
             return "eager"
-        wish = str(resident.config.runtime.compile).lower()
+        wish = wished(resident.config)
         if wish in MODES:
             return MODES[wish]
         plan = plan_digest(order)
@@ -98,6 +98,11 @@ class Compiling:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.plan, self.since = str(state.get("plan", "")), int(state.get("since", 0))
         self.compiled = state.get("compiled")
+
+
+def wished(config: Config) -> str:
+    """What `runtime.compile` asks for: auto, true or false, as a word."""
+    return str(config.runtime.compile).lower()
 
 
 def plan_digest(order: Order) -> str:

@@ -123,7 +123,7 @@ class Resident:
 
     @cached_property
     def own_weights(self) -> OwnWeights:
-        """The kernels for norms and biases of which every client has its own, begun when first asked for."""
+        """The kernels for layers of which every client has its own."""
         return OwnWeights(self.model, self.device, torch.bfloat16 if self.task.bf16 else torch.float32)
 
     @cached_property
