@@ -6,16 +6,23 @@ axis moves into the batch axis and the fused kernel sees nothing unusual.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
+from torch.nn.functional import dropout as drop
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
 
-FOLDED = "fedfrozen_folded"
+from fedfrozen_app.devices import has_kernels
+
+# Whether folded attention may be a kernel of our own: not for a compiler, which cannot look into it, nor for
+# whoever wants a result sooner than that kernel is made.
+_kernels: ContextVar[bool] = ContextVar("kernels", default=False)
+FOLDED, PLAIN = "fedfrozen_folded", "fedfrozen_plain"
 SHORT = 16  # tokens: for so few a CPU's fused kernel takes twice as long as three products
 TINY = 8  # and without Intel's library, which has batches of small products, sums take a fourth of those
 
@@ -40,6 +47,12 @@ class _Folded(torch.autograd.Function):
         if short and mask is None and not dropout:
             in_sums = query.shape[-2] <= TINY and not torch.backends.mkl.is_available()
             return (_by_sums if in_sums else _by_products)(query * scale, key, value)
+        if _kernels.get():
+            from fedfrozen_app.models.attention_kernels import Attended, serves  # Triton, which is a GPU's
+
+            if serves(query, key, mask, dropout):
+                found: Tensor = Attended.apply(query, key, value, mask, scale, dropout)
+                return found
         return scaled_dot_product_attention(query, key, value, mask, dropout, scale=scale)
 
     @staticmethod
@@ -106,8 +119,32 @@ def folded_mask(
     return mask
 
 
+def plain_attention(
+    module: nn.Module,
+    query: Tensor,  # (batch, heads, tokens, width)
+    key: Tensor,  # (batch, key heads, tokens, width)
+    value: Tensor,
+    attention_mask: Tensor | None,  # what is added to the scores
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **ignored: Any,
+) -> tuple[Tensor, Tensor]:
+    """As transformers has it, whose softmax is in float32 for some models even where they are in float64."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    exact = torch.promote_types(query.dtype, torch.float32)
+    weights = drop(scores.softmax(dim=-1, dtype=exact).to(query.dtype), dropout, module.training)
+    return (weights @ value).transpose(1, 2).contiguous(), weights
+
+
 AttentionInterface.register(FOLDED, folded_attention)
 AttentionMaskInterface.register(FOLDED, folded_mask)
+AttentionInterface.register(PLAIN, plain_attention)
+AttentionMaskInterface.register(PLAIN, eager_mask)
 
 
 @contextmanager
@@ -123,6 +160,16 @@ def attention_by(model: nn.Module, implementation: str) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = usual
+
+
+@contextmanager
+def by_kernels(device: torch.device) -> Iterator[None]:
+    """Within it folded attention is a kernel of our own, where there is one."""
+    before = _kernels.set(has_kernels(device))
+    try:
+        yield
+    finally:
+        _kernels.reset(before)
 
 
 def folded(model: nn.Module) -> AbstractContextManager[None]:

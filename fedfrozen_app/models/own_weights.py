@@ -9,20 +9,17 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor
-from torch.nn.functional import linear
 
+from fedfrozen_app.devices import has_kernels
 from fedfrozen_app.models.meanwhile import with_forwards
+from fedfrozen_app.models.own_products import multiplied, stacked
 
 log = logging.getLogger(__name__)
-OLDEST = (8, 0)  # a GPU's generation for which Triton makes kernels
 NARROW = 64  # a layer that puts out fewer numbers is no work
-Kernel = Callable[..., Tensor]  # of what a layer is given, (clients, …), and of arrays with a row for each
 Kind = tuple[type[nn.Module], tuple[int, ...]]
 
 
@@ -37,7 +34,7 @@ class OwnWeights:
     def begin(self) -> "Future[None] | None":
         """Make them, on threads: where nothing is cached that takes seconds, in which others may read data
         or start a GPU. None where there are none."""
-        if not self._ways or not _has_kernels(self._device):
+        if not self._ways or not has_kernels(self._device):
             return None
         return _begun(self._device, frozenset(map(_kind, self._ways)), self._products)
 
@@ -69,12 +66,6 @@ def _kind(module: Any) -> Kind:
     if isinstance(module, nn.Conv2d):
         return nn.Conv2d, (*module.kernel_size, module.in_channels, module.out_channels, *module.padding)
     return type(module), (len(module.bias),)
-
-
-def _has_kernels(device: torch.device) -> bool:
-    if device.type != "cuda" or find_spec("triton") is None:
-        return False
-    return torch.cuda.get_device_capability(device) >= OLDEST
 
 
 @cache  # for all models of a process: while one records its steps, no other may start anything
@@ -124,13 +115,13 @@ def _norm(module: nn.LayerNorm, rows: Tensor) -> Tensor:
         found: Tensor = Normalised.apply(rows, weight, bias, module.eps, dtype)
         return found
 
-    return _Stacked.apply(kernel, False, rows, module.weight, module.bias)
+    return _stacked(kernel, rows, module.weight, module.bias)
 
 
 def _product(module: nn.Linear, rows: Tensor) -> Tensor:
     from fedfrozen_app.models.row_kernels import Shifted
 
-    return _Stacked.apply(Shifted.apply, False, linear(rows, module.weight), module.bias)
+    return _stacked(Shifted.apply, multiplied(rows, module.weight), module.bias)
 
 
 def _convolution(module: nn.Conv2d, pictures: Tensor) -> Tensor:
@@ -143,9 +134,9 @@ def _convolution(module: nn.Conv2d, pictures: Tensor) -> Tensor:
         return found
 
     last = pictures.to(module.weight.dtype).movedim(1, -1)  # autocast does not reach it within vmap
-    found = _Stacked.apply(kernel, False, last, module.weight.permute(2, 3, 1, 0))
+    found = _stacked(kernel, last, module.weight.permute(2, 3, 1, 0))
     if module.bias is not None:
-        found = _Stacked.apply(Shifted.apply, False, found, module.bias)
+        found = _stacked(Shifted.apply, found, module.bias)
     return found.movedim(-1, 1)
 
 
@@ -158,30 +149,11 @@ WAYS: dict[type[nn.Module], Callable[..., Tensor]] = {
 LEADS: dict[type[nn.Module], str] = {nn.LayerNorm: "bias", nn.Linear: "bias", nn.Conv2d: "weight"}
 
 
-class _Stacked(torch.autograd.Function):
-    """A kernel with a rule for vmap. Gradients are those of the stacked call, as in models/attention.py."""
+def _stacked(kernel: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Of a kernel for (clients, …): those of further runs, or examples, are further clients to it."""
 
-    @staticmethod
-    def forward(kernel: Kernel, stacked: bool, *tensors: Tensor) -> Tensor:
-        """What is the same for all clients, such as the round's own model of what no row says: as if it were
-        of one. Nothing that trains is in it."""
-        return kernel(*(each.unsqueeze(0) for each in tensors)).squeeze(0)
+    def flat(lead: int, *whole: Tensor) -> Tensor:
+        found = kernel(*(each.flatten(0, lead - 1) for each in whole))
+        return found.unflatten(0, whole[0].shape[:lead])
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep: outside vmap nobody differentiates through this."""
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], kernel: Kernel, stacked: bool, *tensors: Tensor
-    ) -> tuple[Tensor, int]:
-        count = info.batch_size
-        whole = [
-            each.expand(count, *each.shape) if dim is None else each.movedim(dim, 0)
-            for each, dim in zip(tensors, in_dims[2:], strict=True)
-        ]
-        if stacked:  # within another vmap, over runs: their clients are further ones
-            whole = [each.flatten(0, 1) for each in whole]
-        nested = any(is_batchedtensor(each) for each in whole)
-        result = _Stacked.apply(kernel, True, *whole) if nested else kernel(*whole)
-        return (result.unflatten(0, (count, -1)) if stacked else result), 0
+    return stacked(flat, *tensors)

@@ -33,7 +33,7 @@ def test_a_kernel_sees_the_rows_of_all_clients_at_once(lead, own):
     bias.requires_grad_()
 
     def add(rows, bias):
-        return own_weights._Stacked.apply(shifted, False, rows, bias)
+        return own_weights._stacked(shifted, rows, bias)
 
     stacked = add
     for _ in lead:
@@ -48,7 +48,7 @@ def test_a_kernel_sees_the_rows_of_all_clients_at_once(lead, own):
 
 def test_what_trains_and_has_a_kernel_is_computed_another_way(monkeypatch):
     model = Model()
-    monkeypatch.setattr(own_weights, "_has_kernels", lambda device: True)
+    monkeypatch.setattr(own_weights, "has_kernels", lambda device: True)
     monkeypatch.setattr(own_weights, "_begun", lambda *given: given)
     monkeypatch.setattr(own_weights, "_made", lambda job: True)
     ours = OwnWeights(model, torch.device("cpu"), torch.float32)
@@ -80,7 +80,7 @@ def test_what_is_the_same_for_all_clients_goes_through_a_kernel_too():
     rows, bias = torch.randn(5, 6), torch.randn(6)
 
     def add(own):
-        return own_weights._Stacked.apply(shifted, False, rows, bias) + own
+        return own_weights._stacked(shifted, rows, bias) + own
 
     own = torch.randn(3, 6)
     assert torch.equal(vmap(add)(own), rows + bias + own.unsqueeze(1))
