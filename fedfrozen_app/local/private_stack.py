@@ -235,8 +235,9 @@ def _drawn_aside(draw: Callable[[], Tensor], device: torch.device) -> tuple[Tens
 
 @cache
 def _side(device: torch.device) -> torch.cuda.Stream:
-    """The same in every round: torch keeps freed memory for each stream by itself."""
-    return torch.cuda.Stream(device)
+    """The same in every round: torch keeps freed memory for each stream by itself. What little a GPU does
+    there goes before gradients, of which it has enough: the cipher waits for room that it makes."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 def _taken(job: Future[tuple[Tensor, torch.cuda.Event | None]]) -> Tensor:

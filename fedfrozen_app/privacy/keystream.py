@@ -14,7 +14,7 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 
 import numpy as np
 import torch
@@ -23,12 +23,17 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from torch import Tensor
 
+from fedfrozen_app.privacy.kernels import kernels_on
+
 TERMS = 4
 CHUNK = 1 << 16  # Gaussians worked out at once: their arrays stay in a processor's cache
 # There a launch costs more than its work, and host memory must be bounded. A little below a power of two, as
 # which torch pins it, so that it has room for SPARE and for lengths that are rounded up.
 GPU_CHUNK = (1 << 22) - (1 << 10)
-ZEROS = memoryview(bytes(1 << 20))  # what is enciphered, piece by piece: fresh memory costs as much as AES
+AHEAD = 2  # chunks that are enciphered at a time: no thread waits for the slowest of one
+# What is enciphered, piece by piece: fresh memory costs as much as AES. Large pieces, because a thread waits
+# for Python's lock after each.
+ZEROS = memoryview(bytes(1 << 23))
 FRACTION = 53  # bits of a float64
 SPARE = 2  # words behind those that are asked for: OpenSSL wants a block less one byte
 _forks = 0
@@ -90,8 +95,12 @@ def gaussians_of(
     at_once = GPU_CHUNK if device.type == "cuda" else CHUNK
     parts = found.split(-(-at_once // len(streams)), dim=1)
     counts = [2 * TERMS * ((part.shape[1] + 1) // 2) for part in parts]
+    kernels = kernels_on(device)
     for part, words in zip(parts, _words_on(device, streams, counts, workers), strict=True):
-        part.copy_(_worked_out(words)[:, : part.shape[1]])
+        if kernels is None:
+            part.copy_(_worked_out(words)[:, : part.shape[1]])
+        else:
+            kernels.gaussians(words, part, TERMS)
     return found
 
 
@@ -102,23 +111,31 @@ def _words_on(
     reads by itself. While one is sent and used, `workers` encipher the next."""
     on_gpu = device.type == "cuda"
     used: deque[torch.cuda.Event] = deque(maxlen=2)
+    before: list[Future[None] | None] = [None] * len(streams)
 
-    def begin(count: int) -> tuple[Tensor, Iterator[None]]:
-        if len(used) == 2:  # three at a time are pinned: the first of them is free once it has been sent
+    def fill(number: int, room: Tensor, count: int, after: Future[None] | None) -> None:
+        if after is not None:  # a cipher serves one thread at a time, and chunks in their order
+            after.result()
+        streams[number].encipher(room[number].numpy().view(np.uint8).data, 8 * count)
+
+    def begin(count: int) -> tuple[Tensor, list[Future[None] | None]]:
+        if len(used) == 2:  # two more than AHEAD are pinned: the first of them is free once it has been sent
             used[0].synchronize()
         room = torch.empty(len(streams), count + SPARE, dtype=torch.int64, pin_memory=on_gpu)
+        for number in range(len(streams)):
+            if workers is None:
+                fill(number, room, count, None)
+            else:
+                before[number] = workers.submit(fill, number, room, count, before[number])
+        return room, list(before)
 
-        def fill(number: int) -> None:
-            streams[number].encipher(room[number].numpy().view(np.uint8).data, 8 * count)
-
-        return room, (map if workers is None else workers.map)(fill, range(len(streams)))
-
-    coming = begin(counts[0])
-    for following in [*counts[1:], None]:
-        room, filled = coming
-        list(filled)
-        if following is not None:
-            coming = begin(following)
+    coming = deque(begin(count) for count in counts[:AHEAD])
+    for number in range(len(counts)):
+        room, filled = coming.popleft()
+        for job in filled:
+            if job is not None:
+                job.result()
+        coming.extend(begin(count) for count in counts[number + AHEAD : number + AHEAD + 1])
         yield room.to(device, non_blocking=True)[:, :-SPARE]
         if on_gpu:
             used.append(torch.cuda.current_stream(device).record_event())

@@ -7,6 +7,8 @@ import itertools
 import math
 import multiprocessing
 import os
+import secrets
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -156,6 +158,29 @@ def test_noise_that_several_threads_draw_is_gaussian_and_independent(size):
         length = min(len(one), len(other))
         for values, others in ((one, other), (one**2 - 1, (other**2 - 1) / 2)):
             assert abs(float((values[:length] * others[:length]).mean())) * math.sqrt(length) < 7
+
+
+def test_chunks_keep_their_order_whoever_enciphers_them(monkeypatch):
+    """Of a stream that is held up too, while others are ahead."""
+    encipher = keystream.Keystream.encipher
+
+    def held_up(self, room, size):
+        time.sleep(0.003 * secrets.randbelow(3))
+        encipher(self, room, size)
+
+    found = []
+    for threads in (None, 5):
+        keys = itertools.count()
+        monkeypatch.setattr(keystream.secrets, "token_bytes", lambda size, k=keys: bytes([next(k)]) * size)
+        streams = [keystream.Keystream() for _ in range(3)]
+        count = 10 * keystream.CHUNK // 3
+        if threads is None:
+            found.append(keystream.gaussians_of(streams, count, CPU))
+            continue
+        monkeypatch.setattr(keystream.Keystream, "encipher", held_up)
+        with ThreadPoolExecutor(threads) as workers:
+            found.append(keystream.gaussians_of(streams, count, CPU, workers))
+    assert torch.equal(*found)
 
 
 # What training sees ---------------------------------------------------------------------------------------
