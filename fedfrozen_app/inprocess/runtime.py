@@ -145,6 +145,7 @@ def make_grid(
         reason = private_stack.cannot_stack(resident)
         if reason is None:
             log.info("Clients take their private steps together on %s.", resident.device)
+            resident.own_weights.begin()  # before the first step asks for them
             most = config.runtime.max_block or PRIVATE_BLOCK
             given = (client_app.answer, private_stack.take_steps, most, client_app.app)
             return PrivateGrid(*given, num_clients, settings)

@@ -5,6 +5,7 @@ the ε and δ spent. Losses and scores are written to the site's own disk.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from fedfrozen_app.local.sequential import LocalResult, learning_rate, optimizer
 from fedfrozen_app.privacy.accountant import epsilon_of, solve_noise
 from fedfrozen_app.privacy.budget import Budget, BudgetFile, Declined
 from fedfrozen_app.privacy.cover import cannot_cover, noise_in_sum
-from fedfrozen_app.privacy.dpsgd import Clipping, ExampleGradients, Recipe, draw_rows, train_steps
+from fedfrozen_app.privacy.dpsgd import Clipping, ExampleGradients, Loss, Recipe, draw_rows, train_steps
 from fedfrozen_app.privacy.ghost import GhostClipping
 from fedfrozen_app.privacy.noise import Noise, SecretNoise, SeededNoise
 from fedfrozen_app.privacy.steps import SLACK, Steps
@@ -281,8 +282,7 @@ class PrivateClient:
         return {name: parameter.detach().clone() for name, parameter in trained.items()}, mean
 
     def gradients(self, start: Start) -> ExampleGradients:
-        loss = partial(self.order.method.loss, start=start)
-        return ExampleGradients(self.resident.model, self.resident.task, start.trained, loss)
+        return example_gradients(self.resident, start.trained, partial(self.order.method.loss, start=start))
 
     @property
     def is_watched(self) -> bool:
@@ -314,6 +314,11 @@ class PrivateClient:
             )
         resident = self.resident
         return GhostClipping(resident.model, resident.task, trained, resident.config.privacy.max_grad_norm)
+
+
+def example_gradients(resident: "Resident", names: Sequence[str], loss: Loss) -> ExampleGradients:
+    ways = partial(resident.own_weights.used, names)
+    return ExampleGradients(resident.model, resident.task, names, loss, ways)
 
 
 def sampling(config: Config, declared: int) -> tuple[float, int]:

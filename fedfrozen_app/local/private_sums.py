@@ -19,9 +19,11 @@ from torch import Tensor
 
 from fedfrozen_app.devices import sent
 from fedfrozen_app.exchange.block import Layout
+from fedfrozen_app.local.private import example_gradients
 from fedfrozen_app.local.recording import recorded
 from fedfrozen_app.local.step import NO_START
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, exact_products, norms_of
+from fedfrozen_app.privacy.kernels import kernels_on
 from fedfrozen_app.seeds import generators_of
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
 
 log = logging.getLogger(__name__)
-LENGTH = 16  # samples on a GPU are padded to a multiple of it
+LENGTH = 8  # samples on a GPU are padded to a multiple of it
 OFTEN = 2  # so often a step is taken before it is recorded, which takes as long as some ten; at least once
 GRAPHS = 12  # recordings of one kind of step
 KEPT = 4  # kinds of steps whose memory and recordings stay
@@ -69,7 +71,11 @@ class ClippedSums:
         self._step_losses = torch.zeros_like(self.losses)
         self._broken = torch.zeros((), dtype=torch.bool, device=resident.device)
         self._nothing = torch.zeros((), dtype=resident.task.dtype, device=resident.device)
-        self._is_careful = resident.device.type in CAREFUL_ON and self.layout.width <= CAREFUL_MOST
+        # Where there are kernels for it, whatever counts nothing is left out at no cost.
+        exact = resident.task.dtype == torch.float32
+        self._kernels = kernels_on(self.rows.device) if exact else None
+        small = resident.device.type in CAREFUL_ON and self.layout.width <= CAREFUL_MOST
+        self._is_careful = small or self._kernels is not None
         self._records = records
         self._seen: Counter[Shape] = Counter()
         self._given: dict[Shape, tuple[Tensor, Tensor]] = {}  # what a recorded step reads
@@ -162,6 +168,9 @@ class ClippedSums:
             for name, place in zip(self.layout.names, places, strict=True):
                 slope = slopes[name]
                 flat = slope.flatten(2) if slope.dim() > 2 else slope.unsqueeze(2)
+                if self._kernels is not None:
+                    self._kernels.add_weighed(place, factor, flat)
+                    continue
                 if careful:  # not `masked_fill`, which copies all of it first
                     flat = torch.where(wanted[:, :, None], flat, self._nothing)
                 place[:, : flat.shape[2]].add_(torch.einsum("cb,cbp->cp", factor, flat))
@@ -221,8 +230,7 @@ def sums_for(trainings: "Sequence[Training]", names: Sequence[str]) -> ClippedSu
     key = (tuple(names), len(trainings), recipe.max_grad_norm)
     kept = resident.private_sums
     if key not in kept:
-        loss = partial(method.loss, start=NO_START)
-        gradients = ExampleGradients(resident.model, resident.task, names, loss)
+        gradients = example_gradients(resident, names, partial(method.loss, start=NO_START))
         kept[key] = make(resident, gradients, records=True)
     kept[key] = kept.pop(key)  # the last used is the last to go
     while len(kept) > KEPT:

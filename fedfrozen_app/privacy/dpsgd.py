@@ -9,8 +9,9 @@ is built for every client and round, because what is trained changes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,15 +22,18 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from fedfrozen_app.data.table import Table
-from fedfrozen_app.models.attention import attention_by
+from fedfrozen_app.models.attention import PLAIN, attention_by, by_kernels, folded
 from fedfrozen_app.models.masks import with_ready_mask
+from fedfrozen_app.models.own_products import own_products
 from fedfrozen_app.models.shared import shared_linears
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
 from fedfrozen_app.models.trunk import answering, frozen_trunk, holds, read_by
+from fedfrozen_app.privacy.kernels import kernels_on
 from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.opacus_parts import DPOptimizer
 
 Loss = Callable[[Parameters, Batch, Task], Tensor]
+Ways = Callable[[], AbstractContextManager[None]]
 TRUNK = "trunk"  # beside a row's inputs: what the model under all that trains has made of them already
 
 
@@ -90,8 +94,17 @@ class NoisyOptimizer(DPOptimizer):
 
 def norms_of(slopes: Sequence[Tensor], lead: int) -> Tensor:
     """The norm of every example's gradient over all its arrays, which have `lead` axes of examples."""
-    each = [slope.flatten(lead).norm(dim=-1) if slope.dim() > lead else slope.abs() for slope in slopes]
+    each = [_norms(slope.flatten(lead)) if slope.dim() > lead else slope.abs() for slope in slopes]
     return torch.stack(each).norm(dim=0)
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """(…, width) -> (…)"""
+    kernels = kernels_on(rows.device)
+    if kernels is None or rows.dtype != torch.float32:
+        return rows.norm(dim=-1)
+    found: Tensor = kernels.norms(rows)
+    return found
 
 
 def with_noise(source: Noise, sums: Sequence[Tensor], std: float) -> list[Tensor]:
@@ -120,11 +133,15 @@ class ExampleGradients:
 
     optimizer: type[NoisyOptimizer] = NoisyOptimizer
 
-    def __init__(self, model: nn.Module, task: Task, trained: Sequence[str], loss: Loss) -> None:
-        self._model, self._loss = model, loss
+    def __init__(
+        self, model: nn.Module, task: Task, trained: Sequence[str], loss: Loss, ways: Ways = nullcontext
+    ) -> None:
+        """`ways`: in which the model computes, within them, for clients side by side."""
+        self._model, self._loss, self._ways = model, loss, ways
         self._held = dict(model.named_parameters())
         self._trained = list(trained)
         self._plain, self._task = task, task.with_call(self._call)
+        self._together = task.with_call(partial(self._call, adds=False))
         self._trunk = frozen_trunk(model, self._trained)
 
     def load(self, table: Table, index: Tensor, parameters: Mapping[str, nn.Parameter]) -> Tensor:
@@ -137,10 +154,10 @@ class ExampleGradients:
     def each(self, part: Table, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
         return self(part.inputs, part.labels)[1]
 
-    def _call(self, parameters: Parameters, inputs: Inputs) -> Tensor:
+    def _call(self, parameters: Parameters, inputs: Inputs, *, adds: bool = True) -> Tensor:
         own = {key: value for key, value in inputs.items() if key != TRUNK}
         given = with_ready_mask(own, self._model)
-        if given is not own:  # plain attention adds its mask to the scores
+        if adds and given is not own:  # plain attention adds its mask to the scores
             given["attention_mask"] = tree_map(self._added, given["attention_mask"])
         read = inputs.get(TRUNK)
         with nullcontext() if self._trunk is None or read is None else answering(self._trunk.parts, read):
@@ -158,8 +175,9 @@ class ExampleGradients:
         trained = {name: self._held[name].detach() for name in self._trained}
         inputs = self._with_trunk(inputs, labels, 1)
         # The plain attention of matrix products: fused kernels have no rule for a gradient within a vmap.
-        with attention_by(self._model, "eager"):
-            slopes, losses = self._each(trained, inputs, labels)
+        with attention_by(self._model, PLAIN):
+            each = vmap(grad_and_value(self._one), in_dims=(None, 0, 0), randomness="different")
+            slopes, losses = each(trained, inputs, labels)
         return losses, slopes
 
     def of_clients(
@@ -169,11 +187,20 @@ class ExampleGradients:
         (clients, examples), and for each name (clients, examples, *shape).
 
         `recorded`: what takes Python long is taken once, and is worth a GPU's while."""
-        inputs = self._with_trunk(inputs, labels, 2)
+        with folded(self._model), by_kernels(labels.device):
+            inputs = self._with_trunk(inputs, labels, 2)
+        # Each example's own, by name, and so with a slope of its own; in memory they are one for all.
+        own = {name: _for_each(row, labels.shape[1]).requires_grad_() for name, row in rows.items()}
+        one = partial(self._one, task=self._together)
+        over_all = vmap(vmap(one, randomness="different"), randomness="different")
         shared = shared_linears(self._model, self._trained) if recorded else nullcontext()
-        with attention_by(self._model, "eager"), shared:
-            slopes, losses = vmap(self._each, randomness="different")(rows, inputs, labels)
-        return losses, slopes
+        products = own_products(self._model, self._trained)
+        # Gradients are taken around both maps: within them fused kernels have no rule for any.
+        attends = by_kernels(labels.device)
+        with folded(self._model), attends, shared, products, self._ways(), torch.enable_grad():
+            losses = over_all(own, inputs, labels)
+            slopes = torch.autograd.grad(losses.sum(), list(own.values()), materialize_grads=True)
+        return losses.detach(), dict(zip(own, slopes, strict=True))
 
     def _with_trunk(self, inputs: Inputs, labels: Tensor, lead: int) -> Inputs:
         """With what a trunk that does not train makes of all these rows, which have `lead` axes."""
@@ -188,21 +215,22 @@ class ExampleGradients:
         by_row: Any = tree_map(lambda value: value.unflatten(0, labels.shape[:lead]), read)
         return inputs | {TRUNK: by_row}
 
-    def _each(self, trained: Parameters, inputs: Inputs, labels: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        each = vmap(grad_and_value(self._one), in_dims=(None, 0, 0), randomness="different")
-        return each(trained, inputs, labels)
-
     @torch.no_grad()
     def losses(self, inputs: Inputs, labels: Tensor) -> Tensor:
         """The losses alone: (examples,)."""
-        with attention_by(self._model, "eager"):
+        with attention_by(self._model, PLAIN):
             return vmap(self._one, in_dims=(None, 0, 0), randomness="different")({}, inputs, labels)
 
-    def _one(self, parameters: Parameters, inputs: Inputs, label: Tensor) -> Tensor:
+    def _one(self, parameters: Parameters, inputs: Inputs, label: Tensor, task: Task | None = None) -> Tensor:
         frozen = {name: value.detach() for name, value in self._held.items() if name not in parameters}
         rows = {key: tree_map(lambda each: each.unsqueeze(0), value) for key, value in inputs.items()}
         batch = Batch(rows, label.unsqueeze(0))
-        return self._loss({**parameters, **frozen}, batch, self._task)
+        return self._loss({**parameters, **frozen}, batch, task or self._task)
+
+
+def _for_each(row: Tensor, examples: int) -> Tensor:
+    """(clients, *shape) -> (clients, examples, *shape), which are the same numbers in memory."""
+    return row.detach().unsqueeze(1).expand(-1, examples, *(-1 for _ in row.shape[1:]))
 
 
 def draw_rows(units: Sequence[np.ndarray], sample: np.ndarray, source: Noise) -> Tensor:

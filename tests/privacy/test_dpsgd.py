@@ -38,11 +38,35 @@ def test_example_gradients_are_those_of_batches_of_one(model_type):
     task = task_of(model)
     names = [name for name, _ in model.named_parameters()]
     losses, slopes = ExampleGradients(model, task, names, plain)(inputs, labels)
-    # Plain attention takes its softmax in float32, also in a float64 model.
     for number, (loss, expected) in enumerate(each_alone(model, task, names, inputs, labels)):
-        torch.testing.assert_close(losses[number], loss, rtol=1e-6, atol=0)
+        torch.testing.assert_close(losses[number], loss, rtol=1e-10, atol=0)
         for name, slope in expected.items():
-            torch.testing.assert_close(slopes[name][number], slope, rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(slopes[name][number], slope, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("model_type", SETTINGS)
+def test_gradients_of_clients_side_by_side_are_those_of_each(model_type, recorded):
+    """Whose weights differ, and whose batches: two examples of the four, and one of these twice."""
+    model, inputs, labels = parts(model_type)
+    rows = {name: torch.stack([value, value * 1.1, value + 0.01]) for name, value in detached(model).items()}
+    index = torch.tensor([[0, 1], [2, 3], [1, 1]])
+    own = {key: value[index] for key, value in inputs.items()}
+    together = ExampleGradients(model, task_of(model), list(rows), plain)
+    losses, slopes = together.of_clients(rows, own, labels[index], recorded=recorded)
+    for client in range(3):
+        alone = copy.deepcopy(model)
+        alone.load_state_dict({name: row[client] for name, row in rows.items()}, strict=False)
+        part = {key: value[client] for key, value in own.items()}
+        each = ExampleGradients(alone, task_of(alone), list(rows), plain)
+        expected, by_name = each(part, labels[index[client]])
+        torch.testing.assert_close(losses[client], expected, rtol=1e-10, atol=0)
+        for name, slope in by_name.items():
+            torch.testing.assert_close(slopes[name][client], slope, rtol=1e-8, atol=1e-12)
+
+
+def detached(model):
+    return {name: value.detach() for name, value in model.named_parameters()}
 
 
 @pytest.mark.parametrize("model_type", SETTINGS)
