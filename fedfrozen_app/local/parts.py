@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from fedfrozen_app.exchange.block import Layout
+from fedfrozen_app.models.own_products import Room
 
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, Conv1D)  # autocast rounds their weights and biases
 
@@ -43,34 +44,50 @@ class _Parts(torch.autograd.Function):
     """Slopes are written once, each into its own columns: no sum of arrays that are mostly zero."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, layout: Layout, rounded: Collection[str]) -> tuple[Tensor, ...]:
-        ctx.layout, ctx.shape, ctx.dtype = layout, rows.shape, rows.dtype
-        return tuple(views_of(rows, layout, rounded).values())
+    def forward(
+        ctx: Any, rows: Tensor, layout: Layout, rounded: Collection[str], room: Room
+    ) -> tuple[Tensor, ...]:
+        ctx.layout, ctx.room = layout, room
+        parts = views_of(rows, layout, rounded)
+        room.begin(rows, parts.values())
+        return tuple(parts.values())
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None, None]:
         layout: Layout = ctx.layout
-        whole = slopes[0].new_empty(ctx.shape, dtype=ctx.dtype)
-        columns = list(zip(whole.split(layout.spans, dim=1), layout.shapes, strict=True))
+        room: Room = ctx.room
+        columns = list(zip(room.whole.split(layout.spans, dim=1), layout.shapes, strict=True))
         sizes = [shape.numel() for shape in layout.shapes]
         padding = [part[:, size:] for (part, _), size in zip(columns, sizes, strict=True)]
         if padding := [part for part in padding if part.numel()]:
             torch._foreach_zero_(padding)
         places = [part[:, : shape.numel()].unflatten(1, shape or (1,)) for part, shape in columns]
-        torch._foreach_copy_(places, [s.reshape(p.shape) for s, p in zip(slopes, places, strict=True)])
-        return whole, None, None
+        both = [(place, slope.reshape(place.shape)) for place, slope in zip(places, slopes, strict=True)]
+        both = [(place, slope) for place, slope in both if not room.is_nothing(slope)]
+        for place, slope in both:
+            if room.is_written(place):  # by one of several products that read these weights
+                place.add_(slope)
+        if new := [pair for pair in both if not room.is_written(pair[0])]:
+            torch._foreach_copy_([place for place, _ in new], [slope for _, slope in new])
+        return room.whole, None, None, None
 
 
 def parts_of(
-    rows: Tensor, layout: Layout, rounded: Collection[str] = (), *, traced: bool = False
+    rows: Tensor,
+    layout: Layout,
+    rounded: Collection[str] = (),
+    *,
+    traced: bool = False,
+    room: Room | None = None,
 ) -> dict[str, Tensor]:
     """(clients, width) -> name: (clients, *shape); those of `rounded` in bf16.
 
-    `traced`: for a compiler that is given the whole step, and makes one copy of many itself.
+    `traced`: for a compiler that is given the whole step, and makes one copy of many itself. `room`: for
+    their slopes.
     """
     if traced:
         return views_of(rows, layout, rounded)
-    return dict(zip(layout.names, _Parts.apply(rows, layout, rounded), strict=True))
+    return dict(zip(layout.names, _Parts.apply(rows, layout, rounded, room or Room()), strict=True))
 
 
 def views_of(rows: Tensor, layout: Layout, rounded: Collection[str]) -> dict[str, Tensor]:

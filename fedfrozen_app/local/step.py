@@ -45,6 +45,7 @@ from fedfrozen_app.models.blocks import Blocks, compiled_by_torch
 from fedfrozen_app.models.convolution import as_products
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.meanwhile import judging
+from fedfrozen_app.models.own_products import Room, offered
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
 from fedfrozen_app.words import counted
 
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 Gradient = Callable[..., tuple[Tensor, Tensor]]  # of clients' rows and all that a step reads: losses, slopes
-WARMUP_STEPS = 3  # before a capture: lazy initialisations must not be recorded
+WARMUP_STEPS = 1  # before a capture: lazy initialisations must not be recorded
 _recording = Lock()  # where threads drive several GPUs: garbage is collected for all of them
 
 
@@ -408,21 +409,24 @@ class Step:
             class_weights, held, from_order, index, mask = given[-5:]
             flat = flat.detach().requires_grad_(True)
             parts: Parameters = {}
+            room = Room(rounded_only=not plain)
             if plain or self._rounded:
-                parts = parts_of(flat, self.layout, self._rounded, traced=self.mode == "compiled")
+                traced = self.mode == "compiled"
+                parts = parts_of(flat, self.layout, self._rounded, traced=traced, room=room)
             if not plain:
                 parts = {name: part for name, part in parts.items() if name in self._rounded}
             rows = (flat, parts, class_weights, held, index, mask)
-            if self.runs == 1:
-                losses = cohort(model, from_order[0], columns, labels, *rows)
-            else:
-                lead = (self.runs, self.size // self.runs)
-                by_run = [tree_map(lambda part: part.unflatten(0, lead), part) for part in rows]
-                axes = {name: 0 if name in self.models else None for name in model}
-                over_runs = vmap(
-                    cohort, in_dims=(axes, 0, None, None, *(0 for _ in rows)), randomness="different"
-                )
-                losses = over_runs(model, from_order, columns, labels, *by_run).flatten()
+            with offered(room):
+                if self.runs == 1:
+                    losses = cohort(model, from_order[0], columns, labels, *rows)
+                else:
+                    lead = (self.runs, self.size // self.runs)
+                    by_run = [tree_map(lambda part: part.unflatten(0, lead), part) for part in rows]
+                    axes = {name: 0 if name in self.models else None for name in model}
+                    over_runs = vmap(
+                        cohort, in_dims=(axes, 0, None, None, *(0 for _ in rows)), randomness="different"
+                    )
+                    losses = over_runs(model, from_order, columns, labels, *by_run).flatten()
             (slope,) = torch.autograd.grad(losses.sum(), flat)
             return losses.detach(), slope
 

@@ -2,7 +2,9 @@
 
 import itertools
 import logging
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from fedfrozen_app.inprocess.stacked import Bench, run_stacked
 from fedfrozen_app.local import cohort, compiling, private_sums
 from fedfrozen_app.local.algorithm import Algorithm
 from fedfrozen_app.models import own_weights
+from fedfrozen_app.models.own_weights import OwnWeights
 from fedfrozen_app.privacy import keystream
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, plain_loss
 from fedfrozen_app.privacy.ghost import GhostClipping
@@ -296,6 +299,95 @@ def test_private_gradients_are_those_of_the_host(train):
         run = train(*WORDS, *words, folder=clipping)
         assert run.rows[-1]["clients_ok"] == 4
         assert 0 < run.rows[-1]["epsilon_max"] <= 8
+
+
+def test_private_gradients_of_clients_by_kernels_are_those_of_each(monkeypatch):
+    """In float32: the kernels' precision, where float64 goes without."""
+    monkeypatch.setattr(own_weights, "NARROW", 8)  # the small model's layers
+    model, inputs, labels = parts("bert")
+    model, names = model.float().to("cuda"), [name for name, _ in model.named_parameters()]
+    given = {key: value.to("cuda").expand(2, *value.shape) for key, value in inputs.items()}
+    rows = {name: torch.stack([value, value * 1.1]).detach() for name, value in model.named_parameters()}
+    kernels = OwnWeights(model, torch.device("cuda"), torch.float32)
+    ways = partial(kernels.used, names)
+    together = ExampleGradients(model, task_of(model), names, plain_loss, ways)
+    losses, slopes = together.of_clients(rows, given, labels.to("cuda").expand(2, -1))
+    assert any("row_kernels" in name for name in sys.modules)
+    for client in range(2):
+        model.load_state_dict({name: row[client] for name, row in rows.items()}, strict=False)
+        alone = ExampleGradients(model, task_of(model), names, plain_loss)
+        expected, by_name = alone({key: value[client] for key, value in given.items()}, labels.to("cuda"))
+        torch.testing.assert_close(losses[client], expected, rtol=1e-5, atol=0)
+        for name, slope in by_name.items():  # keys' biases have none but what rounding makes
+            torch.testing.assert_close(slopes[name][client], slope, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("tokens, width, masked", [(20, 8, False), (17, 16, True), (128, 32, True)])
+def test_the_kernel_for_short_attention_is_torch_s_own(tokens, width, masked, precision):
+    from fedfrozen_app.models.attention_kernels import Attended
+
+    shape = (3, tokens, 2, width)
+    query, key, value, slope = (torch.randn(shape, device="cuda").transpose(1, 2) for _ in range(4))
+    given = [each.requires_grad_() for each in (query, key, value)]
+    seen = torch.arange(tokens, device="cuda") < torch.tensor([[tokens], [5], [9]], device="cuda")
+    mask = seen[:, None, None, :].expand(3, 1, tokens, tokens) if masked else None
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        found = Attended.apply(*given, mask, 0.3, 0.0)
+        back = torch.autograd.grad(found, given, slope)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    exact = [each.detach().double().requires_grad_() for each in given]
+    expected = torch.nn.functional.scaled_dot_product_attention(*exact, mask, scale=0.3)
+    bound = 3e-6 if precision == "highest" else 3e-3
+    close(found, expected, torch.float32, bound)
+    for one, other in zip(back, torch.autograd.grad(expected, exact, slope.double()), strict=True):
+        close(one, other, torch.float32, bound)
+
+
+def test_what_the_kernel_for_attention_drops_out_is_dropped_on_the_way_back_too():
+    from fedfrozen_app.models.attention_kernels import Attended
+
+    query, key, slope = (torch.randn(8, 2, 32, 32, device="cuda") for _ in range(3))
+    weights = torch.eye(32, device="cuda").expand(8, 2, 32, 32)  # as values, so that all of them show
+    given = [each.clone().requires_grad_() for each in (query, key, weights)]
+    found = Attended.apply(*given, None, 0.2, 0.3)
+    kept = (found != 0).double()
+    assert abs(float(kept.mean()) - 0.7) < 0.02
+    assert (kept[0, 0] != kept[0, 1]).any() and (kept[0] != kept[1]).any()  # of each its own
+    assert not torch.equal(found, Attended.apply(*given, None, 0.2, 0.3))
+    exact = [each.detach().double().requires_grad_() for each in given]
+    used = (0.2 * exact[0] @ exact[1].mT).softmax(dim=-1) * kept / 0.7
+    expected = used @ exact[2]
+    close(found, expected, torch.float32)
+    for one, other in zip(
+        torch.autograd.grad(found, given, slope),
+        torch.autograd.grad(expected, exact, slope.double()),
+        strict=True,
+    ):
+        close(one, other, torch.float32)
+
+
+def test_kernels_for_private_steps_are_torch_s_own():
+    """For numbers of columns and examples that fill no tile; and what counts nothing may be anything."""
+    from fedfrozen_app.privacy import gpu_kernels
+
+    words = torch.randint(-(2**63), 2**63 - 1, (3, 8 * 5001 + 2), device="cuda")[:, :-2]
+    for count in (10001, 10002):
+        found = torch.empty(3, 2 * count, dtype=torch.float64, device="cuda")[:, :count]
+        gpu_kernels.gaussians(words, found, keystream.TERMS)
+        assert (found - keystream._worked_out(words.clone())[:, :count]).abs().max() < 1e-12
+    rows = torch.randn(2, 5, 70001, device="cuda")
+    torch.testing.assert_close(gpu_kernels.norms(rows), rows.norm(dim=-1), rtol=1e-6, atol=0)
+    factors, out = torch.rand(2, 5, device="cuda"), torch.ones(2, 70016, device="cuda")
+    factors[0, 1] = 0
+    expected = 1 + torch.einsum("cb,cbp->cp", factors.double(), rows.double())
+    rows[0, 1] = torch.nan
+    gpu_kernels.add_weighed(out, factors, rows)
+    torch.testing.assert_close(out[:, :70001].double(), expected, rtol=1e-5, atol=1e-5)
+    assert bool((out[:, 70001:] == 1).all())
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,18 @@
 """The stacked arrays of a step: views of the clients' rows, rounded once, slopes in their own columns."""
 
+import math
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call, vmap
 
 from clients.apfl import APFL
 from fedfrozen_app.exchange.block import Layout
 from fedfrozen_app.local import cohort
 from fedfrozen_app.local.parts import parts_of, rounded_names
-from fedfrozen_app.models import attention
+from fedfrozen_app.models import attention, own_products
 from tests.conftest import slowly
 
 WORDS = ["runtime.runner=cohort", "client.local_steps=2", "num_rounds=1", "client.precision=bf16"]
@@ -32,6 +36,58 @@ def test_parts_and_their_slopes_are_those_of_plain_views():
         slopes.append(torch.autograd.grad(loss, given)[0])
     assert torch.equal(*slopes)
     assert slopes[1][:, layout.spans[0] - 1].eq(0).all()  # padding
+
+
+class Twice(nn.Module):
+    """Reads one layer twice, another once."""
+
+    def __init__(self):
+        super().__init__()
+        self.often, self.once = nn.Linear(6, 6), nn.Linear(6, 4, bias=False)
+
+    def forward(self, rows):
+        return self.once(self.often(self.often(rows).tanh()).tanh())
+
+
+@pytest.mark.parametrize("lead", [(3,), (2, 3)], ids=["clients", "clients of runs"])
+@pytest.mark.parametrize("rounded", [(), ("often.weight", "once.weight")], ids=["as they are", "rounded"])
+def test_products_write_their_slopes_where_they_belong(lead, rounded, monkeypatch):
+    model = Twice()
+    layout = Layout.of(dict(model.named_parameters()))
+    count = math.prod(lead)
+    rows, seen = torch.randn(count, layout.width), torch.randn(*lead, 5, 6)
+    places, place = [], own_products.Room.place
+
+    def noted(room, part):
+        places.append(place(room, part))
+        return places[-1]
+
+    monkeypatch.setattr(own_products.Room, "place", noted)
+
+    def slope(room):
+        given = rows.clone().requires_grad_()
+        parts = parts_of(given, layout, rounded, room=room)
+        by_lead = {name: part.unflatten(0, lead) for name, part in parts.items()}
+
+        def one(own, seen):
+            if rounded:
+                own = own | {name: own[name].float() for name in rounded if room is None}
+            found = functional_call(model, own, (seen,))
+            return found.float().square().sum()
+
+        for _ in lead:
+            one = vmap(one)
+        ways = own_products.own_products(model, list(layout.names)) if room else nullcontext()
+        with ways, own_products.offered(room), torch.autocast("cpu", enabled=bool(rounded and room)):
+            losses = one(by_lead, seen)
+        return torch.autograd.grad(losses.sum(), given)[0]
+
+    found, expected = slope(own_products.Room()), slope(None)
+    # The layer that is read twice has a place for one of its slopes.
+    assert [each is None for each in places] == [False, False, True]
+    bound = 0.05 if rounded else 1e-5
+    assert (found - expected).abs().max() <= bound * expected.abs().max()
+    assert found[:, layout.spans[0] - 1].eq(0).all()  # padding
 
 
 def test_rounded_parts_give_the_slopes_of_rounded_weights_in_full_precision():
