@@ -15,6 +15,7 @@ import secrets
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
+from itertools import islice
 
 import numpy as np
 import torch
@@ -129,13 +130,14 @@ def _words_on(
                 before[number] = workers.submit(fill, number, room, count, before[number])
         return room, list(before)
 
-    coming = deque(begin(count) for count in counts[:AHEAD])
-    for number in range(len(counts)):
+    left = iter(counts)
+    coming = deque(map(begin, islice(left, 0 if workers is None else AHEAD - 1)))
+    for _ in counts:
+        coming.extend(map(begin, islice(left, 1)))
         room, filled = coming.popleft()
         for job in filled:
             if job is not None:
                 job.result()
-        coming.extend(begin(count) for count in counts[number + AHEAD : number + AHEAD + 1])
         yield room.to(device, non_blocking=True)[:, :-SPARE]
         if on_gpu:
             used.append(torch.cuda.current_stream(device).record_event())
