@@ -49,6 +49,10 @@ class Training:
     def by_itself(self) -> Trained:
         return self.client.train(self.start, self.recipe, self.budget, self.paid_for)
 
+    def look_ahead(self) -> None:
+        """Work out what another such round would come to, which the client will ask before it."""
+        self.client.epsilon_after(self.budget, [*self.budget.steps, self.paid_for])
+
 
 class PrivateClient:
     """One client's view of one round.
@@ -124,8 +128,8 @@ class PrivateClient:
         if chooses := self._chooses(budget):
             assert budget.selection_noise is not None
             due.append(Steps(budget.selection_noise, self.resident.config.privacy.selection_rate, 1))
-        if self._epsilon(budget, [*budget.steps, *due]) > self._limit * (1 + SLACK):
-            spent = self._epsilon(budget, budget.steps)
+        if self.epsilon_after(budget, [*budget.steps, *due]) > self._limit * (1 + SLACK):
+            spent = self.epsilon_after(budget, budget.steps)
             return Declined(
                 f"declines: of its privacy budget of epsilon {self._limit:g} per {budget.unit}, "
                 f"{spent:.3f} is spent, and another round would take it beyond"
@@ -171,7 +175,7 @@ class PrivateClient:
         self.file.write(budget)
         self.rounds = budget.rounds
 
-    def _epsilon(self, budget: Budget, steps: list[Steps]) -> float:
+    def epsilon_after(self, budget: Budget, steps: list[Steps]) -> float:
         return epsilon_of(steps, budget.delta, self._accountant, self._limit)
 
     @property
@@ -181,7 +185,7 @@ class PrivateClient:
         return "rdp" if noise_in_sum(config) else config.privacy.accountant
 
     def _metrics(self, budget: Budget) -> dict[str, float]:
-        spent = {"epsilon": self._epsilon(budget, budget.steps), "delta": budget.delta}
+        spent = {"epsilon": self.epsilon_after(budget, budget.steps), "delta": budget.delta}
         config = self.resident.config
         if not noise_in_sum(config):
             return spent

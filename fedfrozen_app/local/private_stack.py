@@ -99,7 +99,8 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
     at_once = recipes[0].physical_batch * max(1, most // len(trainings))
     seen = [0] * len(trainings)  # examples in all samples of each
     resident.model.train()
-    with ExitStack() as stack, _early(resident, trainings, sums.rows[0, sums.columns]) as draw:
+    drawn_early = _early(resident, trainings, sums.rows[0, sums.columns])
+    with ExitStack() as stack, drawn_early as draw, _looking_ahead(resident, trainings):
         for training in trainings:
             stack.enter_context(training.client.source.dropout())  # the last one's is in force
         _descend(_prepared(trainings, sums, draw, at_once, seen), sums, descent)
@@ -221,6 +222,19 @@ def _early(
             return partial(_taken, aside.submit(_drawn_aside, work, resident.device))
 
         yield draw
+
+
+@contextmanager
+def _looking_ahead(resident: "Resident", trainings: Sequence[Training]) -> Iterator[None]:
+    """What the next round will ask of an accountant, which takes it some milliseconds, is worked out while a
+    GPU trains. An error shows itself when it is asked."""
+    if resident.device.type not in EARLY_ON:
+        yield
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="accountant") as aside:
+        for training in trainings:
+            aside.submit(training.look_ahead)
+        yield
 
 
 def _drawn_aside(draw: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, torch.cuda.Event | None]:

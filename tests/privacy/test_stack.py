@@ -1,7 +1,7 @@
 """Private clients that take their steps together: the same numbers as one after another."""
 
 import json
-from threading import Barrier
+from threading import Barrier, current_thread
 
 import pytest
 import torch
@@ -9,6 +9,7 @@ import torch
 from fedfrozen_app.exchange.block import Layout
 from fedfrozen_app.local import private_stack, private_sums
 from fedfrozen_app.local.private import PrivateClient
+from fedfrozen_app.privacy import accountant
 from fedfrozen_app.privacy.budget import BudgetFile
 from tests.conftest import same_bits, slowly
 
@@ -61,6 +62,28 @@ def test_noise_that_is_drawn_early_is_the_same_noise(train, monkeypatch):
     monkeypatch.setattr(private_stack, "EARLY_ON", ("cpu",))
     both = train(*own, "runtime.runner=cohort", folder="both")
     assert difference(alone, both) <= 1e-9
+
+
+def test_the_next_round_s_spending_is_known_before_it_begins(train, monkeypatch):
+    """On a GPU: while it trains. The first round alone waits for the accountant."""
+    asked, get_epsilon = [], accountant.PrvAccountant.get_epsilon
+
+    def noted(self, *given, **named):
+        asked.append(current_thread().name.partition("_")[0])
+        return get_epsilon(self, *given, **named)
+
+    monkeypatch.setattr(accountant.PrvAccountant, "get_epsilon", noted)
+    accountant._epsilon.cache_clear()
+    usual = train(*EXACT, "strategy=fedavg", "runtime.runner=cohort", "num_rounds=3", folder="usual")
+    assert "accountant" not in asked
+    waited = len(asked)
+    accountant._epsilon.cache_clear()
+    asked.clear()
+    monkeypatch.setattr(private_stack, "EARLY_ON", ("cpu",))
+    early = train(*EXACT, "strategy=fedavg", "runtime.runner=cohort", "num_rounds=3", folder="early")
+    assert [row.get("epsilon") for row in early.rows] == [row.get("epsilon") for row in usual.rows]
+    aside = asked.count("accountant")
+    assert aside and len(asked) - aside < waited  # and one round more was looked at than came
 
 
 @pytest.mark.slow
