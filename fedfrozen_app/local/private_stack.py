@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 HOST_CLIENTS = 8  # at once, where there is no GPU: more gain nothing there
 EARLY_ON = ("cuda",)  # where noise is drawn while gradients are computed
+MOST_ROWS = 65_535  # of all clients at once: a GPU numbers no more programs along an axis of its kernels
 GPU_SHARE = 0.5  # of its memory, for the gradients of single examples and what they are made of
 
 
@@ -97,6 +98,7 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
     descent = _Descent(trainings, sums, groups)
     # Every call costs a GPU the same start: the room of clients that are not there goes to longer samples.
     at_once = recipes[0].physical_batch * max(1, most // len(trainings))
+    at_once = min(at_once, max(1, MOST_ROWS // len(trainings)))
     seen = [0] * len(trainings)  # examples in all samples of each
     resident.model.train()
     drawn_early = _early(resident, trainings, sums.rows[0, sums.columns])

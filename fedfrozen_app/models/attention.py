@@ -100,10 +100,12 @@ def folded_mask(
     *sizes: int,
     attention_mask: Tensor | None = None,
     allow_is_bidirectional_skip: bool = False,
+    allow_is_causal_skip: bool = False,
     local_size: int | None = None,
     **others: Any,
 ) -> Tensor | None:
-    """No mask where everybody looks at everybody.
+    """No mask where everybody looks at everybody. One that says who looks back is never left out: to folded
+    attention none would mean that all look at all.
 
     transformers makes one of ones while a CUDA graph is recorded, with which no fused kernel is chosen.
     """
@@ -113,6 +115,7 @@ def folded_mask(
         *sizes,
         attention_mask=attention_mask,
         allow_is_bidirectional_skip=allow_is_bidirectional_skip,
+        allow_is_causal_skip=False,
         local_size=local_size,
         **others,
     )
@@ -137,7 +140,10 @@ def plain_attention(
     if attention_mask is not None:
         scores = scores + attention_mask
     exact = torch.promote_types(query.dtype, torch.float32)
-    weights = drop(scores.softmax(dim=-1, dtype=exact).to(query.dtype), dropout, module.training)
+    weights = scores.softmax(dim=-1, dtype=exact).to(query.dtype)
+    if attention_mask is not None:  # whoever may look nowhere sees nothing, as with torch's own
+        weights = weights * (attention_mask > torch.finfo(attention_mask.dtype).min).any(dim=-1, keepdim=True)
+    weights = drop(weights, dropout, module.training)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 

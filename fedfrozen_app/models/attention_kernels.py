@@ -53,9 +53,9 @@ def _attend(
     MASKED: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr, HIDDEN: tl.constexpr,
     HIGH: tl.constexpr, LONG: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    pair = tl.program_id(1)
+    pair = tl.program_id(0)
     n, h = (pair // heads).to(tl.int64), (pair % heads).to(tl.int64)
-    row, column, part = tl.program_id(0) * HIGH + tl.arange(0, HIGH), tl.arange(0, LONG), tl.arange(0, WIDE)
+    row, column, part = tl.program_id(1) * HIGH + tl.arange(0, HIGH), tl.arange(0, LONG), tl.arange(0, WIDE)
     rows = (row < tokens)[:, None] & (part < width)[None, :]
     columns = (column < tokens)[:, None] & (part < width)[None, :]
     asks = tl.load(query + n * q_n + h * q_h + row[:, None] * q_t + part[None, :], mask=rows, other=0.0)
@@ -67,8 +67,9 @@ def _attend(
         asks * scale, keys, mask + n * m_n, row, column, tokens, m_q, m_k, MASKED, PRECISION, HIDDEN
     )
     most = tl.max(scores, axis=1)
-    weights = tl.exp(scores - most[:, None])
+    weights = tl.where(scores <= HIDDEN, 0.0, tl.exp(scores - most[:, None]))  # NaN stays NaN
     total = tl.sum(weights, axis=1)
+    total = tl.where(total == 0.0, 1.0, total)  # who may look nowhere sees nothing
     weights = weights / total[:, None]
     if DROPS:
         weights = tl.where(_kept(seed, pair, row, tokens, dropout, LONG), weights / (1 - dropout), 0.0)
@@ -100,7 +101,8 @@ def _attend_back(
     asks = asks * scale
     scores = _weights(asks, keys, mask + n * m_n, row, row, tokens, m_q, m_k, MASKED, PRECISION, HIDDEN)
     norm = tl.load(logs + pair.to(tl.int64) * tokens + row, mask=row < tokens, other=0.0)
-    weights = tl.where((row < tokens)[:, None], tl.exp(scores - norm[:, None]), 0.0)
+    shut = (row >= tokens)[:, None] | (scores <= HIDDEN)
+    weights = tl.where(shut, 0.0, tl.exp(scores - norm[:, None]))
     by_weights = tl.dot(slope, tl.trans(values), input_precision=PRECISION)
     if DROPS:
         kept = _kept(seed, pair, row, tokens, dropout, LONG)
@@ -134,7 +136,7 @@ class Attended(torch.autograd.Function):
         sizes = (heads, tokens, width, scale, dropout)
         strides = (*query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *steps)
         how = (mask is not None, dropout > 0, _precision(), HIDDEN)
-        grid = (triton.cdiv(tokens, high), batch * heads)
+        grid = (batch * heads, triton.cdiv(tokens, high))
         _attend[grid](query, key, value, marks, seed, out, logs, *sizes, *strides, *how, high, long, wide)
         ctx.save_for_backward(query, key, value, marks, seed, out, logs)
         ctx.given = (sizes, strides, how, long, wide)

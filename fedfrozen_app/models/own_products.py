@@ -222,9 +222,8 @@ class _Rows(torch.autograd.Function):
         own, examples = by_client(lead, weight)
         ctx.shape, ctx.each, ctx.unlearnt = weight.shape, len(own) * examples, unlearnt
         ctx.save_for_backward(index)
-        flat = index.reshape(len(own), -1)
-        client = torch.arange(len(own), device=index.device).unsqueeze(1)
-        return own[client, flat].view(*index.shape, -1)
+        flat = index.reshape(len(own), -1, 1).expand(-1, -1, own.shape[2])
+        return own.gather(1, flat).view(*index.shape, -1)  # a number that no row has is an error
 
     @staticmethod
     def backward(ctx: Any, slopes: Tensor) -> tuple[None, None, Tensor, None]:  # type: ignore[override]

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from fedfrozen_app.data.table import Table
+from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.attention import PLAIN, attention_by, by_kernels, folded
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.own_products import own_products
@@ -137,6 +138,11 @@ class ExampleGradients:
         self, model: nn.Module, task: Task, trained: Sequence[str], loss: Loss, ways: Ways = nullcontext
     ) -> None:
         """`ways`: in which the model computes, within them, for clients side by side."""
+        if any(getattr(module, "max_norm", None) is not None for module in model.modules()):
+            raise UserError(
+                "privacy=dp_sgd cannot cover an embedding with max_norm, which changes its own rows by what "
+                "it reads: build the model without max_norm."
+            )
         self._model, self._loss, self._ways = model, loss, ways
         self._held = dict(model.named_parameters())
         self._trained = list(trained)
@@ -211,6 +217,8 @@ class ExampleGradients:
         if not holds(self._trunk, self._model, self._plain, batch, self._trained):
             self._trunk = None
             return inputs
+        if lead > 1:  # whether there is a mask must not go by what any of these rows is
+            batch = Batch(with_ready_mask(rows, self._model), batch.labels)
         read = read_by(self._trunk, self._plain, batch)
         by_row: Any = tree_map(lambda value: value.unflatten(0, labels.shape[:lead]), read)
         return inputs | {TRUNK: by_row}

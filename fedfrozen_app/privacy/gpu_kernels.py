@@ -42,13 +42,13 @@ def _gaussians(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _square_sums(rows, out, width, PIECE: tl.constexpr, LONG: tl.constexpr):  # type: ignore[no-untyped-def]
-    piece, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
     total = tl.zeros((LONG,), dtype=tl.float32)
     for first in range(piece * PIECE, min((piece + 1) * PIECE, width), LONG):
         column = first + tl.arange(0, LONG)
         value = tl.load(rows + row * width + column, mask=column < width, other=0.0)
         total += value * value
-    tl.store(out + row * tl.num_programs(0) + piece, tl.sum(total, axis=0))
+    tl.store(out + row * tl.num_programs(1) + piece, tl.sum(total, axis=0))
 
 
 @triton.jit(do_not_specialize=["examples"])
@@ -85,7 +85,7 @@ def norms(rows: Tensor) -> Tensor:
     flat = rows.contiguous().flatten(0, -2)
     pieces = triton.cdiv(flat.shape[1], PIECE)
     sums = torch.empty(len(flat), pieces, dtype=torch.float32, device=rows.device)
-    _square_sums[(pieces, len(flat))](flat, sums, flat.shape[1], PIECE=PIECE, LONG=LONG)
+    _square_sums[(len(flat), pieces)](flat, sums, flat.shape[1], PIECE=PIECE, LONG=LONG)
     return sums.sum(dim=1).sqrt_().view(rows.shape[:-1])
 
 

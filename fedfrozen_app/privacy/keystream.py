@@ -13,8 +13,9 @@ import math
 import os
 import secrets
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Generator, Sequence
+from concurrent.futures import Executor, Future, wait
+from contextlib import closing
 from itertools import islice
 
 import numpy as np
@@ -97,29 +98,30 @@ def gaussians_of(
     parts = found.split(-(-at_once // len(streams)), dim=1)
     counts = [2 * TERMS * ((part.shape[1] + 1) // 2) for part in parts]
     kernels = kernels_on(device)
-    for part, words in zip(parts, _words_on(device, streams, counts, workers), strict=True):
-        if kernels is None:
-            part.copy_(_worked_out(words)[:, : part.shape[1]])
-        else:
-            kernels.gaussians(words, part, TERMS)
+    with closing(_words_on(device, streams, counts, workers)) as drawn:
+        for part, words in zip(parts, drawn, strict=True):
+            if kernels is None:
+                part.copy_(_worked_out(words)[:, : part.shape[1]])
+            else:
+                kernels.gaussians(words, part, TERMS)
     return found
 
 
 def _words_on(
     device: torch.device, streams: Sequence[Keystream], counts: Sequence[int], workers: Executor | None
-) -> Iterator[Tensor]:
+) -> Generator[Tensor]:
     """(streams, count) words as signed numbers, of each count in turn; for a GPU from pinned memory, which it
     reads by itself. While one is sent and used, `workers` encipher the next."""
     on_gpu = device.type == "cuda"
     used: deque[torch.cuda.Event] = deque(maxlen=2)
-    before: list[Future[None] | None] = [None] * len(streams)
+    before: dict[int, Future[None]] = {}
 
     def fill(number: int, room: Tensor, count: int, after: Future[None] | None) -> None:
         if after is not None:  # a cipher serves one thread at a time, and chunks in their order
             after.result()
         streams[number].encipher(room[number].numpy().view(np.uint8).data, 8 * count)
 
-    def begin(count: int) -> tuple[Tensor, list[Future[None] | None]]:
+    def begin(count: int) -> tuple[Tensor, list[Future[None]]]:
         if len(used) == 2:  # two more than AHEAD are pinned: the first of them is free once it has been sent
             used[0].synchronize()
         room = torch.empty(len(streams), count + SPARE, dtype=torch.int64, pin_memory=on_gpu)
@@ -127,20 +129,22 @@ def _words_on(
             if workers is None:
                 fill(number, room, count, None)
             else:
-                before[number] = workers.submit(fill, number, room, count, before[number])
-        return room, list(before)
+                before[number] = workers.submit(fill, number, room, count, before.get(number))
+        return room, list(before.values())
 
     left = iter(counts)
     coming = deque(map(begin, islice(left, 0 if workers is None else AHEAD - 1)))
-    for _ in counts:
-        coming.extend(map(begin, islice(left, 1)))
-        room, filled = coming.popleft()
-        for job in filled:
-            if job is not None:
+    try:
+        for _ in counts:
+            coming.extend(map(begin, islice(left, 1)))
+            room, filled = coming.popleft()
+            for job in filled:
                 job.result()
-        yield room.to(device, non_blocking=True)[:, :-SPARE]
-        if on_gpu:
-            used.append(torch.cuda.current_stream(device).record_event())
+            yield room.to(device, non_blocking=True)[:, :-SPARE]
+            if on_gpu:
+                used.append(torch.cuda.current_stream(device).record_event())
+    finally:  # nobody finds a cipher at work, whatever went wrong
+        wait(before.values())
 
 
 def _worked_out(words: Tensor) -> Tensor:

@@ -330,7 +330,7 @@ def test_the_kernel_for_short_attention_is_torch_s_own(tokens, width, masked, pr
     shape = (3, tokens, 2, width)
     query, key, value, slope = (torch.randn(shape, device="cuda").transpose(1, 2) for _ in range(4))
     given = [each.requires_grad_() for each in (query, key, value)]
-    seen = torch.arange(tokens, device="cuda") < torch.tensor([[tokens], [5], [9]], device="cuda")
+    seen = torch.arange(tokens, device="cuda") < torch.tensor([[tokens], [5], [0]], device="cuda")
     mask = seen[:, None, None, :].expand(3, 1, tokens, tokens) if masked else None
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)

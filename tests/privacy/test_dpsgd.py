@@ -10,6 +10,7 @@ from torch.optim import SGD
 from torch.utils._pytree import tree_leaves
 
 from fedfrozen_app.data.table import Table
+from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.blocks import outermost_lists
 from fedfrozen_app.models.pixels import Output
 from fedfrozen_app.models.task import Batch, Task
@@ -63,6 +64,52 @@ def test_gradients_of_clients_side_by_side_are_those_of_each(model_type, recorde
         torch.testing.assert_close(losses[client], expected, rtol=1e-10, atol=0)
         for name, slope in by_name.items():
             torch.testing.assert_close(slopes[name][client], slope, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "model_type", [kind for kind in SETTINGS if "input_ids" in _example(kind, torch.float64)]
+)
+def test_what_one_text_is_changes_nothing_for_others(model_type):
+    """Not the last digit, of other clients or its own: with all of the model, and with layers below it."""
+    model, inputs, labels = parts(model_type)
+    index = torch.tensor([[0, 1], [1, 3]])
+    own = {key: value[index] for key, value in inputs.items()}
+    own["attention_mask"] = torch.ones_like(own["attention_mask"])
+    shorter = own | {"attention_mask": own["attention_mask"].clone()}
+    shorter["attention_mask"][1, 1, 2:] = 0
+    (stack,) = outermost_lists(model)
+    last = set(stack[-1].parameters())
+    for kept in (detached(model), {n: v.detach() for n, v in model.named_parameters() if v in last}):
+        rows = {name: torch.stack([value, value]) for name, value in kept.items()}
+        one, other = (
+            ExampleGradients(model, task_of(model), list(rows), plain).of_clients(rows, given, labels[index])
+            for given in (own, shorter)
+        )
+        assert torch.equal(one[0].flatten()[:3], other[0].flatten()[:3])
+        assert one[0][1, 1] != other[0][1, 1]
+        for name in rows:
+            assert torch.equal(one[1][name].flatten(0, 1)[:3], other[1][name].flatten(0, 1)[:3]), name
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "bert"])
+def test_a_text_without_a_word_has_the_same_gradient_alone_and_beside_others(model_type):
+    model, inputs, labels = parts(model_type)
+    inputs["attention_mask"][2] = 0
+    rows = {name: value.unsqueeze(0) for name, value in detached(model).items()}
+    gradients = ExampleGradients(model, task_of(model), list(rows), plain)
+    losses, slopes = gradients(inputs, labels)
+    together = {key: value.unsqueeze(0) for key, value in inputs.items()}
+    found, by_name = gradients.of_clients(rows, together, labels.unsqueeze(0))
+    torch.testing.assert_close(found[0], losses, rtol=1e-10, atol=0)
+    for name, slope in slopes.items():
+        torch.testing.assert_close(by_name[name][0], slope, rtol=1e-8, atol=1e-12)
+
+
+def test_an_embedding_that_changes_by_what_it_reads_is_refused():
+    model, _, _ = parts("bert")
+    model.get_input_embeddings().max_norm = 1.0
+    with pytest.raises(UserError, match="max_norm"):
+        ExampleGradients(model, task_of(model), ["classifier.weight"], plain)
 
 
 def detached(model):

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import secrets
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -181,6 +182,26 @@ def test_chunks_keep_their_order_whoever_enciphers_them(monkeypatch):
         with ThreadPoolExecutor(threads) as workers:
             found.append(keystream.gaussians_of(streams, count, CPU, workers))
     assert torch.equal(*found)
+
+
+def test_no_cipher_is_at_work_after_a_draw_that_failed(monkeypatch):
+    at_work, encipher = Counter(), keystream.Keystream.encipher
+
+    def slow(self, room, size):
+        at_work[self] += 1
+        assert at_work[self] == 1
+        time.sleep(0.05)
+        encipher(self, room, size)
+        at_work[self] -= 1
+
+    monkeypatch.setattr(keystream.Keystream, "encipher", slow)
+    streams, worked_out = [Keystream() for _ in range(2)], keystream._worked_out
+    with ThreadPoolExecutor(4) as workers:
+        monkeypatch.setattr(keystream, "_worked_out", lambda words: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            keystream.gaussians_of(streams, 4 * CHUNK, CPU, workers)
+        monkeypatch.setattr(keystream, "_worked_out", worked_out)
+        assert keystream.gaussians_of(streams, 10, CPU, workers).shape == (2, 10)
 
 
 # What training sees ---------------------------------------------------------------------------------------

@@ -54,6 +54,21 @@ def test_together_is_one_after_another(train, words):
         assert len(first) == 2 and first == pytest.approx(second)
 
 
+def test_the_layers_below_of_a_language_model_look_back_and_never_ahead(train, tmp_path):
+    """Texts of one length, of which none is padded: no mask says so then."""
+    texts = ["".join("abcdefgh"[number * step % 8] for step in range(1, 10)) for number in range(80)]
+    lines = [json.dumps({"text": text, "label": "xy"[number % 2]}) for number, text in enumerate(texts)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    words = [*EXACT, "strategy=fedavg", "model=gpt2_tiny", "dataset=text", "dataset.max_tokens=9"]
+    words += [f"dataset.path={tmp_path}/rows.jsonl", "adapter=lora", "adapter.rank=2", "adapter.layers=1"]
+    words += ["num_clients=2", "client.batch_size=8", "num_rounds=1"]
+    alone, both = (
+        train(*words, f"runtime.runner={runner}", folder=runner, small=False)
+        for runner in ("sequential", "cohort")
+    )
+    assert difference(alone, both) <= 1e-9
+
+
 @pytest.mark.slow
 def test_noise_that_is_drawn_early_is_the_same_noise(train, monkeypatch):
     """As on a GPU, by threads: every client's sample and noise still come from its generator in turn."""
@@ -100,7 +115,11 @@ def test_samples_take_the_room_of_clients_that_are_not_there(train, monkeypatch)
         runs.append(train(*words, "num_rounds=1", folder=str(most)))
         assert max(sizes) == most // 2  # rows of a client: two for each of its places
         sizes.clear()
-    assert difference(*runs) <= 1e-12
+    monkeypatch.setattr(private_stack, "MOST_ROWS", 13)
+    runs.append(train(*words, "num_rounds=1", folder="few"))
+    assert max(sizes) == 3  # of each of four
+    assert difference(*runs[1:]) <= 1e-12
+    assert difference(*runs[:2]) <= 1e-12
 
 
 def test_a_gpu_takes_private_steps_of_few_shapes():
