@@ -24,7 +24,7 @@ from fedfrozen_app.local.course import Course, Payment, Trained, by_itself
 from fedfrozen_app.local.sequential import LocalResult, learning_rate, optimizer_for
 from fedfrozen_app.privacy.accountant import epsilon_of, solve_noise
 from fedfrozen_app.privacy.budget import Budget, BudgetFile, Declined
-from fedfrozen_app.privacy.cover import cannot_cover, noise_in_sum
+from fedfrozen_app.privacy.cover import cannot_cover, cannot_cover_model, noise_in_sum
 from fedfrozen_app.privacy.dpsgd import Clipping, ExampleGradients, Loss, Recipe, draw_rows, train_steps
 from fedfrozen_app.privacy.ghost import GhostClipping
 from fedfrozen_app.privacy.noise import Noise, SecretNoise, SeededNoise
@@ -71,7 +71,7 @@ class PrivateClient:
         declared: int | None = None,
         limit: float | None = None,
     ) -> None:
-        if (reason := cannot_cover(order)) is not None:
+        if (reason := cannot_cover(order) or cannot_cover_model(resident.model)) is not None:
             raise UserError(reason)
         self.resident, self.client, self.order, self.folder = resident, client, order, folder
         self.file = BudgetFile(folder, client)

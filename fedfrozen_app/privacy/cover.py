@@ -1,8 +1,13 @@
-"""Which orders differential privacy covers: those that clip and noise all that a client learns. And where its
-noise goes. Without Opacus, which takes long to load."""
+"""Which orders and models differential privacy covers: those of which all that a client learns is clipped and
+noised. And where its noise goes. Without Opacus, which takes long to load."""
+
+from typing import TYPE_CHECKING
 
 from fedfrozen_app.config import Config
 from fedfrozen_app.exchange.order import Order
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def noise_in_sum(config: Config) -> bool:
@@ -30,4 +35,14 @@ def cannot_cover(order: Order) -> str | None:
         )
     if len(order.plan.steps) > 1:
         return "privacy=dp_sgd knows no rounds in phases: choose another strategy, or privacy=none."
+    return None
+
+
+def cannot_cover_model(model: "nn.Module") -> str | None:
+    """The same of a model, whatever trains."""
+    if any(getattr(module, "max_norm", None) is not None for module in model.modules()):
+        return (
+            "privacy=dp_sgd cannot cover an embedding with max_norm, which changes its own rows by what it "
+            "reads: build the model without max_norm."
+        )
     return None

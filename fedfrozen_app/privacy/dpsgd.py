@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from fedfrozen_app.data.table import Table
-from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.attention import PLAIN, attention_by, by_kernels, folded
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.own_products import own_products
@@ -138,11 +137,6 @@ class ExampleGradients:
         self, model: nn.Module, task: Task, trained: Sequence[str], loss: Loss, ways: Ways = nullcontext
     ) -> None:
         """`ways`: in which the model computes, within them, for clients side by side."""
-        if any(getattr(module, "max_norm", None) is not None for module in model.modules()):
-            raise UserError(
-                "privacy=dp_sgd cannot cover an embedding with max_norm, which changes its own rows by what "
-                "it reads: build the model without max_norm."
-            )
         self._model, self._loss, self._ways = model, loss, ways
         self._held = dict(model.named_parameters())
         self._trained = list(trained)
@@ -193,19 +187,18 @@ class ExampleGradients:
         (clients, examples), and for each name (clients, examples, *shape).
 
         `recorded`: what takes Python long is taken once, and is worth a GPU's while."""
-        with folded(self._model), by_kernels(labels.device):
-            inputs = self._with_trunk(inputs, labels, 2)
         # Each example's own, by name, and so with a slope of its own; in memory they are one for all.
         own = {name: _for_each(row, labels.shape[1]).requires_grad_() for name, row in rows.items()}
         one = partial(self._one, task=self._together)
         over_all = vmap(vmap(one, randomness="different"), randomness="different")
         shared = shared_linears(self._model, self._trained) if recorded else nullcontext()
         products = own_products(self._model, self._trained)
-        # Gradients are taken around both maps: within them fused kernels have no rule for any.
-        attends = by_kernels(labels.device)
-        with folded(self._model), attends, shared, products, self._ways(), torch.enable_grad():
-            losses = over_all(own, inputs, labels)
-            slopes = torch.autograd.grad(losses.sum(), list(own.values()), materialize_grads=True)
+        with folded(self._model), by_kernels(labels.device):
+            inputs = self._with_trunk(inputs, labels, 2)
+            # Gradients are taken around both maps: within them fused kernels have no rule for any.
+            with shared, products, self._ways(), torch.enable_grad():
+                losses = over_all(own, inputs, labels)
+                slopes = torch.autograd.grad(losses.sum(), list(own.values()), materialize_grads=True)
         return losses.detach(), dict(zip(own, slopes, strict=True))
 
     def _with_trunk(self, inputs: Inputs, labels: Tensor, lead: int) -> Inputs:

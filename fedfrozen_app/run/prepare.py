@@ -14,7 +14,7 @@ from fedfrozen_app.local.fair import check_subgroups
 from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.models.folds import is_fold
 from fedfrozen_app.privacy.budget import carry_budgets
-from fedfrozen_app.privacy.cover import cannot_cover, noise_in_sum
+from fedfrozen_app.privacy.cover import cannot_cover, cannot_cover_model, noise_in_sum
 from fedfrozen_app.privacy.notes import check_start
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.run.outline import orders, planning_strategy, shares_model
@@ -89,6 +89,8 @@ def check_possible(job: Job, resident: Resident) -> None:
     if config.early_stop.patience is not None:
         check_patience(config, resident)
     if config.privacy.name != "none":  # here, where no site has been asked for anything yet
+        if (reason := cannot_cover_model(resident.model)) is not None:
+            raise UserError(reason)
         for order in orders(planning_strategy(config, resident.exchanged, resident.roles)):
             if (reason := cannot_cover(order)) is not None:
                 raise UserError(reason)

@@ -6,8 +6,9 @@ from threading import Barrier, current_thread
 import pytest
 import torch
 
+from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.block import Layout
-from fedfrozen_app.local import private_stack, private_sums
+from fedfrozen_app.local import private_stack, private_sums, resident
 from fedfrozen_app.local.private import PrivateClient
 from fedfrozen_app.privacy import accountant
 from fedfrozen_app.privacy.budget import BudgetFile
@@ -223,6 +224,26 @@ def test_they_train_in_blocks_that_fit(train, monkeypatch):
     counts.clear()
     few = train(*words, "runtime.max_block=2", folder="few")
     assert counts == [2, 2, 2, 2] and difference(whole, few) <= 1e-12
+
+
+@pytest.mark.parametrize("clipping", ["per_example", "ghost"])
+def test_an_embedding_that_changes_by_what_it_reads_is_refused_before_anyone_pays(
+    train, monkeypatch, clipping
+):
+    build = resident.Resident._build
+
+    def limited(self):
+        model = build(self)
+        model.get_input_embeddings().max_norm = 1.0
+        return model
+
+    monkeypatch.setattr(resident.Resident, "_build", limited)
+    paid = []
+    monkeypatch.setattr(PrivateClient, "_pay", lambda *given: paid.append(given))
+    words = ("strategy=safl", "strategy.select=none", f"privacy.clipping={clipping}")
+    with pytest.raises(UserError, match="max_norm"):
+        train(*EXACT, *words)
+    assert not paid
 
 
 def test_a_client_that_fails_leaves_the_others_alone(train, monkeypatch, caplog):
