@@ -1,5 +1,6 @@
 """Between the host and the device that computes."""
 
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -13,6 +14,7 @@ def sent(array: Tensor, device: torch.device) -> Tensor:
     return array.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else array
 
 
+@cache
 def has_kernels(device: torch.device) -> bool:
     """Whether Triton makes kernels for it."""
     if device.type != "cuda" or find_spec("triton") is None:

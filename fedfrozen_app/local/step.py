@@ -47,7 +47,7 @@ from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.meanwhile import judging
 from fedfrozen_app.models.own_products import Room, offered
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
-from fedfrozen_app.words import counted
+from fedfrozen_app.words import counted, told
 
 if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
@@ -478,11 +478,7 @@ class Step:
         """Without what is compiled, from now on."""
         self.blocks, self.mode, self._gradient = None, "captured", None
         self.resident.compiling.failed()
-        log.warning(
-            "The step could not be compiled, and goes on without: %s: %s",
-            type(error).__name__,
-            (str(error).strip().splitlines() or [""])[0],
-        )
+        log.warning("The step could not be compiled, and goes on without: %s", told(error))
 
 
 def mapped_task(

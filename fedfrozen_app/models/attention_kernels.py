@@ -14,7 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedfrozen_app.models.row_kernels import is_exact, side
 from fedfrozen_app.seeds import seeded
+from fedfrozen_app.words import told
 
 log = logging.getLogger(__name__)
 LONGEST, WIDEST = 128, 64  # tokens, and numbers of a head
@@ -175,7 +177,7 @@ def _works(device: torch.device, tokens: int, width: int, masked: bool, drops: b
             found = Attended.apply(like, like, like, mask, 1.0, 0.5 if drops else 0.0)
             torch.autograd.grad(found.sum(), like)
     except Exception as error:  # noqa: BLE001  (a compiler can fail in any way, and nothing depends on it)
-        log.info("Attention goes without a kernel of its own: %s: %s", type(error).__name__, error)
+        log.info("Attention goes without a kernel of its own: %s", told(error))
         return False
     return True
 
@@ -189,8 +191,7 @@ def _marks(mask: Tensor | None, like: Tensor) -> tuple[Tensor, tuple[int, int, i
 
 
 def _sides(tokens: int, width: int) -> tuple[int, int]:
-    """Of a tile: tensor cores take 16 at least."""
-    return max(16, triton.next_power_of_2(tokens)), max(16, triton.next_power_of_2(width))
+    return side(tokens), side(width)
 
 
 def _last_together(each: Tensor) -> Tensor:
@@ -198,5 +199,4 @@ def _last_together(each: Tensor) -> Tensor:
 
 
 def _precision() -> str:
-    """Where float32 is asked for, a product is three of tensor cores, whose sum is as exact."""
-    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return "tf32x3" if is_exact() else "tf32"

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedfrozen_app.models.row_kernels import cut
+from fedfrozen_app.models.row_kernels import cut, is_exact, side
 
 # Places, numbers of a kernel's row and channels that a program looks at together: those that were quickest on
 # an H200 with 50 clients, 10 pictures of 30 x 30 and 32 to 64 channels.
@@ -126,11 +126,11 @@ def convolve(pictures: Tensor, kernels: Tensor, padding: tuple[int, int]) -> Ten
     rows, columns = height + 2 * padding[0] - tall + 1, width + 2 * padding[1] - wide + 1
     out = pictures.new_empty(clients, batch, rows, columns, out_channels)
     count = batch * rows * columns
-    exact, across = _is_exact(), _side(out_channels, ACROSS)
+    exact, across = is_exact(), side(out_channels, ACROSS)
     places = PLACES if exact else 2 * PLACES
     grid = (triton.cdiv(count, places), triton.cdiv(out_channels, across), clients)
     sizes = (height, width, rows, columns, count, *padding, channels, out_channels)
-    along = _side(wide * channels, ALONG)
+    along = side(wide * channels, ALONG)
     how = (tall, wide, any(padding), exact, places, along, across)
     _convolve[grid](pictures, kernels, out, *sizes, *how, num_warps=4, num_stages=3 if exact else 2)
     return out
@@ -142,25 +142,15 @@ def correlate(pictures: Tensor, slopes: Tensor, size: tuple[int, int], padding: 
     rows, columns, out_channels = slopes.shape[2:]
     tall, wide = size
     count, places = batch * rows * columns, PLACES // 2
-    along, across = _side(wide * channels, ALONG), _side(out_channels, ACROSS)
+    along, across = side(wide * channels, ALONG), side(out_channels, ACROSS)
     tiles = tall * triton.cdiv(wide * channels, along) * triton.cdiv(out_channels, across)
     pieces, share = cut(clients * tiles, count, places)
     shape = (pieces, clients, tall, wide, channels, out_channels)
     out = torch.empty(shape, dtype=torch.float32, device=pictures.device)
     sizes = (height, width, rows, columns, count, *padding, channels, out_channels, clients, share)
-    how = (tall, wide, any(padding), _is_exact(), places, along, across)
+    how = (tall, wide, any(padding), is_exact(), places, along, across)
     _correlate[(tiles, pieces, clients)](pictures, slopes, out, *sizes, *how, num_warps=4, num_stages=2)
     return out.sum(dim=0)
-
-
-def _is_exact() -> bool:
-    """Whether float32 is asked for: then a product is three of tensor cores, whose sum is as exact."""
-    return torch.get_float32_matmul_precision() == "highest"
-
-
-def _side(size: int, most: int) -> int:
-    """Of a tile: tensor cores take 16 at least."""
-    return max(16, min(triton.next_power_of_2(size), most))
 
 
 def trials(device: torch.device, sizes: Collection[Size], dtype: torch.dtype) -> list[Callable[[], Any]]:
@@ -172,8 +162,8 @@ def trials(device: torch.device, sizes: Collection[Size], dtype: torch.dtype) ->
         kernels = torch.zeros(1, tall, wide, channels, out, dtype=dtype, device=device)
         after = torch.zeros(1, 1, 1 + 2 * above, 1 + 2 * left, out, dtype=dtype, device=device)
         turned = kernels.transpose(3, 4).contiguous()
-        like = (tall, wide, _side(wide * channels, ALONG), _side(out, ACROSS), channels % 16, out % 16)
-        other = (tall, wide, _side(wide * out, ALONG), _side(channels, ACROSS), out % 16, channels % 16)
+        like = (tall, wide, side(wide * channels, ALONG), side(out, ACROSS), channels % 16, out % 16)
+        other = (tall, wide, side(wide * out, ALONG), side(channels, ACROSS), out % 16, channels % 16)
         works["there", like, any(padding)] = partial(convolve, before, kernels, padding)
         works["there", other, any(back)] = partial(convolve, after, turned, back)
         works["slopes", like, any(padding)] = partial(correlate, before, after, (tall, wide), padding)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedfrozen_app.devices import has_kernels
 from fedfrozen_app.models.meanwhile import with_forwards
 from fedfrozen_app.models.own_products import multiplied, stacked
+from fedfrozen_app.words import told
 
 log = logging.getLogger(__name__)
 NARROW = 64  # a layer that puts out fewer numbers is no work
@@ -98,8 +99,8 @@ def _made(job: Future[None]) -> bool:
         job.result()
     except Exception as error:  # noqa: BLE001  (see above)
         log.warning(
-            "GPU kernels for clients' own layers could not be made, and steps are slower without: %s: %s",
-            *(type(error).__name__, (str(error).strip().splitlines() or [""])[0]),
+            "GPU kernels for clients' own layers could not be made, and steps are slower without: %s",
+            told(error),
         )
         return False
     return True

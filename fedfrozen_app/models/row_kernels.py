@@ -225,3 +225,13 @@ def cut(groups: int, count: int, high: int) -> tuple[int, int]:
     wanted = max(1, min(least, PROGRAMS // groups))
     share = triton.cdiv(least, wanted) * high
     return max(1, triton.cdiv(count, share)), share
+
+
+def side(size: int, most: int = NO_LIMIT) -> int:
+    """Of a tile of a product: tensor cores take 16 at least."""
+    return max(16, min(triton.next_power_of_2(size), most))
+
+
+def is_exact() -> bool:
+    """Whether float32 is asked for: then a product is three of tensor cores, whose sum is as exact."""
+    return torch.get_float32_matmul_precision() == "highest"

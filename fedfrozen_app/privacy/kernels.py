@@ -7,6 +7,7 @@ from types import ModuleType
 import torch
 
 from fedfrozen_app.devices import has_kernels
+from fedfrozen_app.words import told
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +24,7 @@ def kernels_on(device: torch.device) -> ModuleType | None:
             gpu_kernels.try_out(device)
     except Exception as error:  # noqa: BLE001  (a compiler can fail in any way, and nothing depends on it)
         log.warning(
-            "GPU kernels for private steps could not be made, and steps are slower without: %s: %s",
-            *(type(error).__name__, (str(error).strip().splitlines() or [""])[0]),
+            "GPU kernels for private steps could not be made, and steps are slower without: %s", told(error)
         )
         return None
     return gpu_kernels
