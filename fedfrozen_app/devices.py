@@ -20,3 +20,8 @@ def has_kernels(device: torch.device) -> bool:
     if device.type != "cuda" or find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(device) >= OLDEST
+
+
+def is_exact() -> bool:
+    """Whether float32 is asked for: then a product is three of tensor cores, whose sum is as exact."""
+    return torch.get_float32_matmul_precision() == "highest"

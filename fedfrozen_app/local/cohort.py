@@ -184,8 +184,8 @@ class CohortRunner:
         self._plan: Plan | None = None
         self._laid: tuple[Any, Layouts] | None = None  # for orders of this kind
         self._aside: torch.cuda.Stream | None = None  # on which a block trains while another is looked at
-        if wished(resident.config) != "true":
-            resident.own_weights.begin()  # before the first step asks for them
+        # Before the first step asks for them.
+        resident.own_weights.begin(traced=wished(resident.config) == "true")
 
     def through(self, clients: Sequence[str], order: Order) -> list[list[str]]:
         """The clients in the order in which they will be through, those of a block together."""

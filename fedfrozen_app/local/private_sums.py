@@ -22,8 +22,8 @@ from fedfrozen_app.exchange.block import Layout
 from fedfrozen_app.local.private import example_gradients
 from fedfrozen_app.local.recording import recorded
 from fedfrozen_app.local.step import NO_START
+from fedfrozen_app.models.kernels import kernels_on
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, exact_products, norms_of
-from fedfrozen_app.privacy.kernels import kernels_on
 from fedfrozen_app.seeds import generators_of
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class ClippedSums:
         self._nothing = torch.zeros((), dtype=resident.task.dtype, device=resident.device)
         # Where there are kernels for it, whatever counts nothing is left out at no cost.
         exact = resident.task.dtype == torch.float32
-        self._kernels = kernels_on(self.rows.device) if exact else None
+        self._kernels = kernels_on(self.rows.device, "privacy.gpu_kernels") if exact else None
         small = resident.device.type in CAREFUL_ON and self.layout.width <= CAREFUL_MOST
         self._is_careful = small or self._kernels is not None
         self._records = records

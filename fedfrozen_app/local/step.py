@@ -445,9 +445,9 @@ class Step:
         blocks = self.blocks.used() if self.blocks is not None else nullcontext()
         views = self.on_gpu and self.mode != "compiled"
         products = as_products(module, self.layouts.names, views=views)
-        # A compiler makes one kernel of several itself.
-        ours = self.mode == "captured"
-        kernels = self.resident.own_weights.used(self.layouts.names) if ours else nullcontext()
+        own = partial(self.resident.own_weights.used, self.layouts.names)
+        ways = {"captured": own, "compiled": partial(own, traced=True)}
+        kernels = ways.get(self.mode, nullcontext)()
         with folded(module), products, kernels, blocks, torch.enable_grad():
             yield
 

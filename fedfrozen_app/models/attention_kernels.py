@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedfrozen_app.models.row_kernels import is_exact, side
+from fedfrozen_app.devices import is_exact
+from fedfrozen_app.models.row_kernels import side
 from fedfrozen_app.seeds import seeded
 from fedfrozen_app.words import told
 

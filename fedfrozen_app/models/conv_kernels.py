@@ -3,9 +3,12 @@
 Patches as rows are the kernel's places times as large as the pictures, and writing them takes longer than the
 product. Here each program gathers its own: in pictures whose channels come last, what one row of a kernel
 sees lies together. Sums are made in pieces and in a fixed order, so that they repeat to the bit.
+
+Tensor cores read bf16 in any order and TF32 in one alone, which slopes do not have. So numbers of float32 are
+given as two or three of bf16 that add up to them: whoever makes the numbers writes these in the same pass.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,57 +16,92 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn.functional import pad
 
-from fedfrozen_app.models.row_kernels import cut, is_exact, side
+from fedfrozen_app.devices import is_exact
+from fedfrozen_app.models.row_kernels import TILE, cut, side
 
 # Places, numbers of a kernel's row and channels that a program looks at together: those that were quickest on
 # an H200 with 50 clients, 10 pictures of 30 x 30 and 32 to 64 channels.
-PLACES, ALONG, ACROSS = 128, 32, 64
+THERE = (128, 32, 64)
+SLOPES = (32, 128, 64)
+TOGETHER = (
+    8  # numbers of bf16 that a GPU reads at once: so many channels, or a multiple, are gathered quickly
+)
+UPPER_HALF = -65536  # of the bits of a float32: what bf16 has of it
 Size = tuple[int, ...]  # of a convolution: (tall, wide, channels, out, rows of padding, columns of it)
+
+
+@triton.jit
+def _product(total, a, b, a2, b2, a3, b3, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """total + a · b, each the sum of so many. The smallest come first; what three of them add up to is added
+    apart, because tensor cores cut off what a sum within them is too large for."""
+    if COUNT == 1:
+        total = tl.dot(a, b, total)
+    elif COUNT == 2:
+        total = tl.dot(a, b2, total)
+        total = tl.dot(a2, b, total)
+        total = tl.dot(a, b, total)
+    else:
+        part = tl.dot(a3, b)
+        part = tl.dot(a, b3, part)
+        part = tl.dot(a2, b2, part)
+        part = tl.dot(a2, b, part)
+        part = tl.dot(a, b2, part)
+        part = tl.dot(a, b, part)
+        total += part
+    return total
 
 
 @triton.jit(do_not_specialize=["H", "W", "OH", "OW", "count", "above", "left"])
 def _convolve(  # type: ignore[no-untyped-def]
-    pictures, kernels, out, H, W, OH, OW, count, above, left, CI, CO,
-    TALL: tl.constexpr, WIDE: tl.constexpr, PADDED: tl.constexpr, EXACT: tl.constexpr,
+    pictures, pictures2, pictures3, kernels, kernels2, kernels3, out,
+    H, W, OH, OW, count, above, left, CI, CO,
+    TALL: tl.constexpr, WIDE: tl.constexpr, PADDED: tl.constexpr, COUNT: tl.constexpr,
     PLACES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     client = tl.program_id(2).to(tl.int64)
-    pictures += client * (count // (OH * OW)) * H * W * CI
-    kernels += client * TALL * WIDE * CI * CO
-    out += client * count * CO
+    span = WIDE * CI
+    seen_from = client * (count // (OH * OW)) * H * W * CI
+    kernels_from = client * TALL * span * CO
     place = tl.program_id(0) * PLACES + tl.arange(0, PLACES)
     channel = tl.program_id(1) * ACROSS + tl.arange(0, ACROSS)
     picture, within = place // (OH * OW), place % (OH * OW)
     y, x = within // OW - above, within % OW - left
     real = place < count
-    span = WIDE * CI
     total = tl.zeros((PLACES, ACROSS), dtype=tl.float32)
     for ky in range(TALL):
         row = y + ky
-        start = ((picture * H + row) * W + x) * CI
+        start = seen_from + ((picture * H + row) * W + x) * CI
         for first in range(0, span, ALONG):
             along = first + tl.arange(0, ALONG)
             there = real[:, None] & (along < span)[None, :]
             if PADDED:
                 column = x[:, None] + (along // CI)[None, :]
                 there &= ((row >= 0) & (row < H))[:, None] & (column >= 0) & (column < W)
-            seen = tl.load(pictures + start[:, None] + along[None, :], mask=there, other=0.0)
-            known = (along < span)[:, None] & (channel < CO)[None, :]
-            kernel = tl.load(
-                kernels + (ky * span + along)[:, None] * CO + channel[None, :], mask=known, other=0.0
-            )
-            total = tl.dot(seen, kernel, total, input_precision="tf32x3" if EXACT else "tf32")
+            known = (channel < CO)[:, None] & (along < span)[None, :]
+            at = start[:, None] + along[None, :]
+            its = kernels_from + channel[:, None] * (TALL * span) + (ky * span + along)[None, :]
+            a = tl.load(pictures + at, mask=there, other=0.0)
+            b = tl.trans(tl.load(kernels + its, mask=known, other=0.0))
+            a2, b2, a3, b3 = a, b, a, b
+            if COUNT > 1:
+                a2 = tl.load(pictures2 + at, mask=there, other=0.0)
+                b2 = tl.trans(tl.load(kernels2 + its, mask=known, other=0.0))
+            if COUNT > 2:
+                a3 = tl.load(pictures3 + at, mask=there, other=0.0)
+                b3 = tl.trans(tl.load(kernels3 + its, mask=known, other=0.0))
+            total = _product(total, a, b, a2, b2, a3, b3, COUNT)
     found = total.to(out.dtype.element_ty)
-    tl.store(
-        out + place[:, None] * CO + channel[None, :], found, mask=real[:, None] & (channel < CO)[None, :]
-    )
+    at = out + (client * count + place)[:, None] * CO + channel[None, :]
+    tl.store(at, found, mask=real[:, None] & (channel < CO)[None, :])
 
 
 @triton.jit(do_not_specialize=["H", "W", "OH", "OW", "count", "above", "left", "clients", "share"])
 def _correlate(  # type: ignore[no-untyped-def]
-    pictures, slopes, out, H, W, OH, OW, count, above, left, CI, CO, clients, share,
-    TALL: tl.constexpr, WIDE: tl.constexpr, PADDED: tl.constexpr, EXACT: tl.constexpr,
+    pictures, pictures2, pictures3, slopes, slopes2, slopes3, out,
+    H, W, OH, OW, count, above, left, CI, CO, clients, share,
+    TALL: tl.constexpr, WIDE: tl.constexpr, PADDED: tl.constexpr, COUNT: tl.constexpr,
     PLACES: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     piece, client = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -72,99 +110,186 @@ def _correlate(  # type: ignore[no-untyped-def]
     ky = tl.program_id(0) % TALL
     along = (tl.program_id(0) // TALL % cuts) * ALONG + tl.arange(0, ALONG)
     channel = (tl.program_id(0) // (TALL * cuts)) * ACROSS + tl.arange(0, ACROSS)
-    pictures += client * (count // (OH * OW)) * H * W * CI
-    slopes += client * count * CO
-    out += (piece * clients + client) * TALL * span * CO
-    total = tl.zeros((ALONG, ACROSS), dtype=tl.float32)
+    seen_from = client * (count // (OH * OW)) * H * W * CI
+    total = tl.zeros((ACROSS, ALONG), dtype=tl.float32)
     for first in range(piece * share, min((piece + 1) * share, count), PLACES):
         place = first + tl.arange(0, PLACES)
         real = place < count
         picture, within = place // (OH * OW), place % (OH * OW)
         row, x = within // OW - above + ky, within % OW - left
-        start = ((picture * H + row) * W + x) * CI
+        start = seen_from + ((picture * H + row) * W + x) * CI
         there = real[:, None] & (along < span)[None, :]
         if PADDED:
             column = x[:, None] + (along // CI)[None, :]
             there &= ((row >= 0) & (row < H))[:, None] & (column >= 0) & (column < W)
-        seen = tl.load(pictures + start[:, None] + along[None, :], mask=there, other=0.0)
         known = real[:, None] & (channel < CO)[None, :]
-        slope = tl.load(slopes + place[:, None] * CO + channel[None, :], mask=known, other=0.0)
-        total = tl.dot(tl.trans(seen), slope, total, input_precision="tf32x3" if EXACT else "tf32")
-    known = (along < span)[:, None] & (channel < CO)[None, :]
-    tl.store(out + (ky * span + along)[:, None] * CO + channel[None, :], total, mask=known)
+        its = (client * count + place)[:, None] * CO + channel[None, :]
+        at = start[:, None] + along[None, :]
+        a = tl.trans(tl.load(slopes + its, mask=known, other=0.0))
+        b = tl.load(pictures + at, mask=there, other=0.0)
+        a2, b2, a3, b3 = a, b, a, b
+        if COUNT > 1:
+            a2 = tl.trans(tl.load(slopes2 + its, mask=known, other=0.0))
+            b2 = tl.load(pictures2 + at, mask=there, other=0.0)
+        if COUNT > 2:
+            a3 = tl.trans(tl.load(slopes3 + its, mask=known, other=0.0))
+            b3 = tl.load(pictures3 + at, mask=there, other=0.0)
+        total = _product(total, a, b, a2, b2, a3, b3, COUNT)
+    out += (piece * clients + client) * TALL * span * CO
+    at = out + channel[:, None] * (TALL * span) + (ky * span + along)[None, :]
+    tl.store(at, total, mask=(channel < CO)[:, None] & (along < span)[None, :])
+
+
+@triton.jit
+def _cut_up(numbers, first, second, third, size, COUNT: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0).to(tl.int64) * WIDE + tl.arange(0, WIDE)
+    there = at < size
+    rest = tl.load(numbers + at, mask=there, other=0.0)
+    upper = (rest.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    tl.store(first + at, upper.to(tl.bfloat16), mask=there)
+    rest -= upper
+    if COUNT > 2:
+        upper = (rest.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+        tl.store(second + at, upper.to(tl.bfloat16), mask=there)
+        tl.store(third + at, (rest - upper).to(tl.bfloat16), mask=there)
+    else:
+        tl.store(second + at, rest.to(tl.bfloat16), mask=there)
+
+
+def summands(numbers: Tensor, *, traced: bool = False) -> list[Tensor]:
+    """Of bf16, which add up to these numbers: to 16 bits, where TF32 is allowed and would keep 11, or to all
+    24. `traced`: for a compiler, which makes them where it makes the numbers; by bits and not by casts, which
+    it would take back."""
+    if numbers.dtype == torch.bfloat16:
+        return [numbers]
+    count = 3 if is_exact() else 2
+    if not traced:
+        found = [torch.empty_like(numbers, dtype=torch.bfloat16) for _ in range(count)]
+        size = numbers.numel()
+        _cut_up[(triton.cdiv(size, TILE),)](numbers, *_three(found), size, count, TILE)
+        return found
+    found = []
+    for _ in range(count - 1):
+        upper = (numbers.view(torch.int32) & UPPER_HALF).view(torch.float32)
+        found.append(upper.bfloat16())
+        numbers = numbers - upper
+    return [*found, numbers.bfloat16()]
 
 
 class Convolved(torch.autograd.Function):
-    """(clients, batch, rows, columns, channels), and (clients, tall, wide, channels, out) of kernels ->
+    """(clients, batch, rows, columns, channels), and (clients, out, tall, wide, channels) of kernels ->
     (clients, batch, …, out). `padding`: rows above and below, columns left and right."""
 
     @staticmethod
-    def forward(ctx: Any, pictures: Tensor, kernels: Tensor, padding: tuple[int, int]) -> Tensor:
-        pictures, kernels = pictures.contiguous(), kernels.contiguous()
-        ctx.save_for_backward(pictures, kernels)
-        ctx.padding = padding
-        return convolve(pictures, kernels, padding)
+    def forward(
+        ctx: Any, pictures: Tensor, kernels: Tensor, padding: tuple[int, int], traced: bool = False
+    ) -> Tensor:
+        ctx.summands, ctx.channels = partial(summands, traced=traced), pictures.shape[-1]
+        spare = (0, -ctx.channels % TOGETHER)
+        pictures, kernels = pad(pictures, spare).contiguous(), pad(kernels, spare).contiguous()
+        seen = ctx.summands(pictures)
+        ctx.save_for_backward(kernels, *seen)
+        ctx.padding, ctx.size = list(padding), kernels.shape[2:4]
+        return convolve(seen, ctx.summands(kernels), list(padding), pictures.dtype)
 
     @staticmethod
-    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
-        pictures, kernels = ctx.saved_tensors
-        slopes = slopes.contiguous()
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        kernels, *seen = ctx.saved_tensors
+        (tall, wide), (above, left) = ctx.size, ctx.padding
+        back = ctx.summands(slopes.contiguous())
         by_pictures = by_kernels = None
         if ctx.needs_input_grad[0]:  # what a place has put out goes back to where it came from
-            turned = kernels.flip(1, 2).transpose(3, 4).contiguous()
-            tall, wide = kernels.shape[1:3]
-            above, left = ctx.padding
-            by_pictures = convolve(slopes, turned, (tall - 1 - above, wide - 1 - left))
+            turned = ctx.summands(kernels.flip(2, 3).transpose(1, 4).contiguous())
+            by_pictures = convolve(back, turned, [tall - 1 - above, wide - 1 - left], slopes.dtype)
+            by_pictures = by_pictures[..., : ctx.channels]
         if ctx.needs_input_grad[1]:
-            by_kernels = correlate(pictures, slopes, kernels.shape[1:3], ctx.padding).to(kernels.dtype)
-        return by_pictures, by_kernels, None
+            by_kernels = correlate(seen, back, [tall, wide], ctx.padding).to(kernels.dtype)
+            by_kernels = by_kernels[..., : ctx.channels]
+        return by_pictures, by_kernels, None, None
 
 
-def convolve(pictures: Tensor, kernels: Tensor, padding: tuple[int, int]) -> Tensor:
-    clients, batch, height, width, channels = pictures.shape
-    _, tall, wide, _, out_channels = kernels.shape
-    rows, columns = height + 2 * padding[0] - tall + 1, width + 2 * padding[1] - wide + 1
-    out = pictures.new_empty(clients, batch, rows, columns, out_channels)
-    count = batch * rows * columns
-    exact, across = is_exact(), side(out_channels, ACROSS)
-    places = PLACES if exact else 2 * PLACES
+@torch.library.custom_op("fedfrozen::convolve", mutates_args=())  # a compiler sees one operation
+def convolve(
+    pictures: Sequence[Tensor], kernels: Sequence[Tensor], padding: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    """Of summands, in this type."""
+    out = _room_for(pictures, kernels, padding, dtype)
+    clients, batch, height, width, channels = pictures[0].shape
+    _, out_channels, tall, wide, _ = kernels[0].shape
+    _, _, rows, columns, _ = out.shape
+    count, summed = batch * rows * columns, len(pictures)
+    places, most, across = THERE
+    across, along = side(out_channels, across), side(wide * channels, most)
     grid = (triton.cdiv(count, places), triton.cdiv(out_channels, across), clients)
     sizes = (height, width, rows, columns, count, *padding, channels, out_channels)
-    along = side(wide * channels, ALONG)
-    how = (tall, wide, any(padding), exact, places, along, across)
-    _convolve[grid](pictures, kernels, out, *sizes, *how, num_warps=4, num_stages=3 if exact else 2)
+    how = (tall, wide, any(padding), summed, places, along, across)
+    given = (*_three(pictures), *_three(kernels), out)
+    _convolve[grid](*given, *sizes, *how, num_warps=4, num_stages=2 if summed > 2 else 3)
     return out
 
 
-def correlate(pictures: Tensor, slopes: Tensor, size: tuple[int, int], padding: tuple[int, int]) -> Tensor:
-    """(clients, tall, wide, channels, out) how much each number of a kernel adds to what is put out."""
-    clients, batch, height, width, channels = pictures.shape
-    rows, columns, out_channels = slopes.shape[2:]
+@convolve.register_fake
+def _room_for(
+    pictures: Sequence[Tensor], kernels: Sequence[Tensor], padding: Sequence[int], dtype: torch.dtype
+) -> Tensor:
+    clients, batch, height, width, _ = pictures[0].shape
+    _, out_channels, tall, wide, _ = kernels[0].shape
+    rows, columns = height + 2 * padding[0] - tall + 1, width + 2 * padding[1] - wide + 1
+    return pictures[0].new_empty(clients, batch, rows, columns, out_channels, dtype=dtype)
+
+
+@torch.library.custom_op("fedfrozen::correlate", mutates_args=())
+def correlate(
+    pictures: Sequence[Tensor], slopes: Sequence[Tensor], size: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    """(clients, out, tall, wide, channels) how much each number of a kernel adds to what is put out, of
+    summands."""
+    clients, batch, height, width, channels = pictures[0].shape
+    rows, columns, out_channels = slopes[0].shape[2:]
     tall, wide = size
-    count, places = batch * rows * columns, PLACES // 2
-    along, across = side(wide * channels, ALONG), side(out_channels, ACROSS)
+    places, most, across = SLOPES
+    count, summed = batch * rows * columns, len(pictures)
+    along, across = side(wide * channels, most), side(out_channels, across)
     tiles = tall * triton.cdiv(wide * channels, along) * triton.cdiv(out_channels, across)
     pieces, share = cut(clients * tiles, count, places)
-    shape = (pieces, clients, tall, wide, channels, out_channels)
-    out = torch.empty(shape, dtype=torch.float32, device=pictures.device)
+    shape = (pieces, clients, out_channels, tall, wide, channels)
+    out = torch.empty(shape, dtype=torch.float32, device=pictures[0].device)
     sizes = (height, width, rows, columns, count, *padding, channels, out_channels, clients, share)
-    how = (tall, wide, any(padding), is_exact(), places, along, across)
-    _correlate[(tiles, pieces, clients)](pictures, slopes, out, *sizes, *how, num_warps=4, num_stages=2)
+    how = (tall, wide, any(padding), summed, places, along, across)
+    given = (*_three(pictures), *_three(slopes), out)
+    _correlate[(tiles, pieces, clients)](*given, *sizes, *how, num_warps=4, num_stages=3 if summed > 2 else 4)
     return out.sum(dim=0)
+
+
+@correlate.register_fake
+def _room_for_slopes(
+    pictures: Sequence[Tensor], slopes: Sequence[Tensor], size: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    shape = (len(pictures[0]), slopes[0].shape[-1], *size, pictures[0].shape[-1])
+    return pictures[0].new_empty(shape, dtype=torch.float32)
+
+
+def _three(summed: Sequence[Tensor]) -> Sequence[Tensor]:
+    """A kernel has names for three, and does not look at those that are not there."""
+    return [*summed, *(summed[0] for _ in range(3 - len(summed)))]
 
 
 def trials(device: torch.device, sizes: Collection[Size], dtype: torch.dtype) -> list[Callable[[], Any]]:
     """Works that each make one kernel, for convolutions of these sizes."""
     works: dict[Any, Callable[[], Any]] = {}
+    (_, most, across), (_, widest, highest) = THERE, SLOPES
     for tall, wide, channels, out, above, left in sizes:
-        padding, back = (above, left), (tall - 1 - above, wide - 1 - left)
-        before = torch.zeros(1, 1, tall, wide, channels, dtype=dtype, device=device)
-        kernels = torch.zeros(1, tall, wide, channels, out, dtype=dtype, device=device)
-        after = torch.zeros(1, 1, 1 + 2 * above, 1 + 2 * left, out, dtype=dtype, device=device)
-        turned = kernels.transpose(3, 4).contiguous()
-        like = (tall, wide, side(wide * channels, ALONG), side(out, ACROSS), channels % 16, out % 16)
-        other = (tall, wide, side(wide * out, ALONG), side(channels, ACROSS), out % 16, channels % 16)
-        works["there", like, any(padding)] = partial(convolve, before, kernels, padding)
-        works["there", other, any(back)] = partial(convolve, after, turned, back)
-        works["slopes", like, any(padding)] = partial(correlate, before, after, (tall, wide), padding)
+        channels += -channels % TOGETHER
+        padding, back = [above, left], [tall - 1 - above, wide - 1 - left]
+        before = summands(torch.zeros(1, 1, tall, wide, channels, dtype=dtype, device=device))
+        kernels = torch.zeros(1, out, tall, wide, channels, dtype=dtype, device=device)
+        turned = summands(kernels.transpose(1, 4).contiguous())
+        after = summands(torch.zeros(1, 1, 1 + 2 * above, 1 + 2 * left, out, dtype=dtype, device=device))
+        shapes = (tall, wide, channels % 16, out % 16)
+        like = (*shapes, side(wide * channels, most), side(out, across))
+        other = (*shapes, side(wide * out, most), side(channels, across))
+        slopes = (*shapes, side(wide * channels, widest), side(out, highest))
+        works["there", like, any(padding)] = partial(convolve, before, summands(kernels), padding, dtype)
+        works["back", other, any(back)] = partial(convolve, after, turned, back, dtype)
+        works["slopes", slopes, any(padding)] = partial(correlate, before, after, [tall, wide], padding)
     return list(works.values())

@@ -49,23 +49,26 @@ def _as_it_is(conv: nn.Conv1d | nn.Conv2d, pictures: Tensor) -> Tensor:
 
 def _product(conv: nn.Conv2d, pictures: Tensor, *, views: bool) -> Tensor:
     """(batch, channels, height, width) -> (batch, out, rows, columns), as the module's own forward."""
+    seen = patches(conv, pictures, views=views)
+    kernel = conv.weight.permute(2, 3, 1, 0).flatten(0, 2)  # (tall · wide · channels, out)
+    result = seen.flatten(3).flatten(1, 2) @ kernel  # (batch, rows · columns, out)
+    if conv.bias is not None:
+        result = result + conv.bias
+    return result.transpose(1, 2).unflatten(2, seen.shape[1:3])
+
+
+def patches(conv: nn.Conv2d, pictures: Tensor, *, views: bool) -> Tensor:
+    """What each place of a convolution sees: (batch, rows, columns, tall, wide, channels)."""
     (tall, wide), (down, right) = conv.kernel_size, conv.stride
     above, left = (int(side) for side in conv.padding)  # no word: see _can
     pictures = pad(pictures, (left, left, above, above)) if above or left else pictures
     rows, columns = (pictures.shape[2] - tall) // down + 1, (pictures.shape[3] - wide) // right + 1
-    # (batch, rows, columns, tall, wide, channels)
     if conv.kernel_size == conv.stride:  # patches that do not overlap are the picture in another order
         cut = pictures[:, :, : rows * tall, : columns * wide]
-        patches = cut.unflatten(3, (columns, wide)).unflatten(2, (rows, tall)).permute(0, 2, 4, 3, 5, 1)
-    elif views:  # one kernel makes the rows and two their slope, where shifts take three each
-        patches = pictures.unfold(2, tall, down).unfold(3, wide, right).permute(0, 2, 3, 4, 5, 1)
-    else:
-        patches = _shifted(pictures, conv, rows, columns)
-    kernel = conv.weight.permute(2, 3, 1, 0).flatten(0, 2)  # (tall · wide · channels, out)
-    result = patches.flatten(3).flatten(1, 2) @ kernel  # (batch, rows · columns, out)
-    if conv.bias is not None:
-        result = result + conv.bias
-    return result.transpose(1, 2).unflatten(2, (rows, columns))
+        return cut.unflatten(3, (columns, wide)).unflatten(2, (rows, tall)).permute(0, 2, 4, 3, 5, 1)
+    if views:  # one kernel makes the rows and two their slope, where shifts take three each
+        return pictures.unfold(2, tall, down).unfold(3, wide, right).permute(0, 2, 3, 4, 5, 1)
+    return _shifted(pictures, conv, rows, columns)
 
 
 def _shifted(pictures: Tensor, conv: nn.Conv2d, rows: int, columns: int) -> Tensor:

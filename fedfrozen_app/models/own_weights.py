@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from fedfrozen_app.devices import has_kernels
+from fedfrozen_app.models.convolution import patches
 from fedfrozen_app.models.meanwhile import with_forwards
 from fedfrozen_app.models.own_products import multiplied, stacked
 from fedfrozen_app.words import told
 
 log = logging.getLogger(__name__)
 NARROW = 64  # a layer that puts out fewer numbers is no work
+FEW_CHANNELS = 8
 Kind = tuple[type[nn.Module], tuple[int, ...]]
 
 
@@ -29,25 +31,24 @@ class OwnWeights:
 
     def __init__(self, model: nn.Module, device: torch.device, products: torch.dtype) -> None:
         self._model, self._device, self._products = model, device, products
-        ours = [module for module in model.modules() if type(module) in WAYS and _fits(module)]
-        self._ways = {module: partial(WAYS[type(module)], module) for module in ours}
+        self._ours = [module for module in model.modules() if type(module) in WAYS and _fits(module)]
 
-    def begin(self) -> "Future[None] | None":
+    def begin(self, *, traced: bool = False) -> "Future[None] | None":
         """Make them, on threads: where nothing is cached that takes seconds, in which others may read data
         or start a GPU. None where there are none."""
-        if not self._ways or not has_kernels(self._device):
-            return None
-        return _begun(self._device, frozenset(map(_kind, self._ways)), self._products)
+        kinds = frozenset(_kind(module) for module in self._ours if type(module) in _ways(traced))
+        return _begun(self._device, kinds, self._products) if kinds and has_kernels(self._device) else None
 
-    def used(self, trained: Collection[str]) -> AbstractContextManager[None]:
+    def used(self, trained: Collection[str], *, traced: bool = False) -> AbstractContextManager[None]:
         """Within it layer norms, biases and convolutions that train are one kernel each, where a GPU has
-        them."""
-        if (job := self.begin()) is None or not _made(job):
+        them. `traced`: for a compiler, which makes one kernel of several itself; convolutions alone."""
+        if (job := self.begin(traced=traced)) is None or not _made(job):
             return nullcontext()
+        ways = _ways(traced)
         own = {
-            module: self._ways[module]
+            module: partial(ways[type(module)], module)
             for name, module in self._model.named_modules()
-            if module in self._ways and f"{name}.{LEADS[type(module)]}" in trained
+            if module in self._ours and type(module) in ways and f"{name}.{LEADS[type(module)]}" in trained
         }
         return with_forwards(own)
 
@@ -65,8 +66,15 @@ def _fits(module: Any) -> bool:
 def _kind(module: Any) -> Kind:
     """Equal for modules that need the same kernels."""
     if isinstance(module, nn.Conv2d):
+        if _is_narrow(module):
+            return nn.Conv2d, (1, 1, module.weight[0].numel(), module.out_channels, 0, 0)
         return nn.Conv2d, (*module.kernel_size, module.in_channels, module.out_channels, *module.padding)
     return type(module), (len(module.bias),)
+
+
+def _is_narrow(module: nn.Conv2d) -> bool:
+    """Whether it sees too few channels for a GPU to read those of a place at once."""
+    return module.in_channels < FEW_CHANNELS
 
 
 @cache  # for all models of a process: while one records its steps, no other may start anything
@@ -125,19 +133,26 @@ def _product(module: nn.Linear, rows: Tensor) -> Tensor:
     return _stacked(Shifted.apply, multiplied(rows, module.weight), module.bias)
 
 
-def _convolution(module: nn.Conv2d, pictures: Tensor) -> Tensor:
+def _convolution(module: nn.Conv2d, pictures: Tensor, *, traced: bool = False) -> Tensor:
     """(batch, channels, rows, columns) -> (batch, out, …), with channels that come last in memory."""
     from fedfrozen_app.models.conv_kernels import Convolved
     from fedfrozen_app.models.row_kernels import Shifted
 
+    padding: Any = module.padding
+    pictures, kernels = pictures.to(module.weight.dtype), module.weight.permute(0, 2, 3, 1)
+    if _is_narrow(module):  # then its patches are small, and it is a product of them
+        last, padding = patches(module, pictures, views=not traced).flatten(3), (0, 0)
+        kernels = kernels.flatten(1)[:, None, None]
+    else:
+        last = pictures.movedim(1, -1)
+
     def kernel(pictures: Tensor, kernels: Tensor) -> Tensor:
-        found: Tensor = Convolved.apply(pictures, kernels, module.padding)
+        found: Tensor = Convolved.apply(pictures, kernels, padding, traced)
         return found
 
-    last = pictures.to(module.weight.dtype).movedim(1, -1)  # autocast does not reach it within vmap
-    found = _stacked(kernel, last, module.weight.permute(2, 3, 1, 0))
+    found = _stacked(kernel, last, kernels)
     if module.bias is not None:
-        found = _stacked(Shifted.apply, found, module.bias)
+        found = found + module.bias if traced else _stacked(Shifted.apply, found, module.bias)
     return found.movedim(-1, 1)
 
 
@@ -148,6 +163,10 @@ WAYS: dict[type[nn.Module], Callable[..., Tensor]] = {
 }
 # What trains where a module is another for every client.
 LEADS: dict[type[nn.Module], str] = {nn.LayerNorm: "bias", nn.Linear: "bias", nn.Conv2d: "weight"}
+
+
+def _ways(traced: bool) -> dict[type[nn.Module], Callable[..., Tensor]]:
+    return {nn.Conv2d: partial(_convolution, traced=True)} if traced else WAYS
 
 
 def _stacked(kernel: Callable[..., Tensor], *tensors: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 PROGRAMS = 1024  # pieces of work that keep a GPU busy
 TILE = 2048  # numbers that one of them looks at together
 NO_LIMIT = 1 << 30
+LONG, PIECE = 4096, 32768  # numbers of a row whose squares a program adds together, and in all
 WIDEST = {"shift": 256, "add_up": 64}  # columns of them
 
 
@@ -101,6 +102,17 @@ def _add_up(rows, out, count, width, share, HIGH: tl.constexpr, WIDE: tl.constex
     tl.store(out + (client * tl.num_programs(0) + piece) * width + column, tl.sum(total, axis=0), mask=there)
 
 
+@triton.jit
+def _square_sums(rows, out, width, step, PIECE: tl.constexpr, LONG: tl.constexpr):  # type: ignore[no-untyped-def]
+    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    total = tl.zeros((LONG,), dtype=out.dtype.element_ty)
+    for first in range(piece * PIECE, min((piece + 1) * PIECE, width), LONG):
+        column = first + tl.arange(0, LONG)
+        value = tl.load(rows + row * step + column, mask=column < width, other=0.0).to(out.dtype.element_ty)
+        total += value * value
+    tl.store(out + row * tl.num_programs(1) + piece, tl.sum(total, axis=0))
+
+
 class Normalised(torch.autograd.Function):
     """(clients, …, width), and (clients, width) of weights and biases -> the norm of each row, by these."""
 
@@ -182,6 +194,20 @@ def add_up(rows: Tensor) -> Tensor:
     return sums.sum(dim=1)
 
 
+def square_sums(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """(rows, width) -> (rows,), summed in this type. Rows may lie apart."""
+    count, width = rows.shape
+    pieces = triton.cdiv(width, PIECE)
+    sums = torch.empty(count, pieces, dtype=dtype, device=rows.device)
+    _square_sums[(count, pieces)](rows, sums, width, rows.stride(0), PIECE=PIECE, LONG=LONG)
+    return sums.sum(dim=1)
+
+
+def try_out(device: torch.device) -> None:
+    """One of them, so that whatever a compiler has to say is said before somebody asks."""
+    square_sums(torch.ones(2, 16, device=device), torch.float64)
+
+
 def trials(
     device: torch.device, norms: Collection[int], others: Collection[int], products: torch.dtype
 ) -> list[Callable[[], Any]]:
@@ -230,8 +256,3 @@ def cut(groups: int, count: int, high: int) -> tuple[int, int]:
 def side(size: int, most: int = NO_LIMIT) -> int:
     """Of a tile of a product: tensor cores take 16 at least."""
     return max(16, min(triton.next_power_of_2(size), most))
-
-
-def is_exact() -> bool:
-    """Whether float32 is asked for: then a product is three of tensor cores, whose sum is as exact."""
-    return torch.get_float32_matmul_precision() == "highest"

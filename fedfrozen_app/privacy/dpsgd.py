@@ -23,12 +23,12 @@ from torch.utils._pytree import tree_map
 
 from fedfrozen_app.data.table import Table
 from fedfrozen_app.models.attention import PLAIN, attention_by, by_kernels, folded
+from fedfrozen_app.models.kernels import kernels_on
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.own_products import own_products
 from fedfrozen_app.models.shared import shared_linears
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
 from fedfrozen_app.models.trunk import answering, frozen_trunk, holds, read_by
-from fedfrozen_app.privacy.kernels import kernels_on
 from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.opacus_parts import DPOptimizer
 
@@ -100,7 +100,7 @@ def norms_of(slopes: Sequence[Tensor], lead: int) -> Tensor:
 
 def _norms(rows: Tensor) -> Tensor:
     """(…, width) -> (…)"""
-    kernels = kernels_on(rows.device)
+    kernels = kernels_on(rows.device, "privacy.gpu_kernels")
     if kernels is None or rows.dtype != torch.float32:
         return rows.norm(dim=-1)
     found: Tensor = kernels.norms(rows)

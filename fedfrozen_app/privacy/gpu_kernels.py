@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fedfrozen_app.models.row_kernels import square_sums
+
 TILE = 1024  # Gaussians that a program works out together
-LONG, PIECE = 4096, 32768  # numbers of a gradient whose squares one adds together, and in all
 MANY, WIDE = 8, 512  # examples, and numbers of each, that one weighs together
 
 
@@ -38,17 +39,6 @@ def _gaussians(  # type: ignore[no-untyped-def]
     scale = tl.full((TILE,), 1.0 / TERMS, dtype=tl.float64)
     tl.store(out + place, cosines * tl.sqrt(scale), mask=there & (place < count))
     tl.store(out + pairs + place, sines * tl.sqrt(scale), mask=there & (pairs + place < count))
-
-
-@triton.jit
-def _square_sums(rows, out, width, PIECE: tl.constexpr, LONG: tl.constexpr):  # type: ignore[no-untyped-def]
-    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    total = tl.zeros((LONG,), dtype=tl.float32)
-    for first in range(piece * PIECE, min((piece + 1) * PIECE, width), LONG):
-        column = first + tl.arange(0, LONG)
-        value = tl.load(rows + row * width + column, mask=column < width, other=0.0)
-        total += value * value
-    tl.store(out + row * tl.num_programs(1) + piece, tl.sum(total, axis=0))
 
 
 @triton.jit(do_not_specialize=["examples"])
@@ -82,11 +72,7 @@ def gaussians(words: Tensor, out: Tensor, terms: int) -> None:
 
 def norms(rows: Tensor) -> Tensor:
     """(…, width) -> (…)"""
-    flat = rows.contiguous().flatten(0, -2)
-    pieces = triton.cdiv(flat.shape[1], PIECE)
-    sums = torch.empty(len(flat), pieces, dtype=torch.float32, device=rows.device)
-    _square_sums[(len(flat), pieces)](flat, sums, flat.shape[1], PIECE=PIECE, LONG=LONG)
-    return sums.sum(dim=1).sqrt_().view(rows.shape[:-1])
+    return square_sums(rows.contiguous().flatten(0, -2), rows.dtype).sqrt_().view(rows.shape[:-1])
 
 
 def add_weighed(out: Tensor, factors: Tensor, rows: Tensor) -> None:
@@ -107,4 +93,3 @@ def try_out(device: torch.device) -> None:
         torch.empty(1, 4, dtype=torch.float64, device=device),
         terms=4,
     )
-    torch.cuda.synchronize(device)

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from torch import Tensor
 
-from fedfrozen_app.privacy.kernels import kernels_on
+from fedfrozen_app.models.kernels import kernels_on
 
 TERMS = 4
 CHUNK = 1 << 16  # Gaussians worked out at once: their arrays stay in a processor's cache
@@ -97,7 +97,7 @@ def gaussians_of(
     at_once = GPU_CHUNK if device.type == "cuda" else CHUNK
     parts = found.split(-(-at_once // len(streams)), dim=1)
     counts = [2 * TERMS * ((part.shape[1] + 1) // 2) for part in parts]
-    kernels = kernels_on(device)
+    kernels = kernels_on(device, "privacy.gpu_kernels")
     with closing(_words_on(device, streams, counts, workers)) as drawn:
         for part, words in zip(parts, drawn, strict=True):
             if kernels is None:

@@ -18,7 +18,7 @@ from fedfrozen_app.exchange.block import Block, Slice
 from fedfrozen_app.exchange.check import TOO_LARGE
 from fedfrozen_app.exchange.names import PARAMETERS, namespace_of, parameter_of
 from fedfrozen_app.secure.layout import Sums
-from fedfrozen_app.server.norms import CHUNK, divide, norm_of, subtract
+from fedfrozen_app.server.norms import CHUNK, divide, norm_of, row_norms, subtract
 
 Drift = dict[str, dict[str, float]]  # by group: the figures of a round's row
 SOUND, NORM = "its update is sound", "norm of its update"  # what is looked at of a block's clients
@@ -73,8 +73,7 @@ class OpenBlock:
         self.weights = [0.0] * len(block.clients)
         self._updates = block.values.sub_(block.base)
         parts = block.layout.views(self._updates).values()  # (clients, *shape) each
-        norms = [torch.linalg.vector_norm(p.flatten(1), dim=1, dtype=torch.float64) for p in parts]
-        self._norms = torch.stack(norms, dim=1)  # (clients, names)
+        self._norms = torch.stack([row_norms(part) for part in parts], dim=1)  # (clients, names)
         self._all = [float(count) for count in block.examples]
         weights = sent(torch.tensor(self._all, dtype=torch.float64), self._norms.device)
         # They come to the host with the figures: the device is waited for once.

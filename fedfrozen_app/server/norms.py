@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from fedfrozen_app.models.kernels import kernels_on
+
 CHUNK = 2**16  # elements: a piece, its base and its float64 copy stay in a core's cache together
 
 
@@ -20,6 +22,16 @@ def _subtract(tensor: Tensor, base: Tensor, scratch: Tensor) -> Tensor:
     for piece, old in zip(_pieces(tensor), _pieces(base), strict=True):
         squares.append(_square(piece.sub_(old), scratch))
     return torch.stack(squares).sum().sqrt()
+
+
+def row_norms(rows: Tensor) -> Tensor:
+    """(rows, …) -> (rows,) in float64. On a GPU torch would copy all of them into that type first."""
+    rows = rows.flatten(1)
+    kernels = kernels_on(rows.device, "models.row_kernels") if rows.dtype == torch.float32 else None
+    if kernels is None:
+        return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    found: Tensor = kernels.square_sums(rows, torch.float64).sqrt_()
+    return found
 
 
 def norm_of(tensor: Tensor, scratch: Tensor) -> Tensor:

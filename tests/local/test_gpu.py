@@ -159,7 +159,7 @@ def test_kernels_for_own_convolutions_are_torch_s_own(channels, out, size, paddi
     from fedfrozen_app.models.conv_kernels import Convolved
 
     pictures = torch.randn(2, 3, 9, 11, channels, device="cuda", requires_grad=True)
-    kernels = torch.randn(2, size, size, channels, out, device="cuda", requires_grad=True)
+    kernels = torch.randn(2, out, size, size, channels, device="cuda", requires_grad=True)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
@@ -171,7 +171,7 @@ def test_kernels_for_own_convolutions_are_torch_s_own(channels, out, size, paddi
     exact = [each.detach().double().requires_grad_() for each in (pictures, kernels)]
     expected = torch.stack(
         [
-            torch.nn.functional.conv2d(seen.permute(0, 3, 1, 2), kernel.permute(3, 2, 0, 1), padding=padding)
+            torch.nn.functional.conv2d(seen.permute(0, 3, 1, 2), kernel.permute(0, 3, 1, 2), padding=padding)
             for seen, kernel in zip(*exact, strict=True)
         ]
     ).movedim(2, -1)
