@@ -45,15 +45,18 @@ from fedfrozen_app.models.blocks import Blocks, compiled_by_torch
 from fedfrozen_app.models.convolution import as_products
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.meanwhile import judging
-from fedfrozen_app.models.own_products import Room, offered
+from fedfrozen_app.models.own_products import Room, offered, own_products
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
+from fedfrozen_app.models.thin import Factors, Thin, descend, thin_products, wide_layers
 from fedfrozen_app.words import counted, told
 
 if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
 
 log = logging.getLogger(__name__)
-Gradient = Callable[..., tuple[Tensor, Tensor]]  # of clients' rows and all that a step reads: losses, slopes
+Slopes = Mapping[str, Tensor]  # of each part of clients' rows
+Gradient = Callable[..., tuple[Tensor, Any]]  # of clients' rows and all that a step reads: losses, slopes
+DESCENT_ON = ("cuda",)  # kinds of devices where slopes of wide layers stay factors (models/thin.py)
 WARMUP_STEPS = 1  # before a capture: lazy initialisations must not be recorded
 _recording = Lock()  # where threads drive several GPUs: garbage is collected for all of them
 
@@ -155,7 +158,8 @@ class Step:
         self.blocks: Blocks | None = None  # those that run compiled
         self._graph: torch.cuda.CUDAGraph | None = None
         # A graph replays what it recorded: the rate is a tensor that later rounds change in place.
-        self._lr = torch.ones(runs, device=resident.device).unbind()
+        self._rates = torch.ones(runs, device=resident.device)
+        self._lr = self._rates.unbind()
         rates: Sequence[Any] = self._lr if self.on_gpu else [1.0] * runs
         each = size // runs
         groups = [
@@ -163,6 +167,9 @@ class Step:
             for run, rate in enumerate(rates)
         ]
         self.optimizer = make_optimizer(resident.config.client, groups, rates[0], capturable=self.on_gpu)
+        # Weights whose slopes may stay factors, where a step is no more than rows − rate · slopes.
+        self._wide = wide_layers(resident.model, layouts.names) if self._descends() else []
+        self._descent = False  # whether some of them do: known when a step is first taken
 
     def _room_for_models(self, order: Order) -> dict[str, Tensor]:
         """Plain training looks at no start, and so at nothing of the model that trains."""
@@ -184,6 +191,15 @@ class Step:
         # In float64 until the end: float32 would round a scale of 0.2 in a float64 model too.
         whole = [torch.full((span,), scale, dtype=torch.float64) for scale, span in spans]
         return torch.cat(whole).to(self.flat)
+
+    def _descends(self) -> bool:
+        """Whether an optimiser would take off what it is given, and that as it is."""
+        client, task = self.resident.config.client, self.resident.task
+        remembers = client.optimizer != "sgd" or client.momentum or client.weight_decay
+        changes = client.clip is not None or self._shares is not None or self.columns is not None
+        rounds = bool(self.resident.rounded) or task.dtype != self._rates.dtype
+        on = self.resident.device.type in DESCENT_ON
+        return on and self._method.is_plain() and not (remembers or changes or rounds)
 
     def begin(
         self,
@@ -303,6 +319,24 @@ class Step:
         if self._gradient is None:
             self._gradient = self._make_gradient(index, mask)
         loss, gradient = self._gradient(self.flat, *self._fixed(), index, mask)
+        self.losses += loss.double() * (mask.sum(dim=1) > 0)
+        if self._descent:
+            self._descend(*gradient)
+        else:
+            self._optimise(gradient)
+
+    @torch.no_grad()
+    def _descend(self, slopes: Mapping[str, Tensor], factors: Mapping[str, Factors]) -> None:
+        """rows −= rate · slopes, of each part; where there are factors, by these."""
+        parts = self.layout.views(self.flat)
+        rates = self._rates.repeat_interleave(self.size // self.runs)
+        for name, slope in slopes.items():
+            each = rates.view(-1, *(1 for _ in slope.shape[1:]))
+            parts[name].addcmul_(slope, each, value=-1)
+        for name, both in factors.items():
+            descend(parts[name], both, self._rates)
+
+    def _optimise(self, gradient: Tensor) -> None:
         # A captured step writes the same memory at every replay, which stays alive here.
         for row, slope in zip(self._rows, gradient.unbind(), strict=True):
             row.grad = slope
@@ -321,7 +355,6 @@ class Step:
         if before is not None and shares is not None:
             # A step of k times the rate is k times the step, for SGD and AdamW alike; 0 times it is none.
             self.flat.copy_(before.lerp(self.flat, shares))
-        self.losses += loss.double() * (mask.sum(dim=1) > 0)
 
     def _capture(self, index: Tensor, mask: Tensor) -> None:
         """Record the step, then undo what recording did and take the first real one."""
@@ -403,10 +436,23 @@ class Step:
 
             return vmap(one, randomness="different")(*rows)
 
-        def gradient(flat: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
+        def losses_of(flat: Tensor, parts: Parameters, given: Sequence[Tensor]) -> Tensor:
+            """(clients,) of their rows, and the parts of these."""
             model = dict(zip(names, given, strict=False))
             labels, columns = given[len(names)], dict(zip(keys, given[len(names) + 1 :], strict=False))
             class_weights, held, from_order, index, mask = given[-5:]
+            rows = (flat, parts, class_weights, held, index, mask)
+            if self.runs == 1:
+                return cohort(model, from_order[0], columns, labels, *rows)
+            lead = (self.runs, self.size // self.runs)
+            by_run = [tree_map(lambda part: part.unflatten(0, lead), part) for part in rows]
+            axes = {name: 0 if name in self.models else None for name in model}
+            over_runs = vmap(
+                cohort, in_dims=(axes, 0, None, None, *(0 for _ in rows)), randomness="different"
+            )
+            return over_runs(model, from_order, columns, labels, *by_run).flatten()
+
+        def gradient(flat: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
             flat = flat.detach().requires_grad_(True)
             parts: Parameters = {}
             room = Room(rounded_only=not plain)
@@ -415,26 +461,31 @@ class Step:
                 parts = parts_of(flat, self.layout, self._rounded, traced=traced, room=room)
             if not plain:
                 parts = {name: part for name, part in parts.items() if name in self._rounded}
-            rows = (flat, parts, class_weights, held, index, mask)
             with offered(room):
-                if self.runs == 1:
-                    losses = cohort(model, from_order[0], columns, labels, *rows)
-                else:
-                    lead = (self.runs, self.size // self.runs)
-                    by_run = [tree_map(lambda part: part.unflatten(0, lead), part) for part in rows]
-                    axes = {name: 0 if name in self.models else None for name in model}
-                    over_runs = vmap(
-                        cohort, in_dims=(axes, 0, None, None, *(0 for _ in rows)), randomness="different"
-                    )
-                    losses = over_runs(model, from_order, columns, labels, *by_run).flatten()
+                losses = losses_of(flat, parts, given)
             (slope,) = torch.autograd.grad(losses.sum(), flat)
             return losses.detach(), slope
 
-        if self.mode in ("compiled", "blocks"):
-            return self._compiled(gradient, index, mask)
-        return partial(self._in_ways, gradient)
+        def by_parts(flat: Tensor, *given: Tensor) -> tuple[Tensor, tuple[Slopes, Mapping[str, Factors]]]:
+            parts = {name: part.detach().requires_grad_() for name, part in self.layout.views(flat).items()}
+            thin = Thin(parts)
+            with thin_products(thin):
+                losses = losses_of(flat, parts, given)
+            slopes = torch.autograd.grad(losses.sum(), list(parts.values()), allow_unused=True)
+            found = {name: slope for name, slope in zip(parts, slopes, strict=True) if slope is not None}
+            return losses.detach(), (found, thin.factors)
 
-    def _in_ways(self, gradient: Gradient, *given: Tensor) -> tuple[Tensor, Tensor]:
+        way: Gradient = gradient
+        if self._wide:
+            with torch.random.fork_rng([self.flat.device] if self.on_gpu else []):  # a try, and no step
+                _, (_, factors) = self._in_ways(by_parts, self.flat, *self._fixed(), index, mask)
+            self._wide, self._descent = list(factors), bool(factors)
+            way = by_parts if factors else gradient
+        if self.mode in ("compiled", "blocks"):
+            return self._compiled(way, index, mask)
+        return partial(self._in_ways, way)
+
+    def _in_ways(self, gradient: Gradient, *given: Tensor) -> tuple[Tensor, Any]:
         with self._ways():
             return gradient(*given)
 
@@ -448,7 +499,8 @@ class Step:
         own = partial(self.resident.own_weights.used, self.layouts.names)
         ways = {"captured": own, "compiled": partial(own, traced=True)}
         kernels = ways.get(self.mode, nullcontext)()
-        with folded(module), products, kernels, blocks, torch.enable_grad():
+        wide = own_products(module, self._wide)
+        with folded(module), products, wide, kernels, blocks, torch.enable_grad():
             yield
 
     def _compiled(self, gradient: Gradient, index: Tensor, mask: Tensor) -> Gradient:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 from transformers.pytorch_utils import Conv1D
 
+from fedfrozen_app.models import thin
 from fedfrozen_app.models.meanwhile import with_forwards
 
 # Of how many axes lead, as in (clients, …), (runs, clients, …) or (clients, examples, …), and of tensors that
@@ -177,7 +178,9 @@ class _Product(torch.autograd.Function):
         own = own.to(rows.dtype)  # not before: weights that are one in memory would be copied for each
         ctx.shape, ctx.dtype = weight.shape, weight.dtype
         ctx.save_for_backward(rows, own)
-        found = torch.bmm(rows.reshape(len(own), -1, rows.shape[-1]), own.mT)
+        together = rows.reshape(len(own), -1, rows.shape[-1])
+        ctx.thin = thin.thin_with(together, own)
+        found = torch.bmm(together, own.mT) if ctx.thin is None else thin.product(together, own)
         return found.view(*rows.shape[:-1], -1)
 
     @staticmethod
@@ -190,6 +193,8 @@ class _Product(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             each = len(own) * ctx.examples
             left, right = (part.reshape(each, -1, part.shape[-1]) for part in (slopes, rows))
+            if ctx.thin is not None and ctx.thin.keep(own, left, right):
+                return None, by_rows, None
             place = None if ctx.room is None else ctx.room.place(own)
             if place is None:
                 by_weight = torch.bmm(left.mT, right).view(ctx.shape).to(ctx.dtype)

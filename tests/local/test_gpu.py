@@ -18,9 +18,9 @@ from fedfrozen_app.data.table import Table
 from fedfrozen_app.digests import digests
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.inprocess.stacked import Bench, run_stacked
-from fedfrozen_app.local import cohort, compiling, private_sums
+from fedfrozen_app.local import cohort, compiling, private_sums, step
 from fedfrozen_app.local.algorithm import Algorithm
-from fedfrozen_app.models import own_weights
+from fedfrozen_app.models import own_weights, thin
 from fedfrozen_app.models.own_weights import OwnWeights
 from fedfrozen_app.privacy import keystream
 from fedfrozen_app.privacy.dpsgd import ExampleGradients, plain_loss
@@ -181,12 +181,41 @@ def test_kernels_for_own_convolutions_are_torch_s_own(channels, out, size, paddi
         close(one, other, torch.float32, bound)
 
 
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("count, out, width", [(10, 128, 12544), (3, 72, 1000), (64, 40, 5000)])
+def test_kernels_for_few_rows_are_torch_s_own(count, out, width, precision):
+    from fedfrozen_app.models.thin_kernels import multiply, take_off
+
+    whole = torch.randn(4, out * width + 64, device="cuda")
+    weight = whole[:, : out * width].unflatten(1, (out, width))  # the clients' weights lie apart
+    rows, slopes = torch.randn(4, count, width, device="cuda"), torch.randn(4, count, out, device="cuda")
+    rates = torch.tensor([0.5, 2.0], device="cuda")
+    each = rates.double().repeat_interleave(2).view(-1, 1, 1)
+    expected = weight.double() - each * torch.bmm(slopes.double().mT, rows.double())
+    product, rest = torch.bmm(rows.double(), weight.double().mT), whole[:, out * width :].clone()
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        close(multiply(rows, weight), product, torch.float32, 2e-6 if precision == "highest" else 2e-3)
+        take_off(weight, slopes, rows, rates)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    close(weight, expected, torch.float32, 2e-6 if precision == "highest" else 2e-3)
+    assert torch.equal(whole[:, out * width :], rest)
+
+
+@pytest.mark.parametrize("how", ["recorded", "compiled"])
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
-def test_stacked_convolutions_train_as_one_client_after_another(train, precision):
+def test_stacked_convolutions_train_as_one_client_after_another(train, precision, how, monkeypatch):
+    monkeypatch.setattr(thin, "LEAST", 1000)  # the slopes of its hidden layer stay factors
     words = [*WORDS, "strategy=fedavg", "model=simple_cnn", f"client.precision={precision}", "client=sgd"]
     words += ["dataset=digits", "dataset.limit=160", "partition.min_size=8", "+model.config.dropout=false"]
+    words += ["client.momentum=0", "client.weight_decay=0"]
     plain = train(*words, *EAGER, folder="plain", small=False)
-    quick = train(*words, *HOW["recorded"], folder="quick", small=False)
+    taken = []
+    monkeypatch.setattr(step, "descend", lambda *given: (taken.append(given), thin.descend(*given)))
+    quick = train(*words, *HOW[how], folder="quick", small=False)
+    assert taken
     start = train(*words, "num_rounds=0", folder="start", small=False).model
     assert distance(start, plain, quick) <= (1e-3 if precision == "float32" else 2e-2)
 

@@ -1,0 +1,99 @@
+"""Weights that few rows meet: their slopes stay factors. The kernels themselves are a GPU's: test_gpu.py."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from fedfrozen_app.local import step
+from fedfrozen_app.models import thin
+from fedfrozen_app.models.own_products import own_products
+from fedfrozen_app.models.thin import Thin, descend, thin_products, wide_layers
+
+WORDS = ["model=simple_cnn", "dataset.limit=200", "runtime.runner=cohort", "client=sgd", "client.momentum=0"]
+WORDS += ["strategy=fedavg", "client.weight_decay=0", "client.lr=0.1", "num_rounds=2", "participation=0.5"]
+WORDS += ["num_clients=4", "partition.min_size=8", "client.batch_size=8", "dataset=digits"]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """On a CPU, and for small layers; of whom the slopes stayed factors."""
+    monkeypatch.setattr(step, "DESCENT_ON", ("cpu",))
+    monkeypatch.setattr(thin, "LEAST", 1000)
+    asked = []
+    monkeypatch.setattr(
+        step, "descend", lambda weight, *given: (asked.append(weight), descend(weight, *given))
+    )
+    return asked
+
+
+def test_a_run_by_factors_is_the_same_run(train, asked, monkeypatch):
+    quick = train(*WORDS, folder="quick", small=False)
+    assert {tuple(weight.shape[1:]) for weight in asked} == {(128, 256)}  # the classifier is too small
+    monkeypatch.setattr(step, "DESCENT_ON", ())
+    asked.clear()
+    usual = train(*WORDS, folder="usual", small=False)
+    assert not asked
+    for name, value in usual.model.items():
+        assert torch.allclose(quick.model[name], value, atol=1e-6), name
+    assert [row["train_loss"] for row in quick.rows[1:]] == pytest.approx(
+        [row["train_loss"] for row in usual.rows[1:]]
+    )
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("client.momentum=0.9", "client.weight_decay=0.1", "client=adamw", "client.clip=1"),
+        *("client.head_lr=0.2", "strategy=fedprox", "client.precision=bf16"),
+    ],
+)
+def test_whoever_does_more_than_descend_has_slopes(train, asked, word):
+    train(*WORDS, word, small=False)
+    assert not asked
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, rows):
+        return self.layer(self.layer(rows).tanh()) + (rows @ self.layer.weight.T)
+
+
+def test_weights_that_are_read_several_times_lose_nothing(monkeypatch):
+    """One product's slope stays factors; what the others make is a slope, and both are taken off."""
+    monkeypatch.setattr(thin, "LEAST", 1000)
+    model, rows = Twice().double(), torch.randn(3, 4, 64, dtype=torch.float64)
+    weight = torch.randn(3, 64, 64, dtype=torch.float64).requires_grad_()
+    bias = torch.randn(3, 64, dtype=torch.float64)
+
+    def loss(weight, bias, rows):
+        given = {"layer.weight": weight, "layer.bias": bias}
+        return functional_call(model, given, (rows,)).square().sum()
+
+    (expected,) = torch.autograd.grad(vmap(loss)(weight, bias, rows).sum(), weight)
+    kept = Thin({"layer.weight": weight})
+    with own_products(model, wide_layers(model, ["layer.weight"])), thin_products(kept):
+        (slope,) = torch.autograd.grad(vmap(loss)(weight, bias, rows).sum(), weight)
+    assert list(kept.factors) == ["layer.weight"] and not torch.allclose(slope, expected)
+    moved = weight.detach() - 0.5 * slope
+    descend(moved, kept.factors["layer.weight"], torch.tensor([0.5]))
+    assert torch.allclose(moved, weight.detach() - 0.5 * expected, atol=1e-12, rtol=1e-12)
+
+
+def test_each_run_s_clients_move_at_its_rate():
+    weight, rates = torch.zeros(4, 3, 5), torch.tensor([1.0, 10.0])
+    slopes, rows = torch.randn(4, 2, 3), torch.randn(4, 2, 5)
+    descend(weight, (slopes, rows), rates)
+    expected = -torch.bmm(slopes.mT, rows) * torch.tensor([1.0, 1.0, 10.0, 10.0]).view(-1, 1, 1)
+    assert torch.allclose(weight, expected)
+
+
+@pytest.mark.parametrize("count, wide, fits", [(10, 12544, True), (65, 12544, False), (40, 256, False)])
+def test_factors_are_kept_where_they_are_much_smaller(count, wide, fits, monkeypatch):
+    monkeypatch.setattr(thin, "LEAST", 1000)
+    weight, rows = torch.empty(1, 128, wide), torch.empty(1, count, wide)
+    assert Thin({"weight": weight}).suits(rows, weight) is fits
+    assert not Thin({"other": torch.empty(1, 128, wide)}).suits(rows, weight)
