@@ -6,7 +6,8 @@ Models of three sizes with random weights on random rows, which take as long as 
 the kernel after half of the rounds, where a step changes. Every line is fresh processes: with an empty
 cache of compiled code ("cold", --repeats of them by turns), or with what a cold one left ("warm"). Clocks
 start when data and imports are there: building the model, starting CUDA, compiling and recording are all in.
-One process more goes first and is not counted: on a fresh machine it reads CUDA's libraries from the disk.
+One process more of each model goes first and is not counted: on a fresh machine it reads CUDA's libraries and
+the model's code from the disk.
 """
 
 import io
@@ -154,8 +155,9 @@ def main() -> None:
     given = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {}
     rows, began = [], time.perf_counter()
-    with tempfile.TemporaryDirectory() as cache:
-        in_fresh_process(measure, given.models[0], 1, given.device, "false", cache)
+    for name in given.models:
+        with tempfile.TemporaryDirectory() as cache:
+            in_fresh_process(measure, name, 1, given.device, "false", cache)
     last = f"round_{given.rounds}"
     with ExitStack() as caches:
         caches_of: dict[tuple[str, str], str] = {}
