@@ -6,7 +6,7 @@ plugs in. This one runs a client when its reply is asked for, so that one reply 
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import cached_property, partial
@@ -219,6 +219,18 @@ class CohortGrid(InProcessGrid):
             return [[message_id] for message_id in message_ids]
         found = {self._client(self._waiting[i]): i for i in message_ids}
         return [[found[client] for client in block] for block in self._runner.through(list(found), order)]
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether it is of use to `foretell` a round."""
+        return self._runner.begins_ahead
+
+    def foretell(self, order: Order, arrays: Mapping[str, Tensor]) -> None:
+        """This order will probably be the next, with these arrays: its work may begin already. All replies
+        to the last one are in."""
+        self._round = iter(())  # what it has held is free
+        if not cannot_serve(order):
+            self._runner.begin(self._expected(order.round), order, arrays)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         replies = []

@@ -12,9 +12,9 @@ from fedfrozen_app.data.federated import share_out
 from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.inprocess.runtime import for_its_size, run_with, wants_cohort
 from fedfrozen_app.inprocess.strand import Strand
-from fedfrozen_app.local.cohort import Work
+from fedfrozen_app.local.cohort import Trained, Work
 from fedfrozen_app.local.resident import Resident, install, installed
-from fedfrozen_app.local.stack import Stack, StackedRunner, Trained, draws_at_random
+from fedfrozen_app.local.stack import Stack, StackedRunner, draws_at_random
 from fedfrozen_app.run.job import Job
 
 log = logging.getLogger(__name__)

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ from fedfrozen_app.local.compiling import wished
 from fedfrozen_app.local.sequential import learning_rate
 from fedfrozen_app.local.slots import Schedule, Turn, batch_counts, cheapest_size, lay_out
 from fedfrozen_app.local.step import START, Layouts, Step, finish_rows, loaded, look_rows, rows_say
+from fedfrozen_app.models.meanwhile import training
 from fedfrozen_app.models.wrapper import Wrapper
 from fedfrozen_app.seeds import seed_for, seeded
 from fedfrozen_app.words import counted
@@ -31,6 +33,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 SPARE = 0.85  # share of the free device memory that the slots may fill
+AHEAD_ON = ("cuda",)  # where a round is begun before its order comes
+# Steps of a block that is begun so. With as many waiting, a GPU takes more without making the host wait; and
+# beside more of them, what the host does between two rounds is short.
+MOST_AHEAD = 256
+Trained = tuple[Tensor, Tensor]  # (clients, width) what a block trained, and (clients,) the mean losses
 
 
 def cannot_serve(order: Order) -> str | None:
@@ -172,6 +179,44 @@ class Work:
         return self.layouts.from_order.flatten(self.base) if names else self.start.new_zeros(0)
 
 
+@dataclass
+class Begun:
+    """A round's work that was begun before its order came."""
+
+    work: Work  # of the order that was expected, whose base lacks the digests that nobody knew yet
+    blocks: Iterator[Block]
+    versions: Sequence[int]  # of the arrays in its base, as they were read
+
+    def serves(self, clients: Sequence[str], order: Order, base: Mapping[str, Tensor]) -> bool:
+        """Whether it is what this order asks of these clients."""
+        work = self.work
+        if list(clients) != list(work.clients) or without_base(order) != without_base(work.order):
+            return False
+        if base.keys() != work.base.keys() or versions_of(work.base) != self.versions:
+            return False
+        # What came with the order is what was foretold; what clients held already may be a twin of it.
+        other = [name for name, array in base.items() if array is not work.base[name]]
+        other = [name for name in other if work.order.base.get(name) != order.base[name]]
+        return all(same_bits(base[name], work.base[name]) for name in other)
+
+
+def without_base(order: Order) -> str:
+    """What an order asks for, whatever the values that it begins with."""
+    return replace(order, base={}).json
+
+
+def versions_of(arrays: Mapping[str, Tensor]) -> list[int]:
+    """By which torch tells that an array was changed in place."""
+    return [array._version for array in arrays.values()]
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Zeros of both signs are equal numbers, and not the same bits."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(*(array.to(one.device).reshape(-1).view(torch.uint8) for array in (one, other)))
+
+
 class CohortRunner:
     """`typical` are the clients by which the number of slots is chosen, whichever round comes first, so that
     a resumed run takes the very steps of an unbroken one. None: those of the first round that it is given."""
@@ -219,35 +264,91 @@ class CohortRunner:
         `base` is what came with the order or is held; `kept`, by client, what it keeps for itself. A block
         has at most as many clients as there are slots, so that memory does not grow with the cohort.
         """
+        resident = self.resident
+        begun, resident.begun = resident.begun, None
+        if begun is not None and begun.serves(clients, order, base):
+            resident.laid_out = None  # as `prepare` does
+            return begun.blocks
+        del begun  # it was about something else: what it took is free
         return self.blocks_of(self.prepare(clients, order, base, kept))
 
     def blocks_of(self, work: Work) -> Iterator[Block]:
-        trained = self._trained(work)
-        if self._may_run_ahead(work):
-            trained = self._ahead(trained)
+        ahead = self._may_run_ahead(work.order)
+        yield from self._blocks(work, self._ahead(work) if ahead else self._trained(work))
+
+    def _blocks(self, work: Work, trained: Iterator[Trained]) -> Iterator[Block]:
         for turns, (values, losses) in zip(work.blocks(), trained, strict=True):
             yield self._block(work, turns, values, losses)
 
-    def _may_run_ahead(self, work: Work) -> bool:
+    @property
+    def begins_ahead(self) -> bool:
+        """Whether `begin` may do anything in this run. Nobody is judged, and nothing is looked up on the
+        device, as a round begins: that would wait for the device, and the round before is not closed."""
+        resident, config = self.resident, self.resident.config
+        waits = config.dataset.client_validation or config.client.class_weights
+        return resident.device.type in AHEAD_ON and resident.alone and not waits
+
+    def begin(self, clients: Sequence[str], order: Order, base: Mapping[str, Tensor]) -> None:
+        """These will probably get this order, and these very arrays with it: their first block is begun now,
+        while the host closes the round before. `order.base` has the digests that are known by now.
+
+        Nothing is recorded, compiled or decided for it. If another order comes, it was in vain.
+        """
+        resident = self.resident
+        resident.begun = None
+        if not self.begins_ahead or not self._may_begin(clients, order):
+            return
+        laid_out = resident.laid_out
+        versions, work = versions_of(base), self.prepare(clients, order, base, {})
+        resident.laid_out = laid_out  # the order asks for it once more, when it comes
+        resident.begun = Begun(work, self._blocks(work, self._ahead(work)), versions)
+
+    def _may_begin(self, clients: Sequence[str], order: Order) -> bool:
+        """A method that looks back at the round's model would read it while others load the same again."""
+        method, resident = order.method, self.resident
+        if not method.is_plain() or method.has_arrays() or not self._may_run_ahead(order):
+            return False
+        if self._plan != order.plan or resident.compiling.undecided(resident):
+            return False
+        slots, schedule = self._room(clients, order), self._schedule(clients, order)
+        kind = (order.kind, slots, schedule.index.shape[2])
+        # Not one that could not be compiled, in whose place another is made.
+        steps = [
+            step for (*key, mode), step in self._steps.items() if tuple(key) == kind and step.mode == mode
+        ]
+        ready = any(step.ready for step in steps)
+        return ready and schedule.turns[:slots][-1].end <= MOST_AHEAD
+
+    def _may_run_ahead(self, order: Order) -> bool:
         """Whether a block may train while the one before is looked at: not where clients' models are loaded
         for that, and not where they keep arrays."""
-        resident, method = self.resident, work.order.method
-        keeps = method.stays or not method.adds_nothing() or self._judges_apart(work.order)
-        return resident.device.type == "cuda" and resident.alone and not keeps
+        resident, method = self.resident, order.method
+        keeps = method.stays or not method.adds_nothing() or self._judges_apart(order)
+        return resident.device.type in AHEAD_ON and resident.alone and not keeps
 
-    def _ahead(self, trained: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-        """The same, one block further on a stream of its own: while the server adds up a block, the device
-        trains the next."""
+    def _ahead(self, work: Work) -> Iterator[Trained]:
+        """What its blocks train, always one block further than is asked for: while the server adds up a
+        block, the device trains the next. The first begins at once."""
+        trained = self._trained(work)
+        if self.resident.device.type != "cuda":
+            return chain([next(trained)], trained)
+        begun = self._aside_of(trained)
+        next(begun)
+        return (block for block in begun if block is not None)
+
+    def _aside_of(self, trained: Iterator[Trained]) -> Iterator[Trained | None]:
+        """The same on a stream of its own: first nothing, once the first block is begun, then the blocks."""
         here = torch.cuda.current_stream(self.resident.device)
         aside = self._aside = self._aside or torch.cuda.Stream(self.resident.device)
         aside.wait_stream(here)
 
-        def begin() -> tuple[tuple[Tensor, Tensor] | None, torch.cuda.Event]:
+        def begin() -> tuple[Trained | None, torch.cuda.Event]:
             with torch.cuda.stream(aside):
                 return next(trained, None), aside.record_event()
 
         try:
             block, over = begin()
+            yield None
             while block is not None:
                 following = begin()
                 here.wait_event(over)
@@ -282,7 +383,7 @@ class CohortRunner:
         mode = resident.compiling.mode(resident, order, steps, slots * width)
         return Work(resident, clients, order, base, layouts, slots, schedule, start, rows, before, mode)
 
-    def _trained(self, work: Work) -> Iterator[tuple[Tensor, Tensor]]:
+    def _trained(self, work: Work) -> Iterator[Trained]:
         """For each of the work's blocks: (clients, width) what was trained, and (clients,) mean losses."""
         resident, order, schedule = self.resident, work.order, work.schedule
         if self._plan != order.plan:  # the freeze: the old step's memory is not needed again
@@ -292,10 +393,9 @@ class CohortRunner:
         step.begin(order, work.base)
         for turns in work.blocks():
             first = work.clients[turns[0].client]
-            resident.model.train()
-            with seeded(seed_for(resident.config.seed, "dropout", first, order.round), resident.device):
+            seed = seed_for(resident.config.seed, "dropout", first, order.round)
+            with training(resident.model), seeded(seed, resident.device):
                 trained = step.finish(turns, schedule, partial(enter, step, work))
-            resident.model.eval()
             yield trained
 
     def _block(self, work: Work, turns: Sequence[Turn], values: Tensor, losses: Tensor) -> Block:

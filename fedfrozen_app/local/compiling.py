@@ -76,6 +76,11 @@ class Compiling:
             return "captured"
         return "blocks" if resident.blocks.repeat else "compiled"
 
+    def undecided(self, resident: Trainee) -> bool:
+        """Whether `mode` may yet choose another way for the plan that trains now."""
+        automatic = resident.device.type in DEVICES and wished(resident.config) not in MODES
+        return automatic and self.compiled is None
+
     def _decide(self, resident: Trainee, rounds: int, steps: int, examples: int) -> None:
         cost, spared = seconds_to_compile(resident), SPARED * outputs_of(resident) * examples * steps
         self.compiled = spared > cost

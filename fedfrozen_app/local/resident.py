@@ -107,6 +107,7 @@ class Resident:
         self._rows: dict[str, ClientRows] = {}
         self._loaded: dict[str, str | None] = {}
         self.laid_out: Any = None  # of local/cohort.py: the batches of a round that is to come
+        self.begun: Any = None  # of the same: its work, where that was begun before its order came
         self.recorder: Any = None  # of local/captured.py, which keeps a recorded step between messages
         self.outputs: int | None = None  # of the model's parts for one example, once counted
         self.compiling = Compiling()
@@ -147,7 +148,7 @@ class Resident:
         if not self.can_switch_to(config):
             raise ValueError("a resident cannot switch to a run of another model, dataset or local training")
         self.config, self.shares, self.cache = config, shares, Cache()
-        self._rows, self._loaded, self.laid_out = {}, {}, None
+        self._rows, self._loaded, self.laid_out, self.begun = {}, {}, None, None
         self.compiling = Compiling()
         self.load(self.initial(), {})
 
@@ -192,6 +193,7 @@ class Resident:
         wanted = {name: digests.get(name) for name in arrays if not is_fold(name)}
         new = [name for name, digest in wanted.items() if digest is None or self._loaded.get(name) != digest]
         if new:
+            self.mark_changed(new)  # also where the copy fails
             with torch.no_grad():
                 torch._foreach_copy_([self.parameters[name] for name in new], [arrays[name] for name in new])
         self._loaded |= wanted

@@ -10,11 +10,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from fedfrozen_app.devices import sent
 from fedfrozen_app.exchange.order import Order
-from fedfrozen_app.local.cohort import CohortRunner, Work, enter
+from fedfrozen_app.local.cohort import CohortRunner, Trained, Work, enter
 from fedfrozen_app.local.slots import Schedule, Turn
 from fedfrozen_app.local.step import Step
 from fedfrozen_app.seeds import seeded
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
 
 KEPT = 2  # steps: before and after the freeze
-Trained = tuple[Tensor, Tensor]  # (clients, width) what a block trained, and (clients,) the mean losses
 
 
 class Stack:
@@ -131,7 +129,7 @@ class StackedRunner(CohortRunner):
     def _trained(self, work: Work) -> Iterator[Trained]:
         yield from self._ask(work)
 
-    def _may_run_ahead(self, work: Work) -> bool:
+    def _may_run_ahead(self, order: Order) -> bool:
         return False  # all its blocks come at once
 
     def _fitting(self, client: str, order: Order) -> int:

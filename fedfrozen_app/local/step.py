@@ -171,6 +171,11 @@ class Step:
         self._wide = wide_layers(resident.model, layouts.names) if self._descends() else []
         self._descent = False  # whether some of them do: known when a step is first taken
 
+    @property
+    def ready(self) -> bool:
+        """Whether the next step is taken at once: nothing is recorded or compiled for it first."""
+        return not self.on_gpu or self._graph is not None
+
     def _room_for_models(self, order: Order) -> dict[str, Tensor]:
         """Plain training looks at no start, and so at nothing of the model that trains."""
         unread = set(self.layouts.names) if order.method.is_plain() else set()

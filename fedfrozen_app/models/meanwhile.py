@@ -19,6 +19,16 @@ def judging(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def training(model: nn.Module) -> Iterator[None]:
+    """Within it the model trains, and afterwards it does not."""
+    model.train()
+    try:
+        yield
+    finally:
+        model.eval()
+
+
+@contextmanager
 def with_forwards(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """Within it these modules compute in these ways, whatever way was lent to them around it."""
     before = {module: vars(module).get("forward") for module in forwards}

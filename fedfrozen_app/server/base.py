@@ -1,5 +1,6 @@
 """The round that every strategy shares. A strategy says how the plan changes; nothing else."""
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,6 +24,7 @@ from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.secure.sum_up import new_session
+from fedfrozen_app.server.adapter_rule import AdapterRule
 from fedfrozen_app.server.aggregate import Update
 from fedfrozen_app.server.carried import Carried, add_to, follow
 from fedfrozen_app.server.conversation import Conversation
@@ -32,6 +34,7 @@ from fedfrozen_app.server.loop import OwnLoop, close_round
 from fedfrozen_app.server.masked import Cohort, MaskedRound, Members
 from fedfrozen_app.server.record import RoundRecord
 
+log = logging.getLogger(__name__)
 # What clients tell of a round, whichever the method: see `Resident` and `train_client`.
 FIGURES = (
     *("train_loss", "client_val_before", "client_val_after", "client_seconds"),
@@ -327,8 +330,11 @@ class PlannedFedAvg(OwnLoop):
         # Where nothing came in, nothing is to happen: an optimiser would go on by what it remembers.
         stepped = self.step(update) if update.replies else {}
         merged = {name: value.to(self.model[name]) for name, value in stepped.items()}  # device and dtype
-        # One wait for both. Who observes a round may change what it sees, and its bytes go afterwards.
+        # Who observes a round may change what it sees: what is done with it before is done afterwards then.
         observes = type(self).observe is not PlannedFedAvg.observe
+        if not observes:
+            stepping += self._foretell(order, merged)
+        # One wait for both.
         coming = None if observes else bytes_on_their_way(merged)
         drift = update.drift
         record.aggregating += time.perf_counter() - stepping
@@ -336,6 +342,8 @@ class PlannedFedAvg(OwnLoop):
         self.usual_norm = row.get("usual_norm")
         closing = time.perf_counter()
         row |= self.observe(row, merged)
+        if observes:
+            closing += self._foretell(order, merged)
         begun = digests_begun(merged, coming)
         self.model.update(merged)
         moved: dict[str, Tensor] = {}
@@ -349,6 +357,23 @@ class PlannedFedAvg(OwnLoop):
         self._merged = lambda: begun() | more()
         row["seconds"]["aggregate"] += time.perf_counter() - closing
         return row
+
+    def _foretell(self, last: Order, merged: Mapping[str, Tensor]) -> float:
+        """Say what the next round will probably be, as soon as its model is there: a device that waits for
+        nothing else can begin. Returns the seconds that took, which are no part of this round's own work."""
+        began = time.perf_counter()
+        federation, conversation = self.federation, self.federation.conversation
+        moves = type(federation.rule).close is not AdapterRule.close  # the model is then not yet what it is
+        if not conversation.looks_ahead or moves or federation.secure.name == "on":
+            return 0.0
+        if last.round < self.num_rounds:
+            try:
+                order = self.order(last.round + 1, last.participations)
+                known = {name: digest for name, digest in order.base.items() if name not in merged}
+                conversation.foretell(replace(order, base=known), {**self.model, **merged})
+            except Exception:
+                log.debug("Round %d could not be begun ahead.", last.round + 1, exc_info=True)
+        return time.perf_counter() - began
 
     def _masked_round(
         self, order: Order, members: Members, arrays: Mapping[str, Tensor], traffic: Traffic

@@ -369,6 +369,16 @@ class Conversation:
                 yield client, reply
         self._contents = {}
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the grid begins a round's work before its order comes."""
+        return getattr(self.grid, "looks_ahead", False)
+
+    def foretell(self, order: Order, model: Mapping[str, Tensor]) -> None:
+        """What the next round will probably be. Where another comes, all is as if nothing had been said."""
+        if self.looks_ahead:
+            self.grid.foretell(order, model)  # type: ignore[attr-defined]
+
     def _answers(
         self,
         asked: Sequence[Asked],

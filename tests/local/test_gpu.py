@@ -314,6 +314,26 @@ def test_a_block_that_trains_while_another_is_added_up_changes_nothing(train, mo
         assert row["train_loss"] == twin["train_loss"] and row["drift"] == twin["drift"]
 
 
+@pytest.mark.parametrize("strategy", ["fedavg", "fedfrozen"])
+@pytest.mark.parametrize("compiled", ["true", "false", "auto"])
+def test_a_round_that_is_begun_while_another_is_closed_changes_nothing(
+    train, monkeypatch, compiled, strategy
+):
+    """With dropout, frozen parameters, several blocks, and the model judged in between."""
+    own = [*WORDS, f"strategy={strategy}", "num_clients=6", "runtime.max_block=2", "partition.alpha=0.3"]
+    own += ["runtime.runner=cohort", f"runtime.compile={compiled}", "dataset.client_validation=0"]
+    own += ["num_rounds=6", "eval_every=2", "model.config.hidden_dropout_prob=0.1"]
+    served, real = [], cohort.Begun.serves
+    monkeypatch.setattr(cohort.Begun, "serves", lambda *given: served.append(real(*given)) or served[-1])
+    first = train(*own, folder="ahead")
+    assert all(served) and len(served) >= 3  # not those for which a step is made first
+    monkeypatch.setattr(cohort.CohortRunner, "begins_ahead", False)
+    second = train(*own, folder="in turn")
+    assert same_bits(first.model_after(6), second.model_after(6))
+    for row, twin in zip(first.rows, second.rows, strict=True):
+        assert {**row, "seconds": None} == {**twin, "seconds": None}
+
+
 def test_private_gradients_are_those_of_the_host(train):
     model, inputs, labels = parts("bert")
     names = [name for name, _ in model.named_parameters()]

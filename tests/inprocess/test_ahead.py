@@ -1,0 +1,352 @@
+"""A round that is begun while the one before is closed: the same bits, whatever comes of it.
+
+It is done on a GPU alone; here the host stands in for one.
+"""
+
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from fedfrozen_app import registry
+from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.data.federated import load_corpus, share_out
+from fedfrozen_app.digests import digests
+from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.inprocess.stacked import Bench, run_stacked
+from fedfrozen_app.local import cohort
+from fedfrozen_app.local.cohort import Begun, CohortRunner, versions_of
+from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.step import Step
+from fedfrozen_app.run import federate
+from fedfrozen_app.run.job import Job
+from fedfrozen_app.server.base import PlannedFedAvg
+from fedfrozen_app.server.hooks import SomebodyTakesPart
+from tests.conftest import SMALL, Run, resident_of, same_bits
+from tests.server.test_kills import killed_before_checkpoint
+
+WORDS = ["runtime.runner=cohort", "dataset.client_validation=0", "num_rounds=5", "checkpoint.keep=9"]
+FEDAVG = [*WORDS, "strategy=fedavg"]
+
+
+class Seen:
+    """Which rounds were begun ahead, of which the order then was served so, and all steps by their round."""
+
+    def __init__(self, monkeypatch):
+        self.begun, self.served, self.steps, self.usual_steps = [], [], Counter(), Counter()
+        begin, serves, run = CohortRunner.begin, Begun.serves, Step.run
+        began = Step.begin
+
+        def begin_and_tell(runner, clients, order, base):
+            begin(runner, clients, order, base)
+            if runner.resident.begun is not None:
+                self.begun.append(order.round)
+
+        def serve_and_tell(begun, clients, order, base):
+            found = serves(begun, clients, order, base)
+            self.served.append((order.round, found))
+            return found
+
+        def begin_step(step, order, *given, **named):
+            self.now = order.round
+            return began(step, order, *given, **named)
+
+        def count(step, *given):
+            self.steps[self.now] += 1
+            return run(step, *given)
+
+        monkeypatch.setattr(cohort, "AHEAD_ON", ("cpu",))
+        monkeypatch.setattr(CohortRunner, "begin", begin_and_tell)
+        monkeypatch.setattr(Begun, "serves", serve_and_tell)
+        monkeypatch.setattr(Step, "begin", begin_step)
+        monkeypatch.setattr(Step, "run", count)
+
+    def all_right(self, *rounds):
+        return self.begun == list(rounds) and self.served == [(number, True) for number in rounds]
+
+
+def told(run):
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in run.rows]
+
+
+def is_same(run, twin):
+    numbers = range(1, len(run.rows))
+    models = all(same_bits(run.model_after(number), twin.model_after(number)) for number in numbers)
+    return models and same_bits(run.model, twin.model) and told(run) == told(twin)
+
+
+@pytest.fixture
+def both(train, monkeypatch):
+    """A run as ever, and one whose rounds are begun ahead."""
+
+    def train_both(*words):
+        seen = Seen(monkeypatch)
+        with monkeypatch.context() as patch:
+            patch.setattr(cohort, "AHEAD_ON", ())
+            usual = train(*words, folder="usual")
+        assert seen.begun == []
+        seen.usual_steps, seen.steps = seen.steps, Counter()
+        return usual, train(*words, folder="ahead"), seen
+
+    return train_both
+
+
+CASES = {
+    "dropout": ["strategy=fedavg", "model.config.hidden_dropout_prob=0.1"],
+    "seldom judged": ["strategy=fedavg", "eval_every=2", "dataset.validation=0.2"],
+    "server optimiser": ["strategy=fedavg", "server_optimizer=adam"],
+    "some take part": ["strategy=fedavg", "num_clients=6", "participation=0.5"],
+    "several blocks": ["strategy=fedavg", "num_clients=5", "runtime.max_block=2"],
+    "adapters": ["strategy=fedavg", "adapter=lora"],
+    "robust": ["strategy=fedavg", "aggregation=median"],
+    "clipped": ["strategy=fedavg", "client=sgd", "client.clip=0.5"],
+}
+
+
+@pytest.mark.parametrize("words", CASES.values(), ids=CASES)
+def test_rounds_begun_ahead_give_the_same_bits_and_take_no_step_twice(both, words):
+    usual, ahead, seen = both(*WORDS, *words)
+    assert is_same(usual, ahead)
+    assert seen.all_right(2, 3, 4, 5)
+    assert seen.steps == seen.usual_steps
+
+
+def test_a_freeze_is_not_begun_ahead(both):
+    """Its plan is known, and there is no step for it yet."""
+    usual, ahead, seen = both(*WORDS, "strategy=fedfrozen", "strategy.warmup_rounds=2")
+    assert is_same(usual, ahead) and seen.all_right(2, 4, 5)
+
+
+def test_what_changes_in_every_round_is_not_begun_ahead(both):
+    words = ["strategy=fedpart", "strategy.full_rounds=1", "strategy.group_rounds=1"]
+    usual, ahead, seen = both(*WORDS, *words)
+    assert is_same(usual, ahead) and seen.begun == []
+
+
+def test_who_observes_a_round_may_change_it(both, monkeypatch):
+    """What follows is then foretold afterwards."""
+
+    def halve(strategy, row, merged):
+        for name, value in merged.items():
+            value.data.lerp_(strategy.model[name], 0.5)
+        return {}
+
+    monkeypatch.setattr(registry.find("strategies", "fedavg"), "observe", halve)
+    usual, ahead, seen = both(*FEDAVG)
+    assert is_same(usual, ahead) and seen.all_right(2, 3, 4, 5)
+
+
+def test_a_client_that_diverges_is_set_aside_as_ever(both, monkeypatch):
+    finish = Step.finish
+
+    def diverge(self, *given):
+        values, losses = finish(self, *given)
+        values[1, 5] = torch.nan
+        return values, losses
+
+    monkeypatch.setattr(Step, "finish", diverge)
+    usual, ahead, seen = both(*FEDAVG, "partition=iid")
+    assert is_same(usual, ahead) and seen.all_right(2, 3, 4, 5)
+    assert all(row["clients_ok"] == 2 and "not finite" in row["failures"][0] for row in ahead.rows[1:])
+
+
+def test_a_round_that_changes_nothing_is_followed_by_one_begun_ahead(both, monkeypatch):
+    finish = Step.finish
+    monkeypatch.setattr(Step, "finish", lambda *given: [value * torch.nan for value in finish(*given)])
+    monkeypatch.setattr(SomebodyTakesPart, "after_round", lambda *given: (False, {}))
+    monkeypatch.setattr(federate, "why_nothing_changed", lambda rows: None)
+    usual, ahead, seen = both(*FEDAVG)
+    assert is_same(usual, ahead) and seen.all_right(2, 3, 4, 5)
+    assert not any(row["clients_ok"] for row in ahead.rows[1:])
+
+
+# What may turn out otherwise than was foretold --------------------------------------------------------
+
+
+def foretell_otherwise(change):
+    """Of the third round: `change` makes another (clients, order, arrays) of what is expected."""
+
+    def apply(monkeypatch):
+        begin = CohortRunner.begin
+
+        def wrongly(runner, clients, order, base):
+            begin(runner, *(change(clients, order, base) if order.round == 3 else (clients, order, base)))
+
+        monkeypatch.setattr(CohortRunner, "begin", wrongly)
+
+    return apply
+
+
+def change_afterwards(monkeypatch):
+    """In place, where the round is closed."""
+    close = PlannedFedAvg._close_round
+
+    def touch(strategy, row, *rest):
+        if row["round"] == 2:
+            next(iter(strategy.model.values())).add_(0)
+        return close(strategy, row, *rest)
+
+    monkeypatch.setattr(PlannedFedAvg, "_close_round", touch)
+
+
+WRONG = {
+    "others": foretell_otherwise(lambda clients, order, base: (["0", "1"], order, base)),
+    "as many": foretell_otherwise(lambda clients, order, base: (clients[::-1], order, base)),
+    "another round": foretell_otherwise(
+        lambda clients, order, base: (clients, replace(order, round=4), base)
+    ),
+    "another model": foretell_otherwise(
+        lambda clients, order, base: (clients, order, {name: value + 1 for name, value in base.items()})
+    ),
+    "changed in place": change_afterwards,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_what_was_begun_in_vain_changes_nothing(both, monkeypatch, wrong):
+    wrong(monkeypatch)
+    usual, ahead, seen = both(*FEDAVG, "model.config.hidden_dropout_prob=0.1", "eval_every=2")
+    assert is_same(usual, ahead)
+    assert seen.served == [(2, True), (3, False), (4, True), (5, True)]
+
+
+@pytest.mark.parametrize("when", ["plan", "load", "step"])
+def test_a_failure_ahead_loses_no_row_and_is_met_again(train, monkeypatch, when):
+    """Where it does not come again the round is trained as ever; where it does, those before are written."""
+    words = [*FEDAVG, "model.config.hidden_dropout_prob=0.1"]
+    usual = train(*words, folder="usual")
+    seen = Seen(monkeypatch)
+    owner, name = {"plan": (PlannedFedAvg, "plan"), "load": (Resident, "load"), "step": (Step, "run")}[when]
+    work, ahead, in_turn = getattr(owner, name), PlannedFedAvg._foretell, PlannedFedAvg._train_round
+    fails = lasting = False
+
+    def fail(*given, **named):
+        if fails:
+            raise MemoryError("no room")
+        return work(*given, **named)
+
+    def foretell(strategy, last, merged):
+        nonlocal fails
+        fails = last.round == 2
+        seconds = ahead(strategy, last, merged)
+        fails = False
+        return seconds
+
+    def train_round(strategy, server_round, conversation):
+        nonlocal fails
+        fails = lasting and server_round == 3
+        return in_turn(strategy, server_round, conversation)
+
+    monkeypatch.setattr(owner, name, fail)
+    monkeypatch.setattr(PlannedFedAvg, "_foretell", foretell)
+    monkeypatch.setattr(PlannedFedAvg, "_train_round", train_round)
+    assert is_same(usual, train(*words, folder="once"))
+    assert seen.all_right(2, 4, 5)
+    lasting = True
+    with pytest.raises(MemoryError):
+        train(*words, folder="again")
+    assert told(Run(usual.folder.parent / "again")) == told(usual)[:3]
+
+
+def test_a_run_that_was_killed_goes_on_to_the_same_bits(train, monkeypatch):
+    words = [*FEDAVG, "model.config.hidden_dropout_prob=0.1", "participation=0.7", "eval_every=2"]
+    usual = train(*words, folder="usual")
+    seen = Seen(monkeypatch)
+    with killed_before_checkpoint(monkeypatch, 3):
+        train(*words, folder="killed")
+    assert is_same(usual, train(*words, folder="killed", resume=True))
+    assert seen.begun == [2, 3, 4, 4, 5]
+    assert seen.served == [(2, True), (3, True), (4, True), (5, True)]
+
+
+NOT_BEGUN = {
+    "arrays with the order": ["strategy=scaffold", "client=sgd", "client.momentum=0"],
+    "arrays that clients keep": ["strategy=feddyn"],
+    "private parameters": ["strategy=fedper"],
+    "looks back": ["strategy=fedprox"],
+    "judged by its clients": ["strategy=fedavg", "dataset.client_validation=0.2"],
+    "weighed classes": ["strategy=fedavg", "client.class_weights=true"],
+    "masked": ["strategy=fedavg", "secure_aggregation=on", "secure_aggregation.min_cohort=2"],
+    "adapters that move the base": ["strategy=fedavg", "adapter=lora", "adapter.rule=fedex"],
+    "one after another": ["strategy=fedavg", "runtime.runner=sequential"],
+    "the last": ["strategy=fedavg", "num_rounds=1"],
+}
+
+
+@pytest.mark.parametrize("words", NOT_BEGUN.values(), ids=NOT_BEGUN)
+def test_what_might_wait_or_be_something_else_is_not_begun_ahead(train, monkeypatch, words):
+    seen = Seen(monkeypatch)
+    train(*WORDS, "num_rounds=3", "num_clients=4", "personal=false", *words)
+    assert seen.begun == seen.served == []
+
+
+def test_long_blocks_are_not_begun_ahead(train, monkeypatch):
+    seen = Seen(monkeypatch)
+    monkeypatch.setattr(cohort, "MOST_AHEAD", 1)
+    train(*FEDAVG)
+    assert seen.begun == []
+
+
+def test_a_step_that_has_yet_to_be_recorded_is_not_begun_ahead(train, monkeypatch):
+    seen = Seen(monkeypatch)
+    monkeypatch.setattr(Step, "ready", False)
+    train(*FEDAVG)
+    assert seen.begun == []
+
+
+def test_runs_side_by_side_begin_nothing_ahead(tmp_path, monkeypatch):
+    seen = Seen(monkeypatch)
+    jobs = []
+    for seed in (1, 2):
+        words = [*SMALL, *FEDAVG, "num_rounds=3", f"seed={seed}"]
+        found = resolved(compose_config(words))
+        jobs.append(Job(read(found), found, words, tmp_path / str(seed)))
+    ended = run_stacked(jobs, Bench(load_corpus(jobs[0].config), 2))
+    assert [summary["status"] for summary in ended] == ["completed"] * 2
+    assert seen.begun == []
+
+
+def test_an_early_stop_leaves_nothing_behind(both):
+    """What was begun for a round that never came is no part of the model that is judged at the end."""
+    words = ["early_stop.patience=1", "dataset.validation=0.3", "client.lr=1e-9", "num_rounds=9"]
+    usual, ahead, seen = both(*FEDAVG, *words)
+    assert is_same(usual, ahead) and len(ahead.rows) < 10
+    assert len(seen.begun) == len(seen.served) + 1
+    usual, ahead = ((run.folder / "fairness.json").read_text() for run in (usual, ahead))
+    assert usual == ahead
+
+
+def test_what_was_begun_for_another_run_is_not_taken(monkeypatch):
+    """Not even where the same model is to train the same round: of other rows, or at another rate."""
+    seen = Seen(monkeypatch)
+    resident = resident_of(*SMALL, *FEDAVG)
+    runner, clients = CohortRunner(resident), ["0", "1", "2"]
+    base = resident.initial()
+    order = Order(1, Plan.full(list(base)), digests(base))
+    list(runner.train(clients, order, base, {}))
+    runner.begin(clients, replace(order, round=2), base)
+    other = replace(resident.config, seed=resident.config.seed + 1)
+    resident.switch_to(other, share_out(resident.corpus, other, 3))
+    list(runner.train(clients, replace(order, round=2), base, {}))
+    assert seen.begun == [2] and seen.served == []
+
+
+def test_begun_work_knows_a_twin_from_another_zero():
+    """A client that holds an array of the same digest is not sent it again, under whichever name it came."""
+    order = Order(2, Plan.full(["a", "b"]), {"a": "known"})
+    base = {"a": torch.zeros(3), "b": torch.zeros(2, 1)}
+    work = SimpleNamespace(clients=["0"], order=order, base=base)
+    begun = Begun(work, iter(()), versions_of(base))
+    real = replace(order, base={"a": "known", "b": "new"})
+    assert begun.serves(("0",), real, base)
+    assert begun.serves(("0",), real, {"a": torch.ones(3), "b": torch.zeros(2, 1)})
+    assert not begun.serves(("0",), replace(real, base={"a": "x", "b": "new"}), {**base, "a": torch.ones(3)})
+    for other in (-torch.zeros(2, 1), torch.zeros(1, 2), torch.zeros(2, 1).double(), torch.ones(2, 1)):
+        assert not begun.serves(("0",), real, {**base, "b": other})
+    assert not begun.serves(("0",), real, {"a": base["a"]})
+    assert not begun.serves(("0",), replace(real, settings={"mu": 1}), base)
+    base["b"].zero_()
+    assert not begun.serves(("0",), real, base)
