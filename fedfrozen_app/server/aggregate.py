@@ -36,6 +36,7 @@ class Update:
     measured: Callable[[], Drift] = dict  # the drift, by a function that waits for the device
     # From a rule that combines values, those: w + (value − w) may differ from the value in its last bit.
     values: dict[str, Tensor] | None = None
+    merged: dict[str, Tensor] | None = None  # what the server's step has made of it, where that was foreseen
 
     @cached_property
     def drift(self) -> Drift:
@@ -74,8 +75,8 @@ class OpenBlock:
         self._updates = block.values.sub_(block.base)
         parts = block.layout.views(self._updates).values()  # (clients, *shape) each
         self._norms = torch.stack([row_norms(part) for part in parts], dim=1)  # (clients, names)
-        self._all = [float(count) for count in block.examples]
-        weights = sent(torch.tensor(self._all, dtype=torch.float64), self._norms.device)
+        self.all = [float(count) for count in block.examples]
+        weights = sent(torch.tensor(self.all, dtype=torch.float64), self._norms.device)
         # They come to the host with the figures: the device is waited for once.
         block.look_at(SOUND, (self._norms * weights.unsqueeze(1) < TOO_LARGE).all(dim=1))
         if gate is not None:
@@ -84,7 +85,7 @@ class OpenBlock:
                 own = own[:, sent(torch.tensor(parameters), own.device)]
             block.look_at(NORM, torch.linalg.vector_norm(own, dim=1))
         # The sum of all, begun before they are known to be sound: mostly it is the one that is asked for.
-        self._sum_of_all = self._sums(weights)
+        self.sum_of_all = self._sums(weights)
 
     def accept(self, number: int, weight: float) -> str | None:
         if not self.block.seen(SOUND)[number]:
@@ -98,8 +99,8 @@ class OpenBlock:
     def fold(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Σ nᵢuᵢ (Σ uᵢ where all count alike) and Σ nᵢ‖uᵢ‖² by name."""
         refused = [number for number, weight in enumerate(self.weights) if not weight]
-        if not refused and self.weights == self._all:
-            return self._sum_of_all
+        if not refused and self.weights == self.all:
+            return self.sum_of_all
         if refused:  # 0 · NaN would be NaN
             self._updates[refused] = 0
             self._norms[refused] = 0
@@ -159,6 +160,7 @@ class RunningMean:
         self._weight: dict[str, float] = {}
         self._square: dict[str, Tensor] = {}  # Σ nᵢ‖uᵢ‖² in float64
         self._block: OpenBlock | None = None
+        self._foreseen: Update | None = None
         self._scratch = torch.empty(CHUNK, dtype=torch.float64)
 
     def add(self, arrays: Mapping[str, Tensor], weight: float) -> str | None:
@@ -238,7 +240,12 @@ class RunningMean:
         if self._block is None or not (weight := sum(self._block.weights)):
             return
         taken = sum(each > 0 for each in self._block.weights)
-        sums, squares = self._block.fold()
+        self._fold(*self._block.fold(), weight, taken)
+        self._block = None
+
+    def _fold(
+        self, sums: Mapping[str, Tensor], squares: Mapping[str, Tensor], weight: float, taken: int
+    ) -> None:
         self._examples += weight
         self._replies += taken
         for name, total in sums.items():
@@ -249,7 +256,17 @@ class RunningMean:
                 self._square[name] += squares[name]
             else:
                 self._sum[name], self._weight[name], self._square[name] = total, counts, squares[name]
-        self._block = None
+
+    def foresee(self, replies: int) -> Update | None:
+        """What `finish` will give, by the same sums, if all of so many replies are taken; None where the
+        block that is expected does not hold all of them. It is begun before they are known to be sound."""
+        block = self._block
+        if block is None or len(block.all) != replies or not all(block.all):
+            return None
+        likely = RunningMean(self._model, self._group, zero_fill=self._zero_fill, equal=self._equal)
+        likely._fold(*block.sum_of_all, sum(block.all), replies)
+        self._foreseen = likely.finish()
+        return self._foreseen
 
     def problem(self) -> str | None:
         """Why what came in cannot be combined; for a mean there is no reason."""
@@ -257,6 +274,8 @@ class RunningMean:
 
     def finish(self) -> Update:
         """The means of what was sent, in the sums' own memory. Ends this object's use."""
+        if self._foreseen is not None and self._block is not None and self._block.weights == self._block.all:
+            return self._foreseen
         self._close_block()
         if self._zero_fill:
             self._weight = {name: self.counts(name, self._examples, self._replies) for name in self._sum}

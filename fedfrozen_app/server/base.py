@@ -18,6 +18,7 @@ from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.check import problem_of_names
 from fedfrozen_app.exchange.codec import plain_sizes
 from fedfrozen_app.exchange.count import Traffic, count_parameters
+from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.names import PARAMETERS, is_parameter
 from fedfrozen_app.exchange.order import Masking, NamedSettings, Order
 from fedfrozen_app.exchange.plan import Plan
@@ -85,6 +86,7 @@ class PlannedFedAvg(OwnLoop):
         self.model: dict[str, Tensor] = {}
         self._digests: dict[str, str] = {}
         self._merged: Callable[[], dict[str, str]] = dict  # the digests of what changed last, once waited for
+        self._all_sound = True  # the last round's replies
         self.usual_norm: float | None = None  # the last round's median; a checkpoint's row knows it
         self.optimizer = federation.optimizer
         self.carried: Carried = {}  # arrays beside parameters that go with every order, by namespace
@@ -303,7 +305,17 @@ class PlannedFedAvg(OwnLoop):
         given = {client: self.given(client) | rule.narrowed(client, self.model) for client in cohort}
         # Where nobody looks at what a client sent, a block may become updates before its figures are known.
         unseen = not (self.keeps_replies or rule.one_by_one or rule.ranks or self.federation.on_upload)
-        meanwhile = record.expect if unseen else None
+        # Who observes a round may change what it sees: what is done with that before is done afterwards then.
+        observes = type(self).observe is not PlannedFedAvg.observe
+
+        def expect(reply: Reply) -> None:
+            record.expect(reply)
+            may_merge = not observes and self._merges_early and conversation.looks_ahead
+            if may_merge and (likely := record.foresee(len(cohort))) is not None:
+                likely.merged = self._merge(likely)
+                self._foretell(order, likely.merged)
+
+        meanwhile = expect if unseen else None
         talk = conversation.round(order, members, arrays, record.traffic, given, meanwhile=meanwhile)
         for client, reply in talk:
             if not isinstance(reply, str) and (own := problem_of_names(reply, self.tells)):
@@ -327,13 +339,10 @@ class PlannedFedAvg(OwnLoop):
                     rule.take(client, sent, weight)
         update = record.finish(len(cohort), len(nodes))
         stepping = time.perf_counter()
-        # Where nothing came in, nothing is to happen: an optimiser would go on by what it remembers.
-        stepped = self.step(update) if update.replies else {}
-        merged = {name: value.to(self.model[name]) for name, value in stepped.items()}  # device and dtype
-        # Who observes a round may change what it sees: what is done with it before is done afterwards then.
-        observes = type(self).observe is not PlannedFedAvg.observe
-        if not observes:
+        merged = self._merge(update) if update.merged is None else update.merged
+        if not observes and update.merged is None:
             stepping += self._foretell(order, merged)
+        self._all_sound = not record.failures
         # One wait for both.
         coming = None if observes else bytes_on_their_way(merged)
         drift = update.drift
@@ -357,6 +366,19 @@ class PlannedFedAvg(OwnLoop):
         self._merged = lambda: begun() | more()
         row["seconds"]["aggregate"] += time.perf_counter() - closing
         return row
+
+    @property
+    def _merges_early(self) -> bool:
+        """Whether a round's step may be taken before its replies are known to be sound: it leaves no trace,
+        and those of the last round were."""
+        plain = type(self).step is PlannedFedAvg.step and self.optimizer.adds_only
+        return plain and self._all_sound
+
+    def _merge(self, update: Update) -> dict[str, Tensor]:
+        """The next values of all that a round changes."""
+        # Where nothing came in, nothing is to happen: an optimiser would go on by what it remembers.
+        stepped = self.step(update) if update.replies else {}
+        return {name: value.to(self.model[name]) for name, value in stepped.items()}  # device and dtype
 
     def _foretell(self, last: Order, merged: Mapping[str, Tensor]) -> float:
         """Say what the next round will probably be, as soon as its model is there: a device that waits for

@@ -44,6 +44,13 @@ class RoundRecord:
         self.aggregator.expect(reply.arrays)
         self.aggregating += time.perf_counter() - folding
 
+    def foresee(self, cohort: int) -> Update | None:
+        """What `finish` will give if all replies are sound, once those of the whole cohort are expected."""
+        folding = time.perf_counter()
+        update = self.aggregator.foresee(cohort)
+        self.aggregating += time.perf_counter() - folding
+        return update
+
     def take(self, client: str, reply: Reply | str) -> bool:
         """Fold a reply in, or note why it was set aside; whether it was taken."""
         folding = time.perf_counter()

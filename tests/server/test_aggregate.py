@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedfrozen_app.exchange.block import Block, Layout
 from fedfrozen_app.server.aggregate import RunningMean, Update
 from fedfrozen_app.server.optimizer import NoOptimizer
 
@@ -88,3 +89,30 @@ def test_any_replies_give_the_weighted_mean_and_a_real_drift(replies):
     torch.testing.assert_close(merged["w"], expected, rtol=1e-9, atol=1e-9)
     spread = sum(w * (tensor(*v) - expected).square().sum().item() for w, v in replies) / total
     assert drift["rest"]["rms"] ** 2 == pytest.approx(spread, rel=1e-6, abs=1e-5)
+
+
+@pytest.mark.parametrize("unsound", [None, 1])
+@pytest.mark.parametrize("equal", [(), ("",)])
+@pytest.mark.parametrize("zero_fill", [False, True])
+def test_what_is_foreseen_is_what_comes_of_it(unsound, equal, zero_fill):
+    """To the bit, and only where all are taken as they were expected."""
+    base = {"a": torch.randn(3, 2), "b": torch.randn(4)}
+    layout = Layout.of(base)
+    rows = torch.randn(3, layout.width, generator=torch.Generator().manual_seed(1))
+    if unsound is not None:
+        rows[unsound, 0] = torch.nan
+    updates = []
+    for foresees in (False, True):
+        mean = RunningMean(base, lambda name: name, zero_fill=zero_fill, equal=equal)
+        block = Block(("0", "1", "2"), layout, layout.flatten(base), rows.clone(), [5, 3, 8])
+        mean.expect(block.slice(0))
+        assert mean.foresee(4) is None  # somebody else is still to come
+        likely = mean.foresee(3) if foresees else None
+        refused = [mean.add(block.slice(number), count) for number, count in enumerate(block.examples)]
+        assert [reason is not None for reason in refused] == [number == unsound for number in range(3)]
+        updates.append(mean.finish())
+        assert (updates[-1] is likely) == (foresees and unsound is None)
+    one, other = updates
+    assert one.replies == other.replies and one.drift == other.drift
+    assert all(torch.equal(one.model[name], other.model[name]) for name in base)
+    assert all(torch.isfinite(value).all() for value in one.model.values())
