@@ -13,7 +13,8 @@ from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.inprocess.stacked import Bench, run_stacked
-from fedfrozen_app.local import compiling, step
+from fedfrozen_app.local import cohort, compiling, step
+from fedfrozen_app.local.cohort import CohortRunner
 from fedfrozen_app.local.step import Step
 from fedfrozen_app.models import blocks
 from fedfrozen_app.models.blocks import Blocks, compiled_by_torch
@@ -201,6 +202,29 @@ def test_a_resumed_run_takes_the_steps_of_an_unbroken_one(train, compiles, monke
     resumed = train(*words, folder="broken", resume=True)
     assert compiles["modes"] == ["blocks"]
     assert same_bits(whole.model, resumed.model)
+
+
+def test_what_is_begun_ahead_decides_nothing(train, compiles, monkeypatch):
+    """A round is begun before its order comes only when it is settled how its steps are taken."""
+    monkeypatch.setattr(compiling, "SPARED", 1.0)
+    words = [*WORDS, "num_rounds=6", "strategy.warmup_rounds=3", "checkpoint.keep=9"]
+    words += ["dataset.client_validation=0"]
+    usual, modes = train(*words, folder="usual"), list(compiles["modes"])
+    begun, begin = [], CohortRunner.begin
+
+    def told(runner, clients, order, base):
+        begin(runner, clients, order, base)
+        begun.extend([order.round] if runner.resident.begun is not None else [])
+
+    monkeypatch.setattr(CohortRunner, "begin", told)
+    monkeypatch.setattr(cohort, "AHEAD_ON", ("cpu",))
+    compiles["modes"].clear()
+    ahead = train(*words, folder="ahead")
+    assert begun == [3, 6]  # 2 and 5 decide, 4 is the freeze
+    assert compiles["modes"] == modes == ["captured", "blocks"] * 2
+    for number in range(1, 7):
+        assert state_after(usual, number) == state_after(ahead, number)
+        assert same_bits(usual.model_after(number), ahead.model_after(number))
 
 
 def test_plans_that_change_every_round_are_never_compiled(train, compiles, monkeypatch):
