@@ -326,7 +326,7 @@ def test_a_round_that_is_begun_while_another_is_closed_changes_nothing(
     served, real = [], cohort.Begun.serves
     monkeypatch.setattr(cohort.Begun, "serves", lambda *given: served.append(real(*given)) or served[-1])
     first = train(*own, folder="ahead")
-    assert all(served) and len(served) >= 3  # not those for which a step is made first
+    assert all(served) and len(served) >= 2  # not those for which a step is made or chosen first
     monkeypatch.setattr(cohort.CohortRunner, "begins_ahead", False)
     second = train(*own, folder="in turn")
     assert same_bits(first.model_after(6), second.model_after(6))
