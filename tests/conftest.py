@@ -168,6 +168,15 @@ def slowly(*cases: Any) -> list[Any]:
     return [pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
+def named(cases: dict[str, Any], *quick: str) -> list[Any]:
+    """These cases of a test by their names; all but the `quick` ones for `pytest -m slow`."""
+    assert set(quick) <= cases.keys()
+    return [
+        pytest.param(case, id=name, marks=() if name in quick else pytest.mark.slow)
+        for name, case in cases.items()
+    ]
+
+
 @contextmanager
 def full_disk(size: int) -> Iterator[None]:
     """Files end at so many bytes, half-written, as they would on a disk that has no more room."""

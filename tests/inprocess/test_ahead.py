@@ -26,7 +26,7 @@ from fedfrozen_app.run import federate
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.server.base import PlannedFedAvg
 from fedfrozen_app.server.hooks import SomebodyTakesPart
-from tests.conftest import SMALL, Run, resident_of, same_bits
+from tests.conftest import SMALL, Run, named, resident_of, same_bits, slowly
 from tests.server.test_kills import killed_before_checkpoint
 
 WORDS = ["runtime.runner=cohort", "dataset.client_validation=0", "num_rounds=5", "checkpoint.keep=9"]
@@ -108,7 +108,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("words", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("words", named(CASES, "dropout", "several blocks", "some take part"))
 def test_rounds_begun_ahead_give_the_same_bits_and_take_no_step_twice(both, words):
     usual, ahead, seen = both(*WORDS, *words)
     assert is_same(usual, ahead)
@@ -225,7 +225,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("wrong", named(WRONG, "another model"))
 def test_what_was_begun_in_vain_changes_nothing(both, monkeypatch, wrong):
     wrong(monkeypatch)
     usual, ahead, seen = both(*FEDAVG, "model.config.hidden_dropout_prob=0.1", "eval_every=2")
@@ -233,7 +233,7 @@ def test_what_was_begun_in_vain_changes_nothing(both, monkeypatch, wrong):
     assert seen.served == [(2, True), (3, False), (4, True), (5, True)]
 
 
-@pytest.mark.parametrize("when", ["plan", "load", "step"])
+@pytest.mark.parametrize("when", ["step", *slowly("plan", "load")])
 def test_a_failure_ahead_loses_no_row_and_is_met_again(train, monkeypatch, when):
     """Where it does not come again the round is trained as ever; where it does, those before are written."""
     words = [*FEDAVG, "model.config.hidden_dropout_prob=0.1"]
@@ -296,7 +296,9 @@ NOT_BEGUN = {
 }
 
 
-@pytest.mark.parametrize("words", NOT_BEGUN.values(), ids=NOT_BEGUN)
+@pytest.mark.parametrize(
+    "words", named(NOT_BEGUN, "arrays that clients keep", "judged by its clients", "the last")
+)
 def test_what_might_wait_or_be_something_else_is_not_begun_ahead(train, monkeypatch, words):
     seen = Seen(monkeypatch)
     train(*WORDS, "num_rounds=3", "num_clients=4", "personal=false", *words)
