@@ -32,7 +32,7 @@ ROUNDS = 3
 # The first that fits a kernel's name says its kind.
 KINDS = {
     "fused by the compiler": r"triton",
-    "our own": r"^_(normalise|shift|add_up|convolve|correlate)",
+    "our own": r"^_(normalise|shift|add_up|convolve|correlate|cut_up|multiply|take_off|square_sums)",
     "attention": r"flash|fmha|sdpa|attention",
     "products": r"gemm|cutlass|cublas|nvjet|splitK|gemv",
     "optimiser": r"adam|sgd",
