@@ -41,7 +41,8 @@ class Thin:
         name = self._names[weight.data_ptr()]
         if name in self.factors:
             return False
-        self.factors[name] = slopes, rows
+        # Without how they were made: that leads back to this object, and nobody could free either.
+        self.factors[name] = slopes.detach(), rows.detach()
         return True
 
 

@@ -1,5 +1,7 @@
 """Weights that few rows meet: their slopes stay factors. The kernels themselves are a GPU's: test_gpu.py."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -83,6 +85,23 @@ def test_weights_that_are_read_several_times_lose_nothing(monkeypatch):
     moved = weight.detach() - 0.5 * slope
     descend(moved, kept.factors["layer.weight"], torch.tensor([0.5]))
     assert torch.allclose(moved, weight.detach() - 0.5 * expected, atol=1e-12, rtol=1e-12)
+
+
+def test_what_a_step_has_kept_ends_with_it(monkeypatch):
+    """Factors that knew how their rows were made would hold the weights of layers before them for ever."""
+    monkeypatch.setattr(thin, "LEAST", 1000)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    parts = {name: torch.randn(3, *value.shape).requires_grad_() for name, value in model.named_parameters()}
+    kept = Thin(parts)
+    with own_products(model, wide_layers(model, parts)), thin_products(kept):
+        losses = vmap(lambda given, rows: functional_call(model, given, (rows,)).square().sum())(
+            parts, torch.randn(3, 4, 64)
+        )
+    torch.autograd.grad(losses.sum(), list(parts.values()), allow_unused=True)
+    assert set(kept.factors) == {"0.weight", "2.weight"}
+    left = [weakref.ref(each) for each in (kept, *kept.factors["2.weight"], parts["0.weight"])]
+    del kept, losses, parts
+    assert [each() for each in left] == [None] * 4
 
 
 def test_each_run_s_clients_move_at_its_rate():
