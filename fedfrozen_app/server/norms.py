@@ -26,7 +26,7 @@ def _subtract(tensor: Tensor, base: Tensor, scratch: Tensor) -> Tensor:
 
 def row_norms(rows: Tensor) -> Tensor:
     """(rows, …) -> (rows,) in float64. On a GPU torch would copy all of them into that type first."""
-    rows = rows.flatten(1)
+    rows = rows.unsqueeze(-1).flatten(1)  # a row may be a single number
     kernels = kernels_on(rows.device, "models.row_kernels") if rows.dtype == torch.float32 else None
     if kernels is None:
         return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)

@@ -116,3 +116,14 @@ def test_what_is_foreseen_is_what_comes_of_it(unsound, equal, zero_fill):
     assert one.replies == other.replies and one.drift == other.drift
     assert all(torch.equal(one.model[name], other.model[name]) for name in base)
     assert all(torch.isfinite(value).all() for value in one.model.values())
+
+
+def test_a_parameter_that_is_a_single_number_is_averaged_in_a_block_too():
+    base = {"w": tensor(1.0, 2.0), "scale": torch.tensor(3.0, dtype=torch.float64)}
+    layout = Layout.of(base)
+    rows = torch.stack([layout.flatten({n: v + step for n, v in base.items()}) for step in (1.0, 5.0)])
+    block = Block(("0", "1"), layout, layout.flatten(base), rows, [3, 1])
+    mean = RunningMean(base, lambda name: name)
+    assert [mean.add(block.slice(number), count) for number, count in enumerate((3.0, 1.0))] == [None, None]
+    update = mean.finish()
+    assert update.model["scale"] == 2.0 and update.drift["scale"]["mean_update"] == 2.0
