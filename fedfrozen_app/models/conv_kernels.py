@@ -185,8 +185,9 @@ class Convolved(torch.autograd.Function):
         ctx: Any, pictures: Tensor, kernels: Tensor, padding: tuple[int, int], traced: bool = False
     ) -> Tensor:
         ctx.summands, ctx.channels = partial(summands, traced=traced), pictures.shape[-1]
-        spare = (0, -ctx.channels % TOGETHER)
-        pictures, kernels = pad(pictures, spare).contiguous(), pad(kernels, spare).contiguous()
+        if spare := -ctx.channels % TOGETHER:  # by no number torch would copy all of it
+            pictures, kernels = pad(pictures, (0, spare)), pad(kernels, (0, spare))
+        pictures, kernels = pictures.contiguous(), kernels.contiguous()
         seen = ctx.summands(pictures)
         ctx.save_for_backward(kernels, *seen)
         ctx.padding, ctx.size = list(padding), kernels.shape[2:4]

@@ -18,9 +18,8 @@ THERE = (64, 128)
 OFF = (128, 32)
 
 
-@triton.jit(
-    do_not_specialize=["count", "share"]
-)  # of the others it must know whether 16 numbers lie together
+# Of the others it must know whether 16 numbers lie together.
+@triton.jit(do_not_specialize=["count", "tiles"])
 def _multiply(  # type: ignore[no-untyped-def]
     rows, weight, sums, count, width, out, step, tiles,
     EXACT: tl.constexpr, HIGH: tl.constexpr, ALONG: tl.constexpr, ACROSS: tl.constexpr,
