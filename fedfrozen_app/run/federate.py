@@ -97,6 +97,7 @@ def federate(
                 timeout=job.config.runtime.round_timeout,
                 evaluate_fn=evaluation.evaluator(strategy, resident),
             )
+        resident.begun = None  # after an early stop, of a round that never comes
         if strategy.shares_model or resident.has_global:
             resident.load(strategy.model, strategy.digests)
             evaluation.judge_fairness(resident, job.folder)

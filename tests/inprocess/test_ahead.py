@@ -20,7 +20,7 @@ from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.inprocess.stacked import Bench, run_stacked
 from fedfrozen_app.local import cohort
 from fedfrozen_app.local.cohort import Begun, CohortRunner, versions_of
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.resident import Resident, installed
 from fedfrozen_app.local.step import Step
 from fedfrozen_app.run import federate
 from fedfrozen_app.run.job import Job
@@ -337,6 +337,7 @@ def test_an_early_stop_leaves_nothing_behind(both):
     usual, ahead, seen = both(*FEDAVG, *words)
     assert is_same(usual, ahead) and len(ahead.rows) < 10
     assert len(seen.begun) == len(seen.served) + 1
+    assert installed()[1].begun is None
     usual, ahead = ((run.folder / "fairness.json").read_text() for run in (usual, ahead))
     assert usual == ahead
 
