@@ -19,15 +19,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fedfrozen_app.devices import is_exact
+from fedfrozen_app.models.convolution import TOGETHER
 from fedfrozen_app.models.row_kernels import TILE, cut, side
 
 # Places, numbers of a kernel's row and channels that a program looks at together: those that were quickest on
 # an H200 with 50 clients, 10 pictures of 30 x 30 and 32 to 64 channels.
 THERE = (128, 32, 64)
 SLOPES = (32, 128, 64)
-TOGETHER = (
-    8  # numbers of bf16 that a GPU reads at once: so many channels, or a multiple, are gathered quickly
-)
 UPPER_HALF = -65536  # of the bits of a float32: what bf16 has of it
 Size = tuple[int, ...]  # of a convolution: (tall, wide, channels, out, rows of padding, columns of it)
 
@@ -145,7 +143,7 @@ def _cut_up(numbers, first, second, third, size, COUNT: tl.constexpr, WIDE: tl.c
     at = tl.program_id(0).to(tl.int64) * WIDE + tl.arange(0, WIDE)
     there = at < size
     rest = tl.load(numbers + at, mask=there, other=0.0)
-    upper = (rest.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    upper = (rest.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)  # UPPER_HALF
     tl.store(first + at, upper.to(tl.bfloat16), mask=there)
     rest -= upper
     if COUNT > 2:

@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from fedfrozen_app.models.meanwhile import with_forwards
 
 LARGEST = 49  # places of an overlapping kernel: every one copies the picture
+TOGETHER = 8  # numbers of bf16 that a GPU reads at once: channels in such numbers are gathered quickly
 
 
 def as_products(

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from fedfrozen_app.devices import has_kernels
-from fedfrozen_app.models.convolution import patches
+from fedfrozen_app.models.convolution import LARGEST, TOGETHER, patches
 from fedfrozen_app.models.meanwhile import with_forwards
 from fedfrozen_app.models.own_products import multiplied, stacked
 from fedfrozen_app.words import told
 
 log = logging.getLogger(__name__)
 NARROW = 64  # a layer that puts out fewer numbers is no work
-FEW_CHANNELS = 8
 Kind = tuple[type[nn.Module], tuple[int, ...]]
 
 
@@ -73,8 +72,8 @@ def _kind(module: Any) -> Kind:
 
 
 def _is_narrow(module: nn.Conv2d) -> bool:
-    """Whether it sees too few channels for a GPU to read those of a place at once."""
-    return module.in_channels < FEW_CHANNELS
+    """Whether a GPU cannot read its few channels of a place at once, and its patches are small."""
+    return module.in_channels < TOGETHER and module.weight[0, 0].numel() <= LARGEST
 
 
 @cache  # for all models of a process: while one records its steps, no other may start anything
