@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 SPARE = 0.85  # share of the free device memory that the slots may fill
 AHEAD_ON = ("cuda",)  # where a round is begun before its order comes
-# Steps of a block that is begun so. With as many waiting, a GPU takes more without making the host wait; and
-# beside more of them, what the host does between two rounds is short.
+# A block with more steps is not begun so: a GPU that was given a thousand things to do makes the host wait,
+# and beside so many steps the host's work between two rounds is short.
 MOST_AHEAD = 256
 Trained = tuple[Tensor, Tensor]  # (clients, width) what a block trained, and (clients,) the mean losses
 
@@ -194,7 +194,8 @@ class Begun:
             return False
         if base.keys() != work.base.keys() or versions_of(work.base) != self.versions:
             return False
-        # What came with the order is what was foretold; what clients held already may be a twin of it.
+        # Arrays that came with the order are those that were foretold. Of others, which clients held already,
+        # theirs may be another copy.
         other = [name for name, array in base.items() if array is not work.base[name]]
         other = [name for name in other if work.order.base.get(name) != order.base[name]]
         return all(same_bits(base[name], work.base[name]) for name in other)
@@ -304,7 +305,8 @@ class CohortRunner:
         resident.begun = Begun(work, self._blocks(work, self._ahead(work)), versions)
 
     def _may_begin(self, clients: Sequence[str], order: Order) -> bool:
-        """A method that looks back at the round's model would read it while others load the same again."""
+        """Not where a method looks back at the round's model: whoever judges that meanwhile loads it once
+        more, and the steps that read it are at work."""
         method, resident = order.method, self.resident
         if not method.is_plain() or method.has_arrays() or not self._may_run_ahead(order):
             return False

@@ -129,6 +129,10 @@ class StackedRunner(CohortRunner):
     def _trained(self, work: Work) -> Iterator[Trained]:
         yield from self._ask(work)
 
+    @property
+    def begins_ahead(self) -> bool:
+        return False  # others wait for its order
+
     def _may_run_ahead(self, order: Order) -> bool:
         return False  # all its blocks come at once
 

@@ -34,6 +34,7 @@ from fedfrozen_app.server.federation import Evaluate, Federation, Hook, Settings
 from fedfrozen_app.server.loop import OwnLoop, close_round
 from fedfrozen_app.server.masked import Cohort, MaskedRound, Members
 from fedfrozen_app.server.record import RoundRecord
+from fedfrozen_app.words import told
 
 log = logging.getLogger(__name__)
 # What clients tell of a round, whichever the method: see `Resident` and `train_client`.
@@ -393,8 +394,8 @@ class PlannedFedAvg(OwnLoop):
                 order = self.order(last.round + 1, last.participations)
                 known = {name: digest for name, digest in order.base.items() if name not in merged}
                 conversation.foretell(replace(order, base=known), {**self.model, **merged})
-            except Exception:
-                log.debug("Round %d could not be begun ahead.", last.round + 1, exc_info=True)
+            except Exception as error:  # noqa: BLE001  (one that lasts is met again when the round begins)
+                log.info("Round %d could not be begun ahead: %s", last.round + 1, told(error))
         return time.perf_counter() - began
 
     def _masked_round(
