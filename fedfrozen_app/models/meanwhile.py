@@ -11,11 +11,13 @@ from torch import nn
 def judging(model: nn.Module) -> Iterator[None]:
     """Within it the model does not train: nothing is dropped out."""
     was_training = model.training
-    model.eval()
+    if was_training:  # or to tell its modules, one by one, takes a small model as long as a step
+        model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        if was_training:
+            model.train()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from fedfrozen_app.data.table import IGNORED, Table
 from fedfrozen_app.errors import UserError
+from fedfrozen_app.models.meanwhile import judging
 from fedfrozen_app.models.metrics import measure
 
 Parameters = Mapping[str, Tensor]
@@ -186,43 +187,43 @@ class Task:
     @torch.inference_mode()
     def predict(self, table: Table, batch_size: int = 512) -> tuple[float, Tensor]:
         """Mean loss, and what the model says: shaped like the labels, on the model's device."""
-        was_training = self.model.training
-        self.model.eval()
         # Sums stay on the device: one look at the end instead of one a batch.
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         count = torch.zeros_like(loss)
         said: list[Tensor] = []
-        for start in range(0, len(table), batch_size):
-            part = slice(start, start + batch_size)
-            labels = table.labels[part].to(self.device)
-            inputs = {key: value[part].to(self.device) for key, value in table.inputs.items()}
-            with self._autocast():
-                logits = self.model(**self.prepare(inputs)).logits
-            logits = logits.to(self._scores)
-            each = self.losses(logits, labels).double()
-            if self.kind == "language":
-                tokens = self._tokens(labels).double()
-                each, count = each * tokens, count + tokens.sum()
-            else:
-                count += len(labels)
-            said.append(self.said(logits))
-            loss += each.sum()
-        self.model.train(was_training)
+        with judging(self.model):
+            for start in range(0, len(table), batch_size):
+                part = slice(start, start + batch_size)
+                labels = table.labels[part].to(self.device)
+                inputs = {key: value[part].to(self.device) for key, value in table.inputs.items()}
+                with self._autocast():
+                    logits = self.model(**self.prepare(inputs)).logits
+                logits = logits.to(self._scores)
+                each = self.losses(logits, labels).double()
+                if self.kind == "language":
+                    tokens = self._tokens(labels).double()
+                    each, count = each * tokens, count + tokens.sum()
+                else:
+                    count += len(labels)
+                said.append(self.said(logits))
+                loss += each.sum()
         return float(loss / count.clamp(min=1)), torch.cat(said)
 
     @torch.inference_mode()
     def probabilities(self, table: Table, batch_size: int = 512) -> Tensor:
         """(rows, classes), or (rows, tokens, classes): of the model as it is loaded now, on the host."""
-        was_training = self.model.training
-        self.model.eval()
         found: list[Tensor] = []
-        for start in range(0, len(table), batch_size):
-            inputs = {key: v[start : start + batch_size].to(self.device) for key, v in table.inputs.items()}
-            with self._autocast():
-                logits = self.model(**self.prepare(inputs)).logits
-            logits = logits.to(self.dtype).float()
-            found.append((logits.sigmoid() if self.kind == "multilabel" else logits.softmax(dim=-1)).cpu())
-        self.model.train(was_training)
+        with judging(self.model):
+            for start in range(0, len(table), batch_size):
+                inputs = {
+                    key: v[start : start + batch_size].to(self.device) for key, v in table.inputs.items()
+                }
+                with self._autocast():
+                    logits = self.model(**self.prepare(inputs)).logits
+                logits = logits.to(self.dtype).float()
+                found.append(
+                    (logits.sigmoid() if self.kind == "multilabel" else logits.softmax(dim=-1)).cpu()
+                )
         return torch.cat(found)
 
     @torch.inference_mode(False)
