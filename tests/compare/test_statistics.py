@@ -108,6 +108,7 @@ def test_a_planted_gain_of_two_points_over_ten_seeds_is_found():
     assert {found[f"nothing {n}"].verdict for n in range(4)} == {"no difference shown"}
 
 
+@pytest.mark.slow
 def test_false_alarms_are_as_rare_as_promised():
     """Holm over five groups without any gain: some alarm in at most about 5 % of 150 experiments."""
     generator = np.random.default_rng(2)

@@ -122,6 +122,7 @@ def test_a_freeze_is_not_begun_ahead(both):
     assert is_same(usual, ahead) and seen.all_right(2, 4, 5)
 
 
+@pytest.mark.slow
 def test_what_changes_in_every_round_is_not_begun_ahead(both):
     words = ["strategy=fedpart", "strategy.full_rounds=1", "strategy.group_rounds=1"]
     usual, ahead, seen = both(*WORDS, *words)
@@ -305,6 +306,7 @@ def test_what_might_wait_or_be_something_else_is_not_begun_ahead(train, monkeypa
     assert seen.begun == seen.served == []
 
 
+@pytest.mark.slow
 def test_long_blocks_are_not_begun_ahead(train, monkeypatch):
     seen = Seen(monkeypatch)
     monkeypatch.setattr(cohort, "MOST_AHEAD", 1)
@@ -319,6 +321,7 @@ def test_a_step_that_has_yet_to_be_recorded_is_not_begun_ahead(train, monkeypatc
     assert seen.begun == []
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_begin_nothing_ahead(tmp_path, monkeypatch):
     seen = Seen(monkeypatch)
     jobs = []

@@ -253,7 +253,7 @@ def test_flower_s_simulation_refuses_the_cohort_runner(capsys):
     assert "one client a message" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "fedrep"])  # FedRep's rounds have phases
+@pytest.mark.parametrize("strategy", ["fedavg", *slowly("fedrep")])  # FedRep's rounds have phases
 def test_batches_laid_out_ahead_are_those_of_the_round(train, monkeypatch, strategy):
     """For those who were expected; others' are laid out when they come, and a run ends with the same bits."""
     words = ["runtime.runner=cohort", "num_clients=6", "participation=0.5", "num_rounds=4"]

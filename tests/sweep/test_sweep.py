@@ -145,6 +145,7 @@ def test_again_with_more_seeds_keeps_what_is_there(quick, capsys):
     assert "seed=2" not in out
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_goes_on_by_the_same_command(quick, monkeypatch, capsys):
     words = ["-m", *TINY, "num_rounds=3", "seed=0,1"]
     after, rounds = ShowProgress.after_round, []
