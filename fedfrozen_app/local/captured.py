@@ -15,6 +15,7 @@ from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.sequential import LocalSteps, Stepped, eager_steps
 from fedfrozen_app.local.slots import Turn, lay_out
 from fedfrozen_app.local.step import START, Layouts, Step, loaded
+from fedfrozen_app.models.meanwhile import training
 from fedfrozen_app.seeds import seed_for, seeded
 
 if TYPE_CHECKING:
@@ -61,11 +62,10 @@ class Recorder:
             if resident.config.client.class_weights:
                 step.class_weights[0] = resident.class_weights(resident.rows(client).train)
 
-        resident.model.train()
-        with seeded(seed_for(resident.config.seed, "dropout", client, order.round), resident.device):
+        seed = seed_for(resident.config.seed, "dropout", client, order.round)
+        with training(resident.model), seeded(seed, resident.device):
             step.begin(order, flattened(start.order))
             rows, losses = step.finish(schedule.turns, schedule, enter)  # (1, width), (1,)
-        resident.model.eval()
         trained = layout.views(rows[0])
         with torch.no_grad():
             for name, value in parameters_in(trained).items():

@@ -22,6 +22,7 @@ from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.choose import choose, choose_noisily, choose_publicly
 from fedfrozen_app.local.course import Course, Payment, Trained, by_itself
 from fedfrozen_app.local.sequential import LocalResult, learning_rate, optimizer_for
+from fedfrozen_app.models.meanwhile import training
 from fedfrozen_app.privacy.accountant import epsilon_of, solve_noise
 from fedfrozen_app.privacy.budget import Budget, BudgetFile, Declined
 from fedfrozen_app.privacy.cover import cannot_cover, cannot_cover_model, noise_in_sum
@@ -274,15 +275,14 @@ class PrivateClient:
             gradients = watch = self._watch(gradients, trained, rate, recipe, budget, paid_for)
             units = [*units, *watch.canaries.units(len(resident.train_table))]
             watch.attach(optimizer, len(units))
-        resident.model.train()
-        with self.source.dropout():
-            mean = train_steps(
-                gradients, trained, optimizer, resident.train_table, units, recipe, self.source
-            )
-        if watch is not None:
-            watch.close(self._new_source)
-            watch.write(record_folder(self.folder, self.client) / f"{budget.rounds}.safetensors")
-        resident.model.eval()
+        with training(resident.model):
+            with self.source.dropout():
+                mean = train_steps(
+                    gradients, trained, optimizer, resident.train_table, units, recipe, self.source
+                )
+            if watch is not None:
+                watch.close(self._new_source)
+                watch.write(record_folder(self.folder, self.client) / f"{budget.rounds}.safetensors")
         return {name: parameter.detach().clone() for name, parameter in trained.items()}, mean
 
     def gradients(self, start: Start) -> ExampleGradients:

@@ -16,6 +16,7 @@ from fedfrozen_app.local.course import Due, Trained
 from fedfrozen_app.local.private import Training
 from fedfrozen_app.local.private_sums import ClippedSums, Piece, sums_for
 from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_groups
+from fedfrozen_app.models import meanwhile
 from fedfrozen_app.privacy.dpsgd import draw_rows
 from fedfrozen_app.seeds import seeded
 
@@ -100,13 +101,12 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
     at_once = recipes[0].physical_batch * max(1, most // len(trainings))
     at_once = min(at_once, max(1, MOST_ROWS // len(trainings)))
     seen = [0] * len(trainings)  # examples in all samples of each
-    resident.model.train()
     drawn_early = _early(resident, trainings, sums.rows[0, sums.columns])
     with ExitStack() as stack, drawn_early as draw, _looking_ahead(resident, trainings):
+        stack.enter_context(meanwhile.training(resident.model))
         for training in trainings:
             stack.enter_context(training.client.source.dropout())  # the last one's is in force
         _descend(_prepared(trainings, sums, draw, at_once, seen), sums, descent)
-    resident.model.eval()
     order, losses = trainings[0].start.trained, sums.losses.tolist()
     rows = [sums.layout.views(row) for row in sums.rows.clone()]
     return [

@@ -18,6 +18,7 @@ from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.fairness.groups import flat
 from fedfrozen_app.local.algorithm import ByNamespace, Finished, Start
 from fedfrozen_app.local.fair import fair_figures
+from fedfrozen_app.models.meanwhile import training
 from fedfrozen_app.models.task import Batch
 from fedfrozen_app.seeds import seed_for, seeded, torch_generator
 
@@ -117,13 +118,12 @@ def eager_steps(resident: "Resident", client: str, order: Order, start: Start) -
     if live:
         start = replace(start, own={**start.own, **live})
     losses: list[Tensor] = []
-    resident.model.train()
-    with seeded(seed_for(resident.config.seed, "dropout", client, order.round), resident.device):
+    seed = seed_for(resident.config.seed, "dropout", client, order.round)
+    with training(resident.model), seeded(seed, resident.device):
         for number, phase in enumerate(order.plan.steps):
             other_arrays = {space: {name: own[name] for name in phase.trained} for space, own in live.items()}
             trained = {name: resident.parameters[name] for name in phase.trained} | flattened(other_arrays)
             losses += _phase_steps(resident, client, order, start, trained, number, phase.epochs)
-    resident.model.eval()
     kept = {space: {name: value.detach() for name, value in own.items()} for space, own in live.items()}
     return Stepped(torch.stack(losses).double().mean(), len(losses), kept)
 

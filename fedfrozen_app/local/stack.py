@@ -16,6 +16,7 @@ from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.cohort import CohortRunner, Trained, Work, enter
 from fedfrozen_app.local.slots import Schedule, Turn
 from fedfrozen_app.local.step import Step
+from fedfrozen_app.models.meanwhile import training
 from fedfrozen_app.seeds import seeded
 
 if TYPE_CHECKING:
@@ -44,10 +45,8 @@ class Stack:
             for place, group in groupby(sorted(turns, key=lambda turn: turn.slot), lambda t: t.slot // each):
                 enter(step, works[place], [owners[turn.client][1] for turn in group], place * each)
 
-        module = step.resident.model
-        module.train()
-        values, losses = step.finish(schedule.turns, schedule, enter_all)
-        module.eval()
+        with training(step.resident.model):
+            values, losses = step.finish(schedule.turns, schedule, enter_all)
         # From the order in which all are through to each work's own.
         row = {owners[turn.client]: number for number, turn in enumerate(schedule.turns)}
         own = torch.tensor([row[p, turn] for p, work in enumerate(works) for turn in work.schedule.turns])
@@ -147,9 +146,7 @@ def draws_at_random(resident: "Resident") -> bool:
     generator = (
         torch.cuda.default_generators[resident.device.index or 0] if on_gpu else torch.default_generator
     )
-    with seeded(0, resident.device), torch.no_grad():
+    with seeded(0, resident.device), torch.no_grad(), training(resident.model):
         before = generator.get_state()
-        resident.model.train()
         resident.model(**resident.task.prepare(row))
-        resident.model.eval()
         return not torch.equal(before, generator.get_state())
