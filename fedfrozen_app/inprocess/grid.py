@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any
 
 from flwr.app import Context, Error, Message, MessageType, RecordDict
@@ -200,8 +200,7 @@ class CohortGrid(InProcessGrid):
         expected: Callable[[int], Sequence[str]],
     ) -> None:
         super().__init__(app, num_partitions, run_config)
-        self._runner = runner
-        self._expected = lru_cache(maxsize=2)(expected)  # asked for its batches, and when it is begun
+        self._runner, self._expected = runner, expected
         self._round: Iterator[Message] = iter(())
         self._ready: dict[str, Message] = {}
         self._explained: set[str] = set()

@@ -167,9 +167,9 @@ class Step:
             for run, rate in enumerate(rates)
         ]
         self.optimizer = make_optimizer(resident.config.client, groups, rates[0], capturable=self.on_gpu)
-        # Weights whose slopes may stay factors, where a step is no more than rows − rate · slopes.
+        # Weights whose slopes may stay factors, where a step is no more than rows − rate · slopes. Once its
+        # gradient is made: those of which they do.
         self._wide = wide_layers(resident.model, layouts.names) if self._descends() else []
-        self._descent = False  # whether some of them do: known when a step is first taken
 
     @property
     def ready(self) -> bool:
@@ -325,13 +325,13 @@ class Step:
             self._gradient = self._make_gradient(index, mask)
         loss, gradient = self._gradient(self.flat, *self._fixed(), index, mask)
         self.losses += loss.double() * (mask.sum(dim=1) > 0)
-        if self._descent:
+        if self._wide:
             self._descend(*gradient)
         else:
             self._optimise(gradient)
 
     @torch.no_grad()
-    def _descend(self, slopes: Mapping[str, Tensor], factors: Mapping[str, Factors]) -> None:
+    def _descend(self, slopes: Slopes, factors: Mapping[str, Factors]) -> None:
         """rows −= rate · slopes, of each part; where there are factors, by these."""
         parts = self.layout.views(self.flat)
         rates = self._rates.repeat_interleave(self.size // self.runs)
@@ -484,7 +484,7 @@ class Step:
         if self._wide:
             with torch.random.fork_rng([self.flat.device] if self.on_gpu else []):  # a try, and no step
                 _, (_, factors) = self._in_ways(by_parts, self.flat, *self._fixed(), index, mask)
-            self._wide, self._descent = list(factors), bool(factors)
+            self._wide = list(factors)
             way = by_parts if factors else gradient
         if self.mode in ("compiled", "blocks"):
             return self._compiled(way, index, mask)

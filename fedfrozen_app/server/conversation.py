@@ -375,9 +375,9 @@ class Conversation:
         return getattr(self.grid, "looks_ahead", False)
 
     def foretell(self, order: Order, model: Mapping[str, Tensor]) -> None:
-        """What the next round will probably be. Where another comes, all is as if nothing had been said."""
-        if self.looks_ahead:
-            self.grid.foretell(order, model)  # type: ignore[attr-defined]
+        """What the next round will probably be, for a grid that `looks_ahead`. Where another comes, all is as
+        if nothing had been said."""
+        self.grid.foretell(order, model)  # type: ignore[attr-defined]
 
     def _answers(
         self,
