@@ -55,13 +55,9 @@ def digests_begun(
     return wait
 
 
-def bytes_on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """On the host, as bytes: views where they are there already; from a GPU all in one copy."""
-    return bytes_on_their_way(tensors)()
-
-
 def bytes_on_their_way(tensors: Mapping[str, Tensor]) -> Callable[[], dict[str, Tensor]]:
-    """The same, by a function that waits for them: whoever has waited for something later finds them."""
+    """On the host, as bytes, by a function that waits for them: views where they are there already; from a
+    GPU all in one copy, and whoever has waited for something later finds them."""
     flat = {name: t.detach().contiguous().reshape(-1).view(torch.uint8) for name, t in tensors.items()}
     if not any(data.is_cuda for data in flat.values()):
         return lambda: flat

@@ -7,7 +7,7 @@ plugs in. This one runs a client when its reply is asked for, so that one reply 
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -24,7 +24,7 @@ from fedfrozen_app.exchange.messages import block_replies, read_train
 from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.client_state import given_in, held_at_home, keep_private, kept_arrays
 from fedfrozen_app.local.cohort import CohortRunner, cannot_serve
-from fedfrozen_app.local.course import Course, Due, Payment, Trained
+from fedfrozen_app.local.course import Course, Due, Keeping, Payment, Trained
 
 log = logging.getLogger(__name__)
 CLIENT_FAILED = 2  # Flower's code for an exception in a ClientApp
@@ -90,6 +90,12 @@ class InProcessGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         return self.pull_messages(self.push_messages(messages))
 
+    def close(self) -> None:
+        """Nothing is asked any more."""
+
+    def _client(self, message: Message) -> str:
+        return self._clients[message.metadata.dst_node_id]
+
     def _answer(self, message: Message) -> Message:
         context = self.contexts[message.metadata.dst_node_id]
         try:
@@ -97,7 +103,7 @@ class InProcessGrid(Grid):
         except UserError:
             raise
         except Exception as error:
-            log.exception("Client %s failed.", message.metadata.dst_node_id - 1)
+            log.exception("Client %s failed.", self._client(message))
             return failed(message, error)
 
 
@@ -120,6 +126,7 @@ class PrivateGrid(InProcessGrid):
         self._course, self._take_steps, self._most = course, take_steps, most
         self._members: list[str] = []
         self._ready: dict[str, Message] = {}
+        self._kept: list[Future[None]] = []
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         sent = super().push_messages(messages)
@@ -137,6 +144,7 @@ class PrivateGrid(InProcessGrid):
         return replies
 
     def _train(self, members: Sequence[str]) -> dict[str, Message]:
+        self._wait_for_kept()  # of the round before
         messages = {number: self._waiting.pop(number) for number in members}
         courses = {n: self._course(m, self.contexts[m.metadata.dst_node_id]) for n, m in messages.items()}
         found: dict[str, Any] = {
@@ -161,8 +169,13 @@ class PrivateGrid(InProcessGrid):
         except Exception as error:
             log.exception("Clients that took their steps together failed.")
             return replies | {number: failed(messages[number], error) for number in due}
-        # Each puts its reply onto the disk before it answers.
-        answers = each({n: partial(courses[n].send, its) for n, its in trained.items()})
+        for number, its in trained.items():
+            found[number] = self._advance(messages[number], partial(courses[number].send, its))
+        kept = {number: due for number in trained if isinstance(due := found[number], Keeping)}
+        works = {number: keeping.beside_others() for number, keeping in kept.items()}
+        self._kept += [self._writers.submit(self._keep, messages[n], work) for n, work in works.items()]
+        answers = {number: found[number] for number in trained if number not in kept}  # of who has failed
+        answers |= each({number: partial(courses[number].send, None) for number in kept})
         once = all(isinstance(answer, Message) for answer in answers.values())
         assert once, "a client's private steps are due once in a round"
         return replies | answers
@@ -171,6 +184,22 @@ class PrivateGrid(InProcessGrid):
     def _writers(self) -> ThreadPoolExecutor:
         """The same in every round: to start a thread takes as long as what it is to do."""
         return ThreadPoolExecutor(self._most, thread_name_prefix="private client")
+
+    def _keep(self, message: Message, work: Callable[[], None]) -> None:
+        """Its answer counts whether or not it could be kept."""
+        try:
+            work()
+        except OSError as error:
+            asked = "asked the same once more, it pays once more"
+            log.warning("Client %s could not keep its reply (%s): %s.", self._client(message), error, asked)
+
+    def close(self) -> None:
+        self._wait_for_kept()
+
+    def _wait_for_kept(self) -> None:
+        jobs, self._kept = self._kept, []
+        for job in jobs:
+            job.result()
 
     def _advance(self, message: Message, go_on: Callable[[], Any]) -> Any:
         """What is due next, or its reply. A client that fails leaves the others alone."""
@@ -181,7 +210,7 @@ class PrivateGrid(InProcessGrid):
         except UserError:
             raise
         except Exception as error:
-            log.exception("Client %s failed.", message.metadata.dst_node_id - 1)
+            log.exception("Client %s failed.", self._client(message))
             return failed(message, error)
 
 
@@ -298,9 +327,6 @@ class CohortGrid(InProcessGrid):
             if not place and (following := order.round + 1) <= resident.config.num_rounds:
                 self._runner.expect(self._expected(following), replace(order, round=following))
             yield from replies
-
-    def _client(self, message: Message) -> str:
-        return self._clients[message.metadata.dst_node_id]
 
 
 def failed(message: Message, error: Exception) -> Message:

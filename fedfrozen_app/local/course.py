@@ -1,5 +1,5 @@
-"""Work that stops where private steps are to be paid for, and where they are to be taken, so that clients of
-one process may do either together.
+"""Work that stops where private steps are to be paid for, where they are to be taken, and where a reply is to
+be kept, so that clients of one process may do each together.
 
 A course is a generator: it gives what is due, and goes on with what that came to.
 """
@@ -27,7 +27,22 @@ class Payment:
     by_itself: Callable[[], None]
 
 
-Course = Generator[Due | Payment, Trained | None, Result]
+@dataclass(frozen=True)
+class Keeping:
+    """What the client puts onto its disk for later. Nobody whose process it shares need wait for it: whoever
+    opens its record next does."""
+
+    prepare: Callable[..., Callable[[], None]]  # `apart`: from what is sent, which others may change
+
+    def by_itself(self) -> None:
+        self.prepare(apart=False)()
+
+    def beside_others(self) -> Callable[[], None]:
+        """The work, to be done on any thread."""
+        return self.prepare(apart=True)
+
+
+Course = Generator[Due | Payment | Keeping, Trained | None, Result]
 
 
 def by_itself(course: Course[Result]) -> Result:

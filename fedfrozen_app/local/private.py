@@ -20,7 +20,7 @@ from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan, layers_of
 from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.choose import choose, choose_noisily, choose_publicly
-from fedfrozen_app.local.course import Course, Payment, Trained, by_itself
+from fedfrozen_app.local.course import Course, Keeping, Payment, Trained, by_itself
 from fedfrozen_app.local.sequential import LocalResult, learning_rate, optimizer_for
 from fedfrozen_app.models.meanwhile import training
 from fedfrozen_app.privacy.accountant import epsilon_of, solve_noise
@@ -143,8 +143,8 @@ class PrivateClient:
         trained = yield Training(self, replace(start, trained=plan.trained), recipe, budget, due[0])
         assert trained is not None
         arrays, loss = trained
-        self.file.note({"round": self.order.round, "train_loss": loss})
-        self.file.keep_reply(self.order.digest, arrays)
+        figures = {"round": self.order.round, "train_loss": loss}
+        yield Keeping(partial(self.file.keeping, self.order.digest, arrays, figures))
         return LocalResult(arrays, budget.declared, self._metrics(budget))
 
     # Money -----------------------------------------------------------------------------------------------

@@ -2,18 +2,19 @@
 it would by itself. What they share is that all gradients of a step are computed at once.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
+from fedfrozen_app.local import private_noise
 from fedfrozen_app.local.course import Due, Trained
 from fedfrozen_app.local.private import Training
+from fedfrozen_app.local.private_noise import Drawn, Draws
 from fedfrozen_app.local.private_sums import ClippedSums, Piece, sums_for
 from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_groups
 from fedfrozen_app.models import meanwhile
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
 
 HOST_CLIENTS = 8  # at once, where there is no GPU: more gain nothing there
-EARLY_ON = ("cuda",)  # where noise is drawn while gradients are computed
 MOST_ROWS = 65_535  # of all clients at once: a GPU numbers no more programs along an axis of its kernels
 GPU_SHARE = 0.5  # of its memory, for the gradients of single examples and what they are made of
 
@@ -76,7 +76,8 @@ def take_steps(due: Sequence[Due]) -> list[Trained]:
         most = clients_at_once([trainings[number] for number in members])
         for first in range(0, len(members), most):
             block = members[first : first + most]
-            done = together([trainings[number] for number in block], most)
+            again = len(block) == len(trainings)  # whoever else trains in between would wait for their noise
+            done = together([trainings[number] for number in block], most, again=again)
             found |= dict(zip(block, done, strict=True))
     for number, training in enumerate(trainings):
         if number not in found:  # last: it trains the model that is loaded, from which the others start
@@ -84,14 +85,15 @@ def take_steps(due: Sequence[Due]) -> list[Trained]:
     return [found[number] for number in range(len(trainings))]
 
 
-def together(trainings: Sequence[Training], most: int) -> list[Trained]:
-    """From the model that is loaded, where `most` clients fit. Whoever has most steps is laid out first."""
+def together(trainings: Sequence[Training], most: int, *, again: bool = False) -> list[Trained]:
+    """From the model that is loaded, where `most` clients fit. Whoever has most steps is laid out first.
+    `again`: the next round will probably be such a one."""
     places = sorted(range(len(trainings)), key=lambda place: -trainings[place].recipe.steps)
-    done = dict(zip(places, _longest_first([trainings[place] for place in places], most), strict=True))
+    done = dict(zip(places, _longest_first([trainings[place] for place in places], most, again), strict=True))
     return [done[place] for place in range(len(trainings))]
 
 
-def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
+def _longest_first(trainings: Sequence[Training], most: int, again: bool) -> list[Trained]:
     resident, recipes = trainings[0].client.resident, [training.recipe for training in trainings]
     groups = rate_groups(resident, trainings[0].start.trained)
     sums = sums_for(trainings, [name for _, own in groups for name in own])
@@ -101,12 +103,12 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
     at_once = recipes[0].physical_batch * max(1, most // len(trainings))
     at_once = min(at_once, max(1, MOST_ROWS // len(trainings)))
     seen = [0] * len(trainings)  # examples in all samples of each
-    drawn_early = _early(resident, trainings, sums.rows[0, sums.columns])
-    with ExitStack() as stack, drawn_early as draw, _looking_ahead(resident, trainings):
+    counts = [sum(each.steps > step for each in recipes) for step in range(recipes[0].steps)]
+    with ExitStack() as stack, _noise(trainings, counts, sums, again) as draws, _looking_ahead(trainings):
         stack.enter_context(meanwhile.training(resident.model))
         for training in trainings:
             stack.enter_context(training.client.source.dropout())  # the last one's is in force
-        _descend(_prepared(trainings, sums, draw, at_once, seen), sums, descent)
+        _descend(_prepared(trainings, counts, sums, draws, at_once, seen), sums, descent)
     order, losses = trainings[0].start.trained, sums.losses.tolist()
     rows = [sums.layout.views(row) for row in sums.rows.clone()]
     return [
@@ -115,26 +117,25 @@ def _longest_first(trainings: Sequence[Training], most: int) -> list[Trained]:
     ]
 
 
-Drawn = Callable[[], Tensor | None]  # (clients, numbers); None where they add no noise
 Step = tuple[int, list[Piece], Drawn]  # how many clients still train, on what, with which noise
 
 
 def _prepared(
     trainings: Sequence[Training],
+    counts: Sequence[int],
     sums: ClippedSums,
-    draw: Callable[[int], Drawn],
+    draws: Draws,
     at_once: int,
     seen: list[int],
 ) -> Iterator[Step]:
     """Each step as far as Python prepares it; the examples of each client are added to `seen`."""
-    for step in range(trainings[0].recipe.steps):
-        count = sum(training.recipe.steps > step for training in trainings)  # they come first
+    for step, count in enumerate(counts):
         drawn = [_sample(training) for training in trainings[:count]]
         for place, index in enumerate(drawn):
             seen[place] += len(index)
         pieces = sums.laid_out(drawn, at_once)
-        sums.record(pieces)
-        yield count, pieces, draw(count)  # after their samples
+        sums.record(pieces, draws.pause)
+        yield count, pieces, draws.coming(step)
 
 
 def _descend(steps: Iterator[Step], sums: ClippedSums, descent: "_Descent") -> None:
@@ -201,68 +202,28 @@ def _wait_for(device: torch.device) -> Callable[[], None]:
     return torch.cuda.current_stream(device).record_event().synchronize
 
 
-@contextmanager
-def _early(
-    resident: "Resident", trainings: Sequence[Training], like: Tensor
-) -> Iterator[Callable[[int], Drawn]]:
-    """A way to have the noise of the first so many clients drawn while the GPU computes gradients. Without a
-    GPU it is drawn when it is asked for."""
-    sources = [training.client.source for training in trainings]
-    standards = type(sources[0]).standards
+def _noise(
+    trainings: Sequence[Training], counts: Sequence[int], sums: ClippedSums, again: bool
+) -> AbstractContextManager[Draws]:
+    """Of each step's first so many clients."""
+    lead = trainings[0].client
     assert len({training.recipe.noise == 0 for training in trainings}) == 1, "all add noise, or nobody does"
-    if trainings[0].recipe.noise == 0:
-        yield lambda count: lambda: None
-        return
-    if resident.device.type not in EARLY_ON:
-        yield lambda count: lambda: standards(sources[:count], like)
-        return
-    threads = os.cpu_count() or 1
-    with ThreadPoolExecutor(1) as aside, ThreadPoolExecutor(threads) as workers:
-
-        def draw(count: int) -> Drawn:
-            work = partial(standards, sources[:count], like, workers, threads)
-            return partial(_taken, aside.submit(_drawn_aside, work, resident.device))
-
-        yield draw
+    sources = [training.client.source for training in trainings] if trainings[0].recipe.noise else None
+    again = again and lead.order.round < lead.resident.config.num_rounds
+    return private_noise.drawing(lead.resident, sources, counts, sums.rows[0, sums.columns], again=again)
 
 
 @contextmanager
-def _looking_ahead(resident: "Resident", trainings: Sequence[Training]) -> Iterator[None]:
+def _looking_ahead(trainings: Sequence[Training]) -> Iterator[None]:
     """What the next round will ask of an accountant, which takes it some milliseconds, is worked out while a
     GPU trains. An error shows itself when it is asked."""
-    if resident.device.type not in EARLY_ON:
+    if trainings[0].client.resident.device.type not in private_noise.EARLY_ON:
         yield
         return
     with ThreadPoolExecutor(1, thread_name_prefix="accountant") as aside:
         for training in trainings:
             aside.submit(training.look_ahead)
         yield
-
-
-def _drawn_aside(draw: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, torch.cuda.Event | None]:
-    """On a stream of its own: a draw is 32 bytes a number from the host, which need not wait for gradients
-    and which no gradient need wait for."""
-    if device.type != "cuda":
-        return draw(), None
-    side = _side(device)
-    with torch.cuda.stream(side):
-        return draw(), side.record_event()
-
-
-@cache
-def _side(device: torch.device) -> torch.cuda.Stream:
-    """The same in every round: torch keeps freed memory for each stream by itself. What little a GPU does
-    there goes before gradients, of which it has enough: the cipher waits for room that it makes."""
-    return torch.cuda.Stream(device, priority=-1)
-
-
-def _taken(job: Future[tuple[Tensor, torch.cuda.Event | None]]) -> Tensor:
-    drawn, there = job.result()
-    if there is not None:
-        now = torch.cuda.current_stream(drawn.device)
-        now.wait_event(there)
-        drawn.record_stream(now)
-    return drawn
 
 
 def _sample(training: Training) -> Tensor:

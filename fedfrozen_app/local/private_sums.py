@@ -99,12 +99,13 @@ class ClippedSums:
         pieces = zip(*(each.split(at_once, dim=1) for each in both), strict=True)
         return [piece for piece in pieces if piece[0].numel()]
 
-    def record(self, pieces: Sequence[Piece]) -> None:
-        """Those that have come often enough; no other thread may use the device meanwhile."""
+    def record(self, pieces: Sequence[Piece], alone: Callable[[], None]) -> None:
+        """Those that have come often enough, once this thread is `alone` at the device."""
         for index, real in pieces:
             shape = shape_of(index)
             self._seen[shape] += 1
             if self._is_due(shape):
+                alone()
                 self._record(shape, index, real)
 
     def _is_due(self, shape: Shape) -> bool:

@@ -115,6 +115,7 @@ class Resident:
         self.private_bytes: dict[Any, int] = {}  # of local/private_stack.py: a client's, by what trains
         self.private_sums: dict[Any, Any] = {}  # of local/private_sums.py: recorded steps, by their kind
         self.private_pool: Any = None  # and the memory in which they work
+        self.private_noise: Any = None  # of local/private_noise.py: threads that draw it
         self.records_private = True  # until one of them could not be recorded
 
     @cached_property

@@ -14,18 +14,18 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedfrozen_app.digests import bytes_on_host
+from fedfrozen_app.digests import bytes_on_their_way
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.disk import append_line, patient
 from fedfrozen_app.privacy.steps import Steps
@@ -64,13 +64,14 @@ class BudgetFile:
         self._path = folder / f"{client}.json"
         self._reply = folder / f"{client}.safetensors"
         self._log = folder / f"{client}.jsonl"
+        self._lock: TextIO | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """From reading the record to sending: runs that ask at the same time would else undo each other's."""
-        with self._path.with_suffix(".lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with self._path.with_suffix(".lock").open("w") as self._lock:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
             yield
 
     def read(self) -> Budget | None:
@@ -104,16 +105,35 @@ class BudgetFile:
         finally:
             os.close(folder)
 
-    @patient
-    def keep_reply(self, order: str, arrays: Mapping[str, Tensor]) -> None:
-        part = self._reply.with_suffix(".part2")
+    def keeping(
+        self, order: str, arrays: Mapping[str, Tensor], figures: Mapping[str, Any], *, apart: bool = False
+    ) -> Callable[[], None]:
+        """The work of keeping this reply, and figures that stay here. Whoever is `alone` with the record
+        stays so until that is done, though its block is over. `apart`: others may change the arrays first."""
         # As one array: a reader looks at each of a file's arrays for longer than a disk takes with it.
         kinds = [
             (name, str(value.dtype).removeprefix("torch."), list(value.shape))
             for name, value in arrays.items()
         ]
         told = {"order": order, WHOLE: json.dumps(kinds)}
-        _write_as_one(part, [each.numpy() for each in bytes_on_host(arrays).values()], told)
+        if apart and not any(value.is_cuda for value in arrays.values()):  # from there they are copied anyway
+            arrays = {name: value.clone() for name, value in arrays.items()}
+        coming = bytes_on_their_way(arrays)
+        lock: AbstractContextManager[Any] = nullcontext()
+        if self._lock is not None:  # it goes with the last that holds it
+            lock = os.fdopen(os.dup(self._lock.fileno()))
+
+        def keep() -> None:
+            with lock:
+                self.note(figures)
+                self._keep([each.numpy() for each in coming().values()], told)
+
+        return keep
+
+    @patient
+    def _keep(self, parts: Sequence[np.ndarray], told: Mapping[str, str]) -> None:
+        part = self._reply.with_suffix(".part2")
+        _write_as_one(part, parts, told)
         # Onto a file that is there, a disk would write the new one out first: as long as a step. Whoever dies
         # in between has paid for nothing, as if a moment earlier.
         self._reply.unlink(missing_ok=True)

@@ -48,6 +48,10 @@ class Noise(ABC):
         `workers`."""
         return torch.stack([source.standard(like) for source in sources])
 
+    def another(self) -> "Noise | None":
+        """A source whose noise serves as well as this one's; None where that has to be its own, in turn."""
+        return None
+
     @staticmethod
     @abstractmethod
     def with_drawn(value: Tensor, drawn: Tensor, std: Tensor) -> Tensor:
@@ -105,6 +109,9 @@ class SecretNoise(Noise):
         streams = [lane for source in sources for lane in cast(SecretNoise, source)._first_lanes(each)]
         drawn = gaussians_of(streams, -(-size // each), like.device, workers)
         return drawn.view(len(sources), -1)[:, :size].view(-1, *like.shape)
+
+    def another(self) -> "SecretNoise":
+        return SecretNoise(self._device)
 
     def _first_lanes(self, count: int) -> list[Keystream]:
         """Streams with keys of their own: one stream is one thread's work."""

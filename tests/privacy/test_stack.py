@@ -1,17 +1,19 @@
 """Private clients that take their steps together: the same numbers as one after another."""
 
 import json
-from threading import Barrier, current_thread
+from threading import Barrier, Semaphore, current_thread
 
 import pytest
 import torch
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.block import Layout
-from fedfrozen_app.local import private_stack, private_sums, resident
+from fedfrozen_app.local import private_noise, private_stack, private_sums, resident
 from fedfrozen_app.local.private import PrivateClient
 from fedfrozen_app.privacy import accountant
 from fedfrozen_app.privacy.budget import BudgetFile
+from fedfrozen_app.privacy.noise import SecretNoise
+from fedfrozen_app.server.base import PlannedFedAvg
 from tests.conftest import same_bits, slowly
 
 EXACT = ("model.dtype=float64", "privacy=dp_sgd", "privacy.seeded_noise=true", "num_rounds=2")
@@ -75,9 +77,66 @@ def test_noise_that_is_drawn_early_is_the_same_noise(train, monkeypatch):
     """As on a GPU, by threads: every client's sample and noise still come from its generator in turn."""
     own = (*EXACT, *UNEQUAL, "strategy=fedavg", "privacy.physical_batch=5")
     alone = train(*own, "runtime.runner=sequential", folder="alone")
-    monkeypatch.setattr(private_stack, "EARLY_ON", ("cpu",))
+    monkeypatch.setattr(private_noise, "EARLY_ON", ("cpu",))
     both = train(*own, "runtime.runner=cohort", folder="both")
     assert difference(alone, both) <= 1e-9
+
+
+SECRET = ("privacy=dp_sgd", "strategy=fedavg", "runtime.runner=cohort", "num_rounds=3")
+
+
+def noted_draws(monkeypatch):
+    """As on a GPU. Of each draw the client's keys, as objects, and what came out."""
+    found, standards = [], SecretNoise.standards
+
+    def noted(sources, *given):
+        found.append((sources, standards(sources, *given)))
+        return found[-1][1]
+
+    monkeypatch.setattr(private_noise, "EARLY_ON", ("cpu",))
+    monkeypatch.setattr(SecretNoise, "standards", staticmethod(noted))
+    return found
+
+
+def test_secret_noise_is_drawn_ahead_and_used_once(train, monkeypatch):
+    draws, used, begun = noted_draws(monkeypatch), [], []
+    add = SecretNoise.with_drawn
+
+    def adds(value, drawn, std):
+        used.append(drawn)
+        return add(value, drawn, std)
+
+    def looks(trainings, most, **named):
+        begun.append(len(draws))
+        return together(trainings, most, **named)
+
+    together = private_stack.together
+    monkeypatch.setattr(SecretNoise, "with_drawn", staticmethod(adds))
+    monkeypatch.setattr(private_stack, "together", looks)
+    train(*SECRET, *UNEQUAL)
+    steps = len(used) // 3
+    assert steps > 1 and len(used) == 3 * steps
+    assert begun == [0, steps + 1, 2 * steps + 1]  # the first of a round is there before it begins
+    assert len(draws) == len(used)  # and none for a fourth round
+    assert all(drawn is noise for drawn, (_, noise) in zip(used, draws, strict=True))  # in their order
+    keys = [source for sources, _ in draws for source in sources]
+    assert len({id(key) for key in keys}) == len(keys)  # nobody's noise has another's key
+    assert len({len(sources) for sources, _ in draws}) > 1  # clients grow fewer
+
+
+def test_noise_that_was_drawn_for_others_is_not_used(train, monkeypatch):
+    """In the second round a client fails: what was drawn for three does not fit two, nor theirs the third."""
+    draws, pay = noted_draws(monkeypatch), PrivateClient._pay
+
+    def fails(self, *given):
+        if self.client == "1" and self.order.round == 2:
+            raise RuntimeError("its disk is gone")
+        pay(self, *given)
+
+    monkeypatch.setattr(PrivateClient, "_pay", fails)
+    run = train(*SECRET, "partition=iid", "client.batch_size=8", "client.local_steps=2")
+    assert [row["clients_ok"] for row in run.rows[1:]] == [3, 2, 3]
+    assert [len(sources) for sources, _ in draws] == [3, 3, 3, 2, 2, 2, 3, 3]
 
 
 def test_the_next_round_s_spending_is_known_before_it_begins(train, monkeypatch):
@@ -95,7 +154,7 @@ def test_the_next_round_s_spending_is_known_before_it_begins(train, monkeypatch)
     waited = len(asked)
     accountant._epsilon.cache_clear()
     asked.clear()
-    monkeypatch.setattr(private_stack, "EARLY_ON", ("cpu",))
+    monkeypatch.setattr(private_noise, "EARLY_ON", ("cpu",))
     early = train(*EXACT, "strategy=fedavg", "runtime.runner=cohort", "num_rounds=3", folder="early")
     assert [row.get("epsilon") for row in early.rows] == [row.get("epsilon") for row in usual.rows]
     aside = asked.count("accountant")
@@ -216,7 +275,9 @@ def test_they_train_in_blocks_that_fit(train, monkeypatch):
     counts = []
     together = private_stack.together
     monkeypatch.setattr(
-        private_stack, "together", lambda some, most: counts.append(len(some)) or together(some, most)
+        private_stack,
+        "together",
+        lambda some, most, **named: counts.append(len(some)) or together(some, most, **named),
     )
     monkeypatch.setattr(private_stack, "clients_at_once", lambda *given: 3)
     small = train(*words, folder="small")
@@ -270,9 +331,9 @@ def test_clients_pay_beside_one_another_and_all_before_a_step_is_taken(train, mo
         write(self, budget)
         paid.append(budget.client)
 
-    def looks(trainings, most):
+    def looks(trainings, most, **named):
         assert len(paid) % 3 == 0 and {*paid[-3:]} == {training.client.client for training in trainings}
-        return together(trainings, most)
+        return together(trainings, most, **named)
 
     monkeypatch.setattr(BudgetFile, "write", waits)
     monkeypatch.setattr(private_stack, "together", looks)
@@ -280,8 +341,42 @@ def test_clients_pay_beside_one_another_and_all_before_a_step_is_taken(train, mo
     assert len(paid) == 6 and run.rows[-1]["clients_ok"] == 3
 
 
-def test_steps_that_fail_together_fail_their_clients(train, monkeypatch, caplog):
+def test_an_answer_does_not_wait_for_the_disk_and_the_next_round_does(train, monkeypatch):
+    """Here no reply is kept before the round's new model is there."""
+    keep, merge, together = BudgetFile._keep, PlannedFedAvg._merge, private_stack.together
+    merged, kept = Semaphore(0), []
+
+    def waits(self, *given):
+        assert merged.acquire(timeout=60)
+        keep(self, *given)
+        kept.append(self)
+
+    def merges(self, update):
+        merged.release(3)
+        return merge(self, update)
+
+    def looks(trainings, most, **named):
+        assert len(kept) == 3 * (trainings[0].client.order.round - 1)
+        return together(trainings, most, **named)
+
+    monkeypatch.setattr(BudgetFile, "_keep", waits)
+    monkeypatch.setattr(PlannedFedAvg, "_merge", merges)
+    monkeypatch.setattr(private_stack, "together", looks)
+    run = train(*EXACT, "strategy=fedavg", "runtime.runner=cohort", "num_rounds=2")
+    assert len(kept) == 6 and all(reply_of(run, client) for client in "012")
+
+
+def test_a_reply_that_cannot_be_kept_counts_and_is_said(train, monkeypatch, caplog):
     def full(*given):
+        raise OSError("no room")
+
+    monkeypatch.setattr(BudgetFile, "_keep", full)
+    run = train(*EXACT, "strategy=fedavg", "runtime.runner=cohort", "num_rounds=2")
+    assert run.rows[-1]["clients_ok"] == 3 and caplog.text.count("could not keep its reply (no room)") == 6
+
+
+def test_steps_that_fail_together_fail_their_clients(train, monkeypatch, caplog):
+    def full(*given, **named):
         raise torch.OutOfMemoryError("the device is full")
 
     monkeypatch.setattr(private_stack, "together", full)

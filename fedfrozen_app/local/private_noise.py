@@ -1,0 +1,152 @@
+"""The noise of private steps. For a GPU threads draw it while it is still at earlier steps: a cipher on the
+host makes 32 bytes for each number, which takes as long as the gradients do.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from fedfrozen_app.privacy.noise import Noise
+
+if TYPE_CHECKING:
+    from fedfrozen_app.local.resident import Resident
+
+EARLY_ON = ("cuda",)  # where noise is drawn while gradients are computed
+AHEAD = 1  # so many draws more than the one that is needed next: each takes a GPU's memory
+
+Drawn = Callable[[], Tensor | None]  # (clients, numbers); None where they add no noise
+Job = Future[tuple[Tensor, torch.cuda.Event | None]]
+
+
+class Draws(Protocol):
+    """The noise of a block's steps, asked for in their order."""
+
+    def coming(self, step: int) -> Drawn:
+        """For this step, whose samples have been drawn."""
+
+    def pause(self) -> None:
+        """Until no thread draws any more."""
+
+
+class _WhenAsked:
+    def __init__(self, draw: Callable[[int], Tensor | None]) -> None:
+        self._draw = draw
+
+    def coming(self, step: int) -> Drawn:
+        return partial(self._draw, step)
+
+    def pause(self) -> None:
+        """Nothing is drawn but what is waited for."""
+
+
+class Threads:
+    """Draw noise in turn, and keep from round to round what they have drawn for the next."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._count = device, os.cpu_count() or 1
+        self._ciphers = ThreadPoolExecutor(self._count, thread_name_prefix="cipher")
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="noise")
+        self._begun: deque[tuple[torch.Size, Job]] = deque()
+
+    def begin(self, sources: Sequence[Noise], like: Tensor) -> None:
+        work = partial(type(sources[0]).standards, sources, like, self._ciphers, self._count)
+        self._begun.append((_shape(sources, like), self._aside.submit(_drawn_aside, work, self._device)))
+
+    def take(self) -> Job:
+        return self._begun.popleft()[1]
+
+    def keep_only(self, shape: torch.Size | None) -> int:
+        """How many have begun, of noise that this round wants; of another nobody will ask for any."""
+        if any(each != shape for each, _ in self._begun):
+            self.drop()
+        return len(self._begun)
+
+    def pause(self) -> None:
+        wait([job for _, job in self._begun])
+
+    def drop(self) -> None:
+        for _, job in self._begun:
+            job.cancel()
+        self.pause()
+        self._begun.clear()
+
+
+class _Early:
+    """By threads. Noise that need not come from a client's source in turn is drawn from others, each used for
+    one draw alone, ahead of samples, steps and the end of the round."""
+
+    def __init__(
+        self, threads: Threads, sources: Sequence[Noise], counts: Sequence[int], like: Tensor, *, again: bool
+    ) -> None:
+        self._threads, self._like = threads, like
+        self._is_free = sources[0].another() is not None
+        counts = [*counts, counts[0]] if again and self._is_free else counts
+        self._wanted = [sources[:count] for count in counts]
+        self._begun = threads.keep_only(_shape(self._wanted[0], like) if self._is_free else None)
+
+    def coming(self, step: int) -> Drawn:
+        last = step + AHEAD if self._is_free else step
+        for sources in self._wanted[self._begun : last + 1]:
+            self._threads.begin([source.another() or source for source in sources], self._like)
+            self._begun += 1
+        return partial(_taken, self._threads.take())
+
+    def pause(self) -> None:
+        self._threads.pause()
+
+
+@contextmanager
+def drawing(
+    resident: "Resident", sources: Sequence[Noise] | None, counts: Sequence[int], like: Tensor, *, again: bool
+) -> Iterator[Draws]:
+    """The noise of as many steps as there are counts, of that many of these sources each; none without
+    sources. `again`: as many clients will probably take such steps once more, in another round."""
+    if sources is None or not counts:
+        yield _WhenAsked(lambda step: None)
+        return
+    if resident.device.type not in EARLY_ON:
+        standards = type(sources[0]).standards
+        yield _WhenAsked(lambda step: standards(sources[: counts[step]], like))
+        return
+    threads = resident.private_noise = resident.private_noise or Threads(resident.device)
+    try:
+        yield _Early(threads, sources, counts, like, again=again)
+    except BaseException:
+        threads.drop()
+        raise
+
+
+def _shape(sources: Sequence[Noise], like: Tensor) -> torch.Size:
+    return torch.Size((len(sources), *like.shape))
+
+
+def _drawn_aside(draw: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, torch.cuda.Event | None]:
+    """On a stream of its own: a draw need not wait for gradients, and no gradient need wait for it."""
+    if device.type != "cuda":
+        return draw(), None
+    side = _side(device)
+    with torch.cuda.stream(side):
+        return draw(), side.record_event()
+
+
+@cache
+def _side(device: torch.device) -> torch.cuda.Stream:
+    """The same in every round: torch keeps freed memory for each stream by itself. What little a GPU does
+    there goes before gradients, of which it has enough: the cipher waits for room that it makes."""
+    return torch.cuda.Stream(device, priority=-1)
+
+
+def _taken(job: Job) -> Tensor:
+    drawn, there = job.result()
+    if there is not None:
+        now = torch.cuda.current_stream(drawn.device)
+        now.wait_event(there)
+        drawn.record_stream(now)
+    return drawn
