@@ -175,7 +175,8 @@ class PrivateGrid(InProcessGrid):
         works = {number: keeping.beside_others() for number, keeping in kept.items()}
         self._kept += [self._writers.submit(self._keep, messages[n], work) for n, work in works.items()]
         answers = {number: found[number] for number in trained if number not in kept}  # of who has failed
-        answers |= each({number: partial(courses[number].send, None) for number in kept})
+        for number in kept:
+            answers[number] = self._advance(messages[number], partial(courses[number].send, None))
         once = all(isinstance(answer, Message) for answer in answers.values())
         assert once, "a client's private steps are due once in a round"
         return replies | answers

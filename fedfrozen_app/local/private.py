@@ -322,7 +322,9 @@ class PrivateClient:
 
 def example_gradients(resident: "Resident", names: Sequence[str], loss: Loss) -> ExampleGradients:
     ways = partial(resident.own_weights.used, names)
-    return ExampleGradients(resident.model, resident.task, names, loss, ways)
+    return ExampleGradients(
+        resident.model, resident.task, names, loss, ways, resident.own_weights.shared_norms
+    )
 
 
 def sampling(config: Config, declared: int) -> tuple[float, int]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedfrozen_app.local.resident import Resident
 
 EARLY_ON = ("cuda",)  # where noise is drawn while gradients are computed
-AHEAD = 1  # so many draws more than the one that is needed next: each takes a GPU's memory
+AHEAD = 2  # so many draws more than the one that is needed next: each takes a GPU's memory
 
 Drawn = Callable[[], Tensor | None]  # (clients, numbers); None where they add no noise
 Job = Future[tuple[Tensor, torch.cuda.Event | None]]
@@ -62,9 +62,10 @@ class Threads:
     def take(self) -> Job:
         return self._begun.popleft()[1]
 
-    def keep_only(self, shape: torch.Size | None) -> int:
-        """How many have begun, of noise that this round wants; of another nobody will ask for any."""
-        if any(each != shape for each, _ in self._begun):
+    def keep_only(self, shapes: Sequence[torch.Size]) -> int:
+        """How many have begun, if they are the first that this round wants; others nobody will ask for."""
+        begun = [shape for shape, _ in self._begun]
+        if begun != [*shapes[: len(begun)]]:
             self.drop()
         return len(self._begun)
 
@@ -87,9 +88,10 @@ class _Early:
     ) -> None:
         self._threads, self._like = threads, like
         self._is_free = sources[0].another() is not None
-        counts = [*counts, counts[0]] if again and self._is_free else counts
+        counts = [*counts, *counts[:AHEAD]] if again and self._is_free else counts
         self._wanted = [sources[:count] for count in counts]
-        self._begun = threads.keep_only(_shape(self._wanted[0], like) if self._is_free else None)
+        shapes = [_shape(each, like) for each in self._wanted] if self._is_free else []
+        self._begun = threads.keep_only(shapes)  # before the first step is asked for
 
     def coming(self, step: int) -> Drawn:
         last = step + AHEAD if self._is_free else step

@@ -23,7 +23,7 @@ from fedfrozen_app.local.private import example_gradients
 from fedfrozen_app.local.recording import recorded
 from fedfrozen_app.local.step import NO_START
 from fedfrozen_app.models.kernels import kernels_on
-from fedfrozen_app.privacy.dpsgd import ExampleGradients, exact_products, norms_of
+from fedfrozen_app.privacy.dpsgd import ExampleGradients, Packed, exact_products, norms_of
 from fedfrozen_app.seeds import generators_of
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ KEPT = 4  # kinds of steps whose memory and recordings stay
 # two layers of MiniLM, 3.5 million numbers, that is still quicker than to write all gradients once more.
 CAREFUL_ON, CAREFUL_MOST = ("cuda",), 1 << 20
 
-Shape = tuple[int, ...]  # clients, rows of each
-Piece = tuple[Tensor, Tensor]  # of samples: rows, and which of them are real
+Shape = tuple[int, int, int]  # clients, rows of each, and of all where no sample is made longer
+# Of samples: where each row of each client is among those of all, or -1 where there is none; and these.
+Piece = tuple[Tensor, Shape]
 Settle = Callable[[], None]
 
 
@@ -78,7 +79,7 @@ class ClippedSums:
         self._is_careful = small or self._kernels is not None
         self._records = records
         self._seen: Counter[Shape] = Counter()
-        self._given: dict[Shape, tuple[Tensor, Tensor]] = {}  # what a recorded step reads
+        self._given: dict[Shape, Tensor] = {}  # what a recorded step reads
         self._graphs: dict[Shape, torch.cuda.CUDAGraph] = {}
 
     def begin(self) -> None:
@@ -88,25 +89,24 @@ class ClippedSums:
         self.losses.zero_()
 
     def laid_out(self, drawn: Sequence[Tensor], at_once: int) -> list[Piece]:
-        """Samples as (clients, rows) and which of these are real, so many rows at once."""
-        on_gpu = self._resident.device.type == "cuda"
+        """Samples as (clients, rows), so many rows at once."""
+        device = self._resident.device
+        on_gpu, packs = device.type == "cuda", self._gradients.has_trunk
         count, width = padded(len(drawn), max(len(index) for index in drawn), len(self.rows), on_gpu)
-        index, real = np.zeros((count, width), dtype=np.int64), np.zeros((count, width), dtype=bool)
-        for place, each in enumerate(drawn):
-            index[place, : len(each)] = each
-            real[place, : len(each)] = True
-        both = (sent(torch.from_numpy(array), self._resident.device) for array in (index, real))
-        pieces = zip(*(each.split(at_once, dim=1) for each in both), strict=True)
-        return [piece for piece in pieces if piece[0].numel()]
+        pieces: list[Piece] = []
+        for first in range(0, width, at_once):
+            own = [index[first : first + at_once].numpy() for index in drawn]
+            numbers, shape = packed(own, count, min(at_once, width - first), on_gpu=on_gpu, packs=packs)
+            pieces.append((sent(torch.from_numpy(numbers), device), shape))
+        return pieces
 
     def record(self, pieces: Sequence[Piece], alone: Callable[[], None]) -> None:
         """Those that have come often enough, once this thread is `alone` at the device."""
-        for index, real in pieces:
-            shape = shape_of(index)
+        for numbers, shape in pieces:
             self._seen[shape] += 1
             if self._is_due(shape):
                 alone()
-                self._record(shape, index, real)
+                self._record(numbers, shape)
 
     def _is_due(self, shape: Shape) -> bool:
         room = len(self._graphs) < GRAPHS and shape not in self._graphs
@@ -125,13 +125,12 @@ class ClippedSums:
         generators = [] if self._is_careful else generators_of(self._resident.device)
         states = [generator.get_state() for generator in generators]
         self._clear()
-        for index, real in pieces:
-            if (shape := shape_of(index)) in self._graphs:
-                for place, value in zip(self._given[shape], (index, real), strict=True):
-                    place.copy_(value)
+        for numbers, shape in pieces:
+            if shape in self._graphs:
+                self._given[shape].copy_(numbers)
                 self._graphs[shape].replay()
             else:
-                self._one(index, real, careful=self._is_careful)
+                self._one(numbers, shape, careful=self._is_careful)
 
         def settle() -> None:
             if not self._is_careful and self._broken:  # it would spoil the sums: once more, without it
@@ -148,14 +147,17 @@ class ClippedSums:
         for value in (self.sums, self._step_losses, self._broken):
             value.zero_()
 
-    def _one(self, index: Tensor, real: Tensor, *, careful: bool) -> None:
+    def _one(self, numbers: Tensor, shape: Shape, *, careful: bool) -> None:
         """Added to the step's sums and losses. What is not finite counts nothing, where `careful`, or else is
         noted: a sum that is not would tell that it is there."""
-        table, count = self._resident.train_table, len(index)
-        rows = self.layout.views(self.rows[:count])
+        table, (count, width, _) = self._resident.train_table, shape
+        places, together = numbers[: count * width].view(count, width), numbers[count * width :]
+        real, places = places >= 0, places.clamp(min=0)
+        rows, index = self.layout.views(self.rows[:count]), together[places]
         inputs = {key: value[index] for key, value in table.inputs.items()}
+        below = Packed(table.take(together), places) if self._gradients.has_trunk else None
         losses, slopes = self._gradients.of_clients(
-            rows, inputs, table.labels[index], recorded=self._may_record
+            rows, inputs, table.labels[index], below, recorded=self._may_record
         )
         self._step_losses[:count].add_(losses.double().masked_fill(~real, 0.0).sum(dim=1))
         norms = norms_of([slopes[name] for name in rows], 2)
@@ -176,11 +178,11 @@ class ClippedSums:
                     flat = torch.where(wanted[:, :, None], flat, self._nothing)
                 place[:, : flat.shape[2]].add_(torch.einsum("cb,cbp->cp", factor, flat))
 
-    def _record(self, shape: Shape, index: Tensor, real: Tensor) -> None:
+    def _record(self, numbers: Tensor, shape: Shape) -> None:
         resident = self._resident
-        self._given[shape] = index.clone(), real.clone()
+        self._given[shape] = numbers.clone()
         drawn = torch.cuda.get_rng_state(resident.device)
-        step = partial(self._one, *self._given[shape], careful=self._is_careful)
+        step = partial(self._one, self._given[shape], shape, careful=self._is_careful)
         if resident.private_pool is None:  # one for all: they never run at the same time
             resident.private_pool = torch.cuda.graph_pool_handle()
         try:
@@ -199,7 +201,7 @@ class ClippedSums:
         log.info("Private steps are not recorded: %s", (str(error).splitlines() or [""])[0])
 
 
-def padded(clients: int, longest: int, size: int, on_gpu: bool) -> Shape:
+def padded(clients: int, longest: int, size: int, on_gpu: bool) -> tuple[int, int]:
     """As how many clients, of `size`, with how many rows a step is taken. On a GPU as one of few shapes:
     clients grow fewer while a round goes on, and samples differ in length."""
     if not on_gpu:
@@ -207,8 +209,21 @@ def padded(clients: int, longest: int, size: int, on_gpu: bool) -> Shape:
     return min(size, 1 << (clients - 1).bit_length()), -(-longest // LENGTH) * LENGTH
 
 
-def shape_of(index: Tensor) -> Shape:
-    return tuple(index.shape)
+def packed(
+    samples: Sequence[np.ndarray], clients: int, width: int, *, on_gpu: bool, packs: bool
+) -> tuple[np.ndarray, Shape]:
+    """The numbers of a piece, of samples up to so wide. `packs`: rows of all clients are few more than there
+    are; or else as many as if all samples were as wide, so that there is one shape less to tell apart."""
+    places, most = np.full((clients, width), -1, dtype=np.int64), clients * width
+    for place, (end, sample) in enumerate(zip(accumulate(map(len, samples)), samples, strict=True)):
+        places[place, : len(sample)] = np.arange(end - len(sample), end)
+    count = sum(map(len, samples))
+    room = max(1, count) if packs else most
+    if on_gpu and packs:
+        room = min(most, -(-room // (LENGTH * clients)) * LENGTH * clients)
+    numbers = np.zeros(most + room, dtype=np.int64)
+    numbers[:most], numbers[most : most + count] = places.reshape(-1), np.concatenate(samples)
+    return numbers, (clients, width, room)
 
 
 def _columns(layout: Layout, device: torch.device) -> Tensor | slice:

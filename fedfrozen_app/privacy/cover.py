@@ -2,6 +2,7 @@
 noised. And where its noise goes. Without Opacus, which takes long to load."""
 
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from fedfrozen_app.config import Config
 from fedfrozen_app.exchange.order import Order
@@ -38,9 +39,15 @@ def cannot_cover(order: Order) -> str | None:
     return None
 
 
+_changes_by_reading: WeakKeyDictionary["nn.Module", bool] = WeakKeyDictionary()
+
+
 def cannot_cover_model(model: "nn.Module") -> str | None:
     """The same of a model, whatever trains."""
-    if any(getattr(module, "max_norm", None) is not None for module in model.modules()):
+    if model not in _changes_by_reading:  # once: every client asks in every round
+        limits = (getattr(module, "max_norm", None) for module in model.modules())
+        _changes_by_reading[model] = any(limit is not None for limit in limits)
+    if _changes_by_reading[model]:
         return (
             "privacy=dp_sgd cannot cover an embedding with max_norm, which changes its own rows by what it "
             "reads: build the model without max_norm."

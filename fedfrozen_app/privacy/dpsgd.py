@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ from fedfrozen_app.privacy.opacus_parts import DPOptimizer
 
 Loss = Callable[[Parameters, Batch, Task], Tensor]
 Ways = Callable[[], AbstractContextManager[None]]
+Below = Callable[[Sequence[nn.Module]], AbstractContextManager[None]]
 TRUNK = "trunk"  # beside a row's inputs: what the model under all that trains has made of them already
 
 
@@ -128,16 +129,31 @@ class Clipping(Protocol):
         """Every example's gradient as it is before clipping, (examples, *shape): for an audit."""
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Clients' examples without those that only make their samples equally long."""
+
+    rows: Table  # of all clients, one after another
+    places: Tensor  # (clients, examples) where each is there; of those that are not, any
+
+
 class ExampleGradients:
     """The gradient of every single example of a batch, for the names that are trained."""
 
     optimizer: type[NoisyOptimizer] = NoisyOptimizer
 
     def __init__(
-        self, model: nn.Module, task: Task, trained: Sequence[str], loss: Loss, ways: Ways = nullcontext
+        self,
+        model: nn.Module,
+        task: Task,
+        trained: Sequence[str],
+        loss: Loss,
+        ways: Ways = nullcontext,
+        below: Below = lambda parts: nullcontext(),
     ) -> None:
-        """`ways`: in which the model computes, within them, for clients side by side."""
-        self._model, self._loss, self._ways = model, loss, ways
+        """`ways`: in which the model computes, within them, for clients side by side; and `below` those for
+        its modules under all that trains."""
+        self._model, self._loss, self._ways, self._below = model, loss, ways, below
         self._held = dict(model.named_parameters())
         self._trained = list(trained)
         self._plain, self._task = task, task.with_call(self._call)
@@ -180,11 +196,23 @@ class ExampleGradients:
             slopes, losses = each(trained, inputs, labels)
         return losses, slopes
 
+    @property
+    def has_trunk(self) -> bool:
+        """Whether something is read for all rows at once."""
+        return self._trunk is not None
+
     def of_clients(
-        self, rows: Parameters, inputs: Inputs, labels: Tensor, *, recorded: bool = False
+        self,
+        rows: Parameters,
+        inputs: Inputs,
+        labels: Tensor,
+        packed: "Packed | None" = None,
+        *,
+        recorded: bool = False,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The same for clients side by side, which have `rows` (clients, *shape) of what they train: losses
-        (clients, examples), and for each name (clients, examples, *shape).
+        (clients, examples), and for each name (clients, examples, *shape). `packed`: the same examples, for
+        what is read for all at once.
 
         `recorded`: what takes Python long is taken once, and is worth a GPU's while."""
         # Each example's own, by name, and so with a slope of its own; in memory they are one for all.
@@ -194,27 +222,36 @@ class ExampleGradients:
         shared = shared_linears(self._model, self._trained) if recorded else nullcontext()
         products = own_products(self._model, self._trained)
         with folded(self._model), by_kernels(labels.device):
-            inputs = self._with_trunk(inputs, labels, 2)
+            inputs = self._with_trunk(inputs, labels, 2, packed)
             # Gradients are taken around both maps: within them fused kernels have no rule for any.
             with shared, products, self._ways(), torch.enable_grad():
                 losses = over_all(own, inputs, labels)
                 slopes = torch.autograd.grad(losses.sum(), list(own.values()), materialize_grads=True)
         return losses.detach(), dict(zip(own, slopes, strict=True))
 
-    def _with_trunk(self, inputs: Inputs, labels: Tensor, lead: int) -> Inputs:
+    def _with_trunk(
+        self, inputs: Inputs, labels: Tensor, lead: int, packed: "Packed | None" = None
+    ) -> Inputs:
         """With what a trunk that does not train makes of all these rows, which have `lead` axes."""
         if self._trunk is None:
             return inputs
-        rows = {key: value.flatten(0, lead - 1) for key, value in inputs.items()}
-        batch = Batch(rows, labels.flatten(0, lead - 1))
+        if packed is None:
+            rows = {key: value.flatten(0, lead - 1) for key, value in inputs.items()}
+            batch = Batch(rows, labels.flatten(0, lead - 1))
+        else:
+            batch = Batch(packed.rows.inputs, packed.rows.labels)
         if not holds(self._trunk, self._model, self._plain, batch, self._trained):
             self._trunk = None
             return inputs
         if lead > 1:  # whether there is a mask must not go by what any of these rows is
-            batch = Batch(with_ready_mask(rows, self._model), batch.labels)
-        read = read_by(self._trunk, self._plain, batch)
-        by_row: Any = tree_map(lambda value: value.unflatten(0, labels.shape[:lead]), read)
-        return inputs | {TRUNK: by_row}
+            batch = Batch(with_ready_mask(batch.inputs, self._model), batch.labels)
+        with self._below(self._trunk.parts) if lead > 1 else nullcontext():
+            read = read_by(self._trunk, self._plain, batch)
+
+        def by_row(value: Tensor) -> Tensor:
+            return value.unflatten(0, labels.shape[:lead]) if packed is None else value[packed.places]
+
+        return inputs | {TRUNK: tree_map(by_row, read)}
 
     @torch.no_grad()
     def losses(self, inputs: Inputs, labels: Tensor) -> Tensor:

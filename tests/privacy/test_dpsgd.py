@@ -14,7 +14,7 @@ from fedfrozen_app.models.blocks import outermost_lists
 from fedfrozen_app.models.pixels import Output
 from fedfrozen_app.models.task import Batch, Task
 from fedfrozen_app.models.trunk import frozen_trunk
-from fedfrozen_app.privacy.dpsgd import ExampleGradients, Recipe, train_steps
+from fedfrozen_app.privacy.dpsgd import ExampleGradients, Packed, Recipe, train_steps
 from fedfrozen_app.privacy.noise import SeededNoise
 from tests.models.conftest import SETTINGS, _build, _example
 
@@ -102,6 +102,30 @@ def test_a_text_without_a_word_has_the_same_gradient_alone_and_beside_others(mod
     torch.testing.assert_close(found[0], losses, rtol=1e-10, atol=0)
     for name, slope in slopes.items():
         torch.testing.assert_close(by_name[name][0], slope, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("model_type", SETTINGS)
+def test_what_lies_below_reads_only_examples_that_are_there(model_type):
+    """Of two clients with three examples and one; the places of two that are not there hold another's."""
+    model, inputs, labels = parts(model_type)
+    (stack,) = outermost_lists(model)
+    last = set(stack[-1].parameters())
+    rows = {n: torch.stack([v.detach(), v.detach() * 1.1]) for n, v in model.named_parameters() if v in last}
+    index, places = torch.tensor([[0, 1, 3], [2, 0, 0]]), torch.tensor([[0, 1, 2], [3, 0, 0]])
+    own = {key: value[index] for key, value in inputs.items()}
+    gradients = ExampleGradients(model, task_of(model), list(rows), plain)
+    losses, slopes = gradients.of_clients(rows, own, labels[index])
+    sizes = []
+    hook = stack[0].register_forward_hook(
+        lambda module, given, output: sizes.append(len(tree_leaves(output)[0]))
+    )
+    packed = Packed(Table(inputs, labels).take(torch.tensor([0, 1, 3, 2])), places)
+    found, by_name = gradients.of_clients(rows, own, labels[index], packed)
+    hook.remove()
+    assert max(sizes) == 4
+    torch.testing.assert_close(found, losses, rtol=1e-10, atol=0)
+    for name, slope in slopes.items():
+        torch.testing.assert_close(by_name[name], slope, rtol=1e-8, atol=1e-12)
 
 
 def detached(model):

@@ -3,6 +3,7 @@
 import json
 from threading import Barrier, Semaphore, current_thread
 
+import numpy as np
 import pytest
 import torch
 
@@ -85,48 +86,49 @@ def test_noise_that_is_drawn_early_is_the_same_noise(train, monkeypatch):
 SECRET = ("privacy=dp_sgd", "strategy=fedavg", "runtime.runner=cohort", "num_rounds=3")
 
 
-def noted_draws(monkeypatch):
-    """As on a GPU. Of each draw the client's keys, as objects, and what came out."""
-    found, standards = [], SecretNoise.standards
+def noted_noise(monkeypatch):
+    """As on a GPU. Of each draw whose it is and what came out, and what was added to sums."""
+    drawn, used, standards, add = [], [], SecretNoise.standards, SecretNoise.with_drawn
 
-    def noted(sources, *given):
-        found.append((sources, standards(sources, *given)))
-        return found[-1][1]
+    def draws(sources, *given):
+        drawn.append((sources, standards(sources, *given)))
+        return drawn[-1][1]
+
+    def adds(value, noise, std):
+        used.append(noise)
+        return add(value, noise, std)
 
     monkeypatch.setattr(private_noise, "EARLY_ON", ("cpu",))
-    monkeypatch.setattr(SecretNoise, "standards", staticmethod(noted))
-    return found
+    monkeypatch.setattr(SecretNoise, "standards", staticmethod(draws))
+    monkeypatch.setattr(SecretNoise, "with_drawn", staticmethod(adds))
+    return drawn, used
 
 
 def test_secret_noise_is_drawn_ahead_and_used_once(train, monkeypatch):
-    draws, used, begun = noted_draws(monkeypatch), [], []
-    add = SecretNoise.with_drawn
-
-    def adds(value, drawn, std):
-        used.append(drawn)
-        return add(value, drawn, std)
+    drawn, used = noted_noise(monkeypatch)
+    begun, together = [], private_stack.together
 
     def looks(trainings, most, **named):
-        begun.append(len(draws))
+        if (threads := trainings[0].client.resident.private_noise) is not None:
+            threads.pause()
+        begun.append(len(drawn))
         return together(trainings, most, **named)
 
-    together = private_stack.together
-    monkeypatch.setattr(SecretNoise, "with_drawn", staticmethod(adds))
     monkeypatch.setattr(private_stack, "together", looks)
     train(*SECRET, *UNEQUAL)
-    steps = len(used) // 3
-    assert steps > 1 and len(used) == 3 * steps
-    assert begun == [0, steps + 1, 2 * steps + 1]  # the first of a round is there before it begins
-    assert len(draws) == len(used)  # and none for a fourth round
-    assert all(drawn is noise for drawn, (_, noise) in zip(used, draws, strict=True))  # in their order
-    keys = [source for sources, _ in draws for source in sources]
+    steps, ahead = len(used) // 3, private_noise.AHEAD
+    assert steps > ahead and len(used) == 3 * steps
+    assert begun == [0, steps + ahead, 2 * steps + ahead]  # the first of a round are there before it begins
+    # In their order, each once, and none for a fourth round.
+    assert all(noise is own for noise, (_, own) in zip(used, drawn, strict=True))
+    keys = [source for sources, _ in drawn for source in sources]
     assert len({id(key) for key in keys}) == len(keys)  # nobody's noise has another's key
-    assert len({len(sources) for sources, _ in draws}) > 1  # clients grow fewer
+    assert len({len(sources) for sources, _ in drawn}) > 1  # clients grow fewer
 
 
 def test_noise_that_was_drawn_for_others_is_not_used(train, monkeypatch):
     """In the second round a client fails: what was drawn for three does not fit two, nor theirs the third."""
-    draws, pay = noted_draws(monkeypatch), PrivateClient._pay
+    (drawn, used), pay = noted_noise(monkeypatch), PrivateClient._pay
 
     def fails(self, *given):
         if self.client == "1" and self.order.round == 2:
@@ -136,7 +138,8 @@ def test_noise_that_was_drawn_for_others_is_not_used(train, monkeypatch):
     monkeypatch.setattr(PrivateClient, "_pay", fails)
     run = train(*SECRET, "partition=iid", "client.batch_size=8", "client.local_steps=2")
     assert [row["clients_ok"] for row in run.rows[1:]] == [3, 2, 3]
-    assert [len(sources) for sources, _ in draws] == [3, 3, 3, 2, 2, 2, 3, 3]
+    assert [len(noise) for noise in used] == [3, 3, 2, 2, 3, 3] and len(drawn) > len(used)
+    assert len({id(noise) for noise in used}) == len(used)
 
 
 def test_the_next_round_s_spending_is_known_before_it_begins(train, monkeypatch):
@@ -189,6 +192,24 @@ def test_a_gpu_takes_private_steps_of_few_shapes():
     ]
     assert private_sums.padded(3, 65, 3, True) == (3, 72)  # as many as there are
     assert private_sums.padded(3, 61, 8, False) == (3, 61)
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "packs", "room"), [(False, True, 4), (True, True, 12), (True, False, 12), (False, False, 12)]
+)
+def test_rows_of_all_clients_are_one_after_another(on_gpu, packs, room):
+    """Of samples of three rows, none and one, as four clients: where each is, and -1 where there is none."""
+    samples = [np.array([7, 5, 9]), np.array([], dtype=np.int64), np.array([5])]
+    numbers, shape = private_sums.packed(samples, 4, 3, on_gpu=on_gpu, packs=packs)
+    assert shape == (4, 3, room)
+    assert numbers[:12].reshape(4, 3).tolist() == [[0, 1, 2], [-1, -1, -1], [3, -1, -1], [-1, -1, -1]]
+    assert numbers[12:].tolist() == [7, 5, 9, 5] + [0] * (room - 4)
+
+
+def test_on_a_gpu_few_shapes_of_rows_together_serve_for_all():
+    samples = [np.arange(length) for length in (60, 75, 64, 50, 70, 66, 61, 59)]  # 505 in all
+    assert private_sums.packed(samples, 8, 80, on_gpu=True, packs=True)[1] == (8, 80, 512)
+    assert private_sums.packed([*samples[:-1], np.arange(67)], 8, 80, on_gpu=True, packs=True)[1][2] == 576
 
 
 @pytest.mark.parametrize(
