@@ -18,6 +18,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from fedfrozen_app.data.sources import DatasetSpec, load
+from fedfrozen_app.data.sources.digits import _digits
 from fedfrozen_app.errors import UserError
 
 
@@ -53,6 +54,14 @@ IMAGE_AND_CLASS = {"image": datasets.Image(), "label": datasets.ClassLabel(names
 
 
 # ---- digits, the split and the numbers that come with it ----
+
+
+def test_the_digits_are_scikit_learn_s():
+    """Read from its file, without it."""
+    pixels, targets = _digits()
+    images, labels = load_digits(return_X_y=True)
+    assert np.array_equal(targets, labels)
+    assert np.array_equal(pixels.reshape(-1, 64), images.astype(int) * 255 // 16)
 
 
 def test_digits_are_scaled_and_split_by_class():
