@@ -4,14 +4,14 @@ Where training is in bf16, autocast would round every weight on its own, add bia
 float32 through attention. Here the whole matrix is rounded once, and products, biases and attention are bf16.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from fedfrozen_app.exchange.block import Layout
+from fedfrozen_app.exchange.block import ALIGN, Layout
 from fedfrozen_app.models.own_products import Room
 
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, Conv1D)  # autocast rounds their weights and biases
@@ -56,6 +56,8 @@ class _Parts(torch.autograd.Function):
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None, None]:
         layout: Layout = ctx.layout
         room: Room = ctx.room
+        if not room.is_used and not room.whole.is_cuda:
+            return _side_by_side(slopes, layout, room.whole), None, None, None
         columns = list(zip(room.whole.split(layout.spans, dim=1), layout.shapes, strict=True))
         sizes = [shape.numel() for shape in layout.shapes]
         padding = [part[:, size:] for (part, _), size in zip(columns, sizes, strict=True)]
@@ -70,6 +72,16 @@ class _Parts(torch.autograd.Function):
         if new := [pair for pair in both if not room.is_written(pair[0])]:
             torch._foreach_copy_([place for place, _ in new], [slope for _, slope in new])
         return room.whole, None, None, None
+
+
+def _side_by_side(slopes: Sequence[Tensor], layout: Layout, whole: Tensor) -> Tensor:
+    """In one go: of small arrays a CPU takes longer to find each one's place than to copy it."""
+    nothing, pieces = whole.new_zeros(len(whole), ALIGN), []
+    for slope, shape, span in zip(slopes, layout.shapes, layout.spans, strict=True):
+        pieces.append(slope.reshape(len(whole), -1))
+        if padding := span - shape.numel():
+            pieces.append(nothing[:, :padding])
+    return torch.cat(pieces, dim=1, out=whole)
 
 
 def parts_of(

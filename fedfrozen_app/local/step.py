@@ -16,8 +16,8 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-from torch.func import functional_call, vmap
+from torch import Tensor, nn
+from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import pad
 from torch.utils._pytree import tree_map
@@ -42,11 +42,11 @@ from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_s
 from fedfrozen_app.local.slots import Schedule, Turn
 from fedfrozen_app.models.attention import folded
 from fedfrozen_app.models.blocks import Blocks, compiled_by_torch
-from fedfrozen_app.models.convolution import as_products
+from fedfrozen_app.models.convolution import as_products, product_ways
 from fedfrozen_app.models.masks import with_ready_mask
-from fedfrozen_app.models.meanwhile import judging
+from fedfrozen_app.models.meanwhile import judging, with_forwards
 from fedfrozen_app.models.own_products import Room, offered, own_products
-from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
+from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task, called
 from fedfrozen_app.models.thin import Factors, Thin, descend, thin_products, wide_layers
 from fedfrozen_app.words import counted, told
 
@@ -156,6 +156,7 @@ class Step:
         self._rounded = resident.rounded
         self._gradient: Gradient | None = None
         self.blocks: Blocks | None = None  # those that run compiled
+        self._products: dict[bool, dict[nn.Module, Callable[..., Any]]] = {}
         self._graph: torch.cuda.CUDAGraph | None = None
         # A graph replays what it recorded: the rate is a tensor that later rounds change in place.
         self._rates = torch.ones(runs, device=resident.device)
@@ -500,7 +501,9 @@ class Step:
         module = self.resident.model
         blocks = self.blocks.used() if self.blocks is not None else nullcontext()
         views = self.on_gpu and self.mode != "compiled"
-        products = as_products(module, self.layouts.names, views=views)
+        if views not in self._products:  # looked for once: a small model's step is not much longer
+            self._products[views] = product_ways(module, self.layouts.names, views=views)
+        products = with_forwards(self._products[views])
         own = partial(self.resident.own_weights.used, self.layouts.names)
         ways = {"captured": own, "compiled": partial(own, traced=True)}
         kernels = ways.get(self.mode, nullcontext)()
@@ -553,7 +556,7 @@ def mapped_task(
         whole |= {name: part for name, part in rounded.items() if whole[name] is exact[name]}
         whole |= {name: whole[name].bfloat16() for name in resident.rounded}
         ready = with_ready_mask(inputs, resident.model)
-        return functional_call(resident.model, whole, args=(), kwargs=ready).logits
+        return called(resident.model, whole, ready)
 
     return resident.task.with_call(call)
 

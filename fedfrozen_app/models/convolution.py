@@ -22,7 +22,14 @@ TOGETHER = 8  # numbers of bf16 that a GPU reads at once: channels in such numbe
 def as_products(
     model: nn.Module, trained: Collection[str], *, views: bool = False
 ) -> AbstractContextManager[None]:
-    """Within it the trained convolutions are products; those that all clients share stay convolutions.
+    """Within it trained convolutions are computed in `product_ways`."""
+    return with_forwards(product_ways(model, trained, views=views))
+
+
+def product_ways(
+    model: nn.Module, trained: Collection[str], *, views: bool = False
+) -> dict[nn.Module, Callable[..., Any]]:
+    """As products, where they train; those that all clients share stay convolutions.
 
     `views`: their patches are views of the picture, which a GPU is quicker with outside a compiler.
     """
@@ -33,7 +40,7 @@ def as_products(
             trains = f"{name}.weight" in trained
             way: Callable[[Any, Tensor], Tensor] = product if trains and _can(module) else _as_it_is
             ways[module] = partial(way, module)
-    return with_forwards(ways)
+    return ways
 
 
 def _can(module: nn.Module) -> bool:

@@ -7,7 +7,7 @@ is one for each client, and slopes lie as the weights do.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -59,6 +59,8 @@ def stacked(kernel: Kernel, *tensors: Tensor) -> Tensor:
 
 def own_products(model: nn.Module, trained: Collection[str]) -> AbstractContextManager[None]:
     """Within it linear layers and embeddings that train are computed as said above."""
+    if not trained:
+        return nullcontext()
     return with_forwards(
         {
             module: partial(WAYS[type(module)], module)
@@ -147,6 +149,10 @@ class Room:
         if dtype not in self._nothing:
             self._nothing[dtype] = torch.zeros((), dtype=dtype, device=self._rows.device)
         return self._nothing[dtype].expand(*shape)
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self._written)
 
     def is_written(self, place: Tensor) -> bool:
         return place.storage_offset() in self._written

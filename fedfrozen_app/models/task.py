@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,18 @@ class Batch:
     labels: Tensor
     class_weights: Tensor | None = None  # (classes,)
     mask: Tensor | None = None  # (batch,) 1 for an example, 0 for padding; None: all are examples
+
+
+_shares: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+def called(model: nn.Module, parameters: Parameters, inputs: Inputs) -> Tensor:
+    """What the model says with these parameters in place of its own; those not named are as they are."""
+    if model not in _shares:  # torch would look for arrays under two names in every call
+        own = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        _shares[model] = len({id(array) for _, array in own}) < len(own)
+    ties = _shares[model]
+    return functional_call(model, dict(parameters), args=(), kwargs=inputs, tie_weights=ties).logits
 
 
 def perplexity(loss: float) -> float:
@@ -80,7 +93,7 @@ class Task:
     def _call(self, parameters: Parameters, inputs: Inputs) -> Tensor:
         if parameters is self._loaded:
             return self.model(**inputs).logits
-        return functional_call(self.model, dict(parameters), args=(), kwargs=inputs).logits
+        return called(self.model, parameters, inputs)
 
     def prepare(self, inputs: Inputs) -> Inputs:
         """Pictures rest as bytes and are normalised here, on the device."""

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
@@ -27,7 +27,7 @@ from fedfrozen_app.models.kernels import kernels_on
 from fedfrozen_app.models.masks import with_ready_mask
 from fedfrozen_app.models.own_products import own_products
 from fedfrozen_app.models.shared import shared_linears
-from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
+from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task, called
 from fedfrozen_app.models.trunk import answering, frozen_trunk, holds, read_by
 from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.opacus_parts import DPOptimizer
@@ -177,7 +177,7 @@ class ExampleGradients:
             given["attention_mask"] = tree_map(self._added, given["attention_mask"])
         read = inputs.get(TRUNK)
         with nullcontext() if self._trunk is None or read is None else answering(self._trunk.parts, read):
-            return functional_call(self._model, dict(parameters), args=(), kwargs=given).logits
+            return called(self._model, parameters, given)
 
     def _added(self, seen: Tensor) -> Tensor:
         hidden = torch.finfo(self._task.dtype).min
