@@ -39,6 +39,16 @@ from tests.strategies import dual
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
+
+@pytest.fixture(scope="module", autouse=True)
+def own_compiled_code(tmp_path_factory):
+    """Of several workers each fills a folder of its own: what one finds quickest of a few ways to sum is no
+    other's choice, and would change its last digits from one run to the next."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        yield
+
+
 WORDS = ["device=cuda", "num_rounds=3", "checkpoint.keep=9", "client.local_steps=5", "num_clients=4"]
 WORDS += ["client.lr_schedule=constant"]  # FedFrozen freezes after the first round
 EAGER = ["runtime.runner=sequential", "runtime.capture=false"]
