@@ -25,6 +25,7 @@ from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.local.client_state import given_in, held_at_home, keep_private, kept_arrays
 from fedfrozen_app.local.cohort import CohortRunner, cannot_serve
 from fedfrozen_app.local.course import Course, Due, Keeping, Payment, Trained
+from fedfrozen_app.words import told
 
 log = logging.getLogger(__name__)
 CLIENT_FAILED = 2  # Flower's code for an exception in a ClientApp
@@ -147,6 +148,15 @@ class PrivateGrid(InProcessGrid):
         self._wait_for_kept()  # of the round before
         messages = {number: self._waiting.pop(number) for number in members}
         courses = {n: self._course(m, self.contexts[m.metadata.dst_node_id]) for n, m in messages.items()}
+        try:
+            return self._answers(messages, courses)
+        finally:  # whoever keeps a traceback would keep them where they stopped, and their records locked
+            for course in courses.values():
+                course.close()
+
+    def _answers(
+        self, messages: Mapping[str, Message], courses: Mapping[str, Course[Message]]
+    ) -> dict[str, Message]:
         found: dict[str, Any] = {
             number: self._advance(messages[number], course.__next__) for number, course in courses.items()
         }
@@ -170,16 +180,16 @@ class PrivateGrid(InProcessGrid):
             log.exception("Clients that took their steps together failed.")
             return replies | {number: failed(messages[number], error) for number in due}
         for number, its in trained.items():
-            found[number] = self._advance(messages[number], partial(courses[number].send, its))
-        kept = {number: due for number in trained if isinstance(due := found[number], Keeping)}
-        works = {number: keeping.beside_others() for number, keeping in kept.items()}
-        self._kept += [self._writers.submit(self._keep, messages[n], work) for n, work in works.items()]
-        answers = {number: found[number] for number in trained if number not in kept}  # of who has failed
-        for number in kept:
-            answers[number] = self._advance(messages[number], partial(courses[number].send, None))
-        once = all(isinstance(answer, Message) for answer in answers.values())
-        assert once, "a client's private steps are due once in a round"
-        return replies | answers
+            go_on = partial(self._advance, messages[number])
+            answer = go_on(partial(courses[number].send, its))
+            if isinstance(answer, Keeping):
+                answer = go_on(answer.beside_others)
+                if not isinstance(answer, Message):  # or it could not be prepared
+                    self._kept.append(self._writers.submit(self._keep, messages[number], answer))
+                    answer = go_on(partial(courses[number].send, None))
+            assert isinstance(answer, Message), "a client's private steps are due once in a round"
+            replies[number] = answer
+        return replies
 
     @cached_property
     def _writers(self) -> ThreadPoolExecutor:
@@ -190,17 +200,17 @@ class PrivateGrid(InProcessGrid):
         """Its answer counts whether or not it could be kept."""
         try:
             work()
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001  (whatever it is: all that it costs is told)
             asked = "asked the same once more, it pays once more"
-            log.warning("Client %s could not keep its reply (%s): %s.", self._client(message), error, asked)
+            why = told(error)
+            log.warning("Client %s could not keep its reply (%s): %s.", self._client(message), why, asked)
 
     def close(self) -> None:
         self._wait_for_kept()
 
     def _wait_for_kept(self) -> None:
-        jobs, self._kept = self._kept, []
-        for job in jobs:
-            job.result()
+        wait(self._kept)
+        self._kept.clear()
 
     def _advance(self, message: Message, go_on: Callable[[], Any]) -> Any:
         """What is due next, or its reply. A client that fails leaves the others alone."""

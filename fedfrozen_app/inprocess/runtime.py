@@ -3,7 +3,7 @@
 import logging
 import platform
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -77,8 +77,19 @@ def run_with(resident: Resident, job: Job, stacked: Stacked | None = None) -> di
 
     # Threads and kernels are the process's: of several runs at once nobody may set them alone.
     kernels = for_its_size(resident) if stacked is None else nullcontext()
-    with explain_disk_errors(job.folder), lease.held(job.folder), kernels, closing(grid):
+    with explain_disk_errors(job.folder), lease.held(job.folder), kernels, _ended(grid, resident):
         return federate(job, conversation, resident, client_state)
+
+
+@contextmanager
+def _ended(grid: InProcessGrid, resident: Resident) -> Iterator[None]:
+    """Afterwards clients have written what they keep, and noise for a round that never came is let go."""
+    try:
+        yield
+    finally:
+        grid.close()
+        if resident.private_noise is not None:
+            resident.private_noise.drop()
 
 
 @contextmanager

@@ -53,3 +53,5 @@ def by_itself(course: Course[Result]) -> Result:
             due = course.send(due.by_itself())
     except StopIteration as over:
         return cast(Result, over.value)
+    finally:  # whoever keeps a traceback would keep it where it stopped, and its record locked
+        course.close()

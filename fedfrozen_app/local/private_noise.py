@@ -63,9 +63,11 @@ class Threads:
         return self._begun.popleft()[1]
 
     def keep_only(self, shapes: Sequence[torch.Size]) -> int:
-        """How many have begun, if they are the first that this round wants; others nobody will ask for."""
+        """How many have begun, if they are the first that this round wants: others nobody will ask for, nor
+        for what could not be drawn while something else had the memory."""
         begun = [shape for shape, _ in self._begun]
-        if begun != [*shapes[: len(begun)]]:
+        failed = any(job.done() and job.exception() is not None for _, job in self._begun)
+        if failed or begun != [*shapes[: len(begun)]]:
             self.drop()
         return len(self._begun)
 

@@ -38,8 +38,10 @@ _shares: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 def called(model: nn.Module, parameters: Parameters, inputs: Inputs) -> Tensor:
-    """What the model says with these parameters in place of its own; those not named are as they are."""
-    if model not in _shares:  # torch would look for arrays under two names in every call
+    """What the model says with these parameters in place of its own; those not named are as they are.
+
+    Arrays under two names have both from the beginning: torch would look for them in every call."""
+    if model not in _shares:
         own = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         _shares[model] = len({id(array) for _, array in own}) < len(own)
     ties = _shares[model]

@@ -1,6 +1,9 @@
 """Private clients that take their steps together: the same numbers as one after another."""
 
+import fcntl
 import json
+import time
+from contextlib import suppress
 from threading import Barrier, Semaphore, current_thread
 
 import numpy as np
@@ -9,9 +12,10 @@ import torch
 
 from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.block import Layout
+from fedfrozen_app.inprocess import runtime
 from fedfrozen_app.local import private_noise, private_stack, private_sums, resident
 from fedfrozen_app.local.private import PrivateClient
-from fedfrozen_app.privacy import accountant
+from fedfrozen_app.privacy import accountant, budget
 from fedfrozen_app.privacy.budget import BudgetFile
 from fedfrozen_app.privacy.noise import SecretNoise
 from fedfrozen_app.server.base import PlannedFedAvg
@@ -387,13 +391,107 @@ def test_an_answer_does_not_wait_for_the_disk_and_the_next_round_does(train, mon
     assert len(kept) == 6 and all(reply_of(run, client) for client in "012")
 
 
-def test_a_reply_that_cannot_be_kept_counts_and_is_said(train, monkeypatch, caplog):
+@pytest.mark.parametrize("error", [OSError, MemoryError])
+def test_a_reply_that_cannot_be_kept_counts_and_is_said(train, monkeypatch, caplog, error):
     def full(*given):
-        raise OSError("no room")
+        raise error("no room")
 
     monkeypatch.setattr(BudgetFile, "_keep", full)
     run = train(*EXACT, "strategy=fedavg", "runtime.runner=cohort", "num_rounds=2")
-    assert run.rows[-1]["clients_ok"] == 3 and caplog.text.count("could not keep its reply (no room)") == 6
+    said = f"could not keep its reply ({error.__name__}: no room)"
+    assert run.rows[-1]["clients_ok"] == 3 and caplog.text.count(said) == 6
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Whoever would wait for a lock for ever is told so."""
+
+    def soon(file, how, flock=fcntl.flock):
+        for _ in range(50):
+            with suppress(BlockingIOError):
+                return flock(file, how | fcntl.LOCK_NB)
+            time.sleep(0.1)
+        pytest.fail("a record stays locked")
+
+    monkeypatch.setattr(budget.fcntl, "flock", soon)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_after_steps_that_failed_the_next_round_goes_on(train, monkeypatch):
+    """Whoever logs the error keeps its traceback, and with it all that it has seen."""
+    step, taken = private_stack._Descent.step, []
+
+    def fails(self, *given):
+        taken.append(self)
+        if len(taken) == 4:
+            raise RuntimeError("the device is gone for a while")
+        return step(self, *given)
+
+    monkeypatch.setattr(private_stack._Descent, "step", fails)
+    drawn, used = noted_noise(monkeypatch)
+    run = train(*SECRET, "partition=iid", "client.batch_size=8", "client.local_steps=2", "num_rounds=4")
+    assert [row["clients_ok"] for row in run.rows[1:]] == [3, 0, 3, 3]
+    assert len({id(noise) for noise in used}) == len(used) == 7 and len(drawn) > len(used)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_noise_that_could_not_be_drawn_between_rounds_costs_nobody_a_round(train, monkeypatch):
+    """While the server judges its model, say, which takes the memory."""
+    noted_noise(monkeypatch)
+    standards, merge, drawn = SecretNoise.standards, PlannedFedAvg._merge, []
+
+    def fails(*given):
+        drawn.append(given)
+        if len(drawn) == 3:
+            raise torch.OutOfMemoryError("the device is full")
+        return standards(*given)
+
+    def waits(self, update):
+        if threads := residents[0].private_noise:
+            threads.pause()
+        return merge(self, update)
+
+    monkeypatch.setattr(SecretNoise, "standards", staticmethod(fails))
+    monkeypatch.setattr(PlannedFedAvg, "_merge", waits)
+    residents = noted_residents(monkeypatch)
+    run = train(*SECRET, "partition=iid", "client.batch_size=8", "client.local_steps=2")
+    assert [row["clients_ok"] for row in run.rows[1:]] == [3, 3, 3]
+
+
+def noted_residents(monkeypatch):
+    found, make = [], runtime.Resident
+    monkeypatch.setattr(
+        runtime, "Resident", lambda *given, **named: found.append(make(*given, **named)) or found[-1]
+    )
+    return found
+
+
+def test_noise_for_a_round_that_never_comes_is_let_go(train, monkeypatch):
+    drawn, used = noted_noise(monkeypatch)
+    residents = noted_residents(monkeypatch)
+
+    def stops(self, update):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PlannedFedAvg, "_merge", stops)
+    with pytest.raises(KeyboardInterrupt):
+        train(*SECRET, "client.local_steps=2")
+    assert len(drawn) > len(used) and not residents[0].private_noise._begun
+
+
+@pytest.mark.usefixtures("impatient")
+def test_alone_a_client_that_cannot_keep_its_reply_has_failed_and_goes_on(train, monkeypatch):
+    keep, tried = BudgetFile._keep, []
+
+    def full(self, *given):
+        tried.append(self)
+        if len(tried) <= 3:
+            raise OSError("no room")
+        keep(self, *given)
+
+    monkeypatch.setattr(BudgetFile, "_keep", full)
+    run = train(*EXACT, "strategy=fedavg", "runtime.runner=sequential")
+    assert [row["clients_ok"] for row in run.rows[1:]] == [0, 3]
 
 
 def test_steps_that_fail_together_fail_their_clients(train, monkeypatch, caplog):
