@@ -123,7 +123,7 @@ def rounds_unpaid() -> list[Any]:
     return [
         patch.object(PrivateClient, "_open", open_for_one),
         patch.object(PrivateClient, "_pay", pay_once),
-        patch.object(PrivateClient, "_epsilon", _epsilon_of_paid),
+        patch.object(PrivateClient, "epsilon_after", _epsilon_of_paid),
     ]
 
 
