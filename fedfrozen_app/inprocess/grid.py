@@ -160,14 +160,11 @@ class PrivateGrid(InProcessGrid):
         found: dict[str, Any] = {
             number: self._advance(messages[number], course.__next__) for number, course in courses.items()
         }
-
-        def each(work: dict[str, Callable[[], Any]]) -> dict[str, Any]:
-            """A disk takes its time with whoever writes: they need not wait for one another there."""
-            jobs = {n: self._writers.submit(self._advance, messages[n], go_on) for n, go_on in work.items()}
-            wait(jobs.values())  # before one of them ends the run, the others have written
-            return {number: job.result() for number, job in jobs.items()}
-
-        found |= each({n: due.by_itself for n, due in found.items() if isinstance(due, Payment)})
+        # A disk takes its time with whoever writes: they need not wait for one another there.
+        payments = {number: due.by_itself for number, due in found.items() if isinstance(due, Payment)}
+        jobs = {n: self._writers.submit(self._advance, messages[n], pay) for n, pay in payments.items()}
+        wait(jobs.values())  # before one of them ends the run, the others have written
+        found |= {number: job.result() for number, job in jobs.items()}
         for number in [number for number, due in found.items() if due is None]:  # it has paid
             found[number] = self._advance(messages[number], partial(courses[number].send, None))
         replies = {number: reply for number, reply in found.items() if isinstance(reply, Message)}
