@@ -7,17 +7,18 @@ axis moves into the batch axis and the fused kernel sees nothing unusual.
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor
 from torch.nn.functional import dropout as drop
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from fedfrozen_app.devices import has_kernels
+from fedfrozen_app.models.beyond_vmap import stacked
 
 # Whether folded attention may be a kernel of our own: not for a compiler, which cannot look into it, nor for
 # whoever wants a result sooner than that kernel is made.
@@ -36,45 +37,28 @@ def _by_sums(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return (weights.unsqueeze(-1) * value.unsqueeze(-3)).sum(dim=-2)
 
 
-class _Folded(torch.autograd.Function):
-    """Scaled dot-product attention with a rule for vmap. Gradients are those of the folded call."""
+def _attend(
+    scale: float, dropout: float, lead: int, query: Tensor, key: Tensor, value: Tensor, *mask: Tensor
+) -> Tensor:
+    """Of (*lead, batch, heads, tokens, width), as if it were one batch."""
+    folded = [part.flatten(0, lead) for part in (query, key, value, *mask)]
+    return _fused(scale, dropout, *folded).unflatten(0, query.shape[: lead + 1])
 
-    @staticmethod
-    def forward(
-        query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, dropout: float
-    ) -> Tensor:
-        short = query.device.type == "cpu" and query.shape[-2] <= SHORT and query.dtype != torch.bfloat16
-        if short and mask is None and not dropout:
-            in_sums = query.shape[-2] <= TINY and not torch.backends.mkl.is_available()
-            return (_by_sums if in_sums else _by_products)(query * scale, key, value)
-        if _kernels.get():
-            from fedfrozen_app.models.attention_kernels import Attended, serves  # Triton, which is a GPU's
 
-            if serves(query, key, mask, dropout):
-                found: Tensor = Attended.apply(query, key, value, mask, scale, dropout)
-                return found
-        return scaled_dot_product_attention(query, key, value, mask, dropout, scale=scale)
+def _fused(
+    scale: float, dropout: float, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    short = query.device.type == "cpu" and query.shape[-2] <= SHORT and query.dtype != torch.bfloat16
+    if short and mask is None and not dropout:
+        in_sums = query.shape[-2] <= TINY and not torch.backends.mkl.is_available()
+        return (_by_sums if in_sums else _by_products)(query * scale, key, value)
+    if _kernels.get():
+        from fedfrozen_app.models.attention_kernels import Attended, serves  # Triton, which is a GPU's
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep: outside vmap nobody differentiates through this."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
-        *tensors, scale, dropout = inputs
-
-        def fold(tensor: Tensor | None, dim: int | None) -> Any:
-            if tensor is None:
-                return None
-            whole = tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-            return whole.flatten(0, 1)  # (clients, batch, …) -> (clients · batch, …)
-
-        parts = [fold(*pair) for pair in zip(tensors, in_dims, strict=False)]
-        # Within another vmap, over runs, those are folded in turn.
-        nested = any(part is not None and is_batchedtensor(part) for part in parts)
-        attend: Any = _Folded.apply if nested else _Folded.forward
-        result = attend(*parts, scale, dropout)
-        return result.unflatten(0, (info.batch_size, -1)), 0
+        if serves(query, key, mask, dropout):
+            found: Tensor = Attended.apply(query, key, value, mask, scale, dropout)
+            return found
+    return scaled_dot_product_attention(query, key, value, mask, dropout, scale=scale)
 
 
 def folded_attention(
@@ -91,7 +75,9 @@ def folded_attention(
     if groups > 1:  # grouped keys: each serves several heads
         key, value = (part.repeat_interleave(groups, dim=1) for part in (key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    result = _Folded.apply(query, key, value, attention_mask, scale, dropout if module.training else 0.0)
+    mask = () if attention_mask is None else (attention_mask,)
+    attend = partial(_attend, scale, dropout if module.training else 0.0)
+    result = stacked(attend, query, key, value, *mask)
     # (batch, heads, tokens, width) -> (batch, tokens, heads, width)
     return result.transpose(1, 2), None
 

@@ -1,8 +1,8 @@
 """A model's repeated blocks, compiled once: all layers of a Transformer are one graph with other numbers.
 
 A step of twelve layers as a whole takes a compiler minutes, one layer seconds. Within `used` the blocks of a
-model go through a function with a rule for `vmap`, where the stacked tensors of all clients are at hand. A
-first pass notes how blocks are called, and one graph is made for all that are called alike. It is kept for
+model are computed outside the `vmap` over clients, where the stacked tensors of all are at hand. A first
+pass notes how blocks are called, and one graph is made for all that are called alike. It is kept for
 later steps: after a freeze nothing is compiled again but what is called in another way.
 """
 
@@ -19,6 +19,7 @@ from torch.func import functional_call, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from fedfrozen_app.models.beyond_vmap import Axes, is_any, is_mapped, one_out
 from fedfrozen_app.models.meanwhile import with_forwards
 
 BACKEND = "inductor"
@@ -34,11 +35,10 @@ class Call:
     block: int  # the first of those that are alike
     names: tuple[str, ...]  # of the parameters and buffers
     arguments: int  # a number of `Blocks._arguments`
-    # For each vmap around it, the innermost first: the axis of each tensor.
-    axes: tuple[tuple[int | None, ...], ...] = ()
+    axes: tuple[Axes, ...] = ()  # of each vmap that maps over any tensor, the innermost first
 
-    def within(self, axes: Sequence[int | None]) -> "Call":
-        return replace(self, axes=(*self.axes, tuple(axes)))
+    def within(self, axes: Axes) -> "Call":
+        return replace(self, axes=(*self.axes, axes)) if is_any(axes) else self
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Blocks:
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         arguments = self._number_of(Arguments(structure, others, autocast, block.training))
         call = Call(self._alike[number], tuple(own), arguments)
-        results = _Block.apply(self, call, *tensors)
+        results = self._outside(call, tensors)
         return pytree.tree_unflatten(results, self._returns[call.block, arguments])
 
     def _number_of(self, arguments: Arguments) -> int:
@@ -164,7 +164,13 @@ class Blocks:
             run = vmap(run, in_dims=axes, randomness="different")
         return run(*tensors)
 
-    def stacked(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _outside(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Outside all vmaps, over clients and over runs."""
+        if not is_mapped():
+            return self._stacked(call, tensors)
+        return one_out(lambda whole, axes: self._outside(call.within(axes), whole), *tensors)
+
+    def _stacked(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Plain tensors at last: no vmap is around them any more."""
         key = (call, torch.is_grad_enabled(), tuple(_described(tensor) for tensor in tensors))
         if (compiled := self._compiled.get(key)) is not None:
@@ -180,28 +186,6 @@ class Blocks:
 def compiled_by_torch(run: Callable[..., Any]) -> Callable[..., Any]:
     """For the sizes that it is called with: a graph that is replayed has no others."""
     return torch.compile(run, dynamic=False, backend=BACKEND)
-
-
-class _Block(torch.autograd.Function):
-    """A block with a rule for vmap. Gradients are those of the stacked call, as in models/attention.py."""
-
-    @staticmethod
-    def forward(blocks: Blocks, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
-        raise NotImplementedError("blocks are called with clients' tensors only")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep: outside vmap nobody calls this."""
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], blocks: Blocks, call: Call, *tensors: Tensor
-    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        call = call.within(in_dims[2:])
-        # Within another vmap, over runs, this rule applies once more.
-        nested = any(is_batchedtensor(tensor) for tensor in tensors)
-        results = _Block.apply(blocks, call, *tensors) if nested else blocks.stacked(call, tensors)
-        return results, (0,) * len(results)
 
 
 def outermost_lists(module: nn.Module) -> Iterator[nn.ModuleList]:

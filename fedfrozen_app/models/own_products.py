@@ -14,47 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor
 from transformers.pytorch_utils import Conv1D
 
 from fedfrozen_app.models import thin
+from fedfrozen_app.models.beyond_vmap import stacked
 from fedfrozen_app.models.meanwhile import with_forwards
-
-# Of how many axes lead, as in (clients, …), (runs, clients, …) or (clients, examples, …), and of tensors that
-# have these.
-Kernel = Callable[..., Tensor]
-
-
-class _Stacked(torch.autograd.Function):
-    """A kernel with a rule for vmap. Gradients are those of the stacked call, as in models/attention.py."""
-
-    @staticmethod
-    def forward(kernel: Kernel, lead: int, *tensors: Tensor) -> Tensor:
-        """What is the same for all clients, such as the round's own model of what no row says: as if it were
-        of one. Nothing that trains is in it."""
-        return kernel(1, *(each.unsqueeze(0) for each in tensors)).squeeze(0)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep: outside vmap nobody differentiates through this."""
-
-    @staticmethod
-    def vmap(
-        info: Any, axes: tuple[int | None, ...], kernel: Kernel, lead: int, *tensors: Tensor
-    ) -> tuple[Tensor, int]:
-        whole = [
-            each.expand(info.batch_size, *each.shape) if axis is None else each.movedim(axis, 0)
-            for each, axis in zip(tensors, axes[2:], strict=True)
-        ]
-        if any(is_batchedtensor(each) for each in whole):  # within another vmap
-            return _Stacked.apply(kernel, lead + 1, *whole), 0
-        return kernel(lead + 1, *whole), 0
-
-
-def stacked(kernel: Kernel, *tensors: Tensor) -> Tensor:
-    """Of these, for all clients at once."""
-    found: Tensor = _Stacked.apply(kernel, 0, *tensors)
-    return found
 
 
 def own_products(model: nn.Module, trained: Collection[str]) -> AbstractContextManager[None]:

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fedfrozen_app.devices import has_kernels
+from fedfrozen_app.models.beyond_vmap import stacked
 from fedfrozen_app.models.convolution import LARGEST, TOGETHER, patches
 from fedfrozen_app.models.meanwhile import with_forwards
-from fedfrozen_app.models.own_products import multiplied, stacked
+from fedfrozen_app.models.own_products import multiplied
 from fedfrozen_app.words import told
 
 log = logging.getLogger(__name__)
