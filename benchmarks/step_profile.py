@@ -3,7 +3,7 @@
     python benchmarks/step_profile.py --models dinov2_s --compile false true
 
 Every line is a fresh process; the profiler looks at its third round, in which nothing is compiled or recorded
-any more.
+any more. No round begins before the last is closed: its kernels would be over when the profiler starts.
 """
 
 import io
@@ -16,6 +16,7 @@ from contextlib import redirect_stdout
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from common import arguments, in_fresh_process, show, write_result
@@ -25,6 +26,7 @@ from torch.autograd import DeviceType
 
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.inprocess.runtime import run_in_process
+from fedfrozen_app.local import cohort
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.server.base import PlannedFedAvg, Row
 
@@ -78,6 +80,7 @@ def measure(name: str, wish: str) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory() as folder,
         app_telling(config.strategy["name"], told),
+        patch.object(cohort, "AHEAD_ON", ()),
         redirect_stdout(io.StringIO()),
     ):
         run_in_process(Job(config, resolved_config, words, Path(folder)), corpus=corpus_of(name))
