@@ -569,7 +569,7 @@ class Config:
         "`partition=natural` and `partition=domain` find",
         least=1,
     )
-    num_rounds: int = setting(40, "Rounds of training", least=0)
+    num_rounds: int = setting(32, "Rounds of training", least=0)
     participation: float = setting(1.0, "Share of the clients drawn for each round", above=0, most=1)
     eval_every: int = setting(
         1, "Evaluate the global model every so many rounds, and after the last", least=1
