@@ -23,6 +23,7 @@ from fedfrozen_app.models.beyond_vmap import Axes, is_any, is_mapped, one_out
 from fedfrozen_app.models.meanwhile import with_forwards
 
 BACKEND = "inductor"
+OPTIONS = {"inductor": {"deterministic": True}}  # by backend
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)  # may be built into a graph
 A_TENSOR = object()  # stands where a tensor is to be put
 PLACE = "layer_idx"  # transformers' number of a layer, by which it finds its part of a cache
@@ -184,8 +185,9 @@ class Blocks:
 
 
 def compiled_by_torch(run: Callable[..., Any]) -> Callable[..., Any]:
-    """For the sizes that it is called with: a graph that is replayed has no others."""
-    return torch.compile(run, dynamic=False, backend=BACKEND)
+    """For the sizes that it is called with: a graph that is replayed has no others. Sums are not added up in
+    the order that was the quickest when it was tried: another try could find another, and other bits."""
+    return torch.compile(run, dynamic=False, backend=BACKEND, options=OPTIONS.get(BACKEND))
 
 
 def outermost_lists(module: nn.Module) -> Iterator[nn.ModuleList]:

@@ -2,12 +2,15 @@
 
 import itertools
 import logging
+import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from scipy.stats import kstest
 
 from fedfrozen_app import registry
@@ -42,8 +45,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 
 @pytest.fixture(scope="module", autouse=True)
 def own_compiled_code(tmp_path_factory):
-    """Of several workers each fills a folder of its own: what one finds quickest of a few ways to sum is no
-    other's choice, and would change its last digits from one run to the next."""
+    """Of several workers each fills a folder of its own: nothing depends on what another has compiled."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
         yield
@@ -642,3 +644,18 @@ def test_runs_side_by_side_equal_runs_alone(train, tmp_path, client, compiled):
     for number, one in enumerate(alone[:3]):
         start = train(*each[number], "num_rounds=0", folder=f"start{number}", small=False).model
         assert distance(start, one, Run(jobs[number].folder)) <= 1e-3
+
+
+def test_compiled_steps_have_the_same_bits_wherever_they_are_compiled(tmp_path):
+    """Two processes at once, each with an empty folder. A compiler that tries several ways to sum and keeps
+    the quickest would keep another in each."""
+    command = [sys.executable, "-m", "fedfrozen_app", *WORDS, "runtime.compile=true"]
+    folders = [tmp_path / "one", tmp_path / "other"]
+    begun = []
+    for folder in folders:
+        places = {name: str(folder / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+        words = [*command, f"output_dir={folder / 'run'}"]
+        begun.append(subprocess.Popen(words, env={**os.environ, **places}, cwd=tmp_path))
+    assert [process.wait(timeout=300) for process in begun] == [0, 0]
+    one, other = (load_file(folder / "run" / "model.safetensors") for folder in folders)
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
