@@ -23,7 +23,7 @@ from fedfrozen_app.models.beyond_vmap import Axes, is_any, is_mapped, one_out
 from fedfrozen_app.models.meanwhile import with_forwards
 
 BACKEND = "inductor"
-OPTIONS = {"inductor": {"deterministic": True}}  # by backend
+OPTIONS: dict[str, dict[str, Any]] = {"inductor": {"deterministic": True}}  # by backend
 PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device)  # may be built into a graph
 A_TENSOR = object()  # stands where a tensor is to be put
 PLACE = "layer_idx"  # transformers' number of a layer, by which it finds its part of a cache
