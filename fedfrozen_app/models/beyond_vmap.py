@@ -1,7 +1,8 @@
 """Out of a vmap over clients for a while, to compute with the tensors of all of them at once.
 
 An `autograd.Function` with a rule for vmap does the same, and takes a millisecond of Python for each call: in
-a small model's step that is a tenth of it. Gradients are those of what is computed outside.
+a small model's step that is a tenth of it. Gradients are those of what is computed outside, and taken around
+the vmap.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 from torch._C._functorch import (
+    TransformType,
     _add_batch_dim,
     _unwrap_batched,
     peek_interpreter_stack,
@@ -31,7 +33,10 @@ def is_mapped() -> bool:
 def one_out(rule: Rule, *tensors: Tensor) -> tuple[Tensor, ...]:
     """What `rule` makes of whole tensors outside the innermost vmap. Where that maps over any of them, what
     it returns has that axis first."""
-    level = peek_interpreter_stack().level()
+    interpreter = peek_interpreter_stack()
+    if interpreter.key() != TransformType.Vmap:
+        raise RuntimeError("Within a gradient nothing is computed outside: it would not be followed there.")
+    level = interpreter.level()
     whole, axes = zip(*(_unwrap_batched(tensor, level) for tensor in tensors), strict=True)
     inner = pop_dynamic_layer_stack()
     try:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.func import vmap
+from torch.func import grad, vmap
 
 from fedfrozen_app.models.beyond_vmap import is_mapped, one_out, stacked
 
@@ -75,3 +75,10 @@ def test_a_rule_may_return_several_and_is_told_of_axes():
     left, right = torch.randn(4, CLIENTS), torch.randn(4)
     same, times = vmap(lambda a, b: one_out(rule, a, b), in_dims=(1, None))(left, right)
     assert torch.equal(same, left.T) and torch.equal(times, left.T * right)
+
+
+def test_a_gradient_within_a_vmap_is_refused_and_not_lost():
+    rows = torch.randn(CLIENTS, 4)
+    with pytest.raises(RuntimeError, match="Within a gradient"):
+        vmap(grad(lambda own: stacked(lambda lead, whole: whole.sum(dim=lead), own)))(rows)
+    assert not is_mapped()
