@@ -42,10 +42,10 @@ def _attend(
 ) -> Tensor:
     """Of (*lead, batch, heads, tokens, width), as if it were one batch."""
     folded = [part.flatten(0, lead) for part in (query, key, value, *mask)]
-    return _fused(scale, dropout, *folded).unflatten(0, query.shape[: lead + 1])
+    return _of_one_batch(scale, dropout, *folded).unflatten(0, query.shape[: lead + 1])
 
 
-def _fused(
+def _of_one_batch(
     scale: float, dropout: float, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
 ) -> Tensor:
     short = query.device.type == "cpu" and query.shape[-2] <= SHORT and query.dtype != torch.bfloat16

@@ -18,7 +18,7 @@ def kernel(lead, rows, bias):
 @pytest.mark.parametrize("axes", [(0, 0), (1, 0), (0, None), (None, 0)], ids=str)
 def test_the_axis_of_clients_may_be_any_and_need_not_be_there(axes):
     rows, bias = torch.randn(CLIENTS, CLIENTS, 4), torch.randn(CLIENTS, 4, requires_grad=True)
-    given = [bias[0] if axes[1] is None else bias, rows[0] if axes[0] is None else rows][::-1]
+    given = [rows[0] if axes[0] is None else rows, bias[0] if axes[1] is None else bias]
     expected = vmap(lambda a, b: a + b, in_dims=axes)(*given)
     found = vmap(lambda a, b: stacked(kernel, a, b), in_dims=axes)(*given)
     assert torch.equal(found, expected)
