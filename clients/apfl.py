@@ -15,10 +15,11 @@ class APFL(Algorithm):
 
     alpha: float
     learn_alpha: bool = True
-    stays, trains, numbers = ("v", "alpha"), ("v",), ("alpha",)
+    client_state, trainable_state, scalar_state = ("v", "alpha"), ("v",), ("alpha",)
+    metric_names = ("alpha",)
 
     def start(self, model: Parameters, own: ByNamespace) -> ByNamespace:
-        """Who has no v of its own begins at the round's model, with the α that the server says."""
+        """A client without a v of its own begins at the round's model, with the α of the request."""
         return {
             "v": {name: own.get("v", {}).get(name, value) for name, value in model.items()},
             "alpha": {
@@ -27,26 +28,30 @@ class APFL(Algorithm):
             },
         }
 
-    def looks(self) -> bool:
+    def adapts(self) -> bool:
         return self.learn_alpha
 
-    def seen(self, shift: Tensor, batch: Batch, task: Task, start: Start) -> Tensor:
-        """f(v̄) with α + shift: its slope is ∂f(v̄)/∂α = ⟨v − w, ∇f(v̄)⟩."""
-        return task.loss(mixed(start.own["v"], start.anchor, share(start.own) + shift), batch)
+    def first_batch_loss(self, shift: Tensor, batch: Batch, task: Task, start: Start) -> Tensor:
+        """f(v̄) with α + shift: its gradient is ∂f(v̄)/∂α = ⟨v − w, ∇f(v̄)⟩."""
+        return task.loss(
+            mixed(start.client_state["v"], start.anchor, share(start.client_state) + shift), batch
+        )
 
-    def look(self, slope: Tensor, start: Start, rate: float) -> ByNamespace:
+    def adapt(self, gradient: Tensor, start: Start, rate: float) -> ByNamespace:
         """α ← clip(α − η ⟨v − w, ∇f(v̄)⟩), once a round."""
-        alpha = (share(start.own) - rate * slope).clamp(0, 1)
-        return {"alpha": dict.fromkeys(start.own["alpha"], alpha)}
+        alpha = (share(start.client_state) - rate * gradient).clamp(0, 1)
+        return {"alpha": dict.fromkeys(start.client_state["alpha"], alpha)}
 
     def loss(self, parameters: Parameters, batch: Batch, task: Task, start: Start) -> Tensor:
         """fᵢ(w) + fᵢ(v̄), v̄ = αv + (1 − α)w with w held: the gradient for v is α∇f(v̄), that for w ∇f(w)."""
-        held = {name: parameters[name].detach() for name in start.own["v"]}
-        own = mixed(start.own["v"], held, share(start.own))
+        held = {name: parameters[name].detach() for name in start.client_state["v"]}
+        own = mixed(start.client_state["v"], held, share(start.client_state))
         return task.loss(parameters, batch) + task.loss(own, batch)
 
     def finish(self, start: Start, trained: Parameters, steps: Tensor, rate: float) -> Finished:
-        return Finished(own={"alpha": start.own["alpha"]}, figures={"alpha": share(start.own)})
+        return Finished(
+            client_state={"alpha": start.client_state["alpha"]}, metrics={"alpha": share(start.client_state)}
+        )
 
     def personal(self, model: Parameters, own: ByNamespace) -> Parameters:
         return mixed(own["v"], model, share(own))

@@ -10,18 +10,18 @@ from fedfrozen_app.models.task import Batch, Parameters, Task
 
 @dataclass(frozen=True)
 class Ditto(Algorithm):
-    """v trains beside w on the same batches; neither enters the other's gradient."""
+    """v trains with w on the same batches; neither enters the other's gradient."""
 
     lam: float
-    stays, trains = ("v",), ("v",)
+    client_state, trainable_state = ("v",), ("v",)
 
     def start(self, model: Parameters, own: ByNamespace) -> ByNamespace:
-        """Who has no v of its own begins at the round's model; the paper leaves v₀ open."""
+        """A client without a v of its own begins at the round's model; the paper leaves v₀ open."""
         return {"v": {name: own.get("v", {}).get(name, value) for name, value in model.items()}}
 
     def loss(self, parameters: Parameters, batch: Batch, task: Task, start: Start) -> Tensor:
         """fᵢ(w) + fᵢ(v) + (λ/2)‖v − w_t‖²."""
-        v = start.own["v"]
+        v = start.client_state["v"]
         near = self.lam / 2 * squared_distance(v, start.anchor)
         return task.loss(parameters, batch) + task.loss(v, batch) + near
 

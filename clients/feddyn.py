@@ -18,16 +18,18 @@ from fedfrozen_app.models.task import Batch, Parameters, Task
 class FedDyn(Algorithm):
     alpha: float
 
-    stays = ("h",)
+    client_state = ("h",)
 
     def loss(self, parameters: Parameters, batch: Batch, task: Task, start: Start) -> Tensor:
-        """With ⟨hᵢ, w − w_t⟩: the same slope, and a figure near the task's own."""
-        own, anchor = start.own["h"], start.anchor
+        """With ⟨hᵢ, w − w_t⟩: the same gradient, and a value near the task's own."""
+        own, anchor = start.client_state["h"], start.anchor
         pull = torch.stack([(own[name] * (parameters[name] - anchor[name])).sum() for name in anchor]).sum()
         return task.loss(parameters, batch) - pull + self.alpha / 2 * squared_distance(parameters, anchor)
 
     def finish(self, start: Start, trained: Parameters, steps: Tensor, rate: float) -> Finished:
-        own, anchor = start.own["h"], start.anchor
+        own, anchor = start.client_state["h"], start.anchor
         return Finished(
-            own={"h": {name: own[name] - self.alpha * (trained[name] - anchor[name]) for name in anchor}}
+            client_state={
+                "h": {name: own[name] - self.alpha * (trained[name] - anchor[name]) for name in anchor}
+            }
         )

@@ -4,7 +4,7 @@ K steps of SGD with momentum ρ move the model by −η Σ_k a_k g_k, where Σ_k
 
     a = (K − ρ(1 − ρᴷ)/(1 − ρ))/(1 − ρ)        K for ρ = 0; K(K + 1)/2 for ρ = 1
 
-What is sent is w_t + Δᵢ/aᵢ, and aᵢ beside it.
+What is sent is w_t + Δᵢ/aᵢ, and aᵢ with it.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from torch import Tensor
 from fedfrozen_app.local.algorithm import Algorithm, Finished, Start
 from fedfrozen_app.models.task import Parameters
 
-STEPS = "accumulated_steps"  # the figure that aᵢ goes back as
+STEPS = "accumulated_steps"  # the metric in which aᵢ is sent
 
 
 def accumulated(steps: Tensor, momentum: float) -> Tensor:
@@ -28,9 +28,9 @@ def accumulated(steps: Tensor, momentum: float) -> Tensor:
 @dataclass(frozen=True)
 class FedNova(Algorithm):
     momentum: float
-    tells: ClassVar[tuple[str, ...]] = (STEPS,)
+    metric_names: ClassVar[tuple[str, ...]] = (STEPS,)
 
     def finish(self, start: Start, trained: Parameters, steps: Tensor, rate: float) -> Finished:
         a = accumulated(steps, self.momentum)
         sent = {name: start.model[name] + (value - start.model[name]) / a for name, value in trained.items()}
-        return Finished(model=sent, figures={STEPS: a})
+        return Finished(model=sent, metrics={STEPS: a})

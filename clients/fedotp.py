@@ -1,8 +1,8 @@
-"""How FedOTP's client reads a picture: Li et al., Global and Local Prompts Cooperation via Optimal Transport.
+"""How FedOTP's client reads an image: Li et al., Global and Local Prompts Cooperation via Optimal Transport.
 
     T = argmin ⟨T, 1 − S⟩ − ε H(T)        T ≥ 0,  T1 ≤ a,  Tᵀ1 = b
 
-for each picture and class, with S = cos(patches, texts), (M, n), a = 1/M each and b = γ/n each. Scaling finds
+for each image and class, with S = cos(patches, texts), (M, n), a = 1/M each and b = γ/n each. Scaling finds
 it (Benamou et al. 2015): with K = exp(−(1 − S)/ε), T = diag(u) K diag(v), repeat
 
     u = min(a / Kv, 1)        v = b / Kᵀu
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedfrozen_app.models.prompts import PromptedDual, full_precision
+from fedfrozen_app.adapters.prompts import PromptedDual, full_precision
 
 
 def partial_plan(similarity: Tensor, mass: float, epsilon: float, iterations: int) -> Tensor:
@@ -31,7 +31,7 @@ def partial_plan(similarity: Tensor, mass: float, epsilon: float, iterations: in
 
 
 class TransportDual(PromptedDual):
-    """Scores by transport between a picture's patches and the texts of a class, one for each context."""
+    """Scores by transport between an image's patches and the texts of a class, one for each context."""
 
     def scores(self, pictures: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
         # (batch, M, width), (n, classes, width) -> (batch, classes, M, n)

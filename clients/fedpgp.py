@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedfrozen_app.adapters.prompts import STD, PromptedDual, PromptSet, Scores, full_precision
 from fedfrozen_app.local.algorithm import Algorithm, Start
-from fedfrozen_app.models.prompts import STD, PromptedDual, PromptSet, Scores, full_precision
 from fedfrozen_app.models.task import Batch, Parameters, Task
 
 
@@ -34,7 +34,7 @@ class LowRankDual(PromptedDual):
         image_features: Tensor | None = None,
         pairs: bool = False,
     ) -> Scores:
-        """With `pairs` no picture is looked at: (classes, 2), cos(z_G, z_C) and cos(z_G, zᵢ)."""
+        """With `pairs` no image is read: (classes, 2), cos(z_G, z_C) and cos(z_G, zᵢ)."""
         if not pairs:
             return super().forward(pixel_values, image_features)
         encode, words = self.backbone.text, self._words
@@ -56,6 +56,6 @@ class FedPGP(Algorithm):
 
     def loss(self, parameters: Parameters, batch: Batch, task: Task, start: Start) -> Tensor:
         """−log(e^a/(e^a + e^b)) = log(1 + e^(b − a)), a for the encoder's own text and b for the personal."""
-        pairs = task.answer(parameters, pairs=True)
+        pairs = task.output_without_batch(parameters, pairs=True)
         contrast = functional.softplus((pairs[:, 1] - pairs[:, 0]) / self.temperature).mean()
         return task.loss(parameters, batch) + self.mu * contrast

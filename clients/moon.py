@@ -4,7 +4,7 @@
     = fᵢ(w) + μ · mean log(1 + exp((cos(z, z_previous) − cos(z, z_global))/τ))
 
 z is what the head reads of a row: here, in the round's global model, and in the model that this client had
-at the end of its last round, which stays here. In its first round there is none: the global one stands in,
+at the end of its last round, which stays here. In its first round there is none: the global one is used,
 and the term is the constant μ log 2, which pulls nowhere.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.local.algorithm import Algorithm, ByNamespace, Finished, Start
 from fedfrozen_app.models.task import Batch, Parameters, Task
 
@@ -24,7 +24,7 @@ class Moon(Algorithm):
     mu: float
     temperature: float
 
-    stays = ("previous",)
+    client_state = ("previous",)
 
     def start(self, model: Parameters, own: ByNamespace) -> ByNamespace:
         kept = own.get("previous", {})
@@ -37,8 +37,10 @@ class Moon(Algorithm):
                 "strategy=moon contrasts one representation a row, and this task has one for each token: "
                 "choose another strategy."
             )
-        near, far = (task.features(other, batch)[1] for other in (start.anchor, start.own["previous"]))
-        # cos(z, far) − cos(z, near) as one product: where both are the same, no slope is left, to the bit.
+        near, far = (
+            task.features(other, batch)[1] for other in (start.anchor, start.client_state["previous"])
+        )
+        # cos(z, far) − cos(z, near) as one product: where both are the same, no gradient is left, to the bit.
         apart = functional.normalize(far) - functional.normalize(near)  # (rows, width)
         each = functional.softplus((functional.normalize(here) * apart).sum(dim=1) / self.temperature)
         rows = torch.ones_like(each) if batch.mask is None else batch.mask  # without a batch's padding
@@ -46,4 +48,4 @@ class Moon(Algorithm):
         return task.loss_of(logits, batch) + self.mu * contrast
 
     def finish(self, start: Start, trained: Parameters, steps: Tensor, rate: float) -> Finished:
-        return Finished(own={"previous": dict(trained)})
+        return Finished(client_state={"previous": dict(trained)})

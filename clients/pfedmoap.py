@@ -1,6 +1,6 @@
 """How pFedMoAP's client scores: Luo et al., Mixture of Experts Made Personalized, arXiv 2410.10114.
 
-For a picture x and a class with the texts t₀ (by the client's own context) and t₁ … t_K (by its experts'):
+For an image x and a class with the texts t₀ (by the client's own context) and t₁ … t_K (by its experts'):
 
     a_k   = softmax over k of (W_Q x')·(W_K t'_k)/√d, head by head, over those experts that the client has
     mixed = W_O Σ_k a_k W_V t'_k
@@ -8,7 +8,7 @@ For a picture x and a class with the texts t₀ (by the client's own context) an
     score = exp(s) (λ ⟨x, t₀⟩ + ⟨x', mixed⟩), and exp(s) ⟨x, t₀⟩ for a client without experts
 
 x' and t' are every n-th number of a feature. The experts' texts have no gradient. An expert that the client
-was not given is all zeros, which no learned context is: whether it is there needs no branch, and so clients
+does not have is all zeros, which no learned context is: whether it is there needs no branch, and so clients
 with few experts and with many train in one stacked step.
 """
 
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.prompts import PromptedDual, PromptSet, full_precision
+from fedfrozen_app.adapters.prompts import PromptedDual, PromptSet, full_precision
+from fedfrozen_app.core.errors import UserError
 
 
 class ExpertPrompts(PromptSet):
@@ -37,7 +37,7 @@ class ExpertPrompts(PromptSet):
 
 
 class Gate(nn.Module):
-    """Multi-head attention of a picture over the texts of each class."""
+    """Multi-head attention of an image over the texts of each class."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

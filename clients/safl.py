@@ -11,29 +11,30 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.choice import Choice
 from fedfrozen_app.exchange.plan import layers_of
+from fedfrozen_app.models.chunks import chunks_together
 from fedfrozen_app.models.profile import CHUNK, Tokens, check_tokens, head_scores
 from fedfrozen_app.models.roles import is_causal
 from fedfrozen_app.models.task import Batch
 
 if TYPE_CHECKING:
-    from fedfrozen_app.local.resident import Resident
+    from fedfrozen_app.local.worker import Worker
 
 SHARE, LEAST = 0.1, 8  # a tenth of a client's rows is profiled, and no fewer than eight where it has them
 
 
 @dataclass(frozen=True)
 class Profiled(Choice):
-    """A rule that looks at some of a client's rows; all rules are given the same settings."""
+    """A rule that reads some of a client's rows; all rules have the same settings."""
 
     tokens: Tokens | None = None  # what attention is measured to; None: by model and task
 
     def rows_to_score(self, count: int) -> int:
         return min(self.examples, max(round(SHARE * count), LEAST), count)
 
-    def figures(self, scores: Tensor) -> dict[str, float]:
+    def metrics(self, scores: Tensor) -> dict[str, float]:
         """The layers' means; by head they are this client's alone."""
         return {f"layer_score_{layer}": score for layer, score in enumerate(scores.mean(dim=1).tolist())}
 
@@ -42,21 +43,23 @@ class Profiled(Choice):
 class ByAttention(Profiled):
     all_zero_means: ClassVar[str] = "none of its profiled texts has a token of strategy.tokens"
 
-    def check(self, resident: "Resident") -> None:
-        self._token_set(resident)
+    def check(self, worker: "Worker") -> None:
+        self._token_set(worker)
 
-    def scores(self, resident: "Resident", rows: Tensor, *, private: bool = False) -> Tensor:
+    def scores(self, worker: "Worker", rows: Tensor, *, private: bool = False) -> Tensor:
         """(rows, layers, heads)."""
-        inputs, labels = resident.take(rows)
-        batch = Batch(resident.task.prepare(inputs), labels)
-        return head_scores(resident.model, batch, self._token_set(resident), private=private)
+        inputs, labels = worker.take(rows)
+        batch = Batch(worker.task.prepare(inputs), labels)
+        found = head_scores(worker.model, batch, self._token_set(worker), private=private)
+        # Of LoRA: the layers with adapters.
+        return chunks_together(found, inputs)[:, layers_of(worker.exchanged, worker.roles)]
 
-    def _token_set(self, resident: "Resident") -> Tokens:
-        causal = is_causal(resident.model)
-        default = "no_sink" if causal else "entity" if resident.corpus.task == "tokens" else "cls"
+    def _token_set(self, worker: "Worker") -> Tokens:
+        causal = is_causal(worker.model)
+        default = "no_sink" if causal else "entity" if worker.corpus.task == "tokens" else "cls"
         tokens = self.tokens or default
         check_tokens(tokens, causal=causal)
-        known = range(resident.corpus.vocab_size)
+        known = range(worker.corpus.vocab_size)
         if not known or isinstance(tokens, str):
             return tokens
         if strange := [token for token in tokens if token not in known]:
@@ -75,24 +78,24 @@ class ByAttention(Profiled):
 class ByGradient(Profiled):
     """A baseline: the layers whose weights the loss pulls at most, ‖∂loss/∂θ_l‖ over the rows together."""
 
-    def check(self, resident: "Resident") -> None:
+    def check(self, worker: "Worker") -> None:
         """Only private choices ask: what one row adds to the norm of a sum is not bounded."""
         raise UserError(
             "strategy.select=gradient scores all rows together, and privacy needs a score of each: choose "
             "strategy.select=attention, or privacy.selection=public."
         )
 
-    def scores(self, resident: "Resident", rows: Tensor, *, private: bool = False) -> Tensor:
+    def scores(self, worker: "Worker", rows: Tensor, *, private: bool = False) -> Tensor:
         """(1, layers, 1): each layer's share of the squared norm."""
-        named, roles = resident.exchanged, resident.roles
+        named, roles = worker.exchanged, worker.roles
         layers = layers_of(named, roles)
         places = {name: layers.index(layer) for name in named if (layer := roles[name].layer) is not None}
         own = {name: named[name].detach().requires_grad_() for name in places}
         sums = [torch.zeros_like(value) for value in own.values()]
         for part in rows.split(CHUNK):
-            loss = resident.task.loss(own, Batch(*resident.take(part))) * len(part)
-            slopes = torch.autograd.grad(loss, list(own.values()), materialize_grads=True)
-            torch._foreach_add_(sums, list(slopes))
+            loss = worker.task.loss(own, Batch(*worker.take(part))) * len(part)
+            gradients = torch.autograd.grad(loss, list(own.values()), materialize_grads=True)
+            torch._foreach_add_(sums, list(gradients))
         found = torch.zeros(len(layers), dtype=torch.float64)
         for place, value in zip(places.values(), sums, strict=True):
             found[place] += value.double().square().sum().cpu()

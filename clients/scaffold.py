@@ -2,7 +2,7 @@
 
     w ← w − η (∇fᵢ(w) + c − cᵢ)        cᵢ⁺ = cᵢ − c + (w_t − wᵢ)/(a η)
 
-c comes with the order, cᵢ stays here and begins at zero, cᵢ⁺ − cᵢ goes back. The paper's steps have no
+c comes with the request, cᵢ stays here and begins at zero, cᵢ⁺ − cᵢ is sent back. The paper's steps have no
 momentum, and a = K. With momentum ρ the model moves by the accumulated weight a of its gradients
 (clients/fednova.py), so that cᵢ⁺ is still a mean of gradients, the early ones counting more.
 """
@@ -21,15 +21,21 @@ from fedfrozen_app.models.task import Batch, Parameters, Task
 class Scaffold(Algorithm):
     momentum: float
 
-    comes, stays, goes = ("c",), ("c",), ("dc",)
+    from_server, client_state, to_server = ("c",), ("c",), ("dc",)
 
     def loss(self, parameters: Parameters, batch: Batch, task: Task, start: Start) -> Tensor:
-        """fᵢ(w) + ⟨c − cᵢ, w − w_t⟩, whose slope is the corrected one."""
-        c, own, model = start.order["c"], start.own["c"], start.model
+        """fᵢ(w) + ⟨c − cᵢ, w − w_t⟩, whose gradient is the corrected one."""
+        c, own, model = start.from_server["c"], start.client_state["c"], start.model
         pulls = [((c[name] - own[name]) * (parameters[name] - model[name])).sum() for name in c]
         return task.loss(parameters, batch) + torch.stack(pulls).sum()
 
     def finish(self, start: Start, trained: Parameters, steps: Tensor, rate: float) -> Finished:
-        c, own, moved = start.order["c"], start.own["c"], accumulated(steps, self.momentum) * rate
+        c, own, moved = (
+            start.from_server["c"],
+            start.client_state["c"],
+            accumulated(steps, self.momentum) * rate,
+        )
         new = {name: own[name] - c[name] + (start.model[name] - trained[name]) / moved for name in c}
-        return Finished(own={"c": new}, reply={"dc": {name: new[name] - own[name] for name in c}})
+        return Finished(
+            client_state={"c": new}, to_server={"dc": {name: new[name] - own[name] for name in c}}
+        )

@@ -1,21 +1,27 @@
 """The command `fedfrozen`: a verb with its arguments, or Hydra overrides to train."""
 
-import gc
+import errno
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 from fedfrozen_app.commands.help_page import answer
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.logs import prepare_logging
-from fedfrozen_app.signals import ignore_signals, interrupt_on_signals
-from fedfrozen_app.streams import forgive_streams
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.logs import prepare_logging
+from fedfrozen_app.core.signals import ignore_signals, interrupt_on_signals
+from fedfrozen_app.core.streams import forgive_streams, print_text
 
 INTERRUPTED = 130
 BAD_INPUT = 2
+# What can be done about a file that the operating system refuses to read or write.
+OF_FILES = {
+    errno.EACCES: "Ask its owner for permission, or give another folder.",
+    errno.EPERM: "Ask its owner for permission, or give another folder.",
+    errno.EROFS: "Give a folder that can be written.",
+    errno.ENOSPC: "Make room there, then give the same command again.",
+    errno.EDQUOT: "Make room there, then give the same command again.",
+    errno.EISDIR: "Give a folder that a run wrote.",
+}
 
 
 def main() -> None:
@@ -35,56 +41,23 @@ def run(arguments: list[str]) -> int:
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors reach us: Hydra would print several lines and exit 1
     prepare_logging()
-    # Flower announces every setting: in our own process our own lines say what matters.
+    # Flower logs every setting: in our own process our own lines are enough.
     logging.getLogger("flwr").setLevel(logging.WARNING)
     interrupt_on_signals()
     try:
-        plain = [word for word in arguments if word != "--detach"]
-        if is_plain_training(plain):
-            with nothing_collected():
-                prepare_training(plain)
         from fedfrozen_app import commands
 
         return commands.dispatch(arguments)
     except UserError as error:
-        print(f"fedfrozen: {error}", file=sys.stderr)
+        print_text(f"fedfrozen: {error}", sys.stderr)
+        return BAD_INPUT
+    except OSError as error:  # a file that may not be read, or a disk without room
+        if error.filename is None or error.errno not in OF_FILES:
+            raise
+        print_text(f"fedfrozen: {error.filename}: {error.strerror}. {OF_FILES[error.errno]}", sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-def prepare_training(words: list[str]) -> None:
-    """Before the heavy imports and before Hydra writes into the run's folder: a typo should cost neither."""
-    from fedfrozen_app.config.keys import check_keys
-
-    check_keys(words)
-    from fedfrozen_app.config import compose_config, read, resolved
-    from fedfrozen_app.files.folders import check_free
-
-    config = read(resolved(compose_config(words)))
-    if config.output_dir is not None:
-        check_free(Path(config.output_dir).expanduser().resolve(), overwrite=config.overwrite)
-    import fedfrozen_app.launch  # noqa: F401  (the heavy ones)
-
-
-@contextmanager
-def nothing_collected() -> Iterator[None]:
-    """Imports make half a million objects that stay: to look through them for garbage again and again takes
-    a tenth of the start, and once more of every run. In a process that has them nothing is to be gained."""
-    if "fedfrozen_app.launch" in sys.modules:
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-def is_plain_training(arguments: list[str]) -> bool:
-    """Overrides alone: no verb, and none of Hydra's flags."""
-    return all("=" in word and not word.startswith("-") for word in arguments)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""Carry out a job in the runtime it names, and load what a finished one left."""
+"""Execute a job in its runtime, and load the results of a finished one."""
 
 import importlib
-import json
 import logging
 import shlex
 import sys
@@ -11,43 +10,47 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-
-from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.config import Config
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.formatting import resume_command
 from fedfrozen_app.data.federated import load_corpus, share_out
-from fedfrozen_app.errors import UserError
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.files.disk import header
-from fedfrozen_app.files.seal import DAMAGED
-from fedfrozen_app.inprocess.stacked import Bench, run_stacked, runs_at_once
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.files import folder_manifest as manifest
+from fedfrozen_app.files.kinds import check_is_run
+from fedfrozen_app.files.readers import Damaged, read_arrays, read_object
+from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.report.console import show_end
 from fedfrozen_app.report.track import check_installed
-from fedfrozen_app.run.job import Job, as_it_was
+from fedfrozen_app.run.job import Job
 from fedfrozen_app.run.outline import shares_model
+from fedfrozen_app.run.outside import remember
+from fedfrozen_app.run.own_record import check_local
 from fedfrozen_app.run.prepare import check_fits
+from fedfrozen_app.run.stored_config import stored_config
+from fedfrozen_app.runtimes.inprocess.concurrent_runs import WorkerPool, run_concurrently, runs_at_once
 from fedfrozen_app.server.sampling import cohort_size
 
 log = logging.getLogger(__name__)
-# Imported when one is chosen: Flower's own command line takes the better part of a second.
+# Imported when one is chosen: Flower's own command line takes about a second to import.
 RUNTIMES = {
-    "inprocess": "fedfrozen_app.inprocess.runtime:run_in_process",
-    "flower": "fedfrozen_app.flower.simulated:run_with_flower",
-    "deployed": "fedfrozen_app.flower.deployed:run_deployed",
+    "inprocess": "fedfrozen_app.runtimes.inprocess.runtime:run_in_process",
+    "flower": "fedfrozen_app.runtimes.flower.simulated:run_with_flower",
+    "deployed": "fedfrozen_app.runtimes.flower.deployed:run_deployed",
 }
 
 
 def execute(job: Job) -> dict[str, Any]:
     """Run in the chosen runtime, and show how it ended."""
     check_place(job)
+    check_local(job.resolved_config, job.config.runtime.name)
+    remember(job.resolved_config)
     try:
         module, _, function = RUNTIMES[job.config.runtime.name].partition(":")
         summary = getattr(importlib.import_module(module), function)(job)
     except KeyboardInterrupt:
         state = checkpoint.newest_state(job.folder)
         lost = job.config.runtime.name == "flower" and state is not None and state["hooks"].get("private")
-        again = f" Go on with: fedfrozen resume {shlex.quote(str(job.folder))}" if state and not lost else ""
+        again = f" Go on with: {resume_command(job.folder)}" if state and not lost else ""
         print(f"Interrupted. What was done is in {job.folder}.{again}", file=sys.stderr)
         raise
     show_end(summary, job.folder)
@@ -57,19 +60,21 @@ def execute(job: Job) -> dict[str, Any]:
 def execute_side_by_side(
     jobs: Sequence[Job], within: Callable[[Job], AbstractContextManager[Any]]
 ) -> list[BaseException | None]:
-    """The same for jobs of one shape, as many at a time as `runtime.stack_runs` says: why each failed, or
+    """The same for jobs of one shape, as many at a time as `runtime.stack_runs` allows: why each failed, or
     None. `within` surrounds each of them."""
-    bench = Bench(load_corpus(jobs[0].config), 1)
-    resident = bench.resident(0, jobs[0])
-    parts = resident.shares.partition
+    for job in jobs:
+        remember(job.resolved_config)
+    pool = WorkerPool(load_corpus(jobs[0].config), 1)
+    worker = pool.worker(0, jobs[0])
+    parts = worker.shares.partition
     assert parts is not None
     cohort = cohort_size(jobs[0].config.participation, len(parts.indices))
-    size = min(runs_at_once(resident, cohort), len(jobs))
-    bench.stack.runs = size
+    size = min(runs_at_once(worker, cohort), len(jobs))
+    pool.stack.runs = size
     log.info("%d runs of one shape, up to %d side by side: the bar is the first one's.", len(jobs), size)
-    # They advance together: one bar tells of all.
+    # They advance together: one bar shows them all.
     jobs = [replace(job, shown=number % size == 0) for number, job in enumerate(jobs)]
-    found = run_stacked(jobs, bench, within)
+    found = run_concurrently(jobs, pool, within)
     for job, outcome in zip(jobs, found, strict=True):
         if isinstance(outcome, dict):
             show_end(outcome, job.folder)
@@ -82,29 +87,46 @@ def run_folder(verb: str, arguments: list[str]) -> tuple[Path, list[str]]:
     run = Path(arguments[0]).expanduser().resolve()
     if not run.is_dir():
         raise UserError(f"There is no run folder {arguments[0]}: give the folder that holds summary.json.")
+    check_is_run(run)
     return run, arguments[1:]
 
 
-def load_run(run: Path, extra: list[str]) -> Resident:
-    """The run's model and data, loaded."""
+def finished(run: Path) -> dict[str, Any]:
+    """The summary of a finished run."""
+    summary = read_object(run / "summary.json")
+    if summary is None:
+        raise UserError(f"{run} holds no finished run (it has no summary.json): give the folder of one.")
+    return summary
+
+
+def config_of_run(run: Path, summary: dict[str, Any], extra: list[str], *, trusted: bool = False) -> Config:
+    """The configuration of a finished run, with the `extra` overrides."""
     try:
-        summary = json.loads((run / "summary.json").read_text())
-        command, had = shlex.split(summary["command"]), summary["config"]
-        model = load_file(run / "model.safetensors")
-    except (SafetensorError, *DAMAGED) as error:
-        raise UserError(f"{run} holds no finished run ({error}): give the folder of one.") from error
-    config = read(resolved(compose_config(as_it_was(command[1:], had) + extra)) | {"from": None})
+        command, had = shlex.split(summary["command"]), dict(summary["config"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Damaged(run / "summary.json", "it holds no command and configuration") from error
+    return stored_config(run, command[1:], had, extra, trusted=trusted).continuing().config
+
+
+def load_run(run: Path, extra: list[str], *, trusted: bool = False) -> Worker:
+    """The run's model and data, loaded. `trusted`: also data and models from elsewhere that only the folder
+    names (`outside.py`)."""
+    summary = finished(run)
+    model, marks = read_arrays(run / "model.safetensors")
+    if not manifest.is_recorded(run):
+        log.warning("%s has no manifest, as runs of older versions: its files are read unchecked.", run)
+    config = config_of_run(run, summary, extra, trusted=trusted)
     corpus = load_corpus(config)
-    resident = Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))
-    if not (resident.has_global or shares_model(config, resident.exchanged, resident.roles)):
+    worker = Worker(config, corpus, shares=share_out(corpus, config, config.num_clients))
+    if not (worker.has_global or shares_model(config, worker.exchanged, worker.roles)):
         raise UserError(
             f"The clients of {run} shared nothing, or parts of a model alone, so that it has no model of its "
             "own: how each of theirs does is in its personal.json, which a run with personal=true writes."
         )
-    check_fits(model, resident.exchanged)
-    resident.wrapper.check_marks(header(run / "model.safetensors"))
-    resident.load(model, {})
-    return resident
+    worker.check_marks(marks)
+    check_fits(model, worker.exchanged)
+    worker.load(model, {})
+    return worker
 
 
 def check_place(job: Job) -> None:

@@ -4,7 +4,7 @@
     θ_cls                             the head keeps the values it was initialised with, on every client
     at the end                        each client fine-tunes the head on its own rows: its personal model
 
-The global model that a round is judged by has the untrained head; `personal.json` has both.
+The global model that is evaluated after a round has the untrained head; `personal.json` has both.
 """
 
 from collections.abc import Mapping
@@ -47,17 +47,21 @@ class FedBABU(base.PlannedFedAvg):
         tuned = tuple(self.tuned)
         return Plan(tuned, ()).in_phases(Phase(tuned, self.settings.fine_tune_epochs))
 
-    def judged(self, figures: Mapping[str, float]) -> Mapping[str, float]:
+    @classmethod
+    def phase_epochs(cls, settings: Any) -> tuple[tuple[int | None, ...], ...]:
+        return ((settings.fine_tune_epochs,),)
+
+    def evaluated(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
         """The personal model is the fine-tuned one: there is none before."""
-        after = {"personal": figures["after"]} if "after" in figures else {}
+        after = {"personal": metrics["after"]} if "after" in metrics else {}
         after |= {
             key.replace("fair/after/", "fair/personal/"): value
-            for key, value in figures.items()
+            for key, value in metrics.items()
             if key.startswith("fair/after/")
         }
         before = ("fair/personal/", "fair/after/")
         return {
             key: value
-            for key, value in figures.items()
+            for key, value in metrics.items()
             if key not in ("personal", "after") and not key.startswith(before)
         } | after

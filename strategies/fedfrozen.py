@@ -1,7 +1,7 @@
 """FedFrozen: Du et al., Two-Stage Federated Optimization via Attention Kernel Freezing, arXiv 2605.06446.
 
     rounds 1..T_w      train all of (Φ, W): Φ = (W_Q, W_K) is the attention kernel, W the rest
-    rounds T_w+1..T    Φ stays what the last warm-up round averaged; W goes on, and only W travels
+    rounds T_w+1..T    Φ stays what the last warm-up round averaged; W trains on, and only W is sent
 
 T_w = T is FedAvg; T_w = 0 freezes the kernel as it was initialised; T_w = auto freezes when the model has
 stopped learning, and the clients' common movement of the kernel has faded beside their disagreement
@@ -17,12 +17,12 @@ from typing import Any
 from torch import Tensor
 
 from fedfrozen_app.config import setting
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.seeds import numpy_generator
 from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.exchange.role import KERNEL
 from fedfrozen_app.files.rows import Row
-from fedfrozen_app.models.roles import KERNEL
 from fedfrozen_app.models.select import selected
-from fedfrozen_app.seeds import numpy_generator
 from fedfrozen_app.server import base, warmup
 from fedfrozen_app.server.agreement import Agreement
 from fedfrozen_app.server.warmup import AUTO, FROZEN, WARMUP
@@ -50,7 +50,7 @@ class FedFrozen(base.PlannedFedAvg):
 
     paper = "Du et al. 2026, arXiv 2605.06446"
     Settings = Settings
-    tells = ("warmup",)
+    metric_names = ("warmup",)
     curves = (warmup.CURVE,)
 
     def __init__(self, federation: base.Federation, *args: Any, **kwargs: Any) -> None:
@@ -80,12 +80,12 @@ class FedFrozen(base.PlannedFedAvg):
         kernel = [name for name in merged if self.federation.drift_group(self.model, name) == "kernel"]
         if self.settings.warmup_rounds != AUTO or not kernel:
             return {}
-        figures = self.agreement.add(
+        metrics = self.agreement.add(
             row, "kernel", {name: merged[name] - self.model[name] for name in kernel}
         )
         if self.stage(row["round"] + 1) == FROZEN:
             log.info("The kernel's common movement has faded: it is frozen after round %d.", row["round"])
-        return {"warmup": figures}
+        return {"warmup": metrics}
 
     def recall(self, row: Row) -> None:
         self.agreement.recall(row, frozen=row.get("stage") == FROZEN)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clients.fednova import STEPS
 from fedfrozen_app.config import ClientConfig, Config, require_client
-from fedfrozen_app.errors import RunFailed, UserError
+from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.server.aggregate import Update
 from fedfrozen_app.server.base import PlannedFedAvg
 
@@ -44,8 +44,8 @@ class FedNova(PlannedFedAvg):
         return {"momentum": client.momentum}
 
     def step(self, update: Update) -> dict[str, Tensor]:
-        if STEPS not in update.figures:  # every client of ours tells it
+        if STEPS not in update.metrics:  # every client of ours sends it
             raise RunFailed("No client said how many steps it took: the sites need this version.")
-        steps = update.figures[STEPS]
+        steps = update.metrics[STEPS]
         update.model = {name: steps * mean for name, mean in update.model.items()}
         return super().step(update)

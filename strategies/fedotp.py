@@ -12,13 +12,13 @@ T. γ = 1 is balanced transport.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from fedfrozen_app.adapters.design import TextDesign
 from fedfrozen_app.config import setting
-from fedfrozen_app.models.design import TextDesign
 from fedfrozen_app.server import base
 from fedfrozen_app.server.prompt_learning import PromptLearning
 
 if TYPE_CHECKING:
-    from fedfrozen_app.models.prompts import PromptedDual
+    from fedfrozen_app.adapters.prompts import PromptedDual
 
 
 @dataclass(frozen=True)

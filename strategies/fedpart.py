@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from fedfrozen_app.config import setting
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.plan import layers_of
-from fedfrozen_app.models.roles import KINDS
+from fedfrozen_app.exchange.role import KINDS
 from fedfrozen_app.models.select import selected
 from fedfrozen_app.server import base
 from strategies.schedule import Scheduled, Stage
@@ -56,7 +56,7 @@ class FedPart(Scheduled):
         full = [Stage(1, "full")] if chosen.full_rounds else []
         between = [Stage(end, "full")] if chosen.between_rounds else []
         self.stages, self.cycle = [*full, *parts, *between], (first, end + chosen.between_rounds - 1)
-        for stage in parts:  # so that a role this model lacks is said before the first round
+        for stage in parts:  # so that a role this model lacks is reported before the first round
             selected(stage.train or (), federation.roles, self.key)
 
     def _by_depth(self) -> list[list[str]]:

@@ -15,7 +15,7 @@ from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.models.select import selected
 from fedfrozen_app.server import base
 
-SAYS = (
+HELP = (
     "What stays on the client and is never sent: roles (`head`, `kernel`), layers (`layer.-1`), or both "
     "(`query.0`). `[]`: nothing"
 )
@@ -23,7 +23,7 @@ SAYS = (
 
 @dataclass(frozen=True)
 class Settings(base.Settings):
-    private: list[str] = setting(["head"], SAYS)
+    private: list[str] = setting(["head"], HELP)
 
 
 class FedPer(base.PlannedFedAvg):

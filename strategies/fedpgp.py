@@ -12,13 +12,13 @@ what the frozen encoder knows, and the personal one moves away from it. μ = 0 l
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from fedfrozen_app.adapters.design import TextDesign
 from fedfrozen_app.config import ClientConfig, setting
-from fedfrozen_app.models.design import TextDesign
 from fedfrozen_app.server import base
 from fedfrozen_app.server.prompt_learning import PromptLearning
 
 if TYPE_CHECKING:
-    from fedfrozen_app.models.prompts import PromptedDual
+    from fedfrozen_app.adapters.prompts import PromptedDual
 
 
 @dataclass(frozen=True)

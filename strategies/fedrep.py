@@ -9,6 +9,7 @@ phase has a fresh optimiser. With nothing private there is one phase, and it is 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from fedfrozen_app.config import setting
 from fedfrozen_app.exchange.plan import Phase, Plan
@@ -27,6 +28,10 @@ class FedRep(fedper.FedPer):
 
     paper = "Collins et al. 2021, arXiv 2102.07078"
     Settings = Settings
+
+    @classmethod
+    def phase_epochs(cls, settings: Any) -> tuple[tuple[int | None, ...], ...]:
+        return ((settings.head_epochs, None),)
 
     def plan(self, server_round: int) -> Plan:
         plan, home = super().plan(server_round), set(self.home)

@@ -17,9 +17,9 @@ PromptFL + FedProx; prompts=local trains alone; prompts=none is zero-shot.
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from fedfrozen_app.adapters.design import PromptDesign
 from fedfrozen_app.config import ClientConfig, setting
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.design import PromptDesign
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.server import base
 from fedfrozen_app.server.prompt_learning import PromptLearning
 
@@ -55,7 +55,7 @@ class PFedDC(PromptLearning):
 
     @classmethod
     def algorithm_for(cls, settings: Any) -> str:
-        return "fedprox" if settings.mu else cls.algorithm
+        return "fedprox" if settings.mu else super().algorithm_for(settings)
 
     @classmethod
     def client_settings(cls, settings: Any, client: ClientConfig) -> dict[str, Any]:

@@ -3,14 +3,14 @@
     p        a text context: everybody begins its round with the mean of the last round's, p ← Σᵢ (nᵢ/n) pᵢ
     pool     the server keeps what each client sent last, pⱼ, one by one
     Eᵢ       the K contexts of other clients in the pool that lie nearest to its own, ‖pⱼ − pᵢ‖: client i is
-             given these with its order, and holds them fixed
+             sent these with its request, and holds them fixed
     Aᵢ       its gate, an attention that never leaves it
 
     logits   λ · exp(s) ⟨x, t(p)⟩ + exp(s) ⟨x', Aᵢ(x'; t'(p), t'(e) for e in Eᵢ)⟩
 
 with x a picture's features, t a class's, and x', t' every n-th of their numbers (clients/pfedmoap.py). Who
 takes part for the first time is not in the pool, has no experts, and trains its context alone: exp(s) ⟨x, t⟩.
-A client is told no names: experts come by their rank. But it does see single contexts of others, unaveraged.
+A client learns no names: experts are sent by their rank. But it does see others' single contexts, unaveraged.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from fedfrozen_app.adapters.design import TextDesign
 from fedfrozen_app.config import setting
 from fedfrozen_app.exchange.plan import Plan
-from fedfrozen_app.models.design import TextDesign
 from fedfrozen_app.server import base
 from fedfrozen_app.server.prompt_learning import PromptLearning
 
 if TYPE_CHECKING:
-    from fedfrozen_app.models.prompts import PromptedDual
+    from fedfrozen_app.adapters.prompts import PromptedDual
 
 CONTEXT = "prompts.text.global"
 
@@ -77,12 +77,12 @@ class PFedMoAP(PromptLearning):
     def plan(self, server_round: int) -> Plan:
         return super().plan(server_round).freeze(self.settings.expert_names)
 
-    def given_names(self, client: str, seen: Collection[str]) -> Sequence[str]:
+    def per_client_names(self, client: str, seen: Collection[str]) -> Sequence[str]:
         others = len(seen) - 1 if client in seen else 0
         return self.settings.expert_names[:others]
 
-    def given(self, client: str) -> dict[str, Tensor]:
-        names = self.given_names(client, self.pool)
+    def per_client_arrays(self, client: str) -> dict[str, Tensor]:
+        names = self.per_client_names(client, self.pool)
         if not names:
             return {}
         own = self.pool[client].double()

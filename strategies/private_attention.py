@@ -15,7 +15,7 @@ from strategies import fedper
 
 @dataclass(frozen=True)
 class Settings(fedper.Settings):
-    private: list[str] = setting(["query", "key", "value"], fedper.SAYS)
+    private: list[str] = setting(["query", "key", "value"], fedper.HELP)
 
 
 class PrivateAttention(fedper.FedPer):

@@ -5,7 +5,7 @@ In every round each client i scores the layers on its own data by formula (1) an
     A_l = Σ_h Σ_i Σ_j α^l_{h,i,j} · I(t_j ∈ T)        L_i = the K layers with the largest A_l
 
 It trains and sends these layers, the head and the final norm; embeddings are frozen. The server averages each
-layer over the clients that sent it; one that nobody sent keeps its value. K = L is FedAvg with frozen
+layer over the clients that sent it; one that no client sent keeps its value. K = L is FedAvg with frozen
 embeddings. Baselines with the same K: layers of large gradients, random and fixed ones; the head alone.
 """
 
@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from fedfrozen_app.config import setting
-from fedfrozen_app.exchange.order import NamedSettings
+from fedfrozen_app.config.needs import only_with
 from fedfrozen_app.exchange.plan import Plan, layers_of
+from fedfrozen_app.exchange.role import Role, is_embedding
+from fedfrozen_app.exchange.train_request import NamedSettings
 from fedfrozen_app.models.profile import check_tokens
-from fedfrozen_app.models.roles import Role, is_embedding
 from fedfrozen_app.server import layers
 
 OWN = ("attention", "gradient", "random")  # the rules by which clients differ
@@ -38,9 +39,13 @@ class Settings(layers.Settings):
         None,
         "The tokens that attention is measured to: `cls`, `entity`, `no_sink` or a list of token ids. "
         "`null`: `no_sink` for causal models, `entity` for entities, else `cls`",
+        needs=only_with("strategy.select", "attention"),
     )
     profile_examples: int = setting(
-        256, "A tenth of a client's rows is profiled in each round (at least 8), at most so many", least=1
+        256,
+        "A tenth of a client's rows is profiled in each round (at least 8), at most so many",
+        least=1,
+        needs=only_with("strategy.select", "attention", "gradient"),
     )
     keep: float = setting(
         1.0,

@@ -37,5 +37,5 @@ class Scaffold(PlannedFedAvg):
     def step(self, update: Update) -> dict[str, Tensor]:
         share = update.replies / update.population
         for name, mean in update.extra["dc"].items():
-            self.carried["c"][name] = self.carried["c"][name] + share * mean
+            self.server_state["c"][name] = self.server_state["c"][name] + share * mean
         return super().step(update)

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 from fedfrozen_app.config import setting
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.models.select import selected
 from fedfrozen_app.server import base
@@ -33,7 +33,7 @@ class Stage:
 
 
 class Scheduled(base.PlannedFedAvg):
-    """The stage of a round says what trains; a subclass says which `stages` there are."""
+    """The stage of a round defines what trains; a subclass defines the `stages`."""
 
     stages: Sequence[Stage] = (Stage(1, "train"),)
     cycle: Sequence[int] | None = None
@@ -64,7 +64,7 @@ class Settings(base.Settings):
         "`kernel`), layers (`layer.0`), or both (`query.0`). `null`: everything trains in every round",
     )
     cycle: list[int] | None = setting(
-        None, "Two rounds: after the second it goes on with the first. `null`: the last stage stays"
+        None, "Two rounds: after the second it continues with the first. `null`: the last stage stays"
     )
 
     def checked(self, num_rounds: int) -> Self:
@@ -106,5 +106,5 @@ class Schedule(Scheduled):
     def __init__(self, federation: base.Federation, *args: Any, **kwargs: Any) -> None:
         super().__init__(federation, *args, **kwargs)
         self.stages, self.cycle = self.settings.parsed(), self.settings.cycle
-        for stage in self.stages:  # so that a role this model lacks is said before the first round
+        for stage in self.stages:  # so that a role this model lacks is reported before the first round
             selected([*(stage.train or ()), *stage.freeze], federation.roles, self.key)

@@ -7,6 +7,7 @@ import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,11 @@ from tests.report.browser import chromium, visit  # noqa: F401
 if TYPE_CHECKING:
     import torch
 
-    from fedfrozen_app.local.resident import Resident
+    from fedfrozen_app.local.worker import Worker
+
+# Helpers that assert: pytest shows what they compared, as in a test.
+HELPERS = ("comparing", "resuming", "local.runners", "runtimes.inprocess.concurrent", "secure.runs")
+pytest.register_assert_rewrite(*(f"tests.{name}" for name in HELPERS))
 
 SMALL = [
     "num_clients=3",
@@ -45,7 +50,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 # What takes or waits longest: begun first, so that no worker sits idle at the end beside one that does.
-LONG = ("tests/flower", "tests/golden", "tests/app/test_command")
+LONG = ("tests/runtimes/flower", "tests/golden", "tests/app/test_command")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -59,13 +64,13 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _composed_once(
+def _cached_composition(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[None]:
     if request.node.nodeid.startswith("tests/config"):
         yield
         return
-    from tests.composed_once import remembered
+    from tests.cached_composition import remembered
 
     place = tmp_path_factory.getbasetemp()
     # Every worker of pytest has a folder of its own in one that is this run's.
@@ -126,12 +131,12 @@ def train(tmp_path, monkeypatch):
     Without the pictures, which take longer to draw than such a run to train; runs through the command
     draw them.
     """
-    from fedfrozen_app.config import compose_config, read, resolved
+    from fedfrozen_app.config import compose_run
     from fedfrozen_app.files import checkpoint
-    from fedfrozen_app.inprocess.runtime import run_in_process
     from fedfrozen_app.report import output, personal
     from fedfrozen_app.run import evaluation
     from fedfrozen_app.run.job import Job
+    from fedfrozen_app.runtimes.inprocess.runtime import run_in_process
 
     monkeypatch.setattr(output, "write_curves", lambda *args, **kwargs: None)
     monkeypatch.setattr(output, "write_selection", lambda *args: None)
@@ -141,26 +146,26 @@ def train(tmp_path, monkeypatch):
     def train(*overrides: str, folder: str = "run", resume: bool = False, small: bool = True) -> Run:
         target = tmp_path / folder
         words = [*(SMALL if small else ()), *overrides]
-        resolved_config = resolved(compose_config(words))
-        config = read(resolved_config)
+        composed = compose_run(words)
+        config = composed.config
         start = checkpoint.newest(target) if resume else None
         if config.start_from:
             start = checkpoint.read(Path(config.start_from))
-        run_in_process(Job(config, resolved_config, words, target, start))
+        run_in_process(Job(composed, target, start))
         return Run(target)
 
     return train
 
 
-def resident_of(*words: str) -> "Resident":
+def worker_of(*words: str) -> "Worker":
     """What a worker holds for a run of these words: model, data and the clients' rows."""
     from fedfrozen_app.config import compose_config, read, resolved
     from fedfrozen_app.data.federated import load_corpus, share_out
-    from fedfrozen_app.local.resident import Resident
+    from fedfrozen_app.local.worker import Worker
 
     config = read(resolved(compose_config(list(words))))
     corpus = load_corpus(config)
-    return Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))
+    return Worker(config, corpus, shares=share_out(corpus, config, config.num_clients))
 
 
 def slowly(*cases: Any) -> list[Any]:
@@ -192,3 +197,28 @@ def same_bits(one: "dict[str, torch.Tensor]", other: "dict[str, torch.Tensor]") 
     import torch
 
     return list(one) == list(other) and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.fixture
+def pairs(tmp_path, train):
+    """Runs alone, and the same runs beside one another in one process."""
+    from tests.runtimes.inprocess.concurrent import alone_and_together
+
+    return partial(alone_and_together, train, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory):
+    """The folder into which pip has installed the package of docs/adding-a-strategy.md."""
+    from tests.app.page_package import install_page_package
+
+    return install_page_package(tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture
+def installed(package):
+    """The same folder, while its package can be imported."""
+    from tests.foreign_packages import on_path
+
+    with on_path(package, "mymethods") as folder:
+        yield folder

@@ -11,14 +11,15 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from transformers import AutoConfig, AutoModel, VisionTextDualEncoderConfig, VisionTextDualEncoderModel
 
+from fedfrozen_app.adapters.dual import DualEncoder, check_pictures
+from fedfrozen_app.adapters.dual_load import tokenizer_of
 from fedfrozen_app.align.tiny import pictures_of
 from fedfrozen_app.align.train import AlignSettings, Pictures, align, save
-from fedfrozen_app.config import compose_config, device_of, read, resolved, sentence
+from fedfrozen_app.config import compose_run, device_of, sentence
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.federated import align_rows, input_shape, load_corpus
-from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.disk import whole_folder
-from fedfrozen_app.models.dual import DualEncoder, check_pictures, tokenizer_of
-from fedfrozen_app.models.quiet import quiet
+from fedfrozen_app.models.silence_transformers import silence_transformers
 
 log = logging.getLogger(__name__)
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -38,7 +39,7 @@ def make(arguments: list[str]) -> None:
     given = {k: v for k, _, v in (word.partition("=") for word in arguments[1:]) if k in known}
     # strategy=fedavg: this only reads data, and must not ask for a dual encoder that is not there yet.
     overrides = [word for word in arguments[1:] if word.partition("=")[0] not in known]
-    config = read(resolved(compose_config(["strategy=fedavg", *overrides])))
+    config = compose_run(["strategy=fedavg", *overrides]).config
     for key in ("vision", "text"):
         if not Path(given.get(key, "")).is_dir() or key not in given:
             raise UserError(f"{key}={given.get(key, '')} is no folder of a pretrained encoder: {USAGE}.")
@@ -62,13 +63,13 @@ def make(arguments: list[str]) -> None:
         # Pretrained image encoders expect ImageNet's normalisation, not that of a slice of other data.
         pictures = Pictures(pictures.pixels, pictures.labels, pictures.classes, **IMAGENET)
     log.info("Aligning on %d rows that no run with this dataset.align trains or tests on.", len(rows))
-    figures = align(dual, pictures, settings, device_of(config.device))
+    metrics = align(dual, pictures, settings, device_of(config.device))
     with whole_folder(folder.resolve()) as part:
-        save(dual, pictures, figures | {"dataset": vars(config.dataset), "command": arguments}, part)
+        save(dual, pictures, metrics | {"dataset": vars(config.dataset), "command": arguments}, part)
     shown = {
-        key: figures[key]
+        key: metrics[key]
         for key in ("rows", "probe_accuracy", "zero_shot_accuracy", "chance")
-        if key in figures
+        if key in metrics
     }
     print(json.dumps({"folder": str(folder), **shown}))
 
@@ -84,7 +85,7 @@ def join(vision: str, text: str, pooling: str, projection_dim: str) -> DualEncod
         joint = VisionTextDualEncoderConfig.from_vision_text_configs(
             *configs, projection_dim=int(projection_dim)
         )
-        with quiet(), torch.random.fork_rng(devices=[]):
+        with silence_transformers(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             towers = [AutoModel.from_pretrained(path, local_files_only=True) for path in (vision, text)]
             model: Any = VisionTextDualEncoderModel(joint, *towers)

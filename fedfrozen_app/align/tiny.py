@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import NoReturn
 
 import torch
-from flwr.supercore.utils import get_flwr_home
 from transformers import ByT5Tokenizer
 
+from fedfrozen_app.adapters.dual import DualEncoder, check_pictures
+from fedfrozen_app.adapters.dual_load import random_dual
 from fedfrozen_app.align.train import AlignSettings, Pictures, align, save
 from fedfrozen_app.config import Config
+from fedfrozen_app.core.digests import digest
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.flower_internals import get_flwr_home
 from fedfrozen_app.data.federated import align_rows, input_shape
 from fedfrozen_app.data.table import Corpus
-from fedfrozen_app.digests import digest
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.dual import DualEncoder, check_pictures, random_dual
 from fedfrozen_app.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -53,11 +54,11 @@ def aligned_folder(config: Config, corpus: Corpus) -> Path:
     if folder.is_dir():
         return folder
     log.info("Training two small encoders on %d rows that are neither federated nor tested.", len(rows))
-    figures = align(dual, pictures, SETTINGS, torch.device("cpu"))
-    log.info("Zero-shot accuracy on held-out rows: %.3f.", figures["zero_shot_accuracy"])
+    metrics = align(dual, pictures, SETTINGS, torch.device("cpu"))
+    log.info("Zero-shot accuracy on held-out rows: %.3f.", metrics["zero_shot_accuracy"])
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".part-"))
-    save(dual, pictures, figures, part)
+    save(dual, pictures, metrics, part)
     if folder.is_dir():  # another process was quicker
         shutil.rmtree(part)
     else:

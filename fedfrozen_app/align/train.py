@@ -18,10 +18,11 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 from torch.nn import functional
 
-from fedfrozen_app.data.partition import split_validation
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.dual import ALIGNMENT, PREPROCESSOR, DualEncoder, Words, spoken
-from fedfrozen_app.models.quiet import quiet
+from fedfrozen_app.adapters.dual import DualEncoder, Words, spoken
+from fedfrozen_app.adapters.dual_load import ALIGNMENT, PREPROCESSOR
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.data.client_splits import split_validation
+from fedfrozen_app.models.silence_transformers import silence_transformers
 
 log = logging.getLogger(__name__)
 TEMPLATES = ("a photo of a {}.", "a picture of a {}.", "a {}.", "an image of the {}.", "this is a {}.")
@@ -36,7 +37,7 @@ class AlignSettings:
     lr: float = 1e-3
     weight_decay: float = 0.01
     batch_size: int = 128
-    held_out: float = 0.2  # share of the rows that alignment is judged on
+    held_out: float = 0.2  # share of the rows that alignment is evaluated on
     seed: int = 0
 
     def checked(self) -> "AlignSettings":
@@ -68,7 +69,7 @@ class Pictures:
 def align(
     dual: DualEncoder, pictures: Pictures, settings: AlignSettings, device: torch.device
 ) -> dict[str, Any]:
-    """Train `dual` in place; what came out, judged on rows that it did not see."""
+    """Train `dual` in place; returns its metrics on rows that it did not see."""
     settings.checked()
     labels = pictures.labels.numpy()
     fit, held = split_validation(np.arange(len(labels)), labels, settings.held_out, (settings.seed,))
@@ -80,15 +81,15 @@ def align(
         if settings.train == "projections"
         else _Everything(dual, pictures, device)
     )
-    figures: dict[str, Any] = {
+    metrics: dict[str, Any] = {
         "rows": len(fit),
         "held_out_rows": len(held),
         "chance": 1 / len(pictures.classes),
     }
     if isinstance(learner, _Projections):
-        figures["probe_accuracy"] = _probe(learner.images(torch.arange(len(labels))), labels, fit, held)
+        metrics["probe_accuracy"] = _probe(learner.images(torch.arange(len(labels))), labels, fit, held)
         log.info(
-            "A linear probe of the image encoder reaches %.3f on held-out rows.", figures["probe_accuracy"]
+            "A linear probe of the image encoder reaches %.3f on held-out rows.", metrics["probe_accuracy"]
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
@@ -96,12 +97,12 @@ def align(
     with torch.no_grad():
         scores = learner.scores(torch.from_numpy(held), template=0)
     right = (scores.argmax(dim=1).cpu() == pictures.labels[torch.from_numpy(held)]).double().mean()
-    figures["zero_shot_accuracy"] = float(right)
-    figures["clearly_above_chance"] = figures["zero_shot_accuracy"] >= CLEAR * figures["chance"]
-    if not figures["clearly_above_chance"]:
-        log.warning("Zero-shot is not clearly above chance: such a model cannot judge prompts.")
+    metrics["zero_shot_accuracy"] = float(right)
+    metrics["clearly_above_chance"] = metrics["zero_shot_accuracy"] >= CLEAR * metrics["chance"]
+    if not metrics["clearly_above_chance"]:
+        log.warning("Zero-shot is not clearly above chance: such a model cannot evaluate prompts.")
     dual.requires_grad_(False).eval().cpu()
-    return figures | {"settings": asdict(settings), "templates": list(TEMPLATES)}
+    return metrics | {"settings": asdict(settings), "templates": list(TEMPLATES)}
 
 
 class _Everything:
@@ -183,13 +184,13 @@ def _probe(features: Tensor, labels: np.ndarray, fit: np.ndarray, held: np.ndarr
     )
 
 
-def save(dual: DualEncoder, pictures: Pictures, figures: dict[str, Any], folder: Path) -> None:
+def save(dual: DualEncoder, pictures: Pictures, metrics: dict[str, Any], folder: Path) -> None:
     """A folder for transformers' `VisionTextDualEncoderModel.from_pretrained`, and ours."""
-    with quiet():
+    with silence_transformers():
         dual.model.save_pretrained(folder)
     if dual.tokenizer.vocab_files_names:
         dual.tokenizer.save_pretrained(folder)
     size = pictures.pixels.shape[-1]
     pixels = {"image_mean": pictures.mean, "image_std": pictures.std, "size": {"height": size, "width": size}}
     (folder / PREPROCESSOR).write_text(json.dumps(pixels, indent=2))
-    (folder / ALIGNMENT).write_text(json.dumps({"text_pooling": dual.pooling, **figures}, indent=2))
+    (folder / ALIGNMENT).write_text(json.dumps({"text_pooling": dual.pooling, **metrics}, indent=2))

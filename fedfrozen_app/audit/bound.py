@@ -1,4 +1,4 @@
-"""What the guesses of an adversary say of epsilon, from one run.
+"""What the guesses of an adversary show about epsilon, from one run.
 
 Each of m canaries was planted by the toss of a coin. An adversary who sees what the client sent, and knows
 all of its data but the coins, guesses r of them and is right C times. p_i is the chance that C = i.
@@ -58,7 +58,9 @@ class CanaryResult:
     epsilon_lower_any: float  # theorem 5.2's bound, for whatever way
 
 
-def judge(seen: np.ndarray, coins: np.ndarray, paid_for: tuple[Steps, ...], delta: float) -> CanaryResult:
+def evaluate_canaries(
+    seen: np.ndarray, coins: np.ndarray, paid_for: tuple[Steps, ...], delta: float
+) -> CanaryResult:
     """`seen`: (steps, canaries), what was sent along each canary less the rows' part, in units of the
     bound."""
     scores = likelihoods(seen, paid_for[-1].rate)
@@ -86,7 +88,7 @@ def judge(seen: np.ndarray, coins: np.ndarray, paid_for: tuple[Steps, ...], delt
 def likelihoods(seen: np.ndarray, rate: float) -> np.ndarray:
     """How much likelier each canary's steps are with it than without: Σ_t log(1 − q + q·e^((2x_t − 1)/2σ²)).
 
-    No test tells a subsampled Gaussian better. σ is the noise that shows in `seen` itself, by the median,
+    No test for a subsampled Gaussian is stronger. σ is the noise that shows in `seen` itself, by the median,
     which the few steps that hold a canary hardly move: an adversary does not rely on the noise that was
     promised.
     """
@@ -95,7 +97,7 @@ def likelihoods(seen: np.ndarray, rate: float) -> np.ndarray:
     noise = max(float(np.nanmedian(np.abs(seen))) / 0.6745, LEAST_NOISE)
     gain = (2 * seen - 1) / (2 * noise**2)
     absent = math.log1p(-rate) if rate < 1 else -math.inf
-    with np.errstate(invalid="ignore"):  # NaN where a canary's array did not train, which tells nothing
+    with np.errstate(invalid="ignore"):  # NaN where a canary's array did not train, which shows nothing
         return np.nansum(np.logaddexp(absent, math.log(rate) + gain), axis=0)
 
 
@@ -137,7 +139,7 @@ def epsilon_refuted(
         return tuple(step._replace(noise=step.noise * math.exp(log_scale)) for step in paid_for)
 
     def ruled_out(log_scale: float) -> bool:
-        if rough_epsilon(scaled(log_scale), delta) > MOST_EPSILON:  # nobody claims that, and exp overflows
+        if rough_epsilon(scaled(log_scale), delta) > MOST_EPSILON:  # beyond any real claim, and exp overflows
             return False
         return refutes(canaries, tries, curve_of(scaled(log_scale), delta))
 

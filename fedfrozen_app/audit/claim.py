@@ -1,7 +1,7 @@
 """Whether a client's claim holds: what it wrote down of its real rounds, and what the server got, against
 epsilon.
 
-Every check says one of three words. `EXCEEDED`: what was seen would be a wonder if the claim were true; such
+Every check gives one of three words. `EXCEEDED`: what was seen would be a wonder if the claim were true; such
 a wonder happens to at most one honest run in a thousand for each check (for the canaries' bound, to one in
 twenty at the very most). `cannot be told`: the check had too little to go by. `pass`: it could have failed
 and did not.
@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
 from scipy.stats import binom, chi2, norm
 
-from fedfrozen_app.audit.bound import judge
+from fedfrozen_app.audit.bound import evaluate_canaries
+from fedfrozen_app.core.formatting import counted
+from fedfrozen_app.files.uploads import read_upload
 from fedfrozen_app.privacy.accountant import epsilon_bounds, merged
-from fedfrozen_app.privacy.watched import Canaries, WatchedRound, read_rounds
-from fedfrozen_app.words import counted
+from fedfrozen_app.privacy.audit_record import RecordedRound, read_rounds
+from fedfrozen_app.privacy.budget import BudgetFile
+from fedfrozen_app.privacy.canaries import Canaries
 
-PASS, EXCEEDED, UNTOLD = "pass", "EXCEEDED", "cannot be told"
+PASS, EXCEEDED, UNDECIDED = "pass", "EXCEEDED", "cannot be told"
 DOUBT = 0.001  # the chance that a check fails an honest run
 ROUNDING = 0.001  # of the noise and of the bound: what float32 may add to either
 
@@ -33,16 +35,16 @@ class Check:
     name: str
     word: str
     found: str
-    figures: dict[str, Any]
+    measured: dict[str, Any]
 
 
-def judge_claim(record: Path, uploads: Path | None, client: str, told: float | None) -> dict[str, Any]:
-    """`record`: what the client wrote down; `uploads`: what the server kept; `told`: the ε that it
+def check_claim(record: Path, uploads: Path | None, client: str, reported: float | None) -> dict[str, Any]:
+    """`record`: what the client wrote down; `uploads`: what the server kept; `reported`: the ε that it
     published."""
     rounds = read_rounds(record)
     canaries = Canaries.read(record)
     last = rounds[-1].figures
-    claim = last.epsilon if told is None else told
+    claim = last.epsilon if reported is None else reported
     checks = [
         check_sent(rounds, uploads, client),
         check_noise(rounds),
@@ -51,6 +53,8 @@ def judge_claim(record: Path, uploads: Path | None, client: str, told: float | N
         check_accounts(rounds, claim),
         check_canaries(rounds, canaries, last.delta),
     ]
+    if (missing := lost_records(record, rounds)) is not None:
+        checks.append(missing)
     words = {check.word for check in checks}
     return {
         "client": client,
@@ -59,22 +63,34 @@ def judge_claim(record: Path, uploads: Path | None, client: str, told: float | N
         "epsilon_claimed": claim,
         "delta": last.delta,
         "privacy_unit": last.unit,
-        "verdict": next(word for word in (EXCEEDED, UNTOLD, PASS) if word in words),
+        "verdict": next(word for word in (EXCEEDED, UNDECIDED, PASS) if word in words),
         "checks": {
-            check.name: {"word": check.word, "found": check.found, **check.figures} for check in checks
+            check.name: {"word": check.word, "found": check.found, **check.measured} for check in checks
         },
     }
 
 
-def check_sent(rounds: Sequence[WatchedRound], uploads: Path | None, client: str) -> Check:
+def lost_records(record: Path, rounds: Sequence[RecordedRound]) -> Check | None:
+    """Rounds that were paid for and whose record is not here; None where all are."""
+    budget = BudgetFile(record.parents[1], record.name).read()
+    last = max(one.number for one in rounds) if budget is None else budget.rounds
+    lost = sorted({*range(1, last + 1)} - {one.number for one in rounds})
+    if not lost:
+        return None
+    names = ", ".join(f"{number}.safetensors" for number in lost)
+    found = f"of the rounds paid for, these records are not here: {names}"
+    return Check("record", UNDECIDED, found, {"lost": lost})
+
+
+def check_sent(rounds: Sequence[RecordedRound], uploads: Path | None, client: str) -> Check:
     """What the server got is, to the bit, what the steps that were watched make; or the round's own model,
     where a codec left an element out. Else the other checks would be about something that was never sent."""
     compared, wrong = 0, []
     for one in rounds:
         folder = None if uploads is None else uploads / str(one.figures.server_round)
-        if folder is None or not (folder / f"{client}.safetensors").exists():
+        if folder is None or (found := read_upload(folder, client)) is None:
             continue
-        base, sent = load_file(folder / "base.safetensors"), load_file(folder / f"{client}.safetensors")
+        base, sent = ({name: value.numpy() for name, value in part.items()} for part in found)
         compared += 1
         for name, value in sent.items():
             same = value == base[name]
@@ -82,15 +98,19 @@ def check_sent(rounds: Sequence[WatchedRound], uploads: Path | None, client: str
                 same |= value == one.made[name]
             if not same.all():
                 wrong.append(f"{name} in round {one.figures.server_round}")
-    figures = {"rounds": compared, "differ": wrong}
+    if all(one.figures.masked for one in rounds):
+        # The noise is what the vector had beside those steps: anything else in it is too much noise.
+        finding = f"{counted(len(rounds), 'masked vector')} made by the private steps, and noise"
+        return Check("sent", PASS, finding, {"rounds": len(rounds), "differ": []})
+    measured = {"rounds": compared, "differ": wrong}
     if wrong:
-        return Check("sent", EXCEEDED, f"{wrong[0]} is not what the private steps made", figures)
+        return Check("sent", EXCEEDED, f"{wrong[0]} is not what the private steps made", measured)
     if not compared:
-        return Check("sent", UNTOLD, "the server's copies of the uploads are not here", figures)
-    return Check("sent", PASS, f"{counted(compared, 'upload')} made by the private steps alone", figures)
+        return Check("sent", UNDECIDED, "the server's copies of the uploads are not here", measured)
+    return Check("sent", PASS, f"{counted(compared, 'upload')} made by the private steps alone", measured)
 
 
-def check_noise(rounds: Sequence[WatchedRound]) -> Check:
+def check_noise(rounds: Sequence[RecordedRound]) -> Check:
     """Sent less clipped sum has the variance that was paid for: chi-square, from both sides.
 
     Too little is noise that is missing. Too much is a sum that was not clipped as it should be.
@@ -99,16 +119,16 @@ def check_noise(rounds: Sequence[WatchedRound]) -> Check:
     count = sum(one.figures.elements for one in rounds)
     low = math.sqrt(squares / chi2.isf(DOUBT / 2, count))
     high = math.sqrt(squares / chi2.ppf(DOUBT / 2, count))
-    figures = {"deviation": math.sqrt(squares / count), "low": low, "high": high, "elements": count}
-    found = f"its deviation is {figures['deviation']:.4f} times what was paid for ({low:.4f} to {high:.4f})"
+    measured = {"deviation": math.sqrt(squares / count), "low": low, "high": high, "elements": count}
+    found = f"its deviation is {measured['deviation']:.4f} times what was paid for ({low:.4f} to {high:.4f})"
     if high < 1 - ROUNDING:
-        return Check("noise", EXCEEDED, f"too little: {found}", figures)
+        return Check("noise", EXCEEDED, f"too little: {found}", measured)
     if low > 1 + ROUNDING:
-        return Check("noise", EXCEEDED, f"more than noise was sent: {found}", figures)
-    return Check("noise", PASS, found, figures)
+        return Check("noise", EXCEEDED, f"more than noise was sent: {found}", measured)
+    return Check("noise", PASS, found, measured)
 
 
-def check_clipping(rounds: Sequence[WatchedRound], canaries: Canaries) -> Check:
+def check_clipping(rounds: Sequence[RecordedRound], canaries: Canaries) -> Check:
     """Rows are in what was sent as often as they should be, and no canary more than once.
 
     Of the rows, by regression on their clipped sum. A canary's gradient is ten times as long as the bound, so
@@ -117,25 +137,25 @@ def check_clipping(rounds: Sequence[WatchedRound], canaries: Canaries) -> Check:
     size = math.sqrt(sum(one.figures.squares for one in rounds) / sum(one.figures.elements for one in rounds))
     noise = size * max(one.figures.claimed.noise for one in rounds)
     length = sum(one.figures.length for one in rounds)
-    figures: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
     if length:
         more, error = sum(one.figures.along for one in rounds) / length, noise / math.sqrt(length)
-        figures |= {"rows": 1 + more, "rows_error": error}
+        measured |= {"rows": 1 + more, "rows_error": error}
         if more - norm.isf(DOUBT) * error > ROUNDING:
             found = f"rows are {1 + more:.3f} (±{error:.3f}) times as much as when they are clipped"
-            return Check("clipping", EXCEEDED, found, figures)
+            return Check("clipping", EXCEEDED, found, measured)
     seen = np.concatenate([one.seen[one.there] for one in rounds])
-    figures["samples"] = len(seen)
+    measured["samples"] = len(seen)
     if len(seen) < 2:
-        return Check("clipping", UNTOLD, f"with {len(canaries)} canaries, none of them sampled", figures)
+        return Check("clipping", UNDECIDED, f"with {len(canaries)} canaries, none of them sampled", measured)
     mean, error = float(seen.mean()), float(seen.std(ddof=1) / math.sqrt(len(seen)))
     low, high = (mean + sign * norm.isf(DOUBT) * error for sign in (-1, 1))
-    figures |= {"contribution": mean, "low": low, "high": high}
+    measured |= {"contribution": mean, "low": low, "high": high}
     found = f"a canary gives {mean:.3f} times the bound ({low:.3f} to {high:.3f})"
-    return Check("clipping", EXCEEDED if low > 1 + ROUNDING else PASS, found, figures)
+    return Check("clipping", EXCEEDED if low > 1 + ROUNDING else PASS, found, measured)
 
 
-def check_draws(rounds: Sequence[WatchedRound]) -> Check:
+def check_draws(rounds: Sequence[RecordedRound]) -> Check:
     """No step's noise is another's, and nothing comes out the same when it is drawn again."""
     repeats = sorted({name for one in rounds for name in one.figures.repeats})
     products = sum(one.figures.products for one in rounds)
@@ -144,18 +164,18 @@ def check_draws(rounds: Sequence[WatchedRound]) -> Check:
         if one.first is not None and other.first is not None and len(one.first) == len(other.first):
             products += float(one.first.astype(np.float64) @ other.first)
             pairs += len(one.first)
-    figures: dict[str, Any] = {"repeats": repeats, "pairs": pairs}
+    measured: dict[str, Any] = {"repeats": repeats, "pairs": pairs}
     if repeats:
-        return Check("draws", EXCEEDED, f"whoever knows the seed knows: {', '.join(repeats)}", figures)
+        return Check("draws", EXCEEDED, f"the seed reveals: {', '.join(repeats)}", measured)
     # Of independent noise that is as large as it was found to be, a mean product has deviation size/√pairs.
     size = sum(one.figures.squares for one in rounds) / sum(one.figures.elements for one in rounds)
-    figures["correlation"] = products / (size * pairs) if pairs and size else 0.0
-    found = f"one step's noise and the next one's correlate by {figures['correlation']:.5f}"
-    wrong = abs(figures["correlation"]) * math.sqrt(pairs) > norm.isf(DOUBT / 2)
-    return Check("draws", EXCEEDED if wrong else PASS, found, figures)
+    measured["correlation"] = products / (size * pairs) if pairs and size else 0.0
+    found = f"one step's noise and the next one's correlate by {measured['correlation']:.5f}"
+    wrong = abs(measured["correlation"]) * math.sqrt(pairs) > norm.isf(DOUBT / 2)
+    return Check("draws", EXCEEDED if wrong else PASS, found, measured)
 
 
-def check_accounts(rounds: Sequence[WatchedRound], claim: float) -> Check:
+def check_accounts(rounds: Sequence[RecordedRound], claim: float) -> Check:
     """Samples as large, and steps as many, as epsilon was reckoned for; and that epsilon reckoned again."""
     trials = sum(one.figures.units * one.figures.steps for one in rounds)
     drawn = sum(one.figures.sampled for one in rounds)
@@ -163,7 +183,7 @@ def check_accounts(rounds: Sequence[WatchedRound], claim: float) -> Check:
     taken = [one.figures.claimed._replace(times=one.figures.steps) for one in rounds]
     least, _ = epsilon_bounds(taken, rounds[-1].figures.delta)
     steps = sum(step.times for step in taken)
-    figures = {
+    measured = {
         "epsilon_of_steps": least,
         "steps": steps,
         "paid": sum(one.figures.claimed.times for one in rounds),
@@ -171,24 +191,24 @@ def check_accounts(rounds: Sequence[WatchedRound], claim: float) -> Check:
         "expected": expected,
     }
     if trials and binom.sf(drawn - 1, trials, min(expected / trials, 1.0)) < DOUBT:
-        return Check("accounts", EXCEEDED, f"{drawn} examples in samples, {expected:.0f} paid for", figures)
+        return Check("accounts", EXCEEDED, f"{drawn} examples in samples, {expected:.0f} paid for", measured)
     if least > claim:
         found = f"the {counted(steps, 'step')} taken cost epsilon {least:.3f} at least"
-        return Check("accounts", EXCEEDED, found, figures)
+        return Check("accounts", EXCEEDED, found, measured)
     found = f"{counted(steps, 'step')}, {drawn} examples in samples ({expected:.0f} expected)"
-    return Check("accounts", PASS, found, figures)
+    return Check("accounts", PASS, found, measured)
 
 
-def check_canaries(rounds: Sequence[WatchedRound], canaries: Canaries, delta: float) -> Check:
-    """Against what the steps that were paid for promise at every δ; that they cost what was told is another
-    check."""
+def check_canaries(rounds: Sequence[RecordedRound], canaries: Canaries, delta: float) -> Check:
+    """Against what the steps that were paid for promise at every δ; whether they cost what was reported is
+    another check."""
     paid_for = merged(one.figures.claimed for one in rounds)
-    result = judge(np.concatenate([one.seen for one in rounds]), canaries.coins, paid_for, delta)
+    result = evaluate_canaries(np.concatenate([one.seen for one in rounds]), canaries.coins, paid_for, delta)
     could = f"{result.canaries} canaries could show {result.epsilon_most:.2f}"
     guesses = f"{result.right} of {result.guesses} guesses right"
     found = f"{guesses}: epsilon is above {result.epsilon_lower:.2f}; {could}"
     if result.refuted:
         return Check("canaries", EXCEEDED, found, asdict(result))
     if not result.could_refute:
-        return Check("canaries", UNTOLD, f"{could}, less than the claim", asdict(result))
+        return Check("canaries", UNDECIDED, f"{could}, less than the claim", asdict(result))
     return Check("canaries", PASS, found, asdict(result))

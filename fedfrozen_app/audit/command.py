@@ -12,13 +12,11 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 from rich.table import Table as Grid
-from safetensors.torch import load_file
 from torch import Tensor
 
-from fedfrozen_app.audit.claim import EXCEEDED, UNTOLD, judge_claim
-from fedfrozen_app.audit.membership import (
+from fedfrozen_app.audit.claim import EXCEEDED, UNDECIDED, check_claim
+from fedfrozen_app.audit.membership_inference import (
     Pool,
     interval,
     losses_of,
@@ -27,11 +25,14 @@ from fedfrozen_app.audit.membership import (
     split_scores,
 )
 from fedfrozen_app.config import sentence
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.terminal import Console
+from fedfrozen_app.core.verbs.verb import TRUST
 from fedfrozen_app.data.table import Table
-from fedfrozen_app.errors import UserError
 from fedfrozen_app.files.rows import read_rows
+from fedfrozen_app.files.uploads import read_upload
 from fedfrozen_app.launch import load_run, run_folder
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.report.output import replace_file
 
 
@@ -46,13 +47,13 @@ class AuditSettings:
 
 def audit(arguments: list[str]) -> int:
     """1 when a claimed epsilon is exceeded."""
-    run, overrides = run_folder("audit", arguments)
+    run, overrides = run_folder("audit", [word for word in arguments if word != TRUST])
     settings = read_settings(overrides)
     if (run / "audit").is_dir():
-        claims = [judge_claim(path, None, path.name, None) for path in audited(run)]
+        claims = [check_claim(path, None, path.name, None) for path in audited(run)]
         found: dict[str, Any] = {"run": str(run), "claims": claims}
     else:
-        found = attack(run, settings)
+        found = attack(run, settings, trusted=TRUST in arguments)
     replace_file(run / "audit.json", json.dumps(found, indent=2))
     for grid in as_grids(found):
         Console().print(grid)
@@ -60,20 +61,20 @@ def audit(arguments: list[str]) -> int:
     return int(any(claim["verdict"] == EXCEEDED for claim in found["claims"]))
 
 
-def attack(run: Path, settings: AuditSettings) -> dict[str, Any]:
-    claims = judge_claims(run)
-    resident = load_run(run, [])
-    clients = took_part(resident, run)
-    settings.client = settings.client or resident.config.privacy.audited or "0"
-    check_client(resident, run, settings.client)
-    final = {name: value.detach().clone() for name, value in resident.parameters.items()}
+def attack(run: Path, settings: AuditSettings, *, trusted: bool) -> dict[str, Any]:
+    claims = check_claims(run)
+    worker = load_run(run, [], trusted=trusted)
+    clients = took_part(worker, run)
+    settings.client = settings.client or worker.config.privacy.audited or "0"
+    check_client(worker, run, settings.client)
+    final = {name: value.detach().clone() for name, value in worker.parameters.items()}
     return {
         "run": str(run),
-        "strategy": resident.config.strategy["name"],
+        "strategy": worker.config.strategy["name"],
         "settings": asdict(settings),
         "claims": claims,
-        "final_model": attack_model(resident, clients, final, settings),
-        "uploads": attack_uploads(resident, run, settings),
+        "final_model": attack_model(worker, clients, final, settings),
+        "uploads": attack_uploads(worker, run, settings),
     }
 
 
@@ -82,14 +83,18 @@ def audited(privacy: Path) -> list[Path]:
     return sorted(path for path in (privacy / "audit").glob("*") if any(path.glob("[0-9]*.safetensors")))
 
 
-def judge_claims(run: Path) -> list[dict[str, Any]]:
-    """Of each client that claims an epsilon; who was not watched claims without proof."""
-    told = {client: value for row in read_rows(run) for client, value in row.get("epsilon", {}).items()}
+def check_claims(run: Path) -> list[dict[str, Any]]:
+    """Of each client that claims an epsilon; a client that was not watched claims without proof."""
+    reported = {client: value for row in read_rows(run) for client, value in row.get("epsilon", {}).items()}
     watched = {path.name: path for path in audited(run / "privacy")}
-    found = [judge_claim(path, run / "uploads", client, told.get(client)) for client, path in watched.items()]
-    if told and not found:
-        largest = max(told, key=lambda client: told[client])
-        found.append({"client": largest, "epsilon_claimed": told[largest], "verdict": UNTOLD, "checks": {}})
+    found = [
+        check_claim(path, run / "uploads", client, reported.get(client)) for client, path in watched.items()
+    ]
+    if reported and not found:
+        largest = max(reported, key=lambda client: reported[client])
+        found.append(
+            {"client": largest, "epsilon_claimed": reported[largest], "verdict": UNDECIDED, "checks": {}}
+        )
     return found
 
 
@@ -110,51 +115,53 @@ def read_settings(overrides: list[str]) -> AuditSettings:
     return settings
 
 
-def took_part(resident: Resident, run: Path) -> list[str]:
-    assert resident.shares.partition is not None
+def took_part(worker: Worker, run: Path) -> list[str]:
+    assert worker.shares.partition is not None
     clients = sorted({client for row in read_rows(run) for client in row.get("clients", ())})
-    if not clients or not set(clients) <= set(map(str, range(len(resident.shares.partition.indices)))):
+    if not clients or not set(clients) <= set(map(str, range(len(worker.shares.partition.indices)))):
         raise UserError(
             f"{run} cannot be audited here: it needs trained rounds, and its clients' rows at hand."
         )
     return clients
 
 
-def check_client(resident: Resident, run: Path, client: str) -> None:
-    assert resident.shares.partition is not None
-    count = len(resident.shares.partition.indices)
+def check_client(worker: Worker, run: Path, client: str) -> None:
+    assert worker.shares.partition is not None
+    count = len(worker.shares.partition.indices)
     if client not in map(str, range(count)):
         raise UserError(f"{run} has no client {client}: choose one from 0 to {count - 1}.")
 
 
 def attack_model(
-    resident: Resident, clients: list[str], final: dict[str, Tensor], settings: AuditSettings
+    worker: Worker, clients: list[str], final: dict[str, Tensor], settings: AuditSettings
 ) -> dict[str, Any]:
     """Members are the training rows of all clients that took part, the others the test rows."""
-    members = torch.cat([resident.rows(client).train for client in clients])
-    pool = _pool(resident, members, settings)
-    losses = losses_of(resident, pool.rows, final)
-    hard = shadow_losses(resident, pool, settings.shadow_pairs, settings.shadow_epochs, settings.seed)
+    members = torch.cat([worker.rows(client).train for client in clients])
+    pool = _pool(worker, members, settings)
+    losses = losses_of(worker, pool.rows, final)
+    hard = shadow_losses(worker, pool, settings.shadow_pairs, settings.shadow_epochs, settings.seed)
     return {
         "loss": interval(*split_scores(-losses, pool), settings.seed),
         "shadow": interval(*split_scores(hard - losses, pool), settings.seed),
     }
 
 
-def attack_uploads(resident: Resident, run: Path, settings: AuditSettings) -> dict[str, Any] | None:
+def attack_uploads(worker: Worker, run: Path, settings: AuditSettings) -> dict[str, Any] | None:
     """Where checkpoint.uploads kept what this client sent: what its rounds did for its own rows."""
-    folders = sorted((run / "uploads").glob("*"), key=lambda path: int(path.name))
-    kept = [path for path in folders if (path / f"{settings.client}.safetensors").exists()]
-    if not kept:
+    folders = sorted((run / "uploads").glob("[0-9]*"), key=lambda path: int(path.name))
+    if not folders:
         return None
     assert settings.client is not None
-    pool = _pool(resident, resident.rows(settings.client).train, settings)
-    gain = np.zeros(len(pool.rows))
-    for folder in kept:
-        before = losses_of(resident, pool.rows, load_file(folder / "base.safetensors"))
-        after = losses_of(resident, pool.rows, load_file(folder / f"{settings.client}.safetensors"))
-        gain += (before - after) / len(kept)
-    return {"rounds": len(kept), "gain": interval(*split_scores(gain, pool), settings.seed)}
+    pool = _pool(worker, worker.rows(settings.client).train, settings)
+    gain, kept = np.zeros(len(pool.rows)), 0
+    for folder in folders:
+        if (found := read_upload(folder, settings.client)) is None:
+            continue
+        before, after = (losses_of(worker, pool.rows, arrays) for arrays in found)
+        gain, kept = gain + before - after, kept + 1
+    return (
+        {"rounds": kept, "gain": interval(*split_scores(gain / kept, pool), settings.seed)} if kept else None
+    )
 
 
 def as_grids(found: dict[str, Any]) -> list[Grid]:
@@ -172,14 +179,16 @@ def as_claim_grid(claim: dict[str, Any]) -> Grid:
     for name, check in claim["checks"].items():
         grid.add_row(name, check["found"], check["word"])
     if not claim["checks"]:
-        grid.add_row("none", "nobody was watched: run it again with privacy.audited=CLIENT", claim["verdict"])
+        grid.add_row(
+            "none", "no client was watched: run it again with privacy.audited=CLIENT", claim["verdict"]
+        )
     grid.add_section()
     grid.add_row("the claim", "", claim["verdict"])
     return grid
 
 
 def as_attack_grid(found: dict[str, Any]) -> Grid:
-    grid = Grid(title=f"Attacks on {found['strategy']}: can one tell who was in the data?")
+    grid = Grid(title=f"Attacks on {found['strategy']}: who was in the data?")
     for column in ("attack", "result", "95 % interval"):
         grid.add_column(column)
     attacks = {
@@ -188,11 +197,11 @@ def as_attack_grid(found: dict[str, Any]) -> Grid:
     }
     if found["uploads"]:
         attacks[f"uploads of client {found['settings']['client']}"] = found["uploads"]["gain"]
-    for name, figures in attacks.items():
-        grid.add_row(name, f"AUC {figures['auc']:.3f}", f"{figures['low']:.3f} to {figures['high']:.3f}")
+    for name, area in attacks.items():
+        grid.add_row(name, f"AUC {area['auc']:.3f}", f"{area['low']:.3f} to {area['high']:.3f}")
     return grid
 
 
-def _pool(resident: Resident, members: Tensor, settings: AuditSettings) -> Pool:
-    table: Table = resident.train_table.take(members.to(resident.device))
-    return pool_of(table, resident.corpus.test.to(resident.device), settings.rows, settings.seed)
+def _pool(worker: Worker, members: Tensor, settings: AuditSettings) -> Pool:
+    table: Table = worker.train_table.take(members.to(worker.device))
+    return pool_of(table, worker.corpus.test.to(worker.device), settings.rows, settings.seed)

@@ -1,1 +1,1 @@
-"""Do our data fit together? What a site counts of its rows, what of it may leave, and what it tells."""
+"""Do our data fit together? What a site counts of its rows, and what of it may leave."""

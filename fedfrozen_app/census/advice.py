@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fedfrozen_app.census.measure import NONE
-from fedfrozen_app.words import counted
+from fedfrozen_app.core.formatting import counted
 
 TINY = 0.1  # of the median site's rows
 SHIFTED = 0.25  # total variation
@@ -31,7 +31,7 @@ FEATURES = {
 
 
 def advise(census: Mapping[str, Any]) -> list[Note]:
-    """By topic, the most important first; one note that says so where there is nothing to say."""
+    """By topic, the most important first; a single note where nothing stands out."""
     rules: tuple[Callable[[Mapping[str, Any]], Iterator[Note]], ...] = (
         _refused, _spelling, _absent, _tiny, _shifted, _skewed, _lacking, _texts, _repeated, _matches,
     )  # fmt: skip
@@ -45,11 +45,13 @@ def _note(topic: str, site: str, text: str) -> Note:
 
 def _refused(census: Mapping[str, Any]) -> Iterator[Note]:
     for site, why in census["refused"].items():
-        yield _note("refused", site, f"{site} told nothing ({why}): what follows is of the others alone.")
+        yield _note("refused", site, f"{site} reported nothing ({why}): the rest is about the others alone.")
     for site, found in census["sites"].items():
         if found["people"] is None:
             least = found["floor"]
-            yield _note("tiny", site, f"{site} has rows of fewer than {least} people, and told nothing more.")
+            yield _note(
+                "tiny", site, f"{site} has rows of fewer than {least} people, and reported nothing more."
+            )
 
 
 def _classes(census: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -113,14 +115,14 @@ def _absent(census: Mapping[str, Any]) -> Iterator[Note]:
         if lacks:
             text = (
                 f"{site} has no class {_some(lacks)}: a personal head (strategy=fedper), or class weights "
-                "(client.class_weights=true); judge it by its own rows (personal=true)."
+                "(client.class_weights=true); evaluate it on its own rows (personal=true)."
             )
             yield _note("missing class", site, text)
         few = [name for name in hidden if name != NONE]
         if few:
             text = (
-                f"{site} does not tell its rows of the classes {_some(sorted(few))}: some are too rare "
-                "there to be told, and maybe to learn from; class weights help (client.class_weights=true)."
+                f"{site} does not report its rows of the classes {_some(sorted(few))}: some are too rare "
+                "there to be shown, and maybe to learn from; class weights help (client.class_weights=true)."
             )
             yield _note("rare class", site, text)
 
@@ -157,8 +159,8 @@ def _shifted(census: Mapping[str, Any]) -> Iterator[Note]:
         if not far or (others and len(sites) > 2 and max(others) >= max(far.values())):
             continue
         names = sorted(far, key=lambda name: -far[name])
-        told = _some([FEATURES.get(name, name.replace("numbers/", "the column ")) for name in names])
-        text = f"{site} differs in {told}: {far[names[0]]:.0%} of its rows lie elsewhere than the others' do."
+        what = _some([FEATURES.get(name, name.replace("numbers/", "the column ")) for name in names])
+        text = f"{site} differs in {what}: {far[names[0]]:.0%} of its rows lie elsewhere than the others' do."
         if {"intensity", "brightness"} & far.keys():
             levels = _levels(census, site)
             text += f"{levels} Bring all to one window or normalise at the site, before labels are blamed."

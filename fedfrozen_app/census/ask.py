@@ -1,8 +1,8 @@
 """What a server asks of a site in a census: JSON against a closed schema, as a run's proposal is.
 
 It names a view and columns, with the edges or words by which these are counted, and no more. A site holds all
-of it against its policy: edges and words that are not the policy's are refused, because whoever may choose
-edges can cut one person out of a cell.
+of it against its policy: edges and words that are not the policy's are refused, because a server
+that may choose edges can cut one person out of a cell.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.proposal import NAME, RUN_ID
 from fedfrozen_app.exchange.strict import Spelled, read_json
 
@@ -32,7 +32,7 @@ class Ask(Spelled):
     columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # edges, or words
     epsilon: float | None = None  # of the noise on every count; None: counts as they are
     floor: int = 10  # of simulated clients; a site has its own
-    matches: bool = False  # rows that sites share, by keyed hashes
+    matches: bool = False  # rows that sites share, by keyed hashes, which are exact: never with an epsilon
 
     @cached_property
     def plain(self) -> dict[str, Any]:
@@ -63,6 +63,8 @@ def read_ask(text: str) -> Ask:
         raise ValueError("floor is out of bounds")
     if type(found["matches"]) is not bool:
         raise ValueError("matches is neither true nor false")
+    if found["matches"] and epsilon is not None:
+        raise ValueError("noise (epsilon) hides no hash of a row (matches): ask for one of the two")
     if not isinstance(found["columns"], dict) or len(found["columns"]) > MOST_COLUMNS:
         raise ValueError("columns are none")
     columns = {name: checked_column(name, kinds) for name, kinds in found["columns"].items()}

@@ -11,13 +11,16 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Table:
-    """People by cell: a line for each person and each cell in which she has something.
+    """People by cell: one line per person and cell in which they have something.
 
     With `edges` the cells are intervals in a row, from one edge to the next, and behind them one for rows
     that have no value; neighbours may be joined, the first and the last are open. Otherwise they have
-    names. Those that are `public` are known to everybody; others are in the data, and are told only where
-    enough people stand behind them. Rows without a value count too: who knows all and those with one, knows
-    those without.
+    names. Those that are `public` are public knowledge; others are in the data, and leave the site only
+    where enough people have them. Rows without a value count too: all rows less those with a value would
+    reveal them.
+
+    `by_person` says that nobody's cells depend on anybody else's rows. Noise is made for such tables alone:
+    one person more or less adds or removes her own lines, and moves no others.
     """
 
     name: str
@@ -27,6 +30,7 @@ class Table:
     names: tuple[str, ...] = ()
     public: int = 0  # so many of the names, the first ones
     edges: tuple[float, ...] = ()
+    by_person: bool = False
 
     @property
     def size(self) -> int:
@@ -45,11 +49,11 @@ class Table:
         return len(np.unique(self.person[(self.cell >= low) & (self.cell < high)]))
 
     @cached_property
-    def everybody(self) -> int:
+    def total_people(self) -> int:
         return len(np.unique(self.person))
 
     def members(self) -> dict[int, dict[str, float]]:
-        """By person, what she has in which cell: what a later census is held against."""
+        """By person, what they have in which cell: a later census is compared with it."""
         found: dict[int, dict[str, float]] = {}
         key = self.names if not self.edges else tuple(map(str, range(self.size)))
         for person, cell, weight in zip(
@@ -95,6 +99,7 @@ def by_name(
     public: Sequence[str] = (),
     *,
     other: str | None = None,
+    by_person: bool = False,
 ) -> Table:
     """A table of words. What is not public goes into the cell `other` where there is one."""
     known = list(dict.fromkeys([*public, *([other] if other is not None else [])]))
@@ -105,14 +110,21 @@ def by_name(
         cell = np.array([place[word] for word in value], dtype=np.int64)
     else:
         cell = np.array([place.get(word, place[other]) for word in value], dtype=np.int64)
-    return Table(name, *lines(np.asarray(person, dtype=np.int64), cell), tuple(place), len(known))
+    found = lines(np.asarray(person, dtype=np.int64), cell)
+    return Table(name, *found, tuple(place), len(known), by_person=by_person)
 
 
 def by_interval(
-    name: str, person: np.ndarray, value: np.ndarray, edges: Sequence[float], weight: np.ndarray | None = None
+    name: str,
+    person: np.ndarray,
+    value: np.ndarray,
+    edges: Sequence[float],
+    weight: np.ndarray | None = None,
+    *,
+    by_person: bool = False,
 ) -> Table:
     """A table of numbers; those beyond the ends are in the first and the last interval, NaN is none."""
     place = np.searchsorted(np.asarray(edges, dtype=float), value, side="right") - 1
     cell = np.where(np.isnan(value), len(edges) - 1, np.clip(place, 0, len(edges) - 2))
     found = lines(np.asarray(person, dtype=np.int64), cell.astype(np.int64), weight)
-    return Table(name, *found, edges=tuple(float(edge) for edge in edges))
+    return Table(name, *found, edges=tuple(float(edge) for edge in edges), by_person=by_person)

@@ -3,13 +3,14 @@
 A cell is small where it has some people, and fewer than the floor; or where so few are *not* in it. A small
 cell is joined with its neighbour, and where both together are still too few, with the next two: in halves of
 halves, so that with whom a cell is joined does not depend on the counts. (Hiding the smallest cell beside a
-small one would tell of the others that they are larger: trying all tables shows that this gives cells away.)
+small one would reveal that the others are larger: trying all tables shows that this gives cells away.)
 Cells that are joined have `floor` people together, and one more for each further cell that is not empty:
-whoever knows their sum knows of each of them nothing but that it is 1 to `floor` or more. Where the whole
+their sum reveals about each of them only that it is 1 to `floor` or more. Where the whole
 table is not enough for that, all of it is withheld.
 
-Intervals are told as joined. Cells with names are hidden instead, and of all of them only the sum is known:
-what the total leaves over. Empty ones are shown: that a site has nobody of a class is what a census is for.
+Intervals are released as joined. Cells with names are hidden instead, and of all of them only the sum is
+known: what the total leaves over. Empty ones are shown, because a census must find out that a site has no
+rows of a class.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ DOMINANT = 0.5  # of the rows behind a mean, that one person may have
 
 
 def joined_cells(table: Table, floor: int) -> Groups | None:
-    """Which cells are told as one; None where not even all together may be."""
+    """Which cells are released as one; None where not even all together may be."""
 
     @cache  # the same parts are asked for at every level
-    def may_be_told(low: int, high: int) -> bool:
+    def releasable(low: int, high: int) -> bool:
         return sound(table, low, high, floor)
 
     def join(low: int, high: int) -> Groups:
@@ -39,17 +40,17 @@ def joined_cells(table: Table, floor: int) -> Groups | None:
             return [(low, high)]
         middle = (low + high) // 2
         parts = join(low, middle) + join(middle, high)
-        return parts if all(may_be_told(*part) for part in parts) else [(low, high)]
+        return parts if all(releasable(*part) for part in parts) else [(low, high)]
 
     found = join(0, table.size)
-    return found if all(may_be_told(*part) for part in found) else None
+    return found if all(releasable(*part) for part in found) else None
 
 
 def sound(table: Table, low: int, high: int, floor: int) -> bool:
-    """Whether these cells, as one, are nobody's, or hide each other; and nearly everybody is not in them."""
+    """Whether these cells, as one, are empty or hide each other, and do not hold nearly all people."""
     within = table.people_within(low, high)
     filled = int(np.count_nonzero(table.people()[low:high]))
-    return within == 0 or (within >= floor + filled - 1 and not 0 < table.everybody - within < floor)
+    return within == 0 or (within >= floor + filled - 1 and not 0 < table.total_people - within < floor)
 
 
 def hidden_cells(table: Table, groups: Groups) -> set[int]:
@@ -60,9 +61,9 @@ def hidden_cells(table: Table, groups: Groups) -> set[int]:
 
 def publish(table: Table, floor: int) -> Published | None:
     """What leaves; None where nothing does."""
-    if not table.everybody:
+    if not table.total_people:
         return empty(table)
-    if table.everybody < floor:
+    if table.total_people < floor:
         return None
     groups = joined_cells(table, floor)
     if groups is None:
@@ -75,7 +76,7 @@ def empty(table: Table) -> Published:
 
 
 def named(table: Table, hidden: set[int]) -> Published:
-    """Cells by name; hidden ones by name only where everybody knows it."""
+    """Cells by name; hidden ones by name only where the name is public."""
     people, rows = table.people(), table.rows()
     shown = [cell for cell in range(table.size) if cell not in hidden]
     return {
@@ -88,7 +89,7 @@ def named(table: Table, hidden: set[int]) -> Published:
 
 
 def joined(table: Table, groups: list[tuple[int, int]]) -> Published:
-    """Intervals; the last one holds the rows without a value too, unless these stand apart (`none`)."""
+    """Intervals; the last one holds the rows without a value too, unless these are separate (`none`)."""
     rows, last = table.rows(), table.size - 1
     apart = groups[-1] == (last, last + 1)
     if apart:
@@ -105,8 +106,8 @@ def joined(table: Table, groups: list[tuple[int, int]]) -> Published:
 def publish_moments(found: Moments, floor: int) -> Published | None:
     """Mean and variance of the rows; nothing where few people, or one of them for the most part, are behind.
 
-    Where few people have rows without a number, the rows with one are not counted, and the figures rounded:
-    the exact mean of whole numbers would tell their count.
+    Where few people have rows without a number, the rows with one are not counted, and mean and variance are
+    rounded: the exact mean of whole numbers would reveal their count.
     """
     if not len(found.person):
         return None

@@ -1,4 +1,4 @@
-"""What can be said of a text without understanding it: its language, its script, whether it was misread."""
+"""The language and script of a text, and whether it was read in the wrong encoding, by simple rules."""
 
 import re
 import unicodedata
@@ -15,7 +15,7 @@ STOP_WORDS = {
 }
 LANGUAGES = (*STOP_WORDS, "unsure")
 SCRIPTS = ("ascii", "latin", "greek", "cyrillic", "arabic", "hebrew", "asian", "other")
-# What UTF-8 looks like when it was read as Latin-1, and what stands where nothing could be read.
+# What UTF-8 looks like when it was read as Latin-1, and the mark of characters that could not be read.
 MISREAD = re.compile("�|Ã[\x80-¿]|â€|Â[\x80-¿]")
 _FOR = {word: language for language, text in STOP_WORDS.items() for word in text.split()}
 _ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL")

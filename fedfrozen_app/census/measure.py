@@ -30,7 +30,7 @@ Tokens = Callable[[list[str]], list[tuple[int, int]]]  # of each text: its token
 
 
 @dataclass(frozen=True)
-class Figures:
+class Measurements:
     people: int
     rows: int
     tables: tuple[Table, ...]
@@ -40,7 +40,7 @@ class Figures:
         return next(table for table in self.tables if table.name == name)
 
 
-def measure(records: Records, columns: Columns, tokens: Tokens | None = None) -> Figures:
+def measure(records: Records, columns: Columns, tokens: Tokens | None = None) -> Measurements:
     """`columns` are the other columns that are looked at, each with its edges or its words."""
     tables = [
         _totals(records),
@@ -55,7 +55,7 @@ def measure(records: Records, columns: Columns, tokens: Tokens | None = None) ->
         tables += found[0]
         means += found[1]
     content = _pictures(records) if records.task == "image" else _texts(records, tokens or as_bytes)
-    return Figures(len(records.names), len(records), (*tables, *content[0]), (*means, *content[1]))
+    return Measurements(len(records.names), len(records), (*tables, *content[0]), (*means, *content[1]))
 
 
 def as_bytes(texts: list[str]) -> list[tuple[int, int]]:
@@ -64,7 +64,7 @@ def as_bytes(texts: list[str]) -> list[tuple[int, int]]:
 
 
 def _totals(records: Records) -> Table:
-    return by_name("total", records.people, ["all"] * len(records), ("all",))
+    return by_name("total", records.people, ["all"] * len(records), ("all",), by_person=True)
 
 
 def _classes(records: Records) -> Table:
@@ -74,12 +74,16 @@ def _classes(records: Records) -> Table:
         for label in labels or (NONE,)
     ]
     return by_name(
-        "classes", [who for who, _ in pairs], [word for _, word in pairs], (*records.classes, NONE)
+        "classes",
+        [who for who, _ in pairs],
+        [word for _, word in pairs],
+        (*records.classes, NONE),
+        by_person=True,
     )
 
 
 def _field(name: str, people: np.ndarray, values: Sequence[Any]) -> Table:
-    return by_name(name, people, [_state(value) for value in values], FIELD)
+    return by_name(name, people, [_state(value) for value in values], FIELD, by_person=True)
 
 
 def _state(value: Any) -> str:
@@ -91,7 +95,8 @@ def _state(value: Any) -> str:
 
 
 def _repeated(records: Records) -> Table:
-    """Rows whose content another row of this site has too."""
+    """Rows whose content another row of this site has too: one person more may move many others, so that
+    this table is not `by_person`, and no census with noise holds it."""
     times = Counter(records.contents)
     words = [
         NONE if not digest else "repeated" if times[digest] > 1 else "single" for digest in records.contents
@@ -108,8 +113,8 @@ def _column(records: Records, name: str, kinds: Sequence[Any]) -> tuple[list[Tab
             for value, state in zip(values, states, strict=True)
         ]
         return [
-            by_name(f"missing/{name}", records.people, states, FIELD),
-            by_name(f"words/{name}", records.people, words, (*kinds, NONE), other=OTHER),
+            by_name(f"missing/{name}", records.people, states, FIELD, by_person=True),
+            by_name(f"words/{name}", records.people, words, (*kinds, NONE), other=OTHER, by_person=True),
         ], []
     numbers = np.array([_number(value) for value in values], dtype=float)
     states = [
@@ -117,8 +122,8 @@ def _column(records: Records, name: str, kinds: Sequence[Any]) -> tuple[list[Tab
         for state, number in zip(states, numbers, strict=True)
     ]
     return [
-        by_name(f"missing/{name}", records.people, states, (*FIELD, UNREADABLE)),
-        by_interval(f"numbers/{name}", records.people, numbers, kinds),
+        by_name(f"missing/{name}", records.people, states, (*FIELD, UNREADABLE), by_person=True),
+        by_interval(f"numbers/{name}", records.people, numbers, kinds, by_person=True),
     ], [moments(f"numbers/{name}", records.people, numbers)]
 
 
@@ -148,12 +153,12 @@ def _texts(records: Records, tokens: Tokens) -> tuple[list[Table], list[Moments]
         words[0][row], words[1][row] = language(text), script(text)
         words[2][row] = "yes" if misread(text) else "no"
     return [
-        by_interval("length", people, lengths, LENGTHS),
-        by_interval("tokens", people, counts, LENGTHS),
-        by_interval("unknown", people, unknown, UNKNOWN),
-        by_name("language", people, words[0], (*LANGUAGES, NONE)),
-        by_name("script", people, words[1], (*SCRIPTS, NONE)),
-        by_name("misread", people, words[2], ("yes", "no", NONE)),
+        by_interval("length", people, lengths, LENGTHS, by_person=True),
+        by_interval("tokens", people, counts, LENGTHS, by_person=True),
+        by_interval("unknown", people, unknown, UNKNOWN, by_person=True),
+        by_name("language", people, words[0], (*LANGUAGES, NONE), by_person=True),
+        by_name("script", people, words[1], (*SCRIPTS, NONE), by_person=True),
+        by_name("misread", people, words[2], ("yes", "no", NONE), by_person=True),
     ], [
         moments("length", people, lengths),
         moments("tokens", people, counts),
@@ -183,9 +188,9 @@ def _pictures(records: Records) -> tuple[list[Table], list[Moments]]:
     rows, levels = np.nonzero(shares)
     values = np.array([*LEVELS[:-1], math.nan])[levels]
     return [
-        by_interval("width", people, sizes[:, 0], SIZES),
-        by_interval("height", people, sizes[:, 1], SIZES),
-        by_name("channels", people, channels, (*CHANNELS, NONE), other=OTHER),
-        by_interval("intensity", people[rows], values, LEVELS, shares[rows, levels]),
-        by_interval("brightness", people, means, LEVELS),
+        by_interval("width", people, sizes[:, 0], SIZES, by_person=True),
+        by_interval("height", people, sizes[:, 1], SIZES, by_person=True),
+        by_name("channels", people, channels, (*CHANNELS, NONE), other=OTHER, by_person=True),
+        by_interval("intensity", people[rows], values, LEVELS, shares[rows, levels], by_person=True),
+        by_interval("brightness", people, means, LEVELS, by_person=True),
     ], [moments("brightness", people, means)]

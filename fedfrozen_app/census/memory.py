@@ -1,13 +1,14 @@
-"""What a site has told before: two censuses must not tell more than each of them alone.
+"""What a site has released before: two censuses must not reveal more than each of them alone.
 
-    VAR/census/VIEW.json   for each table and mean: who was in which cell, by keyed hash, and what was told
+    VAR/census/VIEW.json   per table and mean: who was in which cell, by keyed hash, and what was released;
+                           and each answer with noise, under the name of its charge
 
-Asked again about the same rows, the site tells the same; and also where rows of fewer people than the floor
-have changed since it last told anything new. Where more have, a table is told anew only if in everything that
-it told nobody has changed, or as many people as the floor asks for; and only with the same cells hidden or
-joined as before. Hidden cells count as one, and so do joined ones: if each of them had a say, that a table
-is told anew would tell of it. A cell that was hidden stays hidden: shown later, it could be taken from an
-earlier total. Otherwise the earlier table is told again.
+Asked again about the same rows, the site releases the same; and also where rows of fewer people than the
+floor have changed since its last update. Where more have, a table is updated only if in everything that it
+released either no person changed or at least `floor` people did, and only with the same cells hidden or
+joined as before. Hidden cells count as one, and so do joined ones: if each of them counted by itself, the
+update would reveal it. A hidden cell stays hidden: shown later, it could be subtracted from an earlier total.
+Otherwise the earlier table is released again.
 """
 
 from __future__ import annotations
@@ -22,49 +23,49 @@ from typing import Any
 
 from fedfrozen_app.census import floors
 from fedfrozen_app.census.cells import Moments, Table
-from fedfrozen_app.census.measure import Figures
+from fedfrozen_app.census.measure import Measurements
 from fedfrozen_app.census.records import Records
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import DAMAGED, UserError
 from fedfrozen_app.files.disk import replace_file
-from fedfrozen_app.files.seal import DAMAGED, sealed, unsealed
+from fedfrozen_app.files.seal import sealed, unsealed
 
 NOTHING: Mapping[str, Any] = {"told": None}
 HIDDEN = "\0hidden"  # no class has such a name
 Members = dict[str, dict[str, float]]  # person: cell: weight
 
 
-def told(figures: Figures, records: Records, floor: int, before: dict[str, Any]) -> dict[str, Any]:
+def release(measured: Measurements, records: Records, floor: int, before: dict[str, Any]) -> dict[str, Any]:
     """What leaves of every table and mean, and what must be remembered of it: `before` with the next state.
 
     `before` is changed: {"key", "floor", "tables", "moments"}.
     """
     if before.get("floor", floor) != floor:
-        # Another floor is another way of hiding: what was told under the old one stays all that is told.
+        # Another floor is another way of hiding: what was released under the old one is all that leaves.
         floor = max(floor, int(before["floor"]))
     before["floor"] = floor
     key = before.setdefault("key", secrets.token_hex(32))
     names = [who(name, key) for name in records.names]
     tables, means = before.setdefault("tables", {}), before.setdefault("moments", {})
-    everybody = digests(figures, names)
-    if "everybody" not in before or changed_people(before["everybody"], everybody) >= floor:
-        before["everybody"] = everybody
-        for table in figures.tables:
+    digests_now = digests(measured, names)
+    if "everybody" not in before or changed_people(before["everybody"], digests_now) >= floor:
+        before["everybody"] = digests_now
+        for table in measured.tables:
             tables[table.name] = table_again(table, names, floor, tables.get(table.name))
-        for found in figures.moments:
+        for found in measured.moments:
             means[found.name] = moments_again(found, names, floor, means.get(found.name))
     return {
-        "tables": {table.name: tables.get(table.name, NOTHING)["told"] for table in figures.tables},
-        "moments": {found.name: means.get(found.name, NOTHING)["told"] for found in figures.moments},
+        "tables": {table.name: tables.get(table.name, NOTHING)["told"] for table in measured.tables},
+        "moments": {found.name: means.get(found.name, NOTHING)["told"] for found in measured.moments},
     }
 
 
-def digests(figures: Figures, names: list[str]) -> dict[str, str]:
-    """By person, of all that is counted of her."""
+def digests(measured: Measurements, names: list[str]) -> dict[str, str]:
+    """By person, of everything that is counted about them."""
     parts: list[list[Any]] = [[] for _ in names]
-    for table in figures.tables:
+    for table in measured.tables:
         for person, cells in table.members().items():
             parts[person].append((table.name, sorted(cells.items())))
-    for found in figures.moments:
+    for found in measured.moments:
         for person, value in zip(found.person.tolist(), found.value.tolist(), strict=True):
             parts[person].append((found.name, value))
     return {
@@ -84,8 +85,8 @@ def who(name: str, key: str) -> str:
 
 
 def first(table: Table, names: list[str], floor: int) -> dict[str, Any]:
-    """A table that was never told, or of which nothing was."""
-    groups = floors.joined_cells(table, floor) if table.everybody else None
+    """A table of which nothing was released before."""
+    groups = floors.joined_cells(table, floor) if table.total_people else None
     hidden = set() if table.edges or groups is None else floors.hidden_cells(table, groups)
     return {
         "members": {names[person]: cells for person, cells in table.members().items()},
@@ -99,36 +100,36 @@ def first(table: Table, names: list[str], floor: int) -> dict[str, Any]:
 def table_again(
     table: Table, names: list[str], floor: int, before: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The table as it may be told now, with its new state; or as it was told before, with the old one."""
+    """The table as it may be released now, with its new state; or as it was before, with the old one."""
     fresh = first(table, names, floor)
     if before is None or before["told"] is None:
         return fresh
     groups = [(low, high) for low, high in before["groups"] or ()]
-    units = told_as_one(table, groups, [before["names"][cell] for cell in before["hidden"]])
+    units = released_as_one(table, groups, [before["names"][cell] for cell in before["hidden"]])
     if not changed_enough(before["members"], fresh["members"], floor, units) or fresh["told"] is None:
         return dict(before)
-    if before["groups"] is None:  # nobody was in it
+    if before["groups"] is None:  # it was empty
         return fresh
     if before["names"] != fresh["names"] or not all(floors.sound(table, *part, floor) for part in groups):
         return dict(before)
     hidden = set(before["hidden"]) | floors.hidden_cells(table, groups)
-    told = floors.joined(table, groups) if table.edges else floors.named(table, hidden)
-    return fresh | {"groups": groups, "hidden": sorted(hidden), "told": told}
+    released = floors.joined(table, groups) if table.edges else floors.named(table, hidden)
+    return fresh | {"groups": groups, "hidden": sorted(hidden), "told": released}
 
 
-def told_as_one(table: Table, groups: floors.Groups, hidden: list[str]) -> dict[str, str]:
-    """By cell, what it is told with, unless by itself: its interval as joined, or all that is hidden."""
+def released_as_one(table: Table, groups: floors.Groups, hidden: list[str]) -> dict[str, str]:
+    """By cell, what it is released with, unless by itself: its interval as joined, or all that is hidden."""
     if not table.edges:
         return dict.fromkeys(hidden, HIDDEN)
     return {str(cell): f"from {low}" for low, high in groups for cell in range(low, high)}
 
 
 def changed_enough(before: Members, now: Members, floor: int, units: Mapping[str, str]) -> bool:
-    """Whether in everything that is told nobody changed, or `floor` people and more."""
+    """Whether in everything that is released no person changed, or at least `floor` people did."""
     touched: dict[str, int] = {}
     people = 0
     for person in before.keys() | now.keys():
-        old, new = (as_told(members.get(person, {}), units) for members in (before, now))
+        old, new = (as_released(members.get(person, {}), units) for members in (before, now))
         cells = {cell for cell in old.keys() | new.keys() if old.get(cell) != new.get(cell)}
         people += bool(cells)
         for cell in cells:
@@ -136,7 +137,7 @@ def changed_enough(before: Members, now: Members, floor: int, units: Mapping[str
     return people >= floor and all(count >= floor for count in touched.values())
 
 
-def as_told(cells: Mapping[str, float], units: Mapping[str, str]) -> dict[str, float]:
+def as_released(cells: Mapping[str, float], units: Mapping[str, str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for cell, weight in cells.items():
         unit = units.get(cell, cell)
@@ -158,33 +159,18 @@ def moments_again(
     return fresh if changed >= floor and fresh["told"] is not None else dict(before)
 
 
-def rows_digest(records: Records) -> str:
-    """Of all rows, whatever their order."""
-    cells = [
-        sorted((name, str(values[row])) for name, values in records.columns.items())
-        for row in range(len(records))
-    ]
-    rows = sorted(
-        repr((records.names[person], content, labels, own))
-        for person, content, labels, own in zip(
-            records.people.tolist(), records.contents, records.labels, cells, strict=True
-        )
-    )
-    return hashlib.sha256("\n".join(rows).encode("utf-8", "surrogatepass")).hexdigest()
-
-
 # On the site's disk ---------------------------------------------------------------------------------------
 
 
 def read_memory(path: Path) -> dict[str, Any]:
-    """Empty where nothing was told; a damaged one ends the census, because it cannot be guessed."""
+    """Empty where nothing was released; a damaged one ends the census, because it cannot be guessed."""
     if not path.exists():
         return {}
     try:
         return unsealed(path)
     except DAMAGED as error:
         raise UserError(
-            f"{path}, the record of what censuses were told, is damaged: bring it back from a backup. "
+            f"{path}, the record of what was released to censuses, is damaged: bring it back from a backup. "
             "Without it this site answers no census."
         ) from error
 

@@ -17,7 +17,7 @@ Answers = Mapping[str, Mapping[str, Any]]
 
 
 def merge(answers: Answers, refused: Mapping[str, str]) -> dict[str, Any]:
-    """census.json, but for the advice; the same whoever answered first."""
+    """census.json, but for the advice; independent of the order of the answers."""
     answers = {name: answers[name] for name in sorted(answers, key=_in_order)}
     refused = {name: refused[name] for name in sorted(refused, key=_in_order)}
     names = list(dict.fromkeys(name for found in answers.values() for name in found["tables"]))
@@ -63,37 +63,37 @@ def _sum(values: Any) -> int | None:
 
 
 def pool(parts: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Of the sites that told it; cells that one of them hides are not added up."""
-    told = [part for part in parts if part is not None]
-    if not told:
+    """Of the sites that reported it; cells that one of them hides are not added up."""
+    known = [part for part in parts if part is not None]
+    if not known:
         return None
-    if "edges" in told[0]:
-        return pool_intervals(told)
-    hidden = {name for part in told for name in part["hidden"]}
-    names = list(dict.fromkeys(name for part in told for name in part["people"]))
+    if "edges" in known[0]:
+        return pool_intervals(known)
+    hidden = {name for part in known for name in part["hidden"]}
+    names = list(dict.fromkeys(name for part in known for name in part["people"]))
     shown = [name for name in names if name not in hidden]
     return {
-        "sites": len(told),
-        "total": sum(part["total"] for part in told),
-        "people": {name: sum(part["people"].get(name, 0) for part in told) for name in shown},
-        "rows": {name: sum(part["rows"].get(name, 0) for part in told) for name in shown},
+        "sites": len(known),
+        "total": sum(part["total"] for part in known),
+        "people": {name: sum(part["people"].get(name, 0) for part in known) for name in shown},
+        "rows": {name: sum(part["rows"].get(name, 0) for part in known) for name in shown},
         "hidden": sorted(hidden),
-        "others_hidden": any(part["others_hidden"] for part in told),
+        "others_hidden": any(part["others_hidden"] for part in known),
     }
 
 
-def pool_intervals(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def pool_intervals(known: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """By the edges that all of them show; rows without a value apart, where all show these apart."""
-    edges = sorted(set.intersection(*(set(part["edges"]) for part in told)))
+    edges = sorted(set.intersection(*(set(part["edges"]) for part in known)))
     people, rows = np.zeros(len(edges) - 1), np.zeros(len(edges) - 1)
-    for part in told:
+    for part in known:
         place = np.searchsorted(edges, part["edges"][:-1], side="right") - 1
         people += np.bincount(place, weights=part["people"], minlength=len(edges) - 1)
         rows += np.bincount(place, weights=part["rows"], minlength=len(edges) - 1)
-    apart = all(part["none"] is not None for part in told)
-    none = {key: sum(part["none"][key] for part in told) for key in ("people", "rows")} if apart else None
+    apart = all(part["none"] is not None for part in known)
+    none = {key: sum(part["none"][key] for part in known) for key in ("people", "rows")} if apart else None
     found = {"people": people.astype(int).tolist(), "rows": [_plain(value) for value in rows]}
-    return {"sites": len(told), "edges": edges, **found, "none": none}
+    return {"sites": len(known), "edges": edges, **found, "none": none}
 
 
 def _plain(value: float) -> float | int:
@@ -102,16 +102,22 @@ def _plain(value: float) -> float | int:
 
 def pool_moments(parts: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
     """Exactly, from counts, means and variances; a site that does not say its count takes no part."""
-    told = [part for part in parts if part is not None and part["rows"] is not None]
-    if not told:
+    known = [part for part in parts if part is not None and part["rows"] is not None]
+    if not known:
         return None
-    rows = np.array([part["rows"] for part in told], dtype=float)
-    means = np.array([part["mean"] for part in told])
-    within = np.array([part["variance"] for part in told])
+    rows = np.array([part["rows"] for part in known], dtype=float)
+    means = np.array([part["mean"] for part in known])
+    within = np.array([part["variance"] for part in known])
     mean = float((rows * means).sum() / rows.sum())
     variance = float((rows * (within + (means - mean) ** 2)).sum() / rows.sum())
-    people = sum(part["people"] for part in told)
-    return {"sites": len(told), "rows": int(rows.sum()), "people": people, "mean": mean, "variance": variance}
+    people = sum(part["people"] for part in known)
+    return {
+        "sites": len(known),
+        "rows": int(rows.sum()),
+        "people": people,
+        "mean": mean,
+        "variance": variance,
+    }
 
 
 def quantiles(table: Mapping[str, Any]) -> dict[str, dict[str, float]] | None:
@@ -135,13 +141,13 @@ def quantiles(table: Mapping[str, Any]) -> dict[str, dict[str, float]] | None:
 
 def class_counts(answers: Answers) -> dict[str, dict[str, float]]:
     """By site, the rows of each class that any site has."""
-    told = {
+    known = {
         site: class_rows(table)
         for site, found in answers.items()
         if (table := found["tables"].get("classes")) is not None
     }
-    names = dict.fromkeys(name for own in told.values() for name in own)
-    return {site: {name: own.get(name, 0.0) for name in names} for site, own in told.items()}
+    names = dict.fromkeys(name for own in known.values() for name in own)
+    return {site: {name: own.get(name, 0.0) for name in names} for site, own in known.items()}
 
 
 def class_shares(answers: Answers) -> dict[str, dict[str, float]]:
@@ -191,7 +197,7 @@ def _both(one: Any, other: Any) -> list[tuple[Any, Any]]:
 
 def alpha(counts: Mapping[str, Mapping[str, float]]) -> float | None:
     """The Dirichlet concentration under which these label counts are likeliest, as `partition=dirichlet`
-    draws them: for every class, its rows' shares over the clients. None where nothing can be said."""
+    draws them: for every class, its rows' shares over the clients. None where it cannot be estimated."""
     from scipy.optimize import minimize_scalar
     from scipy.special import gammaln
 
@@ -212,7 +218,7 @@ def alpha(counts: Mapping[str, Mapping[str, float]]) -> float | None:
 
 
 def matches(answers: Answers) -> dict[str, Any] | None:
-    """How many contents two sites share; None where not every site has told its hashes."""
+    """How many contents two sites share; None where not every site has sent its hashes."""
     if len(answers) < 2 or not all("hashes" in found for found in answers.values()):
         return None
     held = {site: set(found["hashes"]) for site, found in answers.items()}

@@ -1,33 +1,43 @@
-"""A census with noise: epsilon-differential privacy for each person, whatever she has rows of.
+"""A census with noise: epsilon-differential privacy for each person, whatever rows they have.
 
-Every person counts once in each table, in the cell where she has most. One person more or less then changes
-one cell of each table by one, so two-sided geometric noise with parameter exp(-epsilon/tables) makes all of
-them together epsilon-private, with delta 0 (Ghosh, Roughgarden and Sundararajan 2009; basic composition).
-Means are not told: the server reads them off the intervals. Names that are only in the data are not told.
+Every person counts once in each table, in the cell where they have most. Only tables are released in which
+nobody's cells depend on others' rows (`Table.by_person`). One person more or less then changes one cell of
+each table by one, so two-sided geometric noise with parameter exp(-epsilon/tables) makes all of them
+together epsilon-private, with delta 0 (Ghosh, Roughgarden and Sundararajan 2009; basic composition).
+Means are not released: the server estimates them from the intervals. Nor are names that are only in the data.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fedfrozen_app.census import floors
 from fedfrozen_app.census.cells import Table, lines
-from fedfrozen_app.census.measure import NONE, Figures
+from fedfrozen_app.census.measure import NONE, Measurements
 from fedfrozen_app.privacy.keystream import Keystream
 
 
-def told_with_noise(figures: Figures, epsilon: float, stream: Keystream | None = None) -> dict[str, Any]:
-    """Every table with noise on every cell; those of cells that are only found in the data are left out."""
+def release_with_noise(
+    measured: Measurements, epsilon: float, stream: Keystream | None = None
+) -> dict[str, Any]:
     stream = stream or Keystream()
-    tables = [counted_once(table) for table in figures.tables if table.edges or table.public]
+    tables = tables_for_noise(measured)
     share = epsilon / len(tables)
     return {
         "tables": {table.name: _noised(table, share, stream) for table in tables},
-        "moments": {found.name: None for found in figures.moments},
+        "moments": {found.name: None for found in measured.moments},
     }
+
+
+def tables_for_noise(measured: Measurements) -> list[Table]:
+    """Each person once in each. Tables without public cells stay here, and those that are not `by_person`."""
+    return [
+        counted_once(table) for table in measured.tables if table.by_person and (table.edges or table.public)
+    ]
 
 
 def counted_once(table: Table) -> Table:
@@ -41,7 +51,8 @@ def counted_once(table: Table) -> Table:
     order = np.lexsort((cell, -weight, person))
     kept = order[np.unique(person[order], return_index=True)[1]]
     names = table.names[: table.public] if not table.edges else ()
-    return Table(table.name, person[kept], cell[kept], np.ones(len(kept)), names, table.public, table.edges)
+    weight = np.ones(len(kept))
+    return replace(table, person=person[kept], cell=cell[kept], weight=weight, names=names)
 
 
 def _noised(table: Table, epsilon: float, stream: Keystream) -> dict[str, Any]:
@@ -49,9 +60,9 @@ def _noised(table: Table, epsilon: float, stream: Keystream) -> dict[str, Any]:
     counts = np.maximum(table.people() + noise, 0)
     if table.edges:
         groups = [(cell, cell + 1) for cell in range(table.size)]
-        told = floors.joined(table, groups)
+        released = floors.joined(table, groups)
         values = [int(count) for count in counts]
-        return told | {
+        return released | {
             "people": values[:-1],
             "rows": values[:-1],
             "none": {"people": values[-1], "rows": values[-1]},

@@ -23,8 +23,8 @@ class Records:
     columns: Mapping[str, Sequence[Any]]
     people: np.ndarray  # (rows,) whose each row is, numbered from 0
     names: tuple[str, ...]  # of these people, as the data have them; they stay here
-    unit: str  # "example" where every row stands for itself
-    classes: tuple[str, ...] = ()  # names that everybody knows
+    unit: str  # "example" where every row counts by itself
+    classes: tuple[str, ...] = ()  # names that are public
 
     def __len__(self) -> int:
         return len(self.content)
@@ -36,7 +36,7 @@ class Records:
 
 
 def records_of(rows: Rows, task: str, unit: str | None, classes: Sequence[str] = ()) -> Records:
-    """`unit` is the column that says whose a row is; without one every row is somebody's own."""
+    """`unit` is the column that names the person of a row; without it every row is its own person."""
     people = unit_numbers(rows, unit)
     labels = [_labels(found, task) for found in rows.labels]
     records = Records(task, rows.content, labels, rows.columns, people, (), unit or "example", tuple(classes))
@@ -52,7 +52,7 @@ def _labels(found: Any, task: str) -> tuple[str, ...]:
 
 
 def _names(records: Records, rows: Rows, unit: str | None) -> tuple[str, ...]:
-    """By the number of a person. A row that names nobody is known by what it holds."""
+    """By the number of a person. A row without a name is known by what it holds."""
     found: dict[int, str] = {}
     seen: dict[str, int] = {}
     for row, person in enumerate(records.people.tolist()):

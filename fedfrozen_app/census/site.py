@@ -10,8 +10,8 @@ from typing import Any
 
 from fedfrozen_app.census.ask import Ask
 from fedfrozen_app.census.measure import Tokens, is_edges, measure
-from fedfrozen_app.census.memory import told
-from fedfrozen_app.census.noised import told_with_noise
+from fedfrozen_app.census.memory import release
+from fedfrozen_app.census.noised import release_with_noise
 from fedfrozen_app.census.records import Records
 
 FORMAT = 1
@@ -19,7 +19,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Rules:
-    """What leaves, whoever asks."""
+    """What may leave, independent of who asks."""
 
     floor: int
     columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # that may be looked at, and how
@@ -42,9 +42,9 @@ def problem(ask: Ask, rules: Rules) -> str | None:
 def answer(
     ask: Ask, records: Records, rules: Rules, memory: dict[str, Any], tokens: Tokens | None = None
 ) -> dict[str, Any]:
-    """What leaves. All that may be counted is counted, and `memory` holds what was told of it; the ask only
-    chooses among that, so that no two of them can be played off against each other."""
-    figures = measure(records, rules.columns, tokens)
+    """What leaves. All that may be counted is counted, and `memory` holds what was released of it. The ask
+    only chooses among that, so that comparing two asks reveals nothing more."""
+    measured = measure(records, rules.columns, tokens)
     found: dict[str, Any] = {
         "format": FORMAT,
         "task": records.task,
@@ -53,11 +53,11 @@ def answer(
         "epsilon": ask.epsilon,
     }
     if ask.epsilon is not None:
-        found |= told_with_noise(figures, ask.epsilon)
-    elif figures.people < rules.floor and "tables" not in memory:
+        found |= release_with_noise(measured, ask.epsilon)
+    elif measured.people < rules.floor and "tables" not in memory:
         return found | {"people": None, "rows": None, "tables": {}, "moments": {}}
     else:
-        found |= told(figures, records, rules.floor, memory)
+        found |= release(measured, records, rules.floor, memory)
     total = found["tables"]["total"]
     found["people"] = None if total is None else total["people"]["all"]
     found["rows"] = None if total is None else total["rows"]["all"]
@@ -74,7 +74,7 @@ def _asked(name: str, ask: Ask) -> bool:
 
 
 def keyed(records: Records, key: bytes) -> list[str]:
-    """Of every content once, sorted: only who has the key can tell which row a hash is of."""
+    """Of every content once, sorted: without the key a hash reveals nothing about its row."""
     made = {
         hmac.new(key, digest.encode(), hashlib.sha256).hexdigest()[:32]
         for digest in records.contents

@@ -1,20 +1,22 @@
-"""Which function each verb of the command stands for."""
+"""Which function carries out each verb of the command."""
 
 import difflib
 import importlib
 import sys
 from dataclasses import fields
+from pathlib import Path
 
-from fedfrozen_app.errors import RunFailed, UserError
+from fedfrozen_app.core.errors import RunFailed, UserError
+from fedfrozen_app.core.streams import print_text
 
-# verb: where its function lies. It takes the words after the verb; imported only when it is called, because
-# what training needs takes seconds to import.
+# verb: the place of its function, which takes the words after the verb. It is imported when it is called,
+# because what training needs takes seconds to import.
 VERBS = {
     "resume": "fedfrozen_app.commands.training:resume",
     "attach": "fedfrozen_app.commands.training:attach",
     "evaluate": "fedfrozen_app.commands.training:evaluate",
     "export": "fedfrozen_app.commands.training:export",
-    "compare": "fedfrozen_app.compare.command:compare",
+    "compare": "fedfrozen_app.report.compare.command:compare",
     "search": "fedfrozen_app.sweep.search:search",
     "plan": "fedfrozen_app.commands.show_plan:plan",
     "methods": "fedfrozen_app.commands.methods:methods",
@@ -23,25 +25,29 @@ VERBS = {
     "doctor": "fedfrozen_app.commands.doctor:doctor",
     "completion": "fedfrozen_app.commands.completion:completion",
     "report": "fedfrozen_app.commands.watch:report",
+    "verify": "fedfrozen_app.commands.verify:verify",
     "watch": "fedfrozen_app.commands.watch:watch",
     "theory": "fedfrozen_app.theory.command:theory",
     "site": "fedfrozen_app.sites.verbs:site",
     "server": "fedfrozen_app.sites.verbs:server",
+    "try-sites": "fedfrozen_app.commands.try_sites.command:try_sites",
     "provision": "fedfrozen_app.sites.provision:provision",
     "census": "fedfrozen_app.commands.census:census",
     "audit": "fedfrozen_app.audit.command:audit",
     "personal": "fedfrozen_app.report.personal:compare",
     "fairness": "fedfrozen_app.commands.served:fairness",
+    "baselines": "fedfrozen_app.commands.baselines:baselines",
     "align": "fedfrozen_app.align.command:make",
 }
-TRAIN = "fedfrozen_app.commands.training:train"
+TRAIN = "fedfrozen_app.commands.start:train"
+OF_SITES = ("site", "server", "provision")  # verbs whose folders are kits, and not runs
 TAKE_SETTINGS = ("plan", "methods", "doctor")  # verbs whose words are those of training
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Carry out a command line; 1 when the run it started failed, or what a verb itself says."""
+    """Carry out a command line and return the exit code: 1 when a run failed, or what the verb returns."""
     verb = arguments[0] if arguments else ""
-    if verb.isalpha() and verb not in VERBS:
+    if verb[:1].isalpha() and verb.replace("-", "").isalpha() and verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(VERBS)}."
         raise UserError(f"'{verb}' is neither a verb nor a setting (KEY=VALUE): {hint}")
@@ -52,16 +58,28 @@ def dispatch(arguments: list[str]) -> int:
         from fedfrozen_app.config import check_keys
 
         check_keys(rest)
+    elif verb not in OF_SITES:
+        _check_folders(rest)
     module, _, function = place.partition(":")
     try:
         return getattr(importlib.import_module(module), function)(rest) or 0
     except RunFailed as error:
-        print(f"fedfrozen: the run failed. {error}", file=sys.stderr)
+        print_text(f"fedfrozen: the run failed. {error}", sys.stderr)
         return 1
 
 
+def _check_folders(rest: list[str]) -> None:
+    """Of run folders that a verb is given: they may be somebody else's."""
+    folders = [Path(word) for word in rest if not word.startswith("-") and Path(word).is_dir()]
+    if folders:
+        from fedfrozen_app.files.plain_files import check_plain
+
+        for folder in folders:
+            check_plain(folder)
+
+
 def _check_dashes(rest: list[str]) -> None:
-    """--num_rounds=5 is what other commands would take; Hydra answers it with its own usage."""
+    """Refuse --num_rounds=5, as other commands have it: Hydra would print its usage."""
     from fedfrozen_app.config import Config
 
     for word in rest:

@@ -6,35 +6,37 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fedfrozen_app import client_app
 from fedfrozen_app.census.ask import Ask, column_words, read_ask
-from fedfrozen_app.census.whose import simulated
-from fedfrozen_app.config import Config, check_keys, compose_config, read, with_absolute_paths
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.flower.census_runs import census_deployed, census_with_flower
-from fedfrozen_app.inprocess.grid import InProcessGrid
+from fedfrozen_app.census.record_source import simulated
+from fedfrozen_app.config import Config, check_keys, compose_run
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.terminal import Console
+from fedfrozen_app.core.verb_table import parse
+from fedfrozen_app.files.kinds import check_is_neither
 from fedfrozen_app.launch import check_writable
 from fedfrozen_app.run.take_census import take_census
-from fedfrozen_app.server.asking import Asking
-from fedfrozen_app.verb_table import parse
+from fedfrozen_app.runtimes.flower.census_runs import census_deployed, census_with_flower
+from fedfrozen_app.runtimes.inprocess.grid import InProcessGrid
+from fedfrozen_app.server.asking import Asking, Limits
 
 
 def census(arguments: list[str]) -> None:
     given = parse("census", arguments)
     check_keys(given.overrides)
-    resolved_config, overrides = with_absolute_paths(compose_config(given.overrides), given.overrides)
-    config = read(resolved_config)
+    composed = compose_run(given.overrides).with_absolute_paths()
+    config, overrides = composed.config, composed.overrides
     ask = asked(given, config)
     folder = Path(config.output_dir or default_folder()).expanduser().resolve()
+    check_is_neither(folder, "a census")
     check_writable(folder)
     if config.runtime.name == "deployed":
-        found = census_deployed(config, resolved_config, overrides, ask, folder)
+        found = census_deployed(config, composed.resolved, overrides, ask, folder)
     elif config.runtime.name == "flower":
-        found = census_with_flower(config, resolved_config, overrides, ask, folder)
+        found = census_with_flower(config, composed.resolved, overrides, ask, folder)
     else:
         found = census_in_process(config, overrides, ask, folder)
     show(found, folder)
@@ -64,7 +66,7 @@ def census_in_process(config: Config, overrides: list[str], ask: Ask, folder: Pa
     words = shlex.join(overrides)
     count = len(simulated(words, config.num_clients)[1])
     grid = InProcessGrid(client_app.app, count, {"overrides": words, "output-dir": str(folder)})
-    return take_census(Asking(grid, ask, least=count), folder)
+    return take_census(Asking(grid, ask, Limits(count)), folder)
 
 
 def show(found: dict[str, Any], folder: Path) -> None:

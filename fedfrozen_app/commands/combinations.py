@@ -8,14 +8,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fedfrozen_app import registry
 from fedfrozen_app.commands.forecast import Ground, ground_of, outlined
-from fedfrozen_app.conf_files import conf_dir
-from fedfrozen_app.config import Config, compose_config, read, resolved
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.config import Config, compose_run
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.conf_files import conf_dir
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.local.cohort import cannot_serve
-from fedfrozen_app.privacy.cover import cannot_cover
-from fedfrozen_app.run.outline import orders
+from fedfrozen_app.privacy.coverage import reason_not_covered
+from fedfrozen_app.run.outline import requests
 from fedfrozen_app.server.base import PlannedFedAvg
 
 PAGE = conf_dir().parent / "docs" / "combinations.md"
@@ -23,18 +23,19 @@ WORKS = "works"
 HEAD = """\
 # What goes with what
 
-<!-- Written by `python -m fedfrozen_app.commands.combinations`: run it again where a test says so. -->
+<!-- Written by `python -m fedfrozen_app.commands.combinations`: run it again when a test asks for it. -->
 
 Every strategy, as its own file sets it, with what else a run may ask for. What does not work is refused
 before the first round, in the words of the notes; where the cohort runner cannot serve a round, the
-sequential one does, and the log says why. Settings may change an answer, as `strategy.private=[]` does.
+sequential one does, and the log gives the reason. Settings may change an answer, as `strategy.private=[]`
+does.
 
 """
 
 
 @dataclass(frozen=True)
 class Column:
-    """`words` ask for it; `refusal` says what is in the way once the run is composed."""
+    """`words` ask for it; `refusal` gives the reason against it once the run is composed."""
 
     title: str
     words: tuple[str, ...]
@@ -42,12 +43,12 @@ class Column:
 
 
 def _cohort(config: Config, strategy: PlannedFedAvg) -> str | None:
-    reasons = [reason for order in orders(strategy) if (reason := cannot_serve(order))]
+    reasons = [reason for request in requests(strategy) if (reason := cannot_serve(request))]
     return f"Clients train one by one, because {reasons[0]}." if reasons else None
 
 
 def _private(config: Config, strategy: PlannedFedAvg) -> str | None:
-    return next((reason for order in orders(strategy) if (reason := cannot_cover(order))), None)
+    return next((reason for request in requests(strategy) if (reason := reason_not_covered(request))), None)
 
 
 def columns() -> list[Column]:
@@ -68,7 +69,7 @@ def columns() -> list[Column]:
 def answer(name: str, column: Column, known: dict[str, Ground]) -> str:
     """WORKS, or one sentence why not."""
     try:
-        config = read(resolved(compose_config([f"strategy={name}", "num_rounds=20", *column.words])))
+        config = compose_run([f"strategy={name}", "num_rounds=20", *column.words]).config
         key = repr((config.dataset, config.seed))
         if key not in known:
             known[key] = ground_of(config)
@@ -87,8 +88,8 @@ def page() -> str:
     for name in registry.BUILT_IN["strategies"]:
         cells = []
         for column in shown:
-            said = answer(name, column, known)
-            cells.append("yes" if said == WORKS else f"no ({notes.setdefault(said, len(notes) + 1)})")
+            found = answer(name, column, known)
+            cells.append("yes" if found == WORKS else f"no ({notes.setdefault(found, len(notes) + 1)})")
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     sentences = [f"{number}. {_quoted(sentence)}" for sentence, number in notes.items()]
     return HEAD + "\n".join(lines) + "\n\n" + "\n".join(sentences) + "\n"

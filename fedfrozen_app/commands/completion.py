@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import yaml
 
 from fedfrozen_app.commands import VERBS
-from fedfrozen_app.conf_files import choices, conf_dir
 from fedfrozen_app.config import keys_of, known_keys
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.conf_files import choices, conf_dir
+from fedfrozen_app.core.errors import UserError
 
 SHELLS = ("bash", "zsh", "fish")
 

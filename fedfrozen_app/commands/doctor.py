@@ -9,18 +9,18 @@ from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
 
 import torch
-from flwr.supercore.utils import get_flwr_home
 from packaging.requirements import Requirement
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedfrozen_app.conf_files import conf_dir
-from fedfrozen_app.config import Config, compose_config, read, resolved
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.config import Config, compose_run
+from fedfrozen_app.core.conf_files import conf_dir
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.flower_internals import get_flwr_home
+from fedfrozen_app.core.formatting import counted
+from fedfrozen_app.core.terminal import Console
 from fedfrozen_app.report.console import human_bytes
 from fedfrozen_app.report.summary import versions
-from fedfrozen_app.words import counted
 
 LITTLE_DISK = 2e9  # bytes
 SIGNS = {"good": "[green]ok[/]", "doubt": "[yellow]look[/]", "bad": "[red]bad[/]"}
@@ -116,7 +116,7 @@ def writable(about: str, folder: Path) -> Finding:
 def paths(overrides: list[str]) -> Iterator[Finding]:
     """The data and the model that these overrides name."""
     try:
-        config = read(resolved(compose_config(overrides)))
+        config = compose_run(overrides).config
     except UserError as error:
         yield Finding("Overrides", "bad", str(error))
         return

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from fedfrozen_app.adapters.merged_deltas import is_merged_delta
 from fedfrozen_app.commands.step_memory import Measured, StepMemory
 from fedfrozen_app.config import Config
 from fedfrozen_app.data.federated import input_shape, load_corpus, share_out
@@ -20,9 +21,10 @@ from fedfrozen_app.data.table import InputShape
 from fedfrozen_app.exchange.count import bytes_by_role, count_parameters
 from fedfrozen_app.exchange.names import names_in_namespaces, with_namespace
 from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.exchange.role import Role, is_embedding
+from fedfrozen_app.local.algorithm import Algorithm
 from fedfrozen_app.models.build import parameters_of
-from fedfrozen_app.models.folds import is_fold
-from fedfrozen_app.models.roles import Role, is_embedding, roles_of
+from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.models.wrapper import wrapper_of
 from fedfrozen_app.run.outline import planning_strategy
 from fedfrozen_app.server.base import PlannedFedAvg
@@ -42,6 +44,7 @@ class Stage:
     trained: Bytes
     frozen: Bytes
     private: Bytes
+    client_state: Bytes  # arrays that the algorithm keeps at the client between its rounds
     rounds: int = 0
     client_rounds: int = 0
     up: Bytes = field(default_factory=Counter)
@@ -73,14 +76,16 @@ class Ground:
     shape: InputShape
     clients: int
     tokens: int = 0  # of the longest row; 0 for pictures
+    chunks: int = 1  # of each text
 
 
 def ground_of(config: Config) -> Ground:
     corpus = load_corpus(config)
     shares = share_out(corpus, config, config.num_clients)
     assert shares.partition is not None
-    longest = 0 if corpus.task == "image" else corpus.train.inputs["input_ids"].shape[1]
-    return Ground(input_shape(corpus, config), len(shares.partition.indices), longest)
+    longest = 0 if corpus.task == "image" else corpus.train.inputs["input_ids"].shape[-1]
+    chunks = corpus.reading.chunks if corpus.reading else 1
+    return Ground(input_shape(corpus, config), len(shares.partition.indices), longest, chunks)
 
 
 def forecast(config: Config, ground: Ground | None = None) -> Forecast:
@@ -88,7 +93,7 @@ def forecast(config: Config, ground: Ground | None = None) -> Forecast:
     ground = ground or ground_of(config)
     strategy = outlined(config, ground)
     clients = [str(number) for number in range(ground.clients)]
-    found = walk(strategy, config.num_rounds, clients, strategy.federation.conversation.roles)
+    found = walk(strategy, config.num_rounds, clients, strategy.federation.connection.roles)
     wrapper = wrapper_of(config)
     if wrapper.merges:  # then the whole model is more than what is exchanged
         model = wrapper.outline(config, ground.shape)
@@ -116,26 +121,24 @@ def outline(config: Config, shape: InputShape) -> tuple[dict[str, Tensor], dict[
 def walk(strategy: PlannedFedAvg, num_rounds: int, clients: list[str], roles: Mapping[str, Role]) -> Forecast:
     """Go through the rounds as the server and its ledger would."""
     arrays, seed = strategy.model, strategy.federation.seed
-    whole = bytes_by_role(arrays, roles)
-    parameters: Counter[str] = Counter()
-    for name, tensor in arrays.items():
-        parameters[roles[name].kind] += tensor.numel()
     stages: list[Stage] = []
-    up_by_round, down_by_round = [], []
+    up_by_round: list[Bytes] = []
+    down_by_round: list[Bytes] = []
     seen: dict[str, tuple[int, frozenset[str]]] = {}  # client: its latest round, and the base it then had
-    spaces = strategy.order(1, {}).method.comes  # that go down beside the shared parameters
+    method = strategy.request(1, {}).method
+    spaces = method.from_server  # that go down beside the shared parameters
     sent = {**arrays, **{with_namespace(space, n): a for space in spaces for n, a in arrays.items()}}
     changed = dict.fromkeys(sent, 0)  # name: the latest round that gave it a new value
-    rule, folds = strategy.federation.rule, dict[str, Tensor]()
+    rule, merged_deltas = strategy.federation.rule, dict[str, Tensor]()
     for number in range(1, num_rounds + 1):
         plan, client_plan = strategy.plan(number), strategy.client_plan(number)
         if not stages or (stages[-1].name, stages[-1].plan) != (strategy.stage(number), client_plan):
-            stages.append(_stage(strategy.stage(number), client_plan, arrays, roles))
+            stages.append(_stage(strategy.stage(number), client_plan, method, arrays, roles))
         stage = stages[-1]
         cohort = draw_cohort(clients, strategy.federation.participation, seed, number)
         beside = names_in_namespaces(spaces, plan.shared)
         base = (frozenset(arrays) - frozenset(plan.private)) | frozenset(beside)
-        base |= frozenset(folds)
+        base |= frozenset(merged_deltas)
         usual, up = Counter(strategy.upload_bytes(number)), Counter[str]()
         down: Bytes = Counter()
         lacking: dict[tuple[int | None, tuple[int, frozenset[str]] | None], Bytes] = {}
@@ -144,27 +147,44 @@ def walk(strategy: PlannedFedAvg, num_rounds: int, clients: list[str], roles: Ma
         for client in cohort:
             own = rule.narrowed(client, arrays)
             up += _pick(client_plan.shared, arrays | own, roles) if own else usual
-            down += _pick(strategy.given_names(client, known), arrays, roles)
+            down += _pick(strategy.per_client_names(client, known), arrays, roles)
             key = rule.ranks.get(client), seen.get(client)
             if key not in lacking:
-                lacking[key] = _pick(_missing(base, key[1], changed), sent | folds | own, roles)
+                lacking[key] = _pick(_missing(base, key[1], changed), sent | merged_deltas | own, roles)
             down += lacking[key]
             seen[client] = (number, base)
             if rule.one_by_one:
                 rule.take(client, {name: arrays[name] for name in plan.shared}, 1.0)
         renewed = [name for name in plan.shared if name not in rule.constant(plan.shared)]
         changed |= dict.fromkeys([*renewed, *beside], number)
-        for name, value in rule.close(number, {**arrays, **folds}).items():
+        for name, value in rule.close(number, {**arrays, **merged_deltas}).items():
             if value is None:
-                del folds[name]
-            elif is_fold(name):
-                folds[name], changed[name] = value, number
+                del merged_deltas[name]
+            elif is_merged_delta(name):
+                merged_deltas[name], changed[name] = value, number
         stage.rounds += 1
         stage.client_rounds += len(cohort)
         stage.up += up
         stage.down += down
         up_by_round.append(up)
         down_by_round.append(down)
+    return _summed(strategy, len(clients), roles, stages, up_by_round, down_by_round)
+
+
+def _summed(
+    strategy: PlannedFedAvg,
+    clients: int,
+    roles: Mapping[str, Role],
+    stages: list[Stage],
+    up_by_round: list[Bytes],
+    down_by_round: list[Bytes],
+) -> Forecast:
+    """The forecast of all rounds, beside what sending the whole model every time would take."""
+    arrays = strategy.model
+    whole = bytes_by_role(arrays, roles)
+    parameters: Counter[str] = Counter()
+    for name, tensor in arrays.items():
+        parameters[roles[name].kind] += tensor.numel()
     visits = sum(stage.client_rounds for stage in stages)
     embedding = {name for name in arrays if is_embedding(roles[name])}
     frozen = embedding and not any(embedding & set(stage.plan.shared) for stage in stages)
@@ -172,7 +192,7 @@ def walk(strategy: PlannedFedAvg, num_rounds: int, clients: list[str], roles: Ma
     return Forecast(
         dict(parameters),
         whole,
-        len(clients),
+        clients,
         stages,
         sum(whole.values()) * visits,
         rest * visits if frozen else None,
@@ -192,7 +212,9 @@ def _missing(
     return [name for name in base if name not in held or changed[name] >= number]
 
 
-def _stage(name: str, plan: Plan, arrays: Mapping[str, Tensor], roles: Mapping[str, Role]) -> Stage:
+def _stage(
+    name: str, plan: Plan, method: Algorithm, arrays: Mapping[str, Tensor], roles: Mapping[str, Role]
+) -> Stage:
     frozen = set(arrays) - set(plan.trained) - set(plan.private)
     return Stage(
         name,
@@ -201,7 +223,18 @@ def _stage(name: str, plan: Plan, arrays: Mapping[str, Tensor], roles: Mapping[s
         trained=_pick(plan.trained, arrays, roles),
         frozen=_pick(frozen, arrays, roles),
         private=_pick(plan.private, arrays, roles),
+        client_state=_kept(method, plan, arrays, roles),
     )
+
+
+def _kept(method: Algorithm, plan: Plan, arrays: Mapping[str, Tensor], roles: Mapping[str, Role]) -> Bytes:
+    """One array per trained name and namespace; a single number where the algorithm keeps scalars."""
+    trained = {name: arrays[name] for name in plan.trained}
+    kept = Bytes()
+    for space in method.client_state:
+        scalar = space in method.scalar_state
+        kept += bytes_by_role({n: a.new_empty(()) if scalar else a for n, a in trained.items()}, roles)
+    return kept
 
 
 def _pick(names: Iterable[str], arrays: Mapping[str, Tensor], roles: Mapping[str, Role]) -> Bytes:

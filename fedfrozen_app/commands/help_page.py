@@ -3,8 +3,8 @@
 import textwrap
 from importlib.metadata import PackageNotFoundError, version
 
-from fedfrozen_app import conf_files
-from fedfrozen_app.verb_table import GROUPS, VERBS, asked_for_help, parser
+from fedfrozen_app.core import conf_files
+from fedfrozen_app.core.verb_table import GROUPS, VERBS, asked_for_help, parser
 
 ABOUT = "trains Transformers across clients whose data differ and may not leave them, on Flower."
 WIDTH = 100
@@ -50,8 +50,8 @@ def help_page() -> str:
     usual = conf_files.usual()
     lines = [f"fedfrozen {own_version()} {ABOUT}", "", *_columns(USAGE, 2)]
     for group, verbs in GROUPS.items():
-        lines += ["", f"{group}:", *_columns([(verb, VERBS[verb].says) for verb in verbs], 2)]
-    lines += ["", "settings in groups (GROUP=NAME; the default stands first):"]
+        lines += ["", f"{group}:", *_columns([(verb, VERBS[verb].summary) for verb in verbs], 2)]
+    lines += ["", "settings in groups (GROUP=NAME; the default comes first):"]
     for group, names in conf_files.choices().items():
         ordered = sorted(names, key=lambda name: name != usual.get(group))
         lines += textwrap.wrap(

@@ -4,18 +4,21 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedfrozen_app.config import compose_config, resolved
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.config import compose_run
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.formatting import counted, flatten
+from fedfrozen_app.core.terminal import Console
 from fedfrozen_app.files import status
 from fedfrozen_app.files.folders import run_folders
+from fedfrozen_app.files.integrity import quick_look
+from fedfrozen_app.files.kinds import check_is_run
 from fedfrozen_app.files.rows import read_rows
 from fedfrozen_app.report.console import human_bytes, show_end
-from fedfrozen_app.sweep.sweep_table import read_summary, result_cells, state_of
-from fedfrozen_app.words import counted, flatten
+from fedfrozen_app.run.stored_config import plain_overrides
+from fedfrozen_app.sweep.sweep_table import read_summary, result_cells, state_of, summary_or_damage
 
 USUAL = Path("outputs")
 
@@ -42,23 +45,27 @@ def runs_table(parent: Path, folders: list[Path]) -> Table:
         right = title in ("seed", "final test", "sent up")
         table.add_column(title, justify="right" if right else "left", overflow="fold")
     for folder in folders:
-        summary = read_summary(folder)
+        summary, damage = summary_or_damage(folder)
         config = summary.get("config") or _configuration(folder)
         names = [str((config.get(group) or {}).get("name", "")) for group in ("strategy", "dataset")]
-        state = run_state(folder, summary).partition(":")[0]  # `show` tells the reason
+        state = run_state(folder, summary).partition(":")[0]  # `show` prints the reason
+        state = f"{state}; {damage}" if damage else state
         cells = (folder.name, *names, str(config.get("seed", "")), *result_cells(summary), state)
         table.add_row(*map(Text, cells))
     return table
 
 
 def show_run(arguments: list[str]) -> None:
-    """A run's figures, its state, the command to repeat it, and the settings that are not the defaults."""
+    """A run's metrics, its state, the command to repeat it, and the settings that are not the defaults."""
     if len(arguments) != 1:
         raise UserError("Say which run: fedfrozen show RUN, where RUN is the folder of its results.")
     folder = Path(arguments[0]).expanduser()
     if not folder.is_dir():
         raise UserError(f"There is no run folder {arguments[0]}: `fedfrozen list` names those there are.")
+    check_is_run(folder.resolve())
     summary = read_summary(folder)
+    if (damage := status.damage(folder)) is not None:
+        raise damage
     if not summary and status.read(folder) is None:
         raise UserError(f"{folder} holds no run: give a folder with summary.json or status.json.")
     console = Console()
@@ -72,7 +79,10 @@ def show_run(arguments: list[str]) -> None:
     details: dict[str, Any] = {"Status": run_state(folder, summary), "Command": _command(folder, summary)}
     if summary:
         details |= {"Device": summary.get("device"), "Commit": summary.get("git_commit")}
-        details["Versions"] = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+        versions = summary.get("versions") or {}
+        details["Versions"] = ", ".join(f"{name} {version}" for name, version in versions.items())
+    if changed_files := quick_look(folder):
+        details["Files"] = f"{changed_files}: see fedfrozen verify {shlex.quote(str(folder))}"
     table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -95,7 +105,7 @@ def run_state(folder: Path, summary: dict[str, Any]) -> str:
 
 def changed(config: dict[str, Any]) -> dict[str, Any]:
     """The settings that differ from what `fedfrozen` alone would take."""
-    usual = flatten(resolved(compose_config([])))
+    usual = flatten(compose_run([]).resolved)
     return {key: value for key, value in flatten(config).items() if usual.get(key, "absent") != value}
 
 
@@ -105,7 +115,7 @@ def _configuration(folder: Path) -> dict[str, Any]:
     if known is None:
         return {}
     try:
-        return resolved(compose_config(known.overrides))
+        return compose_run(plain_overrides(folder, known.overrides, {})).resolved
     except UserError:  # it was bad input that ended the run
         return {}
 

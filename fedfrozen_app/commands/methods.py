@@ -5,19 +5,19 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedfrozen_app import registry
 from fedfrozen_app.commands.forecast import Ground, Stage, forecast, ground_of, outlined
-from fedfrozen_app.config import Config, compose_config, read, resolved
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.roles import KINDS
+from fedfrozen_app.config import Config, compose_run, read
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.terminal import Console
+from fedfrozen_app.exchange.role import KINDS
 from fedfrozen_app.report.console import human_bytes
 from fedfrozen_app.server.base import PlannedFedAvg
 
-MOST_STAGES = 3  # that are told one by one
+MOST_STAGES = 3  # that are listed one by one
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def methods(arguments: list[str]) -> None:
     overrides = [word for word in arguments if word != "--json"]
     if chosen := [word for word in overrides if word.startswith("strategy")]:
         raise UserError(f"`fedfrozen methods` goes through all strategies: leave {chosen[0]} out.")
-    read(resolved(compose_config(overrides)))  # a bad setting is said once, not for every strategy
+    read(compose_run(overrides).resolved)  # report a bad setting once, not for every strategy
     known: dict[str, Ground] = {}
     found = [describe(name, overrides, known) for name in registry.names("strategies")]
     if len(overrides) < len(arguments):
@@ -49,16 +49,14 @@ def methods(arguments: list[str]) -> None:
     table = methods_table(found)
     wide = Console(width=1000).measure(table).maximum  # a line stays a line, whatever the terminal's width
     Console(width=wide).print(table, soft_wrap=True)
-    print(
-        "Up and down: the arrays of one client in one round, mean over the run. --help says what each does."
-    )
+    print("Up and down: the arrays of one client in one round, mean over the run. --help explains each.")
 
 
 def describe(name: str, overrides: list[str], known: dict[str, Ground]) -> Method:
     """`known` keeps what was read of the data, by the settings that decide it."""
     says, paper = registry.described("strategies", name)
     try:
-        config = read(resolved(compose_config([f"strategy={name}", *overrides])))
+        config = compose_run([f"strategy={name}", *overrides]).config
         key = repr((config.dataset, config.partition, config.num_clients, config.seed))
         if key not in known:
             known[key] = ground_of(config)
@@ -70,8 +68,8 @@ def describe(name: str, overrides: list[str], known: dict[str, Ground]) -> Metho
 def _method(name: str, says: str, paper: str, config: Config, ground: Ground) -> Method:
     found, strategy = forecast(config, ground), outlined(config, ground)
     visits = max(sum(stage.client_rounds for stage in found.stages), 1)
-    trains = told_stages(found.stages, found.model)
-    if strategy.order(1, {}).choice is not None:
+    trains = stages_in_words(found.stages, found.model)
+    if strategy.request(1, {}).choice is not None:
         trains += "; of it each client its own layers"
     return Method(
         name,
@@ -85,7 +83,7 @@ def _method(name: str, says: str, paper: str, config: Config, ground: Ground) ->
     )
 
 
-def told_stages(stages: list[Stage], model: Mapping[str, int]) -> str:
+def stages_in_words(stages: list[Stage], model: Mapping[str, int]) -> str:
     """What trains in each; of many stages, as in a cycle, the names."""
     different = {stage.name: stage for stage in reversed(stages)}
     first, *others = dict.fromkeys(stage.name for stage in stages) or [""]
@@ -111,15 +109,15 @@ def in_words(part: Mapping[str, int], model: Mapping[str, int]) -> str:
 
 def kept(strategy: PlannedFedAvg, stages: list[Stage], model: Mapping[str, int]) -> str:
     """What stays where between rounds, beside the shared model that the server has."""
-    method = strategy.order(max(strategy.num_rounds, 1), {}).method
-    arrays = [space for space in method.stays if space not in method.numbers]
+    method = strategy.request(max(strategy.num_rounds, 1), {}).method
+    arrays = [space for space in method.client_state if space not in method.scalar_state]
     homes = (
         [in_words(Counter(stages[-1].private), model)] if stages and any(stages[-1].private.values()) else []
     )
     homes += [f"{space} ({human_bytes(sum(model.values()))})" for space in arrays]
-    homes += [f"{space} (a number)" for space in method.numbers]
+    homes += [f"{space} (a number)" for space in method.scalar_state]
     words = [f"client: {', '.join(homes)}"] if homes else []
-    words += [f"server: {', '.join(method.comes)}"] if method.comes else []
+    words += [f"server: {', '.join(method.from_server)}"] if method.from_server else []
     return "; ".join(words)
 
 
@@ -130,6 +128,11 @@ def methods_table(found: list[Method]) -> Table:
     for method in found:
         cells = [method.problem, "", "", ""]
         if not method.problem:
-            cells = [method.trains, human_bytes(method.up), human_bytes(method.down), method.kept or "–"]
+            cells = [
+                method.trains,
+                human_bytes(method.up),
+                human_bytes(method.down),
+                method.kept or "–",
+            ]
         table.add_row(*map(Text, (method.name, *cells, method.paper or "–")))
     return table

@@ -2,14 +2,14 @@
 
 import os
 
-from fedfrozen_app.conf_files import conf_dir
-from fedfrozen_app.verb_table import GROUPS, VERBS, parser
+from fedfrozen_app.core.conf_files import conf_dir
+from fedfrozen_app.core.verb_table import GROUPS, VERBS, parser
 
 PAGE = conf_dir().parent / "docs" / "commands.md"
 HEAD = """# Commands
 
 `fedfrozen [KEY=VALUE ...]` trains; `fedfrozen -m KEY=A,B` is a sweep; every other use begins with a verb.
-This page is what `fedfrozen VERB --help` says (written by `python -m fedfrozen_app.commands.reference`).
+This page is the output of `fedfrozen VERB --help` (written by `python -m fedfrozen_app.commands.reference`).
 """
 
 
@@ -26,9 +26,9 @@ def page() -> str:
 
 
 def _group(group: str, verbs: tuple[str, ...]) -> str:
-    told = [name for verb in verbs for name in VERBS if name == verb or name.startswith(f"{verb} ")]
+    listed = [name for verb in verbs for name in VERBS if name == verb or name.startswith(f"{verb} ")]
     return f"\n## {group.capitalize()}\n" + "".join(
-        f"\n### {name}\n\n```text\n{parser(name).format_help().rstrip()}\n```\n" for name in told
+        f"\n### {name}\n\n```text\n{parser(name).format_help().rstrip()}\n```\n" for name in listed
     )
 
 

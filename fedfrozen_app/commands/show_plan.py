@@ -3,27 +3,28 @@
 import json
 from collections.abc import Iterator
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fedfrozen_app.commands.forecast import Bytes, Forecast, Stage, forecast, ground_of, outlined
 from fedfrozen_app.commands.step_memory import measure, step_memory
-from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.roles import KINDS
+from fedfrozen_app.config import compose_run
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.formatting import counted
+from fedfrozen_app.core.terminal import Console
+from fedfrozen_app.exchange.role import KINDS
 from fedfrozen_app.report.console import human_bytes, human_seconds
-from fedfrozen_app.words import counted
 
 
 def plan(arguments: list[str]) -> None:
     """With --json, every count exactly and by role, for scripts. With --measure, some steps are taken."""
     overrides = [word for word in arguments if word not in ("--json", "--measure")]
-    config = read(resolved(compose_config(overrides)))
+    config = compose_run(overrides).config
     ground = ground_of(config)
     found = forecast(config, ground)
     found.memory = [
-        step_memory(config, ground.shape, stage.plan.trained, ground.tokens) for stage in found.stages
+        step_memory(config, ground.shape, stage.plan.trained, ground.tokens, ground.chunks)
+        for stage in found.stages
     ]
     if "--measure" in arguments:
         if config.privacy.name != "none":
@@ -54,7 +55,7 @@ def plan(arguments: list[str]) -> None:
     if found.undecided:
         console.print(found.undecided, highlight=False, soft_wrap=True)
     console.print(
-        "Arrays alone: orders, digests and replies add some kB a message. Down: what a client lacks, as if "
+        "Arrays alone: requests, digests and replies add some kB a message. Down: what a client lacks, as if "
         "every array that may be trained changed in every round.",
         highlight=False,
         soft_wrap=True,
@@ -74,6 +75,8 @@ def stage_table(stage: Stage, found: Forecast) -> Table:
     }
     if any(stage.private.values()):
         columns["private"] = stage.private
+    if any(stage.client_state.values()):
+        columns["client state"] = stage.client_state
     table.add_column("role")
     for heading in ("params", *columns):
         table.add_column(heading, justify="right")
@@ -135,17 +138,23 @@ def memory_notes(found: Forecast) -> Iterator[str]:
     yield (
         f"Measured on {real.device}: {real.seconds_a_step:.3g} s a step{peak}; a round's "
         f"{real.steps_a_round:,} steps take {human_seconds(real.seconds_a_round)} one client after another, "
-        "and less where clients train together. Judging the model comes on top."
+        "and less where clients train together. Evaluation comes on top."
     )
 
 
 def saved(found: Forecast) -> str:
     """Against FedAvg, and where embeddings are frozen against FedAvg without them too."""
     up = found.total("up")
-    text = f"Sent up: {1 - up / found.everything_up:.1%} less than sending the whole model every time"
+    text = f"Sent up: {_against(up, found.everything_up)} sending the whole model every time"
     if found.but_embeddings_up:
-        text += f", {1 - up / found.but_embeddings_up:.1%} less than sending all but the embeddings"
+        text += f", {_against(up, found.but_embeddings_up)} sending all but the embeddings"
     return f"{text}."
+
+
+def _against(sent: int, other: int) -> str:
+    if sent == other:
+        return "as much as"
+    return f"{abs(1 - sent / other):.1%} {'less' if sent < other else 'more'} than"
 
 
 def _share(total: Bytes, stage: Stage) -> Bytes:

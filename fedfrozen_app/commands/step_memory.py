@@ -19,16 +19,17 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from fedfrozen_app.config import Config
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.data.table import InputShape
-from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.local.algorithm import Start
-from fedfrozen_app.local.resident import Resident
-from fedfrozen_app.local.sequential import batches, eager_steps
-from fedfrozen_app.models.attention import attention_by
-from fedfrozen_app.models.masks import with_ready_mask
+from fedfrozen_app.local.batches import batches
+from fedfrozen_app.local.sequential import eager_steps
+from fedfrozen_app.local.worker import Worker
+from fedfrozen_app.models.attention_mask import with_attention_mask
 from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
 from fedfrozen_app.models.wrapper import wrapper_of
 from fedfrozen_app.server.base import PlannedFedAvg
 from fedfrozen_app.server.sampling import draw_cohort
+from fedfrozen_app.vmap.attention import attention_by
 
 STEPS = 3  # that are timed, after one that is not
 OUTLINED = "fedfrozen_outlined"
@@ -75,7 +76,9 @@ class StepMemory:
         return cls(parameters, gradients, optimizer, activations, total)
 
 
-def step_memory(config: Config, shape: InputShape, trained: Collection[str], tokens: int = 0) -> StepMemory:
+def step_memory(
+    config: Config, shape: InputShape, trained: Collection[str], tokens: int = 0, chunks: int = 1
+) -> StepMemory:
     """Of a step in which these names train, with a batch of rows of so many tokens (0: as long as may be)."""
     model = wrapper_of(config).outline(config, shape)
     moving = 0
@@ -83,7 +86,7 @@ def step_memory(config: Config, shape: InputShape, trained: Collection[str], tok
         parameter.requires_grad_(name in trained)
         moving += parameter.nbytes if name in trained else 0
     moments = 2 if config.client.optimizer == "adamw" else int(config.client.momentum > 0)
-    rows, gradients = config.client.batch_size, moving
+    rows, gradients = config.client.batch_size * chunks, moving
     if config.privacy.name != "none":
         rows = min(rows, config.privacy.physical_batch)
         if config.privacy.clipping == "per_example":  # one for each row, and their sum
@@ -142,7 +145,7 @@ def _kept(model: nn.Module, shape: InputShape, rows: int, again: list[Any]) -> i
 
 def _task(model: nn.Module, shape: InputShape) -> Task:
     def call(parameters: Parameters, inputs: Inputs) -> Tensor:
-        return model(**with_ready_mask(inputs, model)).logits
+        return model(**with_attention_mask(inputs, model)).logits
 
     level = (1.0,) * shape.channels
     return Task(model, kind=shape.task, classes=shape.classes, mean=level, std=level, call=call)
@@ -179,23 +182,23 @@ def measure(config: Config, strategy: PlannedFedAvg, steps: int = STEPS) -> Meas
     shares = share_out(corpus, config, config.num_clients)
     assert shares.partition is not None
     short = replace(config, client=replace(config.client, local_steps=1))
-    resident = Resident(short, corpus, shares=shares)
-    on_gpu = resident.device.type == "cuda"
-    order = Order(1, strategy.client_plan(1), {})
+    worker = Worker(short, corpus, shares=shares)
+    on_gpu = worker.device.type == "cuda"
+    request = TrainRequest(1, strategy.client_plan(1), {})
     names = [str(number) for number in range(len(shares.partition.indices))]
-    client = max(names, key=lambda name: len(resident.rows(name).train))
-    start = Start(dict(resident.parameters), order.plan.trained)
-    eager_steps(resident, client, order, start)  # what happens once only is not timed
-    resident.config = replace(short, client=replace(short.client, local_steps=steps))
+    client = max(names, key=lambda name: len(worker.rows(name).train))
+    start = Start(dict(worker.parameters), request.plan.trained)
+    eager_steps(worker, client, request, start)  # what happens once only is not timed
+    worker.config = replace(short, client=replace(short.client, local_steps=steps))
     if on_gpu:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
-    taken = eager_steps(resident, client, order, start)
-    float(taken.loss)  # waits for the device
+    taken = eager_steps(worker, client, request, start)
+    taken.losses.tolist()  # waits for the device
     each = (time.perf_counter() - began) / taken.count
     cohort = draw_cohort(names, config.participation, config.seed, 1)
-    rows = {name: resident.rows(name).train for name in cohort}
+    rows = {name: worker.rows(name).train for name in cohort}
     in_round = sum(len(batches(rows[name], config.client, config.seed, name, 1)) for name in cohort)
     peak = torch.cuda.max_memory_allocated() if on_gpu else None
-    return Measured(str(resident.device), each, in_round, each * in_round, peak)
+    return Measured(str(worker.device), each, in_round, each * in_round, peak)

@@ -3,7 +3,8 @@
 import json
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,58 +12,68 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from safetensors import SafetensorError
 
-from fedfrozen_app import conf_files, registry
-from fedfrozen_app.config import Config, compose_config, read, resolved, with_absolute_paths, with_hydra
-from fedfrozen_app.errors import RunFailed, UserError
+from fedfrozen_app.config import ComposedConfig, Config, compose_run, with_hydra
+from fedfrozen_app.config.compose import run_in_folder
+from fedfrozen_app.core import conf_files, registry
+from fedfrozen_app.core.errors import RunFailed, UserError
+from fedfrozen_app.core.formatting import counted
+from fedfrozen_app.core.verb_table import parse
+from fedfrozen_app.core.verbs.train_verbs import DETACH, STOP
+from fedfrozen_app.core.verbs.verb import TRUST
 from fedfrozen_app.files import checkpoint, status
+from fedfrozen_app.files.checkpoint import Checkpoint
 from fedfrozen_app.files.disk import whole_folder
 from fedfrozen_app.files.folders import check_free
+from fedfrozen_app.files.integrity import check_folder
 from fedfrozen_app.launch import check_writable, execute, load_run, run_folder, unwritable
+from fedfrozen_app.local.model_evaluation import evaluate_test
 from fedfrozen_app.report.console import show_end
-from fedfrozen_app.run.job import Job, as_it_was, fork_start
-from fedfrozen_app.verb_table import parse
-from fedfrozen_app.words import counted
+from fedfrozen_app.run.export_folder import write_export
+from fedfrozen_app.run.job import Job, fork_start
+from fedfrozen_app.run.stored_config import stored_config
 
 log = logging.getLogger(__name__)
-DETACH, STOP = "--detach", "--stop"
+WRITTEN_AT_END = ("model.safetensors", "summary.json", "fairness.json", "personal.json")
 
 
-def train(arguments: list[str]) -> None:
-    """`fedfrozen [OVERRIDES]`: one run, or a Hydra multirun with -m."""
-    if "-m" in arguments or "--multirun" in arguments:
-        from fedfrozen_app.sweep.multirun import multirun
+def train_composed(composed: DictConfig, run: ComposedConfig, *, detach: bool) -> None:
+    """One run whose configuration is composed already."""
+    _train(partial(run_in_folder, composed), detach, run)
 
-        multirun(arguments)
-        return
-    detach = DETACH in arguments
-    arguments = [word for word in arguments if word != DETACH]
-    # Kept here, because Hydra would add a line of its own to an error.
-    failed: list[Exception] = []
+
+def train_by_hydra(arguments: list[str], *, detach: bool) -> None:
+    """One run, or what else Hydra's flags ask for, such as --cfg job."""
+    _train(partial(with_hydra, arguments=arguments), detach)
+
+
+def _train(
+    call: Callable[[Callable[[DictConfig], None]], None], detach: bool, composed: ComposedConfig | None = None
+) -> None:
+    """`call` lets Hydra make the folder and call the job. Without `composed`, Hydra composes too."""
+    failed: list[Exception] = []  # raised at the end: Hydra would add a line of its own to an error
     started = False
 
-    def job(composed: DictConfig) -> float | None:
+    def job(task: DictConfig) -> None:
         nonlocal started
         started = True
         settings = HydraConfig.get()
-        resolved_config, overrides = with_absolute_paths(composed, settings.overrides.task)
-        folder = Path(resolved_config["output_dir"] or settings.runtime.output_dir).expanduser().resolve()
+        run = (composed or ComposedConfig.of(task, settings.overrides.task)).with_absolute_paths()
+        folder = Path(run.resolved["output_dir"] or settings.runtime.output_dir).expanduser().resolve()
         try:
             check_writable(folder)
-            check_free(folder, overwrite=bool(resolved_config["overwrite"]))
+            check_free(folder, overwrite=bool(run.resolved["overwrite"]))
             if line := what_was_brought(settings.runtime.choices, settings.overrides.task):
                 log.info(line)
-            with status.recorded(folder, resolved_config, overrides):
-                config = read(resolved_config)
-                check_detach(config, detach)
-                execute(Job(config, resolved_config, overrides, folder, fork_start(config), detach))
-        except status.Detached as goes_on:
-            print(goes_on)
+            with status.recorded(folder, run.resolved, run.overrides):
+                check_detach(run.config, detach)
+                execute(Job(run, folder, fork_start(run.config), detach))
+        except status.Detached as detached:
+            print(detached)
         except (UserError, RunFailed) as error:
             failed.append(error)
-        return None
 
     try:
-        with_hydra(job, arguments)
+        call(job)
     except OSError as error:
         if started:
             raise
@@ -72,7 +83,7 @@ def train(arguments: list[str]) -> None:
 
 
 def what_was_brought(choices: Mapping[str, Any], overrides: Sequence[str]) -> str:
-    """What a chosen strategy or dataset took with it, for somebody who did not name it; else ""."""
+    """The files that a chosen strategy or dataset selected, for the log; "" where there are none."""
     named = {word.partition("=")[0] for word in overrides}
     if "experiment" in named:
         return ""
@@ -88,8 +99,8 @@ def what_was_brought(choices: Mapping[str, Any], overrides: Sequence[str]) -> st
 
 
 def resume(arguments: list[str]) -> None:
-    """`fedfrozen resume RUN [OVERRIDES]`: go on after the run's newest checkpoint, in the same folder."""
-    flags = {word for word in arguments if word in (DETACH, STOP)}
+    """`fedfrozen resume RUN [OVERRIDES]`: continue after the run's newest checkpoint, in the same folder."""
+    flags = {word for word in arguments if word in (DETACH, STOP, TRUST)}
     run, extra = run_folder("resume", [word for word in arguments if word not in flags])
     if own := [word for word in extra if word.startswith(("from=", "output_dir="))]:
         raise UserError(
@@ -97,26 +108,21 @@ def resume(arguments: list[str]) -> None:
             f"another run there with `fedfrozen from={run}/checkpoints/N output_dir=DIR`."
         )
     start = checkpoint.newest(run)
-    overrides = as_it_was(start.overrides, start.config) + extra
-    composed = compose_config(overrides)
-    if composed.num_rounds != start.config["num_rounds"]:
-        settings = registry.find("strategies", str(composed.strategy.name)).Settings
-        holds = settings.kept_by(start.config["strategy"], start.row)
-        overrides += [
-            f"strategy.{key}={holds[key]}"
-            for key, value in composed.strategy.items()
-            if value is None and holds.get(key)
-        ]
-        composed = compose_config(overrides)
-    resolved_config, overrides = with_absolute_paths(composed, overrides)
-    config = read(resolved_config | {"from": None})  # a fork goes on from its own rows, not its origin's
+    composed = stored_config(run, start.overrides, start.config, extra, trusted=TRUST in flags, trains=True)
+    if composed.resolved["num_rounds"] != start.config["num_rounds"]:
+        composed = _with_open_settings(composed, start)
+    composed = composed.with_absolute_paths().continuing()
+    config = composed.config
     before = status.read(run)
-    # A run that stopped while it wrote its results has them written now.
+    # A run that stopped while it wrote its results has them written now; damaged ones are written again.
     complete = before is None or before.state == "complete"
-    if start.round > config.num_rounds or (start.round == config.num_rounds and complete):
+    if complete and (damage := damaged_results(run)):
+        log.warning("%s: %s, so the results are written again.", run, damage)
+        complete = False
+    done = max(checkpoint.numbers(run / "checkpoints"))  # the newest of them may be damaged
+    if start.round > config.num_rounds or (done >= config.num_rounds and complete):
         raise UserError(
-            f"{run} has already finished its {counted(start.round, 'round')}: add num_rounds=N to go on to "
-            "round N."
+            f"{run} has already finished its {counted(done, 'round')}: add num_rounds=N to go on to round N."
         )
     check_detach(config, DETACH in flags)
     if before is not None and before.flower_run and config.runtime.name == "deployed":
@@ -125,19 +131,36 @@ def resume(arguments: list[str]) -> None:
     start = checkpoint.newest(run)  # a run that was still going has perhaps written another
     now = status.read(run)
     if now is not None and now != before and now.state == "complete" and start.round >= config.num_rounds:
-        log.info("%s has finished by itself meanwhile.", run)
+        log.info("%s has finished by itself in between.", run)
         return
     log.info("Going on after round %d.", start.round)
     try:
-        with status.recorded(run, resolved_config, overrides):
-            execute(Job(config, resolved_config, overrides, run, start, DETACH in flags))
-    except status.Detached as goes_on:
-        print(goes_on)
+        with status.recorded(run, composed.resolved, composed.overrides):
+            execute(Job(composed, run, start, DETACH in flags))
+    except status.Detached as detached:
+        print(detached)
+
+
+def damaged_results(run: Path) -> str:
+    """The damaged files that the end of a run writes, and resuming writes again; "" where there are none."""
+    found = [one for one in check_folder(run) if one.is_bad and one.name in WRITTEN_AT_END]
+    return ", ".join(f"{one.name} is {one.state}" for one in found)
+
+
+def _with_open_settings(composed: ComposedConfig, start: Checkpoint) -> ComposedConfig:
+    """For a run that gets more rounds: settings that were left open keep the values that they had."""
+    strategy = composed.resolved["strategy"]
+    settings = registry.find("strategies", str(strategy["name"])).Settings
+    holds = settings.kept_by(start.config["strategy"], start.row)
+    kept = [
+        f"strategy.{key}={holds[key]}" for key, value in strategy.items() if value is None and holds.get(key)
+    ]
+    return compose_run([*composed.overrides, *kept], recorded=True) if kept else composed
 
 
 def end_earlier(config: Config, run: Path, flower_run: int, *, stop: bool) -> None:
-    """A run has one owner: what the SuperLink still runs of it is watched or stopped, never run beside."""
-    from fedfrozen_app.flower.deployed import connect, stop_run
+    """A run has one owner: what the SuperLink still runs of it is watched or stopped, never run twice."""
+    from fedfrozen_app.runtimes.flower.deployed import connect, stop_run
 
     connection = connect(config, run)
     if not connection.is_going(flower_run):
@@ -153,17 +176,19 @@ def end_earlier(config: Config, run: Path, flower_run: int, *, stop: bool) -> No
 
 def attach(arguments: list[str]) -> None:
     """`fedfrozen attach RUN [--on-interrupt detach|stop] [--stop]`: watch a deployed run that is going."""
-    from fedfrozen_app.flower.deployed import connect, follow_to_end, stop_run
+    from fedfrozen_app.runtimes.flower.deployed import connect, follow_to_end, stop_run
 
     given = parse("attach", arguments)
     run, _ = run_folder("attach", [given.run])
     known = status.read(run)
     if known is None or not known.flower_run:
         raise UserError(f"{run} was not handed in to a SuperLink: fedfrozen watch {run} shows any run.")
-    config = read(resolved(compose_config(known.overrides)) | {"from": None})
+    had = (checkpoint.newest_state(run) or {}).get("config", {})
+    stored = stored_config(run, known.overrides, had, trusted=given.trust_folder, trains=True)
+    config = stored.continuing().config
     connection = connect(config, run)
     if not connection.is_going(known.flower_run):
-        raise UserError(f"Flower's run {known.flower_run} has ended ({known.state}): see {run}/report.html.")
+        raise UserError(ended_text(run, known))
     if given.stop:
         stop_run(connection, config, run, known.flower_run)
         print(f"Stopped. Go on with: fedfrozen resume {shlex.quote(str(run))}")
@@ -173,10 +198,23 @@ def attach(arguments: list[str]) -> None:
             summary = follow_to_end(
                 connection, config, run, known.flower_run, on_interrupt=given.on_interrupt
             )
-    except status.Detached as goes_on:
-        print(goes_on)
+    except status.Detached as detached:
+        print(detached)
         return
     show_end(summary, run)
+
+
+def ended_text(run: Path, known: status.Status) -> str:
+    """For whom attaches to a run that goes no more: how it ended, and how to go on."""
+    flower = f"Flower's run {known.flower_run} has ended"
+    if known.state == "complete":
+        return f"{flower} (complete): see {run}/report.html."
+    state = "its process was lost" if known.state == "running" else known.state
+    if not (rounds := checkpoint.numbers(run / "checkpoints")):
+        return f"{flower} ({state}) and wrote no checkpoint: start it again."
+    return (
+        f"{flower} ({state}): go on after round {max(rounds)} with fedfrozen resume {shlex.quote(str(run))}."
+    )
 
 
 def check_detach(config: Config, detach: bool) -> None:
@@ -185,31 +223,31 @@ def check_detach(config: Config, detach: bool) -> None:
 
 
 def evaluate(arguments: list[str]) -> None:
-    """`fedfrozen evaluate RUN [OVERRIDES]`: judge the run's final model on its test set."""
-    run, extra = run_folder("evaluate", arguments)
-    resident = load_run(run, extra)
-    with resident.only_global():
-        figures = {f"test_{key}": value for key, value in resident.evaluate_test().items()}
-    print(json.dumps({"run": str(run), "examples": len(resident.corpus.test), **figures}))
+    """`fedfrozen evaluate RUN [OVERRIDES]`: evaluate the run's final model on its test set."""
+    run, extra = run_folder("evaluate", [word for word in arguments if word != TRUST])
+    worker = load_run(run, extra, trusted=TRUST in arguments)
+    with worker.only_global():
+        metrics = {f"test_{key}": value for key, value in evaluate_test(worker).items()}
+    print(json.dumps({"run": str(run), "examples": len(worker.corpus.test), **metrics}))
 
 
 def export(arguments: list[str]) -> None:
     """`fedfrozen export RUN DIR [--merge]`: the final model as a folder for `from_pretrained`."""
-    merge = "--merge" in arguments
-    run, rest = run_folder("export", [word for word in arguments if word != "--merge"])
+    merge, trusted = "--merge" in arguments, TRUST in arguments
+    run, rest = run_folder("export", [word for word in arguments if word not in ("--merge", TRUST)])
     if len(rest) != 1:
         raise UserError("Say where to: fedfrozen export RUN DIR.")
-    resident, target = load_run(run, []), Path(rest[0]).expanduser().resolve()
+    worker, target = load_run(run, [], trusted=trusted), Path(rest[0]).expanduser().resolve()
     if target.is_file():
         raise UserError(f"{rest[0]} is a file: give a folder.")
-    parts = resident.wrapper.merges and not merge
-    if merge and not resident.wrapper.merges:
+    parts = worker.wrapper.merges and not merge
+    if merge and not worker.wrapper.merges:
         raise UserError(f"{run} has no adapters to merge: leave --merge out.")
     try:
         with whole_folder(target) as part:
-            resident.export(part, merged=not parts)
+            write_export(worker, run, part, merged=not parts)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{rest[0]} cannot be written ({reason}): give another folder.") from error
-    loader = "PeftModel.from_pretrained, on the model it was trained on" if parts else "from_pretrained"
-    print(f"Wrote {rest[0]}: load it with {'peft' if parts else 'transformers'}'s {loader}.")
+    library = "peft" if parts else "transformers"
+    print(f"Wrote {rest[0]}: its README.md shows how to load it with plain {library}.")

@@ -12,13 +12,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from fedfrozen_app.compare.compare_page import linked
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.files.folders import run_folders
-from fedfrozen_app.report.html import document, save
+from fedfrozen_app.files.kinds import RUN, kind_of
+from fedfrozen_app.report.compare.compare_page import linked
+from fedfrozen_app.report.html import render_page, save
 from fedfrozen_app.report.run_page import run_page, write_report
 from fedfrozen_app.sweep.sweep_page import sweep_page
-from fedfrozen_app.verb_table import parse
 
 HOST = "127.0.0.1"
 WATCHED_FILES = ("metrics.jsonl", "summary.json", "status.json")
@@ -27,7 +28,7 @@ WATCHED_FILES = ("metrics.jsonl", "summary.json", "status.json")
 def report(arguments: list[str]) -> None:
     """`fedfrozen report DIR`: report.html of a run, comparison.html of a sweep, finished or not."""
     folder = _existing(parse("report", arguments).folder)
-    if _is_run(folder):
+    if kind_of(folder) == RUN:
         path = write_report(folder)
     elif run_folders([folder]):
         path = folder / "comparison.html"
@@ -92,11 +93,10 @@ class LivePages:
             return self._made[path][1]
 
     def _front(self, version: str) -> str:
-        if _is_run(self.folder):
+        if kind_of(self.folder) == RUN:
             return run_page(self.folder, version=version)
         if not run_folders([self.folder]):
-            message = "<p>The page appears with the first round.</p>"
-            return document("Waiting", "<h1>No run here yet</h1>", message, [], version=version)
+            return render_page("waiting.html", "Waiting", version=version)
         return sweep_page(self.folder, link=self._link, version=version)
 
     def _link(self, run: Path) -> str | None:
@@ -143,10 +143,6 @@ def _existing(word: str) -> Path:
     if not folder.is_dir():
         raise UserError(f"There is no run folder {word}: give the folder of a run, or of a sweep.")
     return folder
-
-
-def _is_run(folder: Path) -> bool:
-    return (folder / "metrics.jsonl").is_file()
 
 
 def _name(run: Path, folder: Path) -> str:

@@ -1,31 +1,29 @@
-"""The configuration of a run: its schema, and the sentences for values that cannot work.
+"""The configuration of a run: its schema, its composition by Hydra, and its validation.
 
-Hydra composes `conf/`; `read` turns the result into the dataclasses of `schema` or raises a `UserError`.
+`compose_run` gives a run's `ComposedConfig`: Hydra composes `conf/`, and `read` turns the result into the
+dataclasses of `schema` or raises a `UserError`.
+Values from another machine never meet Hydra: `read_strict` (in `strict_values`) reads them. Both readers
+share the bounds declared at each field (`setting`) and the rules in `checks`.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedfrozen_app.config.checks import (
-        check_config,
-        device_of,
-        devices_of,
-        read,
-        require_client,
-        server_optimizer_settings,
-        stack_runs,
-        strategy_settings,
-    )
+    from fedfrozen_app.config.checks import check_config
+    from fedfrozen_app.config.client_checks import require_client
     from fedfrozen_app.config.compose import (
         absolute_paths,
         compose_config,
         quoted,
         resolved,
-        with_absolute_paths,
         with_hydra,
     )
+    from fedfrozen_app.config.composed import ComposedConfig, compose_run
     from fedfrozen_app.config.keys import check_keys, keys_of, known_keys
+    from fedfrozen_app.config.named_settings import server_optimizer_settings, strategy_settings
+    from fedfrozen_app.config.read_values import read
+    from fedfrozen_app.config.runtime_checks import device_of, devices_of, stack_runs
     from fedfrozen_app.config.schema import (
         DEFAULT_CLIENTS,
         AdapterConfig,
@@ -52,6 +50,7 @@ __all__ = [
     "AggregationConfig",
     "CheckpointConfig",
     "ClientConfig",
+    "ComposedConfig",
     "Config",
     "DatasetConfig",
     "DebugConfig",
@@ -67,6 +66,7 @@ __all__ = [
     "check_keys",
     "check_settings",
     "compose_config",
+    "compose_run",
     "device_of",
     "devices_of",
     "keys_of",
@@ -80,15 +80,18 @@ __all__ = [
     "setting",
     "stack_runs",
     "strategy_settings",
-    "with_absolute_paths",
     "with_hydra",
 ]
 
-QUICKEST_FIRST = ("settings", "schema", "keys", "sentences", "compose", "checks")
+# Modules in the order in which they are searched for a name: those that do not import Hydra come first.
+QUICKEST_FIRST = (
+    *("settings", "schema", "keys", "runtime_checks"),
+    *("sentences", "compose", "named_settings", "client_checks", "checks", "read_values", "composed"),
+)
 
 
 def __getattr__(name: str) -> Any:
-    """Found when it is asked for: the last three modules import Hydra, which a typo should not wait for."""
+    """Import a name when it is first used: a typo should not wait for Hydra."""
     if name in __all__:
         for module in QUICKEST_FIRST:
             found = importlib.import_module(f"{__name__}.{module}")

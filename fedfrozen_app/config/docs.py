@@ -1,7 +1,6 @@
 """`python -m fedfrozen_app.config.docs` writes docs/configuration.md from the dataclasses and `conf/`.
 
-The page's prose is `TEMPLATE`; what stands in braces comes from where the settings are. A test fails when the
-page is not what this makes.
+The page's prose is `TEMPLATE`; what is in braces is generated. A test fails when the page is not current.
 """
 
 from collections.abc import Iterator
@@ -11,12 +10,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedfrozen_app import registry
-from fedfrozen_app.conf_files import conf_dir
 from fedfrozen_app.config.compose import compose_config
 from fedfrozen_app.config.schema import GROUPS, NAMED, Config, defaults, key_of, sections
 from fedfrozen_app.config.settings import About, about
 from fedfrozen_app.config.sources import base
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.conf_files import conf_dir
 
 PAGE = conf_dir().parent / "docs" / "configuration.md"
 TEMPLATE = """\
@@ -35,8 +34,12 @@ Settings live in `conf/`: one folder for each concern, composed by [Hydra](https
 The tables give every key with the value it has when nothing is set. `null` means "not set".
 A wrong key or value ends the command at once, with one sentence and exit code 2.
 
-Every default, bound and sentence below stands at its field in `fedfrozen_app/config/schema.py`, or in a
-strategy's `Settings`. A file of a group inherits them (`defaults: [base]`) and says only what it changes.
+So does a key without effect: `privacy.epsilon=8` alone is refused, because `privacy=none` would ignore it.
+Add `privacy=dp_sgd`. In a sweep over both, mark the key with `++`:
+`fedfrozen -m privacy=none,dp_sgd ++privacy.epsilon=8`.
+
+Every default, bound and sentence below is declared at its field in `fedfrozen_app/config/schema/`, or in a
+strategy's `Settings`. A file of a group inherits them (`defaults: [base]`) and sets only what it changes.
 
 ## The run
 
@@ -106,7 +109,7 @@ Every client starts each round with a fresh optimiser.
 
 {privacy_files}
 
-[Privacy](privacy.md) says what epsilon covers and what it does not.
+[Privacy](privacy.md) explains what epsilon covers and what it does not.
 
 {privacy}
 
@@ -123,7 +126,7 @@ frozen and private parts are left alone.
 
 {secure_aggregation_files}
 
-[Secure aggregation](secure-aggregation.md) says who learns what, and what it costs.
+[Secure aggregation](secure-aggregation.md) explains who learns what, and what it costs.
 
 {secure_aggregation}
 
@@ -169,7 +172,7 @@ def page() -> str:
 def table(rows: Iterator[tuple[str, Any, About]]) -> str:
     lines = ["| key | default | values | meaning |", "|---|---|---|---|"]
     for key, default, known in rows:
-        lines.append(f"| `{key}` | {_default(default)} | {_values(known, default)} | {known.says} |")
+        lines.append(f"| `{key}` | {_default(default)} | {_values(known, default)} | {known.meaning} |")
     return "\n".join(lines)
 
 
@@ -198,14 +201,14 @@ def _named_rows(group: str) -> Iterator[tuple[str, Any, About]]:
         for found in fields(settings):
             own_default = defaults(settings)[found.name]
             seen.setdefault(found.name, (own_default, about(found)))
-            alike = (_default(own_default), about(found).says)
+            alike = (_default(own_default), about(found).meaning)
             owners.setdefault(found.name, {}).setdefault(alike, []).append(f"`{owner}`")
     for name, (default, known) in seen.items():
-        says = [
+        meanings = [
             f"{', '.join(who)}{f' ({own})' if own != _default(default) else ''}: {meaning}"
             for (own, meaning), who in owners[name].items()
         ]
-        yield f"{group}.{name}", default, replace(known, says=". ".join(says))
+        yield f"{group}.{name}", default, replace(known, meaning=". ".join(meanings))
 
 
 def _default(value: Any) -> str:
@@ -231,12 +234,12 @@ def _files(group: str) -> str:
         chosen = [f"`{other}={name}`" for other, name in _chosen(path)]
         brings = f" Chooses {', '.join(chosen)}." if chosen else ""
         default = " The default." if path.stem == usual else ""
-        says = _opening(path)
-        if group == "strategy":  # it says once what it does, where it is written
+        text = _opening(path)
+        if group == "strategy":  # its class describes it
             what, paper = registry.described("strategies", path.stem)
             cited = f" {paper[:1].upper()}{paper[1:]}." if paper else ""
-            says = f"{what}{cited} {says}".rstrip()
-        lines.append(f"| `{group}={path.stem}` | {says}{default}{brings} |")
+            text = f"{what}{cited} {text}".rstrip()
+        lines.append(f"| `{group}={path.stem}` | {text}{default}{brings} |")
     return "\n".join(lines)
 
 

@@ -1,24 +1,28 @@
-"""One setting: its default, bounds, choices and what the docs say of it, all at its dataclass field."""
+"""One setting: its default, bounds, choices and description, all at its dataclass field."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.config.needs import Needs
+from fedfrozen_app.core.errors import UserError
 
 KEY = "setting"  # in a field's metadata
+MISSING: Any = "???"  # OmegaConf's mark for a value that must be given; OmegaConf is slow to import
 
 
 @dataclass(frozen=True)
 class About:
-    """What is known of a setting beside its name, type and default."""
+    """What a setting declares in addition to its name, type and default."""
 
-    says: str = ""
+    meaning: str = ""  # one sentence for docs/configuration.md
     above: float | None = None
     least: float | None = None
     most: float | None = None
     choices: tuple[str, ...] = ()
-    instead: str = ""  # said of a number out of bounds, where the bounds alone would help too little
+    instead: str = ""  # the sentence for a number out of bounds, where the bounds alone would help too little
+    needs: tuple[Needs, ...] = ()  # without them it has no effect
 
     @property
     def bounded(self) -> bool:
@@ -26,12 +30,12 @@ class About:
 
     @property
     def bounds(self) -> list[str]:
-        """In words: "above 0", "at most 1"."""
+        """For people: "above 0", "at most 1"."""
         named = (("above", self.above), ("at least", self.least), ("at most", self.most))
         return [f"{words} {bound:g}" for words, bound in named if bound is not None]
 
     def holds(self, value: float) -> bool:
-        """Whether a number keeps the bounds; what is not finite keeps none."""
+        """Whether a number is finite and within the bounds."""
         return (
             math.isfinite(value)
             and (self.above is None or value > self.above)
@@ -40,7 +44,7 @@ class About:
         )
 
     def complaint(self, value: Any) -> str:
-        """What to say after `key=`; empty where the value is fine."""
+        """The sentence after `key=`; empty where the value is fine."""
         if value is None:
             return ""
         word = str(value).lower() if isinstance(value, bool) else value
@@ -58,28 +62,39 @@ class About:
 
 def setting(
     default: Any,
-    says: str,
+    meaning: str,
     *,
     above: float | None = None,
     least: float | None = None,
     most: float | None = None,
     choices: tuple[str, ...] = (),
     instead: str = "",
+    needs: Needs | tuple[Needs, ...] = (),
 ) -> Any:
-    """A dataclass field that knows its bounds or choices, and its sentence in docs/configuration.md."""
-    about = About(says, above, least, most, choices, instead)
+    """A dataclass field that knows its bounds or choices, what it needs in order to have an effect, and its
+    sentence in docs/configuration.md."""
+    needs = (needs,) if isinstance(needs, Needs) else needs
+    about = About(meaning, above, least, most, choices, instead, needs)
     if isinstance(default, (dict, list)):
         return field(default_factory=default.copy, metadata={KEY: about})
     return field(default=default, metadata={KEY: about})
 
 
 def about(found: Any) -> About:
-    """Of a dataclass field; a field that says nothing has no bounds."""
+    """What a dataclass field declares; without `setting` it has no bounds."""
     return found.metadata.get(KEY, About())
 
 
+def first_complaint(kind: Any, values: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The first field whose value its own bounds or choices refuse, and the sentence about it."""
+    for found in fields(kind):
+        if found.name in values and (complaint := about(found).complaint(values[found.name])):
+            return found.name, complaint
+    return None
+
+
 def check_settings(holder: Any, prefix: str = "") -> None:
-    """A `UserError` for the first value that its own field refuses."""
-    for found in fields(holder):
-        if complaint := about(found).complaint(getattr(holder, found.name)):
-            raise UserError(f"{prefix}{found.name}={complaint}")
+    """Raise a `UserError` for the first value that its own field refuses."""
+    values = {found.name: getattr(holder, found.name) for found in fields(holder)}
+    if (complaint := first_complaint(holder, values)) is not None:
+        raise UserError(f"{prefix}{complaint[0]}={complaint[1]}")

@@ -10,9 +10,10 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from fedfrozen_app import registry
-from fedfrozen_app.conf_files import package_dirs
 from fedfrozen_app.config.schema import GROUPS, NAMED, defaults, root_defaults, sections
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.conf_files import package_dirs
+from fedfrozen_app.core.own_objects import take_over
 
 
 def base(path: str) -> dict[str, Any] | None:
@@ -22,6 +23,7 @@ def base(path: str) -> dict[str, Any] | None:
     group, _, name = path.partition("/")
     if name == "base" and group in GROUPS:
         return defaults(sections()[group])
+    take_over()  # in a launcher's process, which composes by itself
     if (NAMED.get(group), name) in registry.REGISTERED:  # by this process: it has no file
         return {"name": name} | registry.settings_of(NAMED[group], name)
     named = name.removeprefix("base_")
@@ -31,14 +33,14 @@ def base(path: str) -> dict[str, Any] | None:
 
 
 class Defaults(ConfigSource):
-    """The dataclasses as files to inherit. They are not listed: nobody chooses them."""
+    """The dataclasses as files to inherit. They are not listed, because no one chooses them."""
 
     @staticmethod
     def scheme() -> str:
         return "fedfrozen"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        # Plain values, without types: `read` says what is wrong with a type, once everything is composed.
+        # Plain values, without types: `read` checks types once everything is composed.
         config = OmegaConf.create(base(config_path))
         return ConfigResult(self.provider, self.full_path(), config, header={"package": None})
 

@@ -1,7 +1,7 @@
 """Random crops and flips of training pictures (`dataset.augment`), decided where rows are drawn.
 
 A drawn example is a number: its row plus `code` times as many rows as there are. Code 0 is the picture as it
-is, so that a plain row number means what it always meant. Whoever draws decides alone what a picture looks
+is, so that a plain row number means what it always meant. The draw alone decides what a picture looks
 like, and all runners, which are given the same numbers, see the same pixels.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.table import Corpus
-from fedfrozen_app.errors import UserError
 
 SHIFT = 4  # pixels each way
 PLACES = 2 * SHIFT + 1

@@ -1,39 +1,31 @@
 """One corpus as a federation sees it: what the server keeps, and which rows each client has."""
 
-import json
-import logging
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase
 
 from fedfrozen_app.config import DEFAULT_CLIENTS, Config, DatasetConfig
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.seeds import seed_for
 from fedfrozen_app.data.augment import check_pictures
-from fedfrozen_app.data.partition import (
-    DRAWN,
-    FILE_COLUMN,
-    Partition,
-    PartitionSpec,
-    deal_test,
-    grouping_column,
-    partition,
-    split_validation,
-)
+from fedfrozen_app.data.client_splits import deal_test, split_validation
+from fedfrozen_app.data.partition import partition
+from fedfrozen_app.data.partition_columns import FILE_COLUMN, grouping_column
 from fedfrozen_app.data.partition_file import read_clients
-from fedfrozen_app.data.sources import DatasetSpec, load
-from fedfrozen_app.data.sources.synthetic import word_tokenizer
-from fedfrozen_app.data.table import Corpus, InputShape, Novel
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.seeds import seed_for
+from fedfrozen_app.data.partition_spec import DRAWN, Partition, PartitionSpec
+from fedfrozen_app.data.sources import DatasetSpec, Prepared, decode, prepare, undecoded
+from fedfrozen_app.data.table import Corpus, InputShape, Novel, TextReading
+from fedfrozen_app.data.text_reading import USUAL, choose_reading, texts_of, tokenizer_for
 
-log = logging.getLogger(__name__)
 # What is done with rows once read.
-_NOT_READING = ("validation", "client_validation", "align", "novel", "subgroups", "subgroup_floor", "augment")
+_NOT_READING = (
+    *("validation", "client_validation", "align", "novel", "subgroups", "subgroup_floor", "augment"),
+    *("tokenizer", "tokenizer_text", "vocab_size", "long_texts", "max_chunks"),  # see text_reading.py
+)
 _ALIGN = 1
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.txt", "vocab.json")
+KEPT = 20_000_000  # characters of texts that stay in memory beside their tokens
 
 
 @dataclass(frozen=True)
@@ -46,7 +38,7 @@ class ClientRows:
 
 @dataclass(frozen=True)
 class Shares:
-    """Who has which rows of the training table: the server for validation, and each client.
+    """Which rows of the training table belong to whom: the server for validation, and each client.
 
     Without a partition the clients have their data elsewhere, or this is one of them and has all rows.
     """
@@ -57,30 +49,44 @@ class Shares:
 
 
 def load_corpus(
-    config: Config, path: str | None = None, classes: tuple[str, ...] | None = None, *, site: bool = False
+    config: Config,
+    path: str | None = None,
+    classes: tuple[str, ...] | None = None,
+    *,
+    site: bool = False,
+    reading: TextReading | None = None,
 ) -> Corpus:
-    """The run's corpus; a site passes its own path and the federation's class order.
+    """The run's corpus; a site passes its own path, the federation's class order, and how it reads texts.
 
     With privacy on a site draws no rows of its own: one row more would then change which others are trained
     on, and epsilon is about one row alone.
     """
-    dataset = config.dataset
+    dataset = dataset_of(config)
     if site and config.privacy.name != "none":
         if dataset.limit is not None:
             raise UserError(
                 "dataset.limit draws from a site's rows, which privacy=dp_sgd does not cover: leave it out."
             )
         dataset = replace(dataset, test_fraction=0.0)
-    judges = config.runtime.name == "deployed" and classes is None
-    if judges:
+    is_server = config.runtime.name == "deployed" and classes is None
+    if is_server:
         dataset = replace(dataset, test_fraction=0.0)
-    corpus = load(spec_of(dataset, path), tokenizer_of(config), classes)
-    if judges and not len(corpus.test):
-        corpus = _all_to_judge_by(corpus, config)
+    spec = spec_of(dataset, path)
+    rows = prepare(spec, classes)
+    if rows.task != "image":
+        if classes is None:
+            reading = choose_reading(config, server_texts(rows, config), rows.task)
+        reading = reading or TextReading(dataset.max_tokens or USUAL)  # an older server decided nothing
+        spec = replace(spec, max_tokens=reading.max_tokens, chunks=reading.chunks)
+    corpus = decode(rows, spec, tokenizer_for(config, reading), classes)
+    kept = rows if classes is None and rows.task != "image" and rows.characters <= KEPT else None
+    corpus = replace(corpus, reading=reading, rows=kept)
+    if is_server and not len(corpus.test):
+        corpus = _all_rows_as_test(corpus, config)
     if dataset.novel:
         corpus = hold_back(corpus, dataset.novel, deployed=config.runtime.name == "deployed")
     check_pictures(corpus, dataset.augment)
-    if classes is None and not len(corpus.test):  # a site is judged by the server's rows
+    if classes is None and not len(corpus.test):  # a site is evaluated on the server's rows
         raise UserError(
             "There are no test rows, and none could be held out: no class has two rows (or two documents or "
             "patients, which are never parted). Name a test split with dataset.test_split, or use more data."
@@ -88,8 +94,14 @@ def load_corpus(
     return corpus
 
 
+def server_texts(rows: Prepared, config: Config) -> list[str]:
+    """Of the server's validation rows: the texts that are its own in every runtime."""
+    own = _set_apart(undecoded(rows, config.dataset.name), config)[1]
+    return texts_of([rows.train.content[row] for row in own], rows.task)
+
+
 def hold_back(corpus: Corpus, share: float, *, deployed: bool) -> Corpus:
-    """Of the classes in their order, the last ones become novel: their train rows are dealt to nobody."""
+    """Of the classes in their order, the last ones become novel: their train rows go to no client."""
     if deployed:
         raise UserError(
             "dataset.novel takes classes away from simulated clients, and real sites keep their own rows: "
@@ -117,7 +129,7 @@ def hold_back(corpus: Corpus, share: float, *, deployed: bool) -> Corpus:
     )
 
 
-def _all_to_judge_by(corpus: Corpus, config: Config) -> Corpus:
+def _all_rows_as_test(corpus: Corpus, config: Config) -> Corpus:
     """The server of real sites trains on nothing: all its rows are test rows, but those of its validation."""
     rows = _set_apart(corpus, config)[0]
     return replace(
@@ -146,7 +158,7 @@ def share_out(corpus: Corpus, config: Config, num_clients: int | None) -> Shares
     column = grouping_column(columns, spec)
     if column in corpus.test_columns:
         groups = (corpus.columns[column], corpus.test_columns[column])
-    else:  # the test rows do not say where they come from
+    else:  # the test rows have no such column
         groups = (np.zeros(len(corpus.train)), np.zeros(len(corpus.test)))
     test = (corpus.test_strata, groups[1])
     dealt = deal_test((corpus.strata, groups[0]), test, indices, config.seed)
@@ -217,7 +229,7 @@ def input_shape(corpus: Corpus, config: Config) -> InputShape:
             task=corpus.task,
             classes=corpus.classes,
             vocab_size=corpus.vocab_size,
-            max_tokens=config.dataset.max_tokens,
+            max_tokens=corpus.reading.max_tokens if corpus.reading else USUAL,
             pad_token_id=corpus.pad_token_id,
         )
     _, channels, height, width = corpus.train.inputs["pixel_values"].shape
@@ -228,44 +240,17 @@ def input_shape(corpus: Corpus, config: Config) -> InputShape:
     return InputShape(task="image", classes=corpus.classes, channels=channels, image_size=height)
 
 
+def dataset_of(config: Config) -> DatasetConfig:
+    """The settings by which the rows are read. Epsilon per document counts whole files where they mark none:
+    a sentence is no document."""
+    by_document = config.privacy.name != "none" and config.privacy.unit == "document"
+    return replace(config.dataset, unmarked="files") if by_document else config.dataset
+
+
 def spec_of(dataset: DatasetConfig, path: str | None) -> DatasetSpec:
     settings = {k: v for k, v in vars(dataset).items() if k not in _NOT_READING}
+    settings["max_tokens"] = dataset.max_tokens or USUAL
     settings["path"] = path if path is not None else dataset.path
     for key in ("mean", "std", "keep_classes", "window"):
         settings[key] = None if settings[key] is None else tuple(settings[key])
     return DatasetSpec(**settings)
-
-
-def _check_bytes_will_do(config: Config) -> None:
-    """A pretrained language model knows tokens by number, and bytes would be words it never saw."""
-    if config.dataset.kind != "instructions":
-        return
-    try:
-        known = json.loads((Path(str(config.model.path)) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return  # said better where the model is built
-    if isinstance(known, dict) and known.get("vocab_size") != len(ByT5Tokenizer()):
-        raise UserError(
-            f"{config.model.path} holds no tokenizer, and a language model reads texts by its own alone: put "
-            "its tokenizer.json (or tokenizer.model) there."
-        )
-
-
-def tokenizer_of(config: Config) -> PreTrainedTokenizerBase | None:
-    """The checkpoint's own; None (bytes) for a model that brings none, or for pictures."""
-    source, path = config.model.source, str(config.model.path)
-    if config.dataset.kind == "synthetic" and source == "config":
-        return word_tokenizer()
-    if config.dataset.kind in ("digits", "digit_words", "images") or source not in ("checkpoint", "hub"):
-        return None
-    # Asked for one that is not there, transformers makes up an empty tokenizer for some architectures.
-    if source == "checkpoint" and not any((Path(path) / name).exists() for name in TOKENIZER_FILES):
-        _check_bytes_will_do(config)
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(path, local_files_only=source == "checkpoint")
-    except (OSError, ValueError) as error:
-        if source == "checkpoint":
-            raise UserError(f"The tokenizer in {path} cannot be read: {error}") from error
-        log.info("%s brings no tokenizer: texts would be read as bytes.", path)
-        return None

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 
 COLUMN = "client"
 

@@ -1,8 +1,8 @@
 """`partition=like`: rows dealt so that the clients look like the sites of a census.
 
-A client for each site that told its classes, in the census's order, with that site's mix of classes, and
+A client for each site that reported its classes, in the census's order, with that site's mix of classes, and
 sizes in the sites' proportions: as large as the rows there are allow. The mixes are kept, so rows that do not
-fit into them are nobody's. Classes are matched by name; where the names differ, the most frequent class of
+fit into them go to no client. Classes are matched by name; where the names differ, the most frequent class of
 the census is played by the most frequent one of the data, and so on.
 """
 
@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from fedfrozen_app.core.errors import DAMAGED, UserError
+from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.data.partition_rules import Dealt, whole
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.files.seal import DAMAGED
-from fedfrozen_app.words import counted
 
 NONE = "(none)"
 
@@ -28,16 +27,16 @@ def read_census(path: str | None) -> dict[str, dict[str, float]]:
     try:
         sites = json.loads(Path(path).expanduser().read_text("utf-8"))["sites"]
         found = {name: class_rows(site["tables"].get("classes")) for name, site in sites.items()}
-        told = {name: counts for name, counts in found.items() if counts and sum(counts.values())}
+        reported = {name: counts for name, counts in found.items() if counts and sum(counts.values())}
     except DAMAGED as error:
         raise UserError(
             f"partition.census={path} cannot be read ({error}): give the census.json of `fedfrozen census`."
         ) from error
-    if len(told) < 2:
+    if len(reported) < 2:
         raise UserError(
-            f"partition.census={path} has the classes of {counted(len(told), 'site')}: two are needed."
+            f"partition.census={path} has the classes of {counted(len(reported), 'site')}: two are needed."
         )
-    return told
+    return reported
 
 
 def class_rows(table: Mapping[str, Any] | None) -> dict[str, float]:

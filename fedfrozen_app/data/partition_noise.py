@@ -1,16 +1,16 @@
 """Feature shift by noise: client i of N sees pictures with Gaussian noise of standard deviation σ·i/N.
 
 NIID-Bench's noise-based feature imbalance (Li et al. 2022), in units of the pixels' range; rounded and
-clipped to bytes. Train rows alone are noised: every client is judged on the test rows as they are.
+clipped to bytes. Train rows alone are noised: every client is evaluated on the test rows as they are.
 """
 
 import numpy as np
 import torch
 
-from fedfrozen_app.data.partition import Partition
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.seeds import torch_generator
+from fedfrozen_app.data.partition_spec import Partition
 from fedfrozen_app.data.table import Table
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.seeds import torch_generator
 
 
 def with_noise(table: Table, parts: Partition | None, sigma: float, seed: int) -> Table:

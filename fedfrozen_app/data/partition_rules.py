@@ -1,4 +1,4 @@
-"""Ways of dealing rows that benchmarks use, each of which ends: rows per client, and what was done in words.
+"""Partition rules of common benchmarks, each of which terminates: rows per client, and a description.
 
 flwr-datasets has a PathologicalPartitioner and a ShardPartitioner. They are not used: the first leaves out
 the rows of every class that its draw passes over, the second the rows that fill no whole shard, and here
@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.words import counted
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.formatting import counted
 
 Dealt = tuple[list[np.ndarray], str]
 
@@ -137,7 +137,7 @@ def whole(shares: np.ndarray, total: int) -> np.ndarray:
 def fill_up(clients: Sequence[np.ndarray], labels: np.ndarray, min_size: int) -> tuple[list[np.ndarray], int]:
     """Give each client its minimum, of one class from one donor where one has enough; how many rows moved.
 
-    Taken row by row from whoever is largest, a short client would get a bit of everything, and the strongest
+    Taken row by row from the largest client, a short client would get a bit of everything, and the strongest
     skew that can be asked for would come out milder than a weaker one.
     """
     classes, numbers = np.unique(labels, return_inverse=True)
@@ -150,7 +150,7 @@ def fill_up(clients: Sequence[np.ndarray], labels: np.ndarray, min_size: int) ->
             spare = np.maximum(counts.sum(axis=1) - min_size, 0)
             spare[client] = 0
             taken = np.minimum(np.minimum(counts, spare[:, None]), need)
-            # As many at once as can be; then of a class that it has; then of whoever has most of it.
+            # As many at once as possible; then a class that it has; then from the client with most of it.
             has, most = counts[client] / (counts[client].sum() + 1), counts / (counts.sum() + 1)
             score = 4 * taken + (2 * has[None, :] + most) * (taken > 0)
             donor, number = np.unravel_index(score.argmax(), score.shape)

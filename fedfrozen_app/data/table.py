@@ -6,15 +6,18 @@ opening the same files again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.vocabulary import Vocabulary
 
-# Labels of tokens that are not judged: special tokens and padding, and a word's pieces after its first.
+# Labels of tokens that are not scored: special tokens and padding, and a word's pieces after its first.
 IGNORED, CONTINUED = -100, -101
 TASKS = ("image", "text", "multilabel", "tokens", "language")
 
@@ -24,9 +27,9 @@ class Table:
     """Labelled rows.
 
     Images: ``{"pixel_values": uint8 (n, c, h, w)}``. Text: ``{"input_ids": int64 (n, t),
-    "attention_mask": int64 (n, t)}``. Labels are int64: a class ``(n,)``, several as 0 and 1
-    ``(n, classes)``, or one for each token ``(n, t)``: its tag, or for a language model the token itself,
-    where it is to be foretold from those before it.
+    "attention_mask": int64 (n, t)}``; in chunks (n, chunks, t). Labels are int64: a class
+    ``(n,)``, several as 0 and 1 ``(n, classes)``, or one for each token ``(n, t)``: its tag, or for a
+    language model the token itself, where it is to be predicted from those before it.
     """
 
     inputs: dict[str, Tensor]
@@ -46,6 +49,33 @@ class Table:
 
 
 @dataclass(frozen=True)
+class TextReading:
+    """How texts become tokens, the same at every client; text_reading.py decides it."""
+
+    max_tokens: int
+    chunks: int = 1
+    vocabulary: Vocabulary | None = None  # None: the model's own tokenizer, or bytes
+
+    def spec(self) -> dict[str, Any]:
+        """For the data specification."""
+        own = {} if self.vocabulary is None else self.vocabulary.spec()
+        return {"max_tokens": self.max_tokens, "chunks": self.chunks, **own}
+
+    def marks(self) -> dict[str, str]:
+        """For the header of every file with the run's arrays: its embeddings belong to these tokens."""
+        return {} if self.vocabulary is None else {"tokenizer": self.vocabulary.digest}
+
+    def check_marks(self, marks: Mapping[str, str]) -> None:
+        """Refuse, with a `UserError`, a file whose tokens are others."""
+        if marks.get("tokenizer", "") != self.marks().get("tokenizer", ""):
+            raise UserError(
+                "The tokenizer here is not the one that the stored model was trained with (their digests "
+                "differ): set dataset.tokenizer to the tokenizer.json in its run's folder, or to own for "
+                "a run that learned none."
+            )
+
+
+@dataclass(frozen=True)
 class Novel:
     """Classes that are held back, and the test rows of these, numbered from 0 on."""
 
@@ -59,7 +89,7 @@ class Corpus:
 
     name: str
     task: str  # one of TASKS
-    classes: tuple[str, ...]  # none where a model foretells tokens
+    classes: tuple[str, ...]  # none for a language model
     train: Table
     test: Table
     columns: dict[str, np.ndarray]  # per train row: what one may partition by, such as "domain"
@@ -73,7 +103,10 @@ class Corpus:
     test_strata: np.ndarray  # per test row, numbered as those of the train rows
     test_units: np.ndarray  # the same for the test rows, which intervals are drawn over
     test_columns: dict[str, np.ndarray] = field(default_factory=dict)  # the same per test row
-    novel: Novel | None = None  # whose train rows stay in the table, and are nobody's
+    novel: Novel | None = None  # whose train rows stay in the table, and belong to no client
+    reading: TextReading | None = None  # how texts became tokens; None for pictures
+    rows: Any = None  # those of texts as they were read (sources.Prepared), where they are few; for baselines
+    account: dict[str, Any] = field(default_factory=dict)  # what became of the rows read; see data/account.py
 
     @property
     def every_class(self) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""What travels: roles, plans, requests, the ledger, codecs and messages."""

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from fedfrozen_app.digests import raw_bytes
+from fedfrozen_app.core.digests import raw_bytes
 
 RAW = "raw"
 PACKED = "safetensors"  # the name and the type of the one array that holds all
@@ -24,7 +24,7 @@ DTYPES = {
 
 
 class LocalArray(Array):
-    """An array that never leaves the process: the tensor itself, turned into bytes only if somebody asks.
+    """An array that never leaves the process: the tensor itself, turned into bytes only if they are read.
 
     Insert it by item assignment: building `ArrayRecord({...})` would ask at once.
     """
@@ -58,7 +58,7 @@ def to_record(tensors: Mapping[str, Tensor], *, local: bool) -> ArrayRecord:
 
 
 def to_tensor(array: Array) -> Tensor:
-    """The tensor of an array; `ValueError` with a reason when it is not what it says."""
+    """The tensor of an array; `ValueError` with a reason if its bytes do not fit its type and shape."""
     if isinstance(array, LocalArray):
         return array.__dict__["tensor"]
     dtype = DTYPES.get(array.dtype)

@@ -1,11 +1,13 @@
-"""Many clients' arrays as the rows of one matrix, and one client's part of it as if it had come alone."""
+"""Many clients' arrays as the rows of one matrix, and one client's slice of it as an ordinary reply."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from fedfrozen_app.exchange.names import namespace_of
 
 ALIGN = 64  # elements: every parameter starts where wide loads may
 
@@ -65,42 +67,43 @@ class Block:
     values: Tensor  # (clients, width)
     examples: Sequence[int]
     metrics: dict[str, Tensor] = field(default_factory=dict)  # name: (clients,)
-    extra_metrics: Sequence[dict[str, float]] = ()  # by client: figures that not every one of them has
+    extra_metrics: Sequence[dict[str, float]] = ()  # by client: metrics that not all of them have
     kept: Sequence[dict[str, Tensor]] = ()  # by client: what its plan calls private, which no slice holds
     _there: dict[str, Tensor] = field(default_factory=dict, init=False)  # name: (clients,), to be looked at
     _here: dict[str, list[float]] = field(default_factory=dict, init=False)  # what has been
 
-    def shared(self, names: tuple[str, ...]) -> "Block":
-        """The block with these names alone, the first of its layout; the others become each client's own."""
+    def shared(self, names: tuple[str, ...], dropped: Collection[str] = ()) -> "Block":
+        """The block with these names alone, the first of its layout; the others become each client's own, but
+        for those of the namespaces `dropped`."""
         layout = Layout(names, self.layout.shapes[: len(names)], self.layout.spans[: len(names)])
-        rest = self.layout.names[len(names) :]
+        rest = [name for name in self.layout.names[len(names) :] if namespace_of(name) not in dropped]
         rows = [self.layout.views(row) for row in self.values]
         return replace(
             self,
             layout=layout,
             base=self.base[: layout.width],
             values=self.values[:, : layout.width],
-            kept=[{name: row[name].clone() for name in rest} for row in rows],
+            kept=[{name: row[name].clone() for name in rest} for row in rows] if rest else (),
         )
 
     def slice(self, number: int) -> "Slice":
         return Slice(self, number)
 
     def look_at(self, name: str, values: Tensor) -> None:
-        """Have these, (clients,), come to the host with the next that are asked for."""
+        """Copy these, (clients,), to the host with the next metrics that are read."""
         self._there[name] = values
 
     def seen(self, name: str) -> list[float]:
-        """One of the metrics, or of what is looked at, on the host: one wait for the device brings all that
-        are still there, whatever the number of clients."""
+        """One of the metrics, or of `look_at`, on the host: one wait for the device copies all that are still
+        there, whatever the number of clients."""
         if name not in self._here:
             there = {n: v for n, v in {**self.metrics, **self._there}.items() if n not in self._here}
             table = torch.stack([value.double().to(self.values.device) for value in there.values()])
             self._here.update(zip(there, table.tolist(), strict=True))
         return self._here[name]
 
-    def figures_of(self, number: int) -> dict[str, float]:
-        """All that one client tells."""
+    def metrics_of(self, number: int) -> dict[str, float]:
+        """The metrics of one client."""
         own = {name: self.seen(name)[number] for name in self.metrics}
         return own | {name: float(value) for name, value in self.extra_metrics[number].items()}
 

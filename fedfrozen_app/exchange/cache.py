@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fedfrozen_app.digests import digest as digest_of
+from fedfrozen_app.core.digests import digest as digest_of
 from fedfrozen_app.files.disk import patient
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Cache:
                 found[name] = tensor
             elif (held := self.get(digest)) is not None:
                 found[name] = held
-        # Memory holds one base: older values would be models that nobody can ask for again.
+        # Memory holds one base: older values belong to models that no request names again.
         current = set(base.values())
         self._memory = {key: value for key, value in self._memory.items() if key in current}
         return found, [name for name in base if name not in found]

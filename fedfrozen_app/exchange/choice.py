@@ -1,6 +1,6 @@
 """Each client takes part of the plan: K of its layers, by scores of its own data or by chance.
 
-A rule says what a layer scores; how many are taken, the check of a reply, and a choice that differential
+A rule defines the scores of layers; how many are taken, the check of a reply, and a choice that differential
 privacy covers are the same for every rule.
 """
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from fedfrozen_app.core.deprecated import Alias, adopt_old_names
 from fedfrozen_app.exchange.plan import Plan, layers_of
-from fedfrozen_app.models.roles import Role
+from fedfrozen_app.exchange.role import Role
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Choice:
-    """Built from the order's settings. A rule that looks at no data overrides `pick`, the others `scores`."""
+    """Built from the request's settings. A rule that uses no data overrides `pick`, the others `scores`."""
 
     top_k: int
     examples: int = 256  # rows that are scored at most
@@ -31,19 +32,25 @@ class Choice:
         """How many of a client's `count` rows are looked at."""
         return min(self.examples, count)
 
-    def check(self, resident: Any) -> None:
+    def check(self, worker: Any) -> None:
         """A `UserError` where the rule cannot score this run's model and data, whatever the rows hold."""
 
-    def scores(self, resident: Any, rows: "Tensor", *, private: bool = False) -> "Tensor":
-        """(rows, layers, parts): how much each layer matters to each of these rows of the resident's table.
+    def scores(self, worker: Any, rows: "Tensor", *, private: bool = False) -> "Tensor":
+        """(rows, layers, parts): how much each layer matters to each of these rows of the worker's table.
 
-        With `private` nothing may be refused for what is in the rows: everybody would see it.
+        With `private` nothing may be refused because of the rows' content: that would reveal it.
         """
         raise NotImplementedError
 
-    def figures(self, scores: "Tensor") -> dict[str, float]:
-        """What of the mean scores, (layers, parts), goes with the reply, as figures."""
+    def metrics(self, scores: "Tensor") -> dict[str, float]:
+        """What of the mean scores, (layers, parts), is sent with the reply, as metrics."""
         return {}
+
+    figures = Alias("metrics")  # its old name, for one release
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        adopt_old_names(cls)
 
     def pick(self, count: int, generator: torch.Generator) -> tuple[int, ...]:
         """K of `count` layers by chance, for a rule that looks at no data."""

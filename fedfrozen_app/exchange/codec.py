@@ -1,11 +1,11 @@
-"""How an upload is encoded, and how large that makes it. The order names the codec and its one setting."""
+"""How an upload is encoded, and its size. The request names the codec and its one setting."""
 
 from collections.abc import Iterable, Mapping
 from typing import ClassVar, Protocol
 
 from torch import Tensor
 
-from fedfrozen_app.models.roles import Role
+from fedfrozen_app.exchange.role import Role
 
 Roles = Mapping[str, Role]
 

@@ -1,6 +1,6 @@
 """Bytes on the wire, counted in one place for every runtime.
 
-By role: the arrays' own bytes, exactly. In total: those plus the text of orders and replies.
+By role: the arrays' own bytes, exactly. In total: those plus the text of requests and replies.
 """
 
 from collections import Counter
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.block import Slice
 from fedfrozen_app.exchange.names import parameter_of
-from fedfrozen_app.models.roles import Role
+from fedfrozen_app.exchange.role import Role
 
 
 @dataclass
@@ -20,15 +20,19 @@ class Traffic:
 
     up: int = 0
     down: int = 0
+    down_cold: int = 0  # what it would be if no client had held anything when the run began
     up_by_role: Counter[str] = field(default_factory=Counter)
     down_by_role: Counter[str] = field(default_factory=Counter)
 
     _rows: dict[tuple[str, ...], Counter[str]] = field(default_factory=dict)  # of blocks, by their names
 
-    def sent(self, by_role: Counter[str], text: int) -> None:
-        """Arrays, and so many bytes of text."""
+    def sent(self, by_role: Counter[str], text: int, cold: int | None = None) -> None:
+        """Arrays, and so many bytes of text. `cold`: bytes of arrays for a client that held nothing at the
+        start of the run; None: the same."""
         _add(self.down_by_role, by_role)
-        self.down += sum(by_role.values()) + text
+        size = sum(by_role.values())
+        self.down += size + text
+        self.down_cold += (size if cold is None else cold) + text
 
     def received(
         self,
@@ -50,6 +54,7 @@ class Traffic:
     def asked(self, question: str, answer: str) -> None:
         """A question without arrays, and its answer."""
         self.down += len(question.encode())
+        self.down_cold += len(question.encode())
         self.up += len(answer.encode())
 
     def _by_role(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
-PARAMETERS = ""  # what stands for the parameters where namespaces are named
+PARAMETERS = ""  # means the parameters in a list of namespaces
 
 
 def with_namespace(namespace: str, name: str) -> str:

@@ -1,9 +1,9 @@
-"""What trains, what travels and what stays private in one round."""
+"""What is trained, shared and private in one round."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from fedfrozen_app.models.roles import Role
+from fedfrozen_app.exchange.role import Role
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Plan:
 
     @classmethod
     def full(cls, names: Iterable[str]) -> "Plan":
-        """Everything trains and travels: FedAvg."""
+        """Everything is trained and shared: FedAvg."""
         names = tuple(names)
         return cls(trained=names, shared=names)
 

@@ -3,7 +3,7 @@
 A person composes a run with Hydra on the server; `propose` turns the result into plain values. A site reads
 them with `read_proposal`, which knows every key, takes plain values within bounds, and resolves, looks up and
 opens nothing. It can name a view of the site's data, but no path, no column and no filter: there is no key
-for them. The same object is judged, hashed, approved and trained.
+for them. The same object is checked, hashed, approved and trained.
 """
 
 import re
@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from fedfrozen_app import registry
 from fedfrozen_app.config import (
     AdapterConfig,
     ClientConfig,
@@ -21,12 +20,16 @@ from fedfrozen_app.config import (
     SecureAggregationConfig,
     setting,
 )
-from fedfrozen_app.config.typed import typed
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.config.strict_values import read_strict
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.vocabulary import problem_of_merges
 from fedfrozen_app.exchange.strict import Spelled, canonical, read_json
+from fedfrozen_app.exchange.text_part import READING, TextPart
 
-FORMAT = 1
-MASKED, ADAPTED = "secure_aggregation", "adapter"  # the parts that a proposal may leave out
+# With masks it has a format of its own: a site of an older version, whose masks are others, refuses that.
+FORMAT, MASKED_FORMAT = 1, 2
+MASKED, ADAPTED, TEXTS = "secure_aggregation", "adapter", "texts"  # the parts that a proposal may leave out
 MOST, DEPTH, LONGEST = 1_000_000, 6, 300
 MOST_ROUNDS_KEPT = 100  # replies on a site's disk
 RUN_ID = re.compile(r"[0-9a-z][0-9a-z-]{0,63}")
@@ -44,8 +47,8 @@ MODEL_WORDS = {
     "position_embedding_type": ("absolute", "relative_key", "relative_key_query"),
 }
 NESTED = ("vision", "text", "vision_config", "text_config")  # the two halves of a dual encoder
-FROM_VIEW = ("unit_column", "examples")  # of the privacy settings: the site's view says them
-AT_SERVER = ("path",)  # of the adapter's: where it starts comes with the first order
+FROM_VIEW = ("unit_column", "examples")  # of the privacy settings: the site's view sets them
+AT_SERVER = ("path",)  # of the adapter's: its first values come with the first request
 NOT_PROPOSED = ("hub", "aligned")  # sources of a model that would make or fetch one at the site
 
 
@@ -59,13 +62,13 @@ class ModelPart:
 
 @dataclass(frozen=True)
 class DataPart:
-    """Which view, and what all sites must agree on to read theirs alike."""
+    """Which view, and what all sites must agree on to read their data in the same way."""
 
     view: str | None = setting(None, "")
     classes: tuple[str, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    more: dict[str, str] = setting({}, "")  # what the model's wrapper holds against the site's own
+    more: dict[str, str] = setting({}, "")  # what the model's wrapper compares with the site's own
 
 
 @dataclass(frozen=True)
@@ -90,15 +93,17 @@ class Proposal(Spelled):
     format: int = field(default=FORMAT)
     secure_aggregation: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    texts: TextPart | None = None
 
     @cached_property
     def plain(self) -> dict[str, Any]:
         privacy = {key: value for key, value in asdict(self.privacy).items() if key not in FROM_VIEW}
-        masked = self.secure_aggregation.name != "off"  # a run without masks says nothing of them
+        masked = self.secure_aggregation.name != "off"  # left out in a run without masks
         return {
             "format": self.format,
             **({MASKED: asdict(self.secure_aggregation)} if masked else {}),
             **({ADAPTED: adapter_part(self.adapter)} if self.adapter.name != "none" else {}),
+            **({TEXTS: asdict(self.texts)} if self.texts is not None else {}),
             "run": asdict(self.run),
             "data": asdict(self.data),
             "strategy": dict(self.strategy),
@@ -109,12 +114,12 @@ class Proposal(Spelled):
 
     @property
     def ticket(self) -> dict[str, str]:
-        """What every order of the run carries."""
+        """What every train request of the run carries."""
         return {"run": self.run.id, "proposal": self.hash}
 
     @property
     def epsilon(self) -> float | None:
-        """What the run may cost in total; None where nothing is promised."""
+        """The run's total privacy budget; None if it promises nothing."""
         if (
             self.privacy.name == "none"
             or self.privacy.seeded_noise
@@ -129,33 +134,36 @@ class Proposal(Spelled):
         return 0.0 if self.epsilon is None else self.privacy.delta or 1e-5
 
     @property
-    def card(self) -> dict[str, Any]:
+    def data_spec(self) -> dict[str, Any]:
         """How all sites read their data, as a client wants it."""
         data = self.data
-        return {"classes": list(data.classes), "mean": list(data.mean), "std": list(data.std), **data.more}
+        found = {"classes": list(data.classes), "mean": list(data.mean), "std": list(data.std), **data.more}
+        return found if self.texts is None else {**found, READING: self.texts.spec()}
 
 
 def read_proposal(text: str) -> Proposal:
-    """`ValueError`, as the rest of a sentence for the site's own log, where it is none."""
+    """`ValueError`, as the rest of a sentence for the site's own log, if it is not a valid one."""
     found = read_json(text, most=MOST, depth=DEPTH, longest=LONGEST)
     keys = {"format", "run", "data", "strategy", "model", "client", "privacy"}
-    if not isinstance(found, dict) or set(found) - {MASKED, ADAPTED} != keys:
+    if not isinstance(found, dict) or set(found) - {MASKED, ADAPTED, TEXTS} != keys:
         raise ValueError("it has other keys than a proposal")
-    if type(found["format"]) is not int or found["format"] != FORMAT:
+    if type(found["format"]) is not int or found["format"] not in (FORMAT, MASKED_FORMAT):
         raise ValueError("it is of another version's format")
-    run = typed(RunPart, found["run"], "run.", whole=True)
-    data = typed(DataPart, found["data"], "data.", whole=True)
-    model = typed(ModelPart, found["model"], "model.", whole=True)
-    client = typed(ClientConfig, found["client"], "client.", whole=True)
-    privacy = typed(PrivacyConfig, found["privacy"], "privacy.", without=FROM_VIEW, whole=True)
+    if found["format"] == MASKED_FORMAT and MASKED not in found:
+        raise ValueError("its format is that of a run with masks, and it has none")
+    run = read_strict(RunPart, found["run"], "run.", whole=True)
+    data = read_strict(DataPart, found["data"], "data.", whole=True)
+    model = read_strict(ModelPart, found["model"], "model.", whole=True)
+    client = read_strict(ClientConfig, found["client"], "client.", whole=True)
+    privacy = read_strict(PrivacyConfig, found["privacy"], "privacy.", without=FROM_VIEW, whole=True)
     proposal = Proposal(run, data, _strategy(found["strategy"]), model, client, privacy)
     if MASKED in found:
-        secure = typed(SecureAggregationConfig, found[MASKED], f"{MASKED}.", whole=True)
+        secure = read_strict(SecureAggregationConfig, found[MASKED], f"{MASKED}.", whole=True)
         if secure.name != "on" or secure.bits % 8:
             raise ValueError(f"{MASKED} is none")
-        proposal = replace(proposal, secure_aggregation=secure)
+        proposal = replace(proposal, format=found["format"], secure_aggregation=secure)
     if ADAPTED in found:
-        adapter = typed(AdapterConfig, found[ADAPTED], f"{ADAPTED}.", without=AT_SERVER, whole=True)
+        adapter = read_strict(AdapterConfig, found[ADAPTED], f"{ADAPTED}.", without=AT_SERVER, whole=True)
         if not all(NAME.fullmatch(who) and type(rank) is int for who, rank in adapter.ranks.items()):
             raise ValueError(f"{ADAPTED}.ranks are no ranks of sites")
         for key, value in adapter_part(replace(adapter, ranks={})).items():
@@ -163,14 +171,27 @@ def read_proposal(text: str) -> Proposal:
         if not NAME.fullmatch(adapter.name) or adapter.name == "none":
             raise ValueError(f"{ADAPTED} is none")
         proposal = replace(proposal, adapter=adapter)
+    if TEXTS in found:
+        proposal = replace(proposal, texts=read_strict(TextPart, found[TEXTS], f"{TEXTS}.", whole=True))
     _check(proposal)
     return proposal
 
 
-def propose(config: Config, card: Mapping[str, Any], run_id: str, roles: Iterable[str]) -> Proposal:
+def propose(config: Config, data_spec: Mapping[str, Any], run_id: str, roles: Iterable[str]) -> Proposal:
     """A composed run as a proposal; a `UserError` for what cannot be asked of a site."""
-    source = config.model.source
-    if source == "aligned":
+    check_proposable(config)
+    try:
+        return read_proposal(canonical(_plain_parts(config, data_spec, run_id, roles)))
+    except ValueError as error:
+        raise UserError(
+            f"This run cannot be proposed to sites with an executor: {error}. They take plain numbers and "
+            "words; docs/deployment-reference.md lists what a proposal may hold."
+        ) from error
+
+
+def check_proposable(config: Config) -> None:
+    """A `UserError` for settings that a proposal has no place for."""
+    if config.model.source == "aligned":
         raise UserError(
             "model.source=aligned makes encoders on each machine: give every site the folder of one model, "
             "as model_path in its site.yaml, and use model=checkpoint."
@@ -190,8 +211,15 @@ def propose(config: Config, card: Mapping[str, Any], run_id: str, roles: Iterabl
             "model.roles is a file of this machine, and sites know the built-in table alone: leave it out, "
             "or have a package at every site bring the model with its roles."
         )
+
+
+def _plain_parts(
+    config: Config, data_spec: Mapping[str, Any], run_id: str, roles: Iterable[str]
+) -> dict[str, Any]:
+    source = config.model.source
     privacy = {k: v for k, v in asdict(config.privacy).items() if k not in FROM_VIEW}
     known = ("classes", "mean", "std")
+    more = {key: value for key, value in data_spec.items() if key not in (*known, READING)}
     found = {
         "format": FORMAT,
         "run": {
@@ -205,12 +233,12 @@ def propose(config: Config, card: Mapping[str, Any], run_id: str, roles: Iterabl
         },
         "data": {
             "view": config.runtime.view,
-            **{key: list(card[key]) for key in known},
-            "more": {key: value for key, value in card.items() if key not in known},
+            **{key: list(data_spec[key]) for key in known},
+            "more": more,
         },
         "strategy": dict(config.strategy),
         "model": {
-            # Whoever starts from the hub means a pretrained model: each site has its own copy of it.
+            # A model from the hub is a pretrained one: each site has its own copy of it.
             "source": "checkpoint" if source == "hub" else source,
             "model_type": config.model.model_type,
             "dtype": config.model.dtype,
@@ -220,16 +248,13 @@ def propose(config: Config, card: Mapping[str, Any], run_id: str, roles: Iterabl
         "privacy": privacy,
     }
     if config.secure_aggregation.name == "on":
-        found[MASKED] = asdict(config.secure_aggregation)
+        found |= {"format": MASKED_FORMAT, MASKED: asdict(config.secure_aggregation)}
     if config.adapter.name != "none":
         found[ADAPTED] = adapter_part(config.adapter)
-    try:
-        return read_proposal(canonical(found))
-    except ValueError as error:
-        raise UserError(
-            f"This run cannot be proposed to sites with an executor: {error}. They take plain numbers and "
-            "words; docs/deployment.md lists what a proposal may hold."
-        ) from error
+    text = {key: value for key, value in data_spec.get(READING, {}).items() if key != "digest"}
+    if (part := asdict(TextPart(**text))) != asdict(TextPart()):  # a run of before needs none
+        found[TEXTS] = part
+    return found
 
 
 def adapter_part(adapter: AdapterConfig) -> dict[str, Any]:
@@ -238,7 +263,7 @@ def adapter_part(adapter: AdapterConfig) -> dict[str, Any]:
 
 
 def _strategy(given: Any) -> dict[str, Any]:
-    """Plain words and numbers; its own class holds them against its settings once the policy allows it."""
+    """Plain words and numbers; its own class checks them once the policy allows it."""
     if not isinstance(given, dict) or not isinstance(given.get("name"), str):
         raise ValueError("strategy has no name")
     if not NAME.fullmatch(given["name"]):
@@ -250,7 +275,7 @@ def strategy_of(proposal: Proposal) -> dict[str, Any]:
     """Name and settings, as the strategy's own class of the package installed here has them."""
     name = proposal.strategy["name"]
     given = {key: value for key, value in proposal.strategy.items() if key != "name"}
-    settings = typed(registry.find("strategies", name).Settings, given, "strategy.")
+    settings = read_strict(registry.find("strategies", name).Settings, given, "strategy.")
     settings.checked(proposal.run.num_rounds)
     return {"name": name, **{key: getattr(settings, key) for key in given}}
 
@@ -265,6 +290,8 @@ def _check(proposal: Proposal) -> None:
         raise ValueError("data.view is no name of a view")
     if len(set(data.classes)) != len(data.classes) or not all(name.isprintable() for name in data.classes):
         raise ValueError("data.classes are not distinct lines")
+    if proposal.texts is not None and (problem := problem_of_merges(proposal.texts.merges)):
+        raise ValueError(f"texts: {problem}")
     if max(len(data.mean), len(data.std)) > 64:
         raise ValueError("data.mean or data.std is too long")
     for key, value in data.more.items():

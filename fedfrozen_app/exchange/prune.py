@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfrozen_app.models.roles import Role
+from fedfrozen_app.exchange.role import Role
 
 MASK = "mask"  # the one array of a reply that is no parameter
 Roles = Mapping[str, Role]

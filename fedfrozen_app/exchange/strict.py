@@ -1,4 +1,4 @@
-"""JSON from somebody who is not trusted: plain values within bounds, or a `ValueError`; and its one spelling.
+"""JSON from an untrusted sender: plain values within bounds, or a `ValueError`; and its one spelling.
 
 Python's own reader takes the last of two equal keys, knows NaN, and nests as deep as its stack: none of that
 passes here. Strings that hold no text (half of a surrogate pair) are refused too.
@@ -11,9 +11,10 @@ import re
 from functools import cached_property
 from typing import Any
 
-LARGEST = 2**53  # beyond, a float no longer tells whole numbers apart
+LARGEST = 2**53  # beyond, a float no longer distinguishes whole numbers
 LONGEST_NUMBER = 40  # characters
-BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+# Possessive, and a text may end within a string: one pass over it, whatever an attacker writes.
+BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{}]', re.DOTALL)
 
 
 def read_json(text: str, *, most: int, depth: int, longest: int) -> Any:
@@ -55,7 +56,7 @@ class Spelled:
 
     @cached_property
     def hash(self) -> str:
-        """By which people at a site and at the server can tell that they mean the same."""
+        """By which people at a site and at the server check that they mean the same."""
         return hash_of(self.plain)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: everything a run needs to go on as if it had never stopped.
+"""Checkpoints: everything a run needs to continue as if it had never stopped.
 
 A checkpoint is a folder `checkpoints/N`, written beside and then renamed, so that it is whole or absent:
 
@@ -10,7 +10,7 @@ A checkpoint is a folder `checkpoints/N`, written beside and then renamed, so th
 No generator has a position to save: every draw is seeded by its purpose and round (see seeds.py).
 """
 
-import json
+import logging
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from fedfrozen_app.config.schema import DatasetConfig, PartitionConfig, defaults
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import DAMAGED, UserError
 from fedfrozen_app.files.disk import flush, fresh_folder, header, save_tensors
-from fedfrozen_app.files.seal import DAMAGED, sealed, unsealed
+from fedfrozen_app.files.seal import sealed, unsealed
 
-if TYPE_CHECKING:  # torch takes seconds to import, and whoever only looks at runs does not need it
+if TYPE_CHECKING:  # torch takes seconds to import, and listing runs does not need it
     from torch import Tensor
 
+log = logging.getLogger(__name__)
 FORMAT = 2
 # Whose arrays strategy.safetensors holds: "carried" ones travel with every order.
 OWNERS = ("strategy", "server_optimizer", "carried")
@@ -131,29 +131,52 @@ def by_owner(arrays: "Mapping[str, Tensor]") -> "dict[str, dict[str, Tensor]]":
 
 def numbers(folder: Path) -> list[int]:
     """The rounds that have a checkpoint, oldest first."""
-    if not folder.is_dir():
+    try:
+        return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
-    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
 
 
 def forget_after(folder: Path, number: int) -> None:
-    """Drop later rounds: another run left them here, or this run goes on from before them."""
+    """Drop later rounds: another run left them here, or this run continues from before them."""
     for later in numbers(folder):
         if later > number:
             shutil.rmtree(folder / str(later))
 
 
 def newest(run: Path) -> Checkpoint:
-    found = numbers(run / "checkpoints")
-    if not found:
-        raise UserError(f"{run} holds no checkpoint to go on from: give the folder of a run that wrote one.")
-    return read(run / "checkpoints" / str(found[-1]))
+    """The newest checkpoint that is whole; says which newer ones are not."""
+    found, damage = numbers(run / "checkpoints"), []
+    for number in reversed(found):
+        try:
+            checkpoint = read(run / "checkpoints" / str(number))
+        except UserError as error:
+            damage.append((number, str(error)))
+            continue
+        if damage:
+            rounds = ", ".join(str(number) for number, _ in reversed(damage))
+            log.warning(
+                "%s/checkpoints: that of round %s is damaged; the newest whole one is that of round %d.",
+                *(run, rounds, number),
+            )
+        return checkpoint
+    if damage:
+        raise UserError(
+            f"{run} holds no whole checkpoint to continue from ({damage[0][1].partition(': give')[0]}): "
+            "begin it again, with overwrite=true or another output_dir."
+        )
+    raise UserError(f"{run} holds no checkpoint to continue from: give the folder of a run that wrote one.")
 
 
 def newest_state(run: Path) -> dict[str, Any] | None:
-    """The newest checkpoint's state.json alone, for those who only look; None without a checkpoint."""
-    found = numbers(run / "checkpoints")
-    return json.loads((run / "checkpoints" / str(found[-1]) / "state.json").read_text()) if found else None
+    """The newest whole state.json alone, for those who only look; None without one."""
+    for number in reversed(numbers(run / "checkpoints")):
+        try:
+            state = unsealed(run / "checkpoints" / str(number) / "state.json", alone=True)
+        except DAMAGED:
+            continue
+        return state
+    return None
 
 
 def check_private(start: Checkpoint, *, in_process: bool) -> None:
@@ -161,21 +184,5 @@ def check_private(start: Checkpoint, *, in_process: bool) -> None:
     if start.hooks.get("private") and not (start.clients and in_process):
         raise UserError(
             "Clients of this run keep parts of the model, and Flower forgets those when a run ends: go on "
-            "with runtime=inprocess if the run began there, or else start anew."
+            "with runtime=inprocess if the run began there, or else start again."
         )
-
-
-def partition_differences(now: dict[str, Any], before: dict[str, Any]) -> list[str]:
-    """What differs in how two runs' configurations deal rows to clients; the same data may lie elsewhere."""
-    here, there = (_dealing(config) for config in (now, before))
-    return [key for key in here if here[key] != there[key]]
-
-
-def _dealing(config: dict[str, Any]) -> dict[str, Any]:
-    """What deals rows. A key that an older version did not have yet means its default."""
-    return {
-        "seed": config["seed"],
-        "num_clients": config.get("num_clients"),
-        "partition": defaults(PartitionConfig) | config["partition"],
-        "dataset": defaults(DatasetConfig) | config["dataset"] | {"path": None},
-    }

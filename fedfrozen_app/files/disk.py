@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.files import folder_manifest as manifest
+from fedfrozen_app.files.append import append
 
-if TYPE_CHECKING:  # torch takes seconds to import, and whoever only looks at runs does not need it
+if TYPE_CHECKING:  # torch takes seconds to import, and listing runs does not need it
     from torch import Tensor
 
 
 P = ParamSpec("P")
 T = TypeVar("T")
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room on the disk, in a quota, or in a file's limit
+RESERVE, RESERVED = ".reserve", 64 * 1024  # bytes
 _wait: ContextVar[Callable[[], bool] | None] = ContextVar("wait for room", default=None)
 
 
@@ -33,9 +36,9 @@ def is_full(error: OSError | SafetensorError) -> bool:
 
 @contextmanager
 def waiting_for_room(wait: Callable[[], bool]) -> Iterator[None]:
-    """Meanwhile, what is written here waits where a disk is full, and then goes on: no work is lost by it.
+    """Inside the block, writes wait while the disk is full and then continue, so that no work is lost.
 
-    `wait` is called before each further try, and says whether there is to be one.
+    `wait` is called before each further try, and returns whether to try.
     """
     before = _wait.set(wait)
     try:
@@ -100,12 +103,18 @@ def whole_file(path: Path) -> Iterator[Path]:
     """A path to write to, in whichever way: what is there at the end of the block takes its place at once.
 
     The name holds the process's number: two that write the same file must not write into each other's.
+    In the folder of a run or a sweep, the manifest records it.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
         flush(part)
-        part.replace(path)
+        manifest.note_file(path, part)
+        try:
+            part.replace(path)
+        except OSError:
+            manifest.note_back(path)
+            raise
     except BaseException:  # also Ctrl-C: nothing half-written stays
         part.unlink(missing_ok=True)
         raise
@@ -149,8 +158,33 @@ def usual_mode(path: Path) -> None:
         probe.unlink()
 
 
+def reserve(folder: Path) -> None:
+    """Set disk space aside for the last words of a run: a full disk must not keep it from saying so."""
+    with (folder / RESERVE).open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, RESERVED)
+
+
+@contextmanager
+def reserved(folder: Path) -> Iterator[None]:
+    """The same while the block runs."""
+    reserve(folder)
+    try:
+        yield
+    finally:
+        release(folder)
+
+
+def release(folder: Path) -> bool:
+    """Give the space back; whether there was any."""
+    try:
+        (folder / RESERVE).unlink()
+    except OSError:
+        return False
+    return True
+
+
 def sweep_parts(folder: Path) -> None:
-    """Remove what killed processes had begun to write."""
+    """Remove what killed processes had started to write."""
     for part in folder.glob(".*.part"):
         if part.is_file():
             part.unlink(missing_ok=True)
@@ -172,23 +206,18 @@ def replace_file(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
+def remove_file(path: Path) -> None:
+    """Remove a file, if it is there, also from the manifest of its folder."""
+    if path.exists():
+        manifest.note_gone(path)
+        path.unlink(missing_ok=True)
+
+
 @patient
 def append_line(path: Path, text: str) -> None:
-    """On the disk when this returns, whole or not at all: half a line would spoil the next one too."""
-    line = (text + "\n").encode()
+    """On the disk when this returns, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        whole = os.fstat(handle).st_size
-        try:
-            if os.write(handle, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            os.fsync(handle)
-        except OSError:
-            os.ftruncate(handle, whole)
-            raise
-    finally:
-        os.close(handle)
+    append(path, text, mode=0o600)
 
 
 def flush(path: Path) -> None:

@@ -4,8 +4,9 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files import checkpoint, status
+from fedfrozen_app.files.kinds import RUN, check_run_place, kind_of
 
 
 def run_folders(folders: Iterable[Path]) -> list[Path]:
@@ -14,17 +15,13 @@ def run_folders(folders: Iterable[Path]) -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"There is no folder {folder}: give the folder of a run or a sweep.")
-        if _is_run(folder):
+        if kind_of(folder) == RUN:
             found[folder.resolve()] = None
             continue
         below = {path.parent for name in ("metrics.jsonl", "status.json") for path in folder.rglob(name)}
         for path in sorted(below, key=lambda path: [_natural(part) for part in path.parts]):
             found[path.resolve()] = None
     return list(found)
-
-
-def _is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("summary.json", "metrics.jsonl", "status.json"))
 
 
 def _natural(part: str) -> tuple[int, str]:
@@ -39,16 +36,19 @@ def sites_file(folder: Path) -> Path:
 def check_free(folder: Path, *, overwrite: bool) -> None:
     """Whether a run may begin here: one that is there already is not lost without being asked for."""
     status.check_unowned(folder)
+    check_run_place(folder)
     check_empty(folder, overwrite=overwrite)
 
 
 def check_empty(folder: Path, *, overwrite: bool) -> None:
     """The same for a process that its owner has started."""
-    if overwrite or not _has_results(folder):
+    if overwrite or not has_results(folder):
         return
     known = status.read(folder)
     state = "" if known is None else f" ({known.state})"
-    unfinished = known is not None and known.state != "complete"
+    unfinished = (
+        known is not None and known.state != "complete" and checkpoint.numbers(folder / "checkpoints")
+    )
     resume = f"go on with fedfrozen resume {shlex.quote(str(folder))}, " if unfinished else ""
     raise UserError(
         f"{folder} holds a run already{state}: {resume}give another output_dir, or add overwrite=true to "
@@ -56,13 +56,13 @@ def check_empty(folder: Path, *, overwrite: bool) -> None:
     )
 
 
-def _has_results(folder: Path) -> bool:
-    """Not one that failed before its first round: there is nothing to lose."""
+def has_results(folder: Path) -> bool:
+    """Not one that failed before the end of its first round: there is nothing to lose."""
     rows = folder / "metrics.jsonl"
     return (
         any((folder / name).exists() for name in ("summary.json", "model.safetensors"))
         or bool(checkpoint.numbers(folder / "checkpoints"))
-        or (rows.is_file() and rows.stat().st_size > 0)
+        or (rows.is_file() and rows.read_bytes().count(b"\n") > 1)  # the first is of the model as it began
     )
 
 

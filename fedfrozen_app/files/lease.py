@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files.disk import replace_file
 
 log = logging.getLogger(__name__)
@@ -28,9 +28,9 @@ START_TIME = 19  # its place in /proc/PID/stat, counted after the command's name
 @dataclass(frozen=True)
 class Owner:
     host: str = ""
-    boot: str = ""  # "" where a system does not tell
+    boot: str = ""  # "" where the system does not report it
     pid: int = 0
-    began: int = 0  # clock ticks after boot; 0 where a system does not tell
+    began: int = 0  # clock ticks after boot; 0 where the system does not report it
 
     @classmethod
     def of(cls, pid: int) -> "Owner":
@@ -55,19 +55,31 @@ class Owner:
 
 
 def holder(folder: Path) -> Owner | None:
-    """Who writes into the folder now; None where nobody does."""
+    """The process that writes into the folder now, or None."""
+    owner = _recorded(folder)
+    return owner if owner is not None and owner.alive else None
+
+
+def lost(folder: Path) -> Owner | None:
+    """The process that wrote into the folder and ended without releasing it: it was killed. None for one of
+    another machine or container, of which nothing is known here."""
+    owner = _recorded(folder)
+    here = owner is not None and owner.host == socket.gethostname() and owner.boot == _boot()
+    return owner if here and owner is not None and not owner.alive else None
+
+
+def _recorded(folder: Path) -> Owner | None:
     try:
-        owner = Owner(**json.loads((folder / FILE).read_text(encoding="utf-8")))
+        return Owner(**json.loads((folder / FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-    return owner if owner.alive else None
 
 
 @contextmanager
 def held(folder: Path, patience: float = 0.0) -> Iterator[None]:
-    """Nobody else writes into the folder meanwhile. One that is on its way out is waited for, for so long."""
+    """No other process writes into the folder inside the block. Waits up to `patience` for one that ends."""
     folder.mkdir(parents=True, exist_ok=True)
-    deadline, told = time.monotonic() + patience, False
+    deadline, logged = time.monotonic() + patience, False
     while True:
         with alone(folder):
             other = holder(folder)
@@ -78,9 +90,9 @@ def held(folder: Path, patience: float = 0.0) -> Iterator[None]:
             raise UserError(
                 f"{folder} is written by process {other.pid}: wait for its end, or give another output_dir."
             )
-        if not told:
+        if not logged:
             log.info("Waiting for process %d, which still writes into %s.", other.pid, folder)
-            told = True
+            logged = True
         time.sleep(0.2)
     try:
         yield
@@ -107,7 +119,7 @@ def _boot() -> str:
 
 
 def _began(pid: int) -> int:
-    """0 where it is not told, and of a process that has ended: its parent may never ask how, and then its
+    """0 where it is unknown, and of a process that has ended: its parent may never ask how, and then its
     number stays taken."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()

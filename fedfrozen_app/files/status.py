@@ -1,29 +1,35 @@
-"""`status.json`: how a run stands, for whoever looks at its folder from another process.
+"""`status.json`: the state of a run, for other processes that read its folder.
 
 A launcher runs the members of a sweep in processes of its own, so what became of them is read from here.
 """
 
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedfrozen_app.errors import RunFailed, UserError
+from fedfrozen_app.core.errors import DAMAGED, RunFailed, UserError
+from fedfrozen_app.files import disk
+from fedfrozen_app.files import folder_manifest as manifest
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.files.lease import Owner, alone, holder
+from fedfrozen_app.files.readers import Damaged, read_object
+from fedfrozen_app.files.seal import SEAL, sealed, unsealed
 
+log = logging.getLogger(__name__)
 FILE = "status.json"
 LONGEST = 500  # characters of a reason
 
 
 class Detached(Exception):
-    """The run goes on without this process."""
+    """The run continues without this process."""
 
 
 class SweepFailed(RunFailed):
@@ -32,8 +38,8 @@ class SweepFailed(RunFailed):
 
 @dataclass(frozen=True)
 class Status:
-    digest: str  # of the resolved configuration
-    overrides: list[str]
+    digest: str = ""  # of the resolved configuration
+    overrides: list[str] = field(default_factory=list)
     state: str = "running"  # running | complete | failed | interrupted
     reason: str = ""  # why it is not complete
     bad_input: bool = False  # the reason is something that the person at the keyboard can mend
@@ -64,13 +70,41 @@ def digest_of(resolved_config: Mapping[str, Any]) -> str:
 
 
 def read(folder: Path) -> Status | None:
-    """None where no run ever began, or where its file is damaged."""
+    """None where no run ever began, or where its file is damaged (see `damage`)."""
     try:
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        known = {field.name for field in fields(Status)}
-        return Status(**{key: value for key, value in found.items() if key in known})
-    except (OSError, json.JSONDecodeError, TypeError, AttributeError):
+        return _read(folder)
+    except DAMAGED:
         return None
+
+
+def damage(folder: Path) -> Damaged | None:
+    """What is wrong with the file; None where nothing is, or where there is none."""
+    try:
+        _read(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except DAMAGED as error:
+        if isinstance(error, OSError):
+            return Damaged(folder / FILE, f"it cannot be read: {error.strerror}")
+        return Damaged(folder / FILE, "it is not as it was written")
+    return None
+
+
+def _read(folder: Path) -> Status:
+    path = folder / FILE
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if SEAL in found:  # runs of older versions have none
+        found = unsealed(path)
+    if not {"state", "reason"} & found.keys():
+        raise ValueError("it holds no state")
+    usual = asdict(Status())
+    status = Status(**{key: value for key, value in found.items() if key in usual})
+    for key, value in usual.items():
+        if type(getattr(status, key)) is not type(value):
+            raise ValueError(f"{key} is of another kind")
+    if not all(isinstance(word, str) for word in status.overrides):
+        raise ValueError("overrides is no list of words")
+    return status
 
 
 def new_status(
@@ -82,18 +116,27 @@ def new_status(
 
 
 def create(folder: Path, status: Status) -> bool:
-    """Whether the folder was free: whoever makes the file first has it."""
+    """Whether the folder was free: the process that creates the file first has it."""
     folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f".{FILE}.{os.getpid()}.part"
     try:
-        with (folder / FILE).open("x", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(status), indent=2))
+        part.write_text(_text(status), encoding="utf-8")
+        disk.flush(part)
+        os.link(part, folder / FILE)  # a whole file at once; fails where there is one
     except FileExistsError:
         return False
+    finally:
+        part.unlink(missing_ok=True)
+    manifest.begin(folder, manifest.RUN, digest=status.digest, overrides=status.overrides)
     return True
 
 
 def write(folder: Path, status: Status) -> None:
-    replace_file(folder / FILE, json.dumps(asdict(status), indent=2))
+    replace_file(folder / FILE, _text(status))
+
+
+def _text(status: Status) -> str:
+    return json.dumps(json.loads(sealed(asdict(status))), indent=2)
 
 
 def now() -> str:
@@ -105,12 +148,32 @@ def recorded(
     folder: Path, resolved_config: Mapping[str, Any], overrides: list[str], sweep: str = ""
 ) -> Iterator[None]:
     """Keep `status.json` true while the block runs, however it ends."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with alone(folder):
-        check_unowned(folder)
-        write(folder, new_status(resolved_config, overrides, sweep))
-    with concluded(folder):
+    new = new_status(resolved_config, overrides, sweep)
+    with told_if_full(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with alone(folder):
+            check_unowned(folder)
+            disk.reserve(folder)
+            manifest.begin(folder, manifest.RUN, digest=new.digest, overrides=new.overrides)
+            write(folder, new)
+    try:
+        with concluded(folder):
+            yield
+    finally:
+        disk.release(folder)
+
+
+@contextmanager
+def told_if_full(folder: Path) -> Iterator[None]:
+    """A disk without room for a run's first words: one sentence, and the same command begins it again."""
+    try:
         yield
+    except OSError as error:
+        disk.release(folder)
+        raise RunFailed(
+            f"{folder} could not be written ({error.strerror or error}): make room there, then give the same "
+            "command again."
+        ) from error
 
 
 def check_unowned(folder: Path) -> None:
@@ -127,7 +190,7 @@ def check_unowned(folder: Path) -> None:
 @contextmanager
 def concluded(folder: Path) -> Iterator[None]:
     """Write into the status file how the block ended."""
-    begun = read(folder)
+    before = read(folder)
     end: tuple[str, str, bool] | None = ("complete", "", False)
     try:
         yield
@@ -140,15 +203,41 @@ def concluded(folder: Path) -> Iterator[None]:
             end = _judge(error)
         raise
     finally:
-        if end is not None and begun is not None:
-            _conclude(folder, begun.started, *end)
+        if end is not None and before is not None:
+            _conclude(folder, before.started, *end)
 
 
 def _conclude(folder: Path, started: str, state: str, reason: str, bad_input: bool) -> None:
-    with alone(folder):
-        status = read(folder)
-        if status is not None and status.started == started:  # not one that somebody has resumed since
-            write(folder, replace(status, state=state, reason=reason, bad_input=bad_input, ended=now()))
+    try:
+        with alone(folder):
+            status = read(folder)
+            if status is not None and status.started == started:  # not one that somebody has resumed since
+                ended = not_before(now(), started)
+                new = replace(status, state=state, reason=reason, bad_input=bad_input, ended=ended)
+                _write_last(folder, new)
+    except OSError as error:  # a run says how it ended in the terminal too
+        log.warning(
+            "%s could not be written (%s): it still says that the run is going.",
+            *(folder / FILE, error.strerror or error),
+        )
+
+
+def _write_last(folder: Path, status: Status) -> None:
+    """The last words of a run: on a full disk they take the room that was reserved for them."""
+    try:
+        write(folder, status)
+    except OSError as error:
+        if not (disk.is_full(error) and disk.release(folder)):
+            raise
+        write(folder, status)
+
+
+def not_before(moment: str, earliest: str) -> str:
+    """The later of two moments: the clock may have been set back in between."""
+    try:
+        return max(moment, earliest, key=datetime.fromisoformat)
+    except (ValueError, TypeError):  # a record of another version
+        return moment
 
 
 def settle(folder: Path, state: str) -> None:
@@ -159,7 +248,7 @@ def settle(folder: Path, state: str) -> None:
 
 
 def handed_in(folder: Path, flower_run: int) -> None:
-    """Note under which number Flower knows the run, for whoever looks for it there."""
+    """Record Flower's number of the run."""
     with alone(folder):
         if (status := read(folder)) is not None:
             write(folder, replace(status, flower_run=flower_run))
@@ -194,7 +283,7 @@ def _judge(error: BaseException) -> tuple[str, str, bool]:
 def _has_completed(folder: Path) -> bool:
     """Its summary is of this run: a run removes an older one when it begins."""
     try:
-        found = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        return found["status"] in ("completed", "stopped early")
-    except (OSError, ValueError, KeyError, TypeError):
+        found = read_object(folder / "summary.json") or {}
+    except UserError:
         return False
+    return found.get("status") in ("completed", "stopped early")

@@ -20,7 +20,7 @@ def forget(folder: Path) -> None:
 
 
 def stop_asked(folder: Path, flower_run: int) -> bool:
-    """Whether this very run was asked to: what stands there may be of an earlier one."""
+    """Whether this run was asked to stop: the file may be from an earlier one."""
     try:
         return (folder / FILE).read_text("utf-8") == str(flower_run)
     except OSError:

@@ -1,1 +1,1 @@
-"""A client's work: the resident model, the step, and the runners that replay it."""
+"""A client's work: the worker model, the step, and the runners that replay it."""

@@ -1,6 +1,6 @@
 """A client's local steps on a GPU as replays of one recorded step: a small step is bound by kernel launches.
 
-The recorded step is the cohort runner's, with one client in it: there is one pure step, whoever runs it.
+The recorded step is the cohort runner's, with one client in it.
 """
 
 import json
@@ -9,65 +9,67 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedfrozen_app.core.seeds import seed_for, seeded
 from fedfrozen_app.exchange.names import by_namespace, flattened, parameters_in, with_namespace
-from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.local.algorithm import Start
+from fedfrozen_app.local.layouts import START, Layouts, loaded_row
 from fedfrozen_app.local.sequential import LocalSteps, Stepped, eager_steps
-from fedfrozen_app.local.slots import Turn, lay_out
-from fedfrozen_app.local.step import START, Layouts, Step, loaded
-from fedfrozen_app.models.meanwhile import training
-from fedfrozen_app.seeds import seed_for, seeded
+from fedfrozen_app.local.slots import SlotAssignment, lay_out
+from fedfrozen_app.local.step import Step
+from fedfrozen_app.vmap.model_modes import training
 
 if TYPE_CHECKING:
-    from fedfrozen_app.local.resident import Resident
+    from fedfrozen_app.local.worker import Worker
 
 
-def steps_for(resident: "Resident") -> LocalSteps:
-    """How this worker takes local steps: recorded on a GPU, unless `runtime.capture=false`, or where
-    activations are computed again, which a recorded step cannot."""
-    again = resident.config.model.gradient_checkpointing
-    if resident.device.type != "cuda" or not resident.config.runtime.capture or again:
+def steps_for(worker: "Worker") -> LocalSteps:
+    """How this worker takes local steps: recorded on a GPU, unless `runtime.capture=false` or activations are
+    recomputed (gradient checkpointing), which a recorded step cannot."""
+    again = worker.config.model.gradient_checkpointing
+    if worker.device.type != "cuda" or not worker.config.runtime.capture or again:
         return eager_steps
-    if resident.recorder is None:
-        resident.recorder = Recorder()
-    return resident.recorder
+    return worker.kept.for_worker(Recorder)
 
 
 class Recorder:
     """Holds the step that was recorded last.
 
-    A recording costs as much as several steps: where every client chooses its own parameters, none is worth
-    it. Nothing but the order decides, so that a resumed run takes the very steps of an unbroken one.
+    A recording costs as much as several steps: where every client chooses its own parameters, none pays.
+    Only the request decides, so that a resumed run takes the same steps as an unbroken one.
     """
 
     def __init__(self) -> None:
         self._key: Any = None
         self._step: Step | None = None
 
-    def __call__(self, resident: "Resident", client: str, order: Order, start: Start) -> Stepped:
-        if order.choice is not None:
-            return eager_steps(resident, client, order, start)
-        key = (order.plan, order.algorithm, json.dumps(dict(order.settings), sort_keys=True))
+    def __call__(self, worker: "Worker", client: str, request: TrainRequest, start: Start) -> Stepped:
+        if request.choice is not None:
+            return eager_steps(worker, client, request, start)
+        key = (request.plan, request.algorithm, json.dumps(dict(request.settings), sort_keys=True))
         if self._step is None or key != self._key:
             self._step = None  # its memory is the new one's
-            layouts = Layouts.of(resident, order, order.plan.trained)
-            self._key, self._step = key, Step(resident, layouts, 1, order, mode="captured")
-        step, schedule = self._step, lay_out(resident, [client], order, 1)
-        layout, own = step.layout, flattened(start.own)
+            layouts = Layouts.of(worker.parameters, request, request.plan.trained)
+            self._key, self._step = key, Step(worker, layouts, 1, request, mode="captured")
+        step, schedule = self._step, lay_out(worker, [client], request, 1)
+        layout, own = step.layout, flattened(start.client_state)
         began = {with_namespace(START, name): value for name, value in start.model.items()}
+        began |= step.layouts.start_values(start.loss, start.gradient)
 
-        def enter(turns: Sequence[Turn]) -> None:
-            row = layout.flatten({**start.model, **own}) if own else loaded(resident, layout)
+        def enter(assignments: Sequence[SlotAssignment]) -> None:
+            row = loaded_row(worker.parameters, layout)
+            if own:
+                row = layout.flatten({**layout.views(row), **start.model, **own})
             step.admit([0], [row], [step.layouts.held.flatten({**own, **began})])
-            if resident.config.client.class_weights:
-                step.class_weights[0] = resident.class_weights(resident.rows(client).train)
+            if worker.config.client.class_weights:
+                step.arrays.class_weights[0] = worker.data.class_weights(worker.rows(client).train)
 
-        seed = seed_for(resident.config.seed, "dropout", client, order.round)
-        with training(resident.model), seeded(seed, resident.device):
-            step.begin(order, flattened(start.order))
-            rows, losses = step.finish(schedule.turns, schedule, enter)  # (1, width), (1,)
+        seed = seed_for(worker.config.seed, "dropout", client, request.round)
+        with training(worker.model), seeded(seed, worker.device):
+            step.begin(request, flattened(start.from_server))
+            rows, losses = step.finish(schedule.assignments, schedule, enter)  # (1, …) each
         trained = layout.views(rows[0])
         with torch.no_grad():
             for name, value in parameters_in(trained).items():
-                resident.parameters[name].copy_(value)
-        return Stepped(losses[0], schedule.turns[0].end, by_namespace(trained))
+                worker.parameters[name].copy_(value)
+        return Stepped(losses[0], schedule.assignments[0].end, by_namespace(trained))

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.seeds import torch_generator
 from fedfrozen_app.exchange.choice import Choice, top_k
-from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan, layers_of
+from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.privacy.noise import Noise
 from fedfrozen_app.privacy.vote import noisy_sum
-from fedfrozen_app.seeds import torch_generator
 
 if TYPE_CHECKING:
-    from fedfrozen_app.local.resident import Resident
+    from fedfrozen_app.local.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -25,35 +25,35 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Chosen:
     plan: Plan
-    scores: Tensor | None = None  # (layers, parts), mean over the rows that were looked at
+    scores: Tensor | None = None  # (layers, parts), mean over the rows that were scored
 
 
-def choose(resident: "Resident", client: str, order: Order, start: Start) -> Chosen:
-    """The plan itself where the order leaves no choice."""
-    choice = order.chooser
+def choose(worker: "Worker", client: str, request: TrainRequest, start: Start) -> Chosen:
+    """The plan itself where the request leaves no choice."""
+    choice = request.chooser
     if choice is None:
-        return Chosen(order.plan)
-    scores, count = None, len(layers_of(order.plan.trained, resident.roles))
+        return Chosen(request.plan)
+    scores, count = None, len(layers_of(request.plan.trained, worker.roles))
     if choice.looks_at_data:
-        resident.load(start.model, order.base)
-        scores = score(resident, client, order, choice)
-    if count == choice.top_k:  # chosen already, by all of a group
+        worker.load(start.model, request.base)
+        scores = score(worker, client, request, choice)
+    if count == choice.top_k:  # a group has chosen already
         picked = tuple(range(count))
     elif scores is not None:
         picked = top_k(scores.sum(dim=1), choice.top_k)
     else:
-        generator = torch_generator(resident.config.seed, "layers", client, order.round)
+        generator = torch_generator(worker.config.seed, "layers", client, request.round)
         picked = choice.pick(count, generator)
-    return Chosen(choice.part(order.plan, picked, resident.roles), scores)
+    return Chosen(choice.part(request.plan, picked, worker.roles), scores)
 
 
-def score(resident: "Resident", client: str, order: Order, choice: Choice) -> Tensor:
+def score(worker: "Worker", client: str, request: TrainRequest, choice: Choice) -> Tensor:
     """(layers, parts): mean scores of the round's model on a subset of the client's rows."""
-    rows = resident.rows(client).train
-    generator = torch_generator(resident.config.seed, "profile", client, order.round)
+    rows = worker.rows(client).train
+    generator = torch_generator(worker.config.seed, "profile", client, request.round)
     count = choice.rows_to_score(len(rows))
-    index = rows[torch.randperm(len(rows), generator=generator)[:count]].to(resident.device)
-    scores = choice.scores(resident, index)
+    index = rows[torch.randperm(len(rows), generator=generator)[:count]].to(worker.device)
+    scores = choice.scores(worker, index)
     if not scores.any():
         log.warning(
             "Client %s: %s, so every layer scores 0 and the last are taken.", client, choice.all_zero_means
@@ -65,27 +65,27 @@ def score(resident: "Resident", client: str, order: Order, choice: Choice) -> Te
 
 
 def choose_noisily(
-    resident: "Resident", order: Order, choice: Choice, rows: Tensor, noise: float, source: Noise
+    worker: "Worker", request: TrainRequest, choice: Choice, rows: Tensor, noise: float, source: Noise
 ) -> tuple[list[int], Tensor | None]:
     """Positions among the plan's layers, from a noisy sum over `rows`, which may be none.
 
-    Beside it the mean scores without noise: they must not leave the site.
+    Also returns the mean scores without noise: they must not leave the site.
     """
-    count = len(layers_of(order.plan.trained, resident.roles))
-    scores, parts = torch.zeros(0, count, device=resident.device), None
-    choice.check(resident)  # also where the sample is empty: nobody must see from a failure whether it was
+    count = len(layers_of(request.plan.trained, worker.roles))
+    scores, parts = torch.zeros(0, count, device=worker.device), None
+    choice.check(worker)  # also for an empty sample: a failure must not reveal whether it was empty
     if len(rows):
-        each = choice.scores(resident, rows, private=True)
+        each = choice.scores(worker, rows, private=True)
         scores, parts = each.mean(dim=2), each.mean(dim=0)
     return list(top_k(noisy_sum(scores, noise, source), choice.top_k)), parts
 
 
-def choose_publicly(resident: "Resident", choice: Choice) -> list[int]:
-    """From rows that the server holds anyway: no client's data have a say."""
-    if not len(resident.shares.validation):
+def choose_publicly(worker: "Worker", choice: Choice) -> list[int]:
+    """From rows that the server holds: no client's data are used."""
+    if not len(worker.shares.validation):
         raise UserError(
             "privacy.selection=public chooses layers on the rows that the server keeps, and there are none "
             "here: raise dataset.validation, or use privacy.selection=noisy."
         )
-    rows = torch.from_numpy(resident.shares.validation).to(resident.device)[: choice.examples]
-    return list(top_k(choice.scores(resident, rows).mean(dim=2).sum(dim=0), choice.top_k))
+    rows = torch.from_numpy(worker.shares.validation).to(worker.device)[: choice.examples]
+    return list(top_k(choice.scores(worker, rows).mean(dim=2).sum(dim=0), choice.top_k))

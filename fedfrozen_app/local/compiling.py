@@ -1,11 +1,11 @@
 """When the cohort runner's step is worth compiling: `runtime.compile=auto`.
 
-A recorded step starts at once; a compiled one makes its run wait first and is quicker then. The first round
-of every plan is recorded, so that there is a result soon; with its second the rest of the run is weighed.
-Then its blocks are compiled, which takes seconds. `runtime.compile=true` compiles the whole step, which takes
-minutes and steps quicker still: for those who know that they have the rounds for it.
-Nothing that is measured has a say, and what was found goes into checkpoints: a resumed run takes the very
-steps of an unbroken one, whatever its machine has compiled before.
+A recorded step starts at once; a compiled one makes its run wait first and is faster afterwards. The first
+round of every plan is recorded, so that there is a result soon; in the second, the remaining rounds decide
+whether the model's blocks are compiled, which takes seconds. `runtime.compile=true` compiles the whole step,
+which takes minutes and is faster still: for runs with enough rounds.
+No measured time decides, and the decision goes into checkpoints: a resumed run takes the same steps as an
+unbroken one, whatever its machine has compiled before.
 """
 
 import hashlib
@@ -17,33 +17,34 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from flwr.supercore.utils import get_flwr_home
 from torch import nn
 
 from fedfrozen_app.config import Config
-from fedfrozen_app.exchange.order import Order
-from fedfrozen_app.models.blocks import Blocks
-from fedfrozen_app.words import counted
+from fedfrozen_app.core.flower_internals import get_flwr_home
+from fedfrozen_app.core.formatting import counted
+from fedfrozen_app.exchange.train_request import TrainRequest
+from fedfrozen_app.local.kept import Kept
+from fedfrozen_app.vmap.blocks import Blocks
 
 log = logging.getLogger(__name__)
-MODES = {"true": "compiled", "false": "captured"}  # of a step, by who wants what
+MODES = {"true": "compiled", "false": "captured"}  # of a step, by `runtime.compile`
 DEVICES = ("cuda",)  # on a CPU a step starts as quickly as it can
-# For an H200: what a graph costs where nothing is in the cache, and what a compiled step spares for every
-# number that the model's parts put out for its examples, forwards and backwards. Seen with DINOv2-S
+# For an H200: what a graph costs where nothing is in the cache, and what a compiled step saves for every
+# number that the model's layers output for its examples, forwards and backwards. Measured with DINOv2-S
 # (12 layers, 10 clients x 32): 15 s, and 5.9 ms a step, for which this counts 4.4; with the ViT of
 # model=vit_cifar (10 x 64) 2.1 ms, for which it counts 3.5 (benchmarks/first_round.py, step_profile.py).
 SECONDS_A_GRAPH = 15.0
 SECONDS_A_PART = 0.4  # of a model that is compiled as a whole
-SPARED = 4e-12
+SAVED = 4e-12
 
 
 class Trainee(Protocol):
-    """What is looked at here of the resident model."""
+    """What this module reads of a worker."""
 
     config: Config
     device: torch.device
     model: nn.Module
-    outputs: int | None  # of the model's parts for one example, once counted
+    kept: Kept
 
     @property
     def blocks(self) -> Blocks: ...
@@ -59,41 +60,41 @@ class Compiling:
     since: int = 0  # the first round of it
     compiled: bool | None = None  # None: not decided yet
 
-    def mode(self, resident: Trainee, order: Order, steps: int, examples: int) -> str:
-        """How to take this order's steps: `steps` a round, `examples` in each of them, padding included."""
-        if resident.device.type not in DEVICES:
+    def mode(self, worker: Trainee, request: TrainRequest, steps: int, examples: int) -> str:
+        """How to take this request's steps: `steps` per round, `examples` in each, padding included."""
+        if worker.device.type not in DEVICES:
             return "eager"
-        wish = wished(resident.config)
+        wish = wished(worker.config)
         if wish in MODES:
             return MODES[wish]
-        plan = plan_digest(order)
+        plan = plan_digest(request)
         if plan != self.plan:
-            self.plan, self.since, self.compiled = plan, order.round, None
-        if self.compiled is None and order.round > self.since:
-            rounds = max(resident.config.num_rounds - order.round + 1, 0)
-            self._decide(resident, rounds, rounds * steps, examples)
+            self.plan, self.since, self.compiled = plan, request.round, None
+        if self.compiled is None and request.round > self.since:
+            rounds = max(worker.config.num_rounds - request.round + 1, 0)
+            self._decide(worker, rounds, rounds * steps, examples)
         if not self.compiled:
             return "captured"
-        return "blocks" if resident.blocks.repeat else "compiled"
+        return "blocks" if worker.blocks.repeat else "compiled"
 
-    def undecided(self, resident: Trainee) -> bool:
-        """Whether `mode` may yet choose another way for the plan that trains now."""
-        automatic = resident.device.type in DEVICES and wished(resident.config) not in MODES
+    def undecided(self, worker: Trainee) -> bool:
+        """Whether `mode` may still choose another mode for the plan that trains now."""
+        automatic = worker.device.type in DEVICES and wished(worker.config) not in MODES
         return automatic and self.compiled is None
 
-    def _decide(self, resident: Trainee, rounds: int, steps: int, examples: int) -> None:
-        cost, spared = seconds_to_compile(resident), SPARED * outputs_of(resident) * examples * steps
-        self.compiled = spared > cost
+    def _decide(self, worker: Trainee, rounds: int, steps: int, examples: int) -> None:
+        cost, saved = seconds_to_compile(worker), SAVED * outputs_of(worker) * examples * steps
+        self.compiled = saved > cost
         log.info(
-            "With %s to go the step is %scompiled (runtime.compile=auto): about %.0f s, and spares %.0f.",
+            "With %s to go the step is %scompiled (runtime.compile=auto): about %.0f s, and saves %.0f.",
             counted(rounds, "round"),
             "" if self.compiled else "not ",
             cost,
-            spared,
+            saved,
         )
 
     def failed(self) -> None:
-        """The compiler: this plan's steps stay as they are, in a resumed run too."""
+        """The compiler failed: this plan's steps are not compiled, in a resumed run neither."""
         self.compiled = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,44 +106,49 @@ class Compiling:
         self.compiled = state.get("compiled")
 
 
+@dataclass(frozen=True)
+class OutputCount:
+    """Of one model, kept with its worker."""
+
+    count: int
+
+
 def wished(config: Config) -> str:
-    """What `runtime.compile` asks for: auto, true or false, as a word."""
+    """`runtime.compile` as a string: auto, true or false."""
     return str(config.runtime.compile).lower()
 
 
-def plan_digest(order: Order) -> str:
-    """Of what trains and by which algorithm: with another the step is another."""
-    plan, settings = order.plan, dict(order.settings)
+def plan_digest(request: TrainRequest) -> str:
+    """Of the names that train and the algorithm: they decide what a step computes."""
+    plan, settings = request.plan, dict(request.settings)
     phases = [[phase.trained, phase.epochs] for phase in plan.phases] if plan.phases else []
-    parts = [plan.trained, plan.shared, plan.private, phases, order.algorithm, settings]
+    parts = [plan.trained, plan.shared, plan.private, phases, request.algorithm, settings]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def seconds_to_compile(resident: Trainee) -> float:
-    blocks = resident.blocks
+def seconds_to_compile(worker: Trainee) -> float:
+    blocks = worker.blocks
     if blocks.repeat:
         return SECONDS_A_GRAPH * blocks.kinds
-    return SECONDS_A_GRAPH + SECONDS_A_PART * sum(1 for _ in resident.model.modules())
+    return SECONDS_A_GRAPH + SECONDS_A_PART * sum(1 for _ in worker.model.modules())
 
 
-def outputs_of(resident: Trainee) -> int:
-    """How many numbers the model's parts put out for one example: what a compiled step need not write."""
-    if resident.outputs is None:
-        resident.outputs = _count_outputs(resident)
-    return resident.outputs
+def outputs_of(worker: Trainee) -> int:
+    """How many numbers the model's layers output for one example: what a compiled step need not write."""
+    return worker.kept.for_worker(OutputCount, lambda: OutputCount(_count_outputs(worker))).count
 
 
-def _count_outputs(resident: Trainee) -> int:
+def _count_outputs(worker: Trainee) -> int:
     count = 0
 
     def add(module: Any, inputs: Any, output: Any) -> None:
         nonlocal count
         count += output.numel() if isinstance(output, torch.Tensor) else 0
 
-    leaves = [part for part in resident.model.modules() if not any(part.children())]
+    leaves = [part for part in worker.model.modules() if not any(part.children())]
     hooks = [part.register_forward_hook(add) for part in leaves]
     try:
-        resident.call_once()
+        worker.call_once()
     finally:
         for hook in hooks:
             hook.remove()
@@ -150,9 +156,9 @@ def _count_outputs(resident: Trainee) -> int:
 
 
 def keep_what_is_compiled(device: torch.device) -> None:
-    """Let torch keep compiled code where it outlives a restart, apart for every torch and device.
+    """Let torch keep compiled code where it outlives a restart, in a folder per version of torch and device.
 
-    Whoever has named a folder for it is obeyed.
+    A folder that the environment names is used instead.
     """
     what = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     name = "-".join([torch.__version__, *what.split()]).replace("/", "_")

@@ -1,4 +1,4 @@
-"""The stacked arrays of a step out of the matrix of clients' rows, and their slopes back into it.
+"""The stacked arrays of a step from the matrix of clients' rows, and their gradients back into it.
 
 Where training is in bf16, autocast would round every weight on its own, add biases in float32 and so carry
 float32 through attention. Here the whole matrix is rounded once, and products, biases and attention are bf16.
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from fedfrozen_app.exchange.block import ALIGN, Layout
-from fedfrozen_app.models.own_products import Room
+from fedfrozen_app.vmap.per_client_products import GradientBuffer
 
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, Conv1D)  # autocast rounds their weights and biases
 
 
 def rounded_names(model: nn.Module, run: Callable[[], Any]) -> frozenset[str]:
-    """The parameters that nothing reads but products that `run` computes in autocast, and nowhere else."""
+    """The parameters that are read only by products, and by these only under autocast, while `run` runs."""
     modes: dict[nn.Module, set[bool]] = {}
 
     def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -41,11 +41,11 @@ def rounded_names(model: nn.Module, run: Callable[[], Any]) -> frozenset[str]:
 
 
 class _Parts(torch.autograd.Function):
-    """Slopes are written once, each into its own columns: no sum of arrays that are mostly zero."""
+    """Gradients are written once, each into its own columns: no sum of arrays that are mostly zero."""
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, layout: Layout, rounded: Collection[str], room: Room
+        ctx: Any, rows: Tensor, layout: Layout, rounded: Collection[str], room: GradientBuffer
     ) -> tuple[Tensor, ...]:
         ctx.layout, ctx.room = layout, room
         parts = views_of(rows, layout, rounded)
@@ -53,32 +53,34 @@ class _Parts(torch.autograd.Function):
         return tuple(parts.values())
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         layout: Layout = ctx.layout
-        room: Room = ctx.room
+        room: GradientBuffer = ctx.room
         if not room.is_used and not room.whole.is_cuda:
-            return _side_by_side(slopes, layout, room.whole), None, None, None
+            return _side_by_side(gradients, layout, room.whole), None, None, None
         columns = list(zip(room.whole.split(layout.spans, dim=1), layout.shapes, strict=True))
         sizes = [shape.numel() for shape in layout.shapes]
         padding = [part[:, size:] for (part, _), size in zip(columns, sizes, strict=True)]
         if padding := [part for part in padding if part.numel()]:
             torch._foreach_zero_(padding)
         places = [part[:, : shape.numel()].unflatten(1, shape or (1,)) for part, shape in columns]
-        both = [(place, slope.reshape(place.shape)) for place, slope in zip(places, slopes, strict=True)]
-        both = [(place, slope) for place, slope in both if not room.is_nothing(slope)]
-        for place, slope in both:
+        both = [
+            (place, gradient.reshape(place.shape)) for place, gradient in zip(places, gradients, strict=True)
+        ]
+        both = [(place, gradient) for place, gradient in both if not room.is_placeholder(gradient)]
+        for place, gradient in both:
             if room.is_written(place):  # by one of several products that read these weights
-                place.add_(slope)
+                place.add_(gradient)
         if new := [pair for pair in both if not room.is_written(pair[0])]:
-            torch._foreach_copy_([place for place, _ in new], [slope for _, slope in new])
+            torch._foreach_copy_([place for place, _ in new], [gradient for _, gradient in new])
         return room.whole, None, None, None
 
 
-def _side_by_side(slopes: Sequence[Tensor], layout: Layout, whole: Tensor) -> Tensor:
-    """In one go: of small arrays a CPU takes longer to find each one's place than to copy it."""
+def _side_by_side(gradients: Sequence[Tensor], layout: Layout, whole: Tensor) -> Tensor:
+    """In one call: for small arrays a CPU takes longer to find each place than to copy."""
     nothing, pieces = whole.new_zeros(len(whole), ALIGN), []
-    for slope, shape, span in zip(slopes, layout.shapes, layout.spans, strict=True):
-        pieces.append(slope.reshape(len(whole), -1))
+    for gradient, shape, span in zip(gradients, layout.shapes, layout.spans, strict=True):
+        pieces.append(gradient.reshape(len(whole), -1))
         if padding := span - shape.numel():
             pieces.append(nothing[:, :padding])
     return torch.cat(pieces, dim=1, out=whole)
@@ -90,16 +92,16 @@ def parts_of(
     rounded: Collection[str] = (),
     *,
     traced: bool = False,
-    room: Room | None = None,
+    room: GradientBuffer | None = None,
 ) -> dict[str, Tensor]:
     """(clients, width) -> name: (clients, *shape); those of `rounded` in bf16.
 
-    `traced`: for a compiler that is given the whole step, and makes one copy of many itself. `room`: for
-    their slopes.
+    `traced`: for a compiler that traces the whole step, and merges the copies itself. `room`: where their
+    gradients are written.
     """
     if traced:
         return views_of(rows, layout, rounded)
-    return dict(zip(layout.names, _Parts.apply(rows, layout, rounded, room or Room()), strict=True))
+    return dict(zip(layout.names, _Parts.apply(rows, layout, rounded, room or GradientBuffer()), strict=True))
 
 
 def views_of(rows: Tensor, layout: Layout, rounded: Collection[str]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The noise of private steps. For a GPU threads draw it while it is still at earlier steps: a cipher on the
+"""The noise of private steps. For a GPU, threads draw it while earlier steps are computed: a cipher on the
 host makes 32 bytes for each number, which takes as long as the gradients do.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from fedfrozen_app.privacy.noise import Noise
 
 if TYPE_CHECKING:
-    from fedfrozen_app.local.resident import Resident
+    from fedfrozen_app.local.worker import Worker
 
 EARLY_ON = ("cuda",)  # where noise is drawn while gradients are computed
 AHEAD = 2  # so many draws more than the one that is needed next: each takes a GPU's memory
@@ -47,43 +47,43 @@ class _WhenAsked:
 
 
 class Threads:
-    """Draw noise in turn, and keep from round to round what they have drawn for the next."""
+    """Threads that draw noise in the order of the steps, and keep what they have drawn for the next round."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._count = device, os.cpu_count() or 1
         self._ciphers = ThreadPoolExecutor(self._count, thread_name_prefix="cipher")
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="noise")
-        self._begun: deque[tuple[torch.Size, Job]] = deque()
+        self._started: deque[tuple[torch.Size, Job]] = deque()
 
     def begin(self, sources: Sequence[Noise], like: Tensor) -> None:
         work = partial(type(sources[0]).standards, sources, like, self._ciphers, self._count)
-        self._begun.append((_shape(sources, like), self._aside.submit(_drawn_aside, work, self._device)))
+        self._started.append((_shape(sources, like), self._aside.submit(_drawn_aside, work, self._device)))
 
     def take(self) -> Job:
-        return self._begun.popleft()[1]
+        return self._started.popleft()[1]
 
     def keep_only(self, shapes: Sequence[torch.Size]) -> int:
-        """How many have begun, if they are the first that this round wants: others nobody will ask for, nor
-        for what could not be drawn while something else had the memory."""
-        begun = [shape for shape, _ in self._begun]
-        failed = any(job.done() and job.exception() is not None for _, job in self._begun)
-        if failed or begun != [*shapes[: len(begun)]]:
+        """How many draws have started, if they are the first that this round needs. Others are dropped,
+        and so is what could not be drawn for lack of memory."""
+        started = [shape for shape, _ in self._started]
+        failed = any(job.done() and job.exception() is not None for _, job in self._started)
+        if failed or started != [*shapes[: len(started)]]:
             self.drop()
-        return len(self._begun)
+        return len(self._started)
 
     def pause(self) -> None:
-        wait([job for _, job in self._begun])
+        wait([job for _, job in self._started])
 
     def drop(self) -> None:
-        for _, job in self._begun:
+        for _, job in self._started:
             job.cancel()
         self.pause()
-        self._begun.clear()
+        self._started.clear()
 
 
 class _Early:
-    """By threads. Noise that need not come from a client's source in turn is drawn from others, each used for
-    one draw alone, ahead of samples, steps and the end of the round."""
+    """By threads. Noise that need not come from the client's own source in sequence is drawn from other
+    sources, each used for one draw, ahead of samples, steps and the end of the round."""
 
     def __init__(
         self, threads: Threads, sources: Sequence[Noise], counts: Sequence[int], like: Tensor, *, again: bool
@@ -93,13 +93,13 @@ class _Early:
         counts = [*counts, *counts[:AHEAD]] if again and self._is_free else counts
         self._wanted = [sources[:count] for count in counts]
         shapes = [_shape(each, like) for each in self._wanted] if self._is_free else []
-        self._begun = threads.keep_only(shapes)  # before the first step is asked for
+        self._started = threads.keep_only(shapes)  # before the first step is asked for
 
     def coming(self, step: int) -> Drawn:
         last = step + AHEAD if self._is_free else step
-        for sources in self._wanted[self._begun : last + 1]:
+        for sources in self._wanted[self._started : last + 1]:
             self._threads.begin([source.another() or source for source in sources], self._like)
-            self._begun += 1
+            self._started += 1
         return partial(_taken, self._threads.take())
 
     def pause(self) -> None:
@@ -108,18 +108,18 @@ class _Early:
 
 @contextmanager
 def drawing(
-    resident: "Resident", sources: Sequence[Noise] | None, counts: Sequence[int], like: Tensor, *, again: bool
+    worker: "Worker", sources: Sequence[Noise] | None, counts: Sequence[int], like: Tensor, *, again: bool
 ) -> Iterator[Draws]:
-    """The noise of as many steps as there are counts, of that many of these sources each; none without
-    sources. `again`: as many clients will probably take such steps once more, in another round."""
+    """The noise of as many steps as there are counts, each from that many of these sources; none without
+    sources. `again`: as many clients will probably take such steps again, in another round."""
     if sources is None or not counts:
         yield _WhenAsked(lambda step: None)
         return
-    if resident.device.type not in EARLY_ON:
+    if worker.device.type not in EARLY_ON:
         standards = type(sources[0]).standards
         yield _WhenAsked(lambda step: standards(sources[: counts[step]], like))
         return
-    threads = resident.private_noise = resident.private_noise or Threads(resident.device)
+    threads = worker.kept.for_worker(Threads, partial(Threads, worker.device))
     try:
         yield _Early(threads, sources, counts, like, again=again)
     except BaseException:
@@ -127,12 +127,19 @@ def drawing(
         raise
 
 
+def drop_noise(worker: "Worker") -> None:
+    """Drop noise that was drawn for a round that does not come."""
+    threads = worker.kept.find(Threads)
+    if threads is not None:
+        threads.drop()
+
+
 def _shape(sources: Sequence[Noise], like: Tensor) -> torch.Size:
     return torch.Size((len(sources), *like.shape))
 
 
 def _drawn_aside(draw: Callable[[], Tensor], device: torch.device) -> tuple[Tensor, torch.cuda.Event | None]:
-    """On a stream of its own: a draw need not wait for gradients, and no gradient need wait for it."""
+    """On a stream of its own: draws and gradients do not wait for each other."""
     if device.type != "cuda":
         return draw(), None
     side = _side(device)
@@ -142,8 +149,8 @@ def _drawn_aside(draw: Callable[[], Tensor], device: torch.device) -> tuple[Tens
 
 @cache
 def _side(device: torch.device) -> torch.cuda.Stream:
-    """The same in every round: torch keeps freed memory for each stream by itself. What little a GPU does
-    there goes before gradients, of which it has enough: the cipher waits for room that it makes."""
+    """The same in every round: torch keeps freed memory per stream. Its little work has priority over
+    gradients: the cipher waits for the memory that it frees."""
     return torch.cuda.Stream(device, priority=-1)
 
 

@@ -1,92 +1,100 @@
-"""Private clients side by side: each draws its own sample, clips its own examples and adds its own noise, as
-it would by itself. What they share is that all gradients of a step are computed at once.
+"""Stacked private clients: each draws its own sample, clips its own examples and adds its own noise, as it
+would alone. Only the gradients of a step are computed together.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
+from fedfrozen_app.core.seeds import seeded
 from fedfrozen_app.local import private_noise
-from fedfrozen_app.local.course import Due, Trained
-from fedfrozen_app.local.private import Training
+from fedfrozen_app.local.client_coroutine import DueSteps, Trained
+from fedfrozen_app.local.client_optimizer import learning_rate, make_optimizer, rate_groups
+from fedfrozen_app.local.own_step import OwnStep, kept_state
 from fedfrozen_app.local.private_noise import Drawn, Draws
 from fedfrozen_app.local.private_sums import ClippedSums, Piece, sums_for
-from fedfrozen_app.local.sequential import learning_rate, make_optimizer, rate_groups
-from fedfrozen_app.models import meanwhile
+from fedfrozen_app.local.private_training import Training
 from fedfrozen_app.privacy.dpsgd import draw_rows
-from fedfrozen_app.seeds import seeded
+from fedfrozen_app.vmap import model_modes
 
 if TYPE_CHECKING:
-    from fedfrozen_app.local.resident import Resident
+    from fedfrozen_app.local.worker import Worker
 
 HOST_CLIENTS = 8  # at once, where there is no GPU: more gain nothing there
 MOST_ROWS = 65_535  # of all clients at once: a GPU numbers no more programs along an axis of its kernels
 GPU_SHARE = 0.5  # of its memory, for the gradients of single examples and what they are made of
 
 
-def cannot_stack(resident: "Resident") -> str | None:
+class BytesPerClient(dict[Any, int]):
+    """Measured once: by what trains, and how many rows are in memory."""
+
+
+def cannot_stack(worker: "Worker") -> str | None:
     """Why private clients train one after another, as the rest of a sentence; None where they need not."""
-    if resident.config.privacy.clipping == "ghost":
+    if worker.config.privacy.clipping == "ghost":
         return "privacy.clipping=ghost watches one client's backward pass"
-    if resident.config.adapter.ranks:
+    if worker.config.adapter.ranks:
         return "their adapters differ in rank"
     return None
 
 
 def clients_at_once(trainings: Sequence[Training]) -> int:
     """How many fit, of clients that train the same names. It depends on machine and plan alone, so that a
-    resumed run takes the very steps of an unbroken one."""
-    resident, start, recipe = trainings[0].client.resident, trainings[0].start, trainings[0].recipe
-    if resident.device.type != "cuda":
+    resumed run takes the same steps as an unbroken one."""
+    worker, start, recipe = trainings[0].client.worker, trainings[0].start, trainings[0].recipe
+    if worker.device.type != "cuda":
         return HOST_CLIENTS
     kind = (recipe.physical_batch, tuple(start.trained))
-    if kind not in resident.private_bytes:
-        resident.private_bytes[kind] = _measured(trainings[0])
-    room = GPU_SHARE * torch.cuda.get_device_properties(resident.device).total_memory
-    return max(1, int(room // resident.private_bytes[kind]))
+    known = worker.kept.for_worker(BytesPerClient)
+    if kind not in known:
+        known[kind] = _measured(trainings[0])
+    room = GPU_SHARE * torch.cuda.get_device_properties(worker.device).total_memory
+    return max(1, int(room // known[kind]))
 
 
 def _measured(training: Training) -> int:
     """Bytes at the peak of one client's gradients, of as many rows as may be in memory at once."""
-    resident, table = training.client.resident, training.client.resident.train_table
-    rows = {name: resident.parameters[name].detach().unsqueeze(0) for name in training.start.trained}
-    index = (torch.arange(training.recipe.physical_batch) % len(table)).unsqueeze(0).to(resident.device)
+    worker, table = training.client.worker, training.client.worker.train_table
+    rows = {name: worker.parameters[name].detach().unsqueeze(0) for name in training.start.trained}
+    index = (torch.arange(training.recipe.physical_batch) % len(table)).unsqueeze(0).to(worker.device)
     inputs = {key: value[index] for key, value in table.inputs.items()}
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    with seeded(0, resident.device):  # what is drawn here is not missing later
-        training.client.gradients(training.start).of_clients(rows, inputs, table.labels[index])
+    with seeded(0, worker.device):  # leaves the generators as they were
+        training.gradients().of_clients(rows, inputs, table.labels[index])
     return torch.cuda.max_memory_allocated() - before
 
 
-def take_steps(due: Sequence[Due]) -> list[Trained]:
-    """Of each what its steps came to. Those that train the same names take them together."""
+def take_steps(due: Sequence[DueSteps]) -> list[Trained]:
+    """The result of each client's steps. Clients that train the same names take them together."""
     trainings = [cast(Training, each) for each in due]
     found: dict[int, Trained] = {}
     kinds: dict[tuple[str, ...], list[int]] = {}
     for number, training in enumerate(trainings):
-        if not training.client.is_watched:
+        if not training.is_audited:
             kinds.setdefault(tuple(training.start.trained), []).append(number)
     for members in kinds.values():
         most = clients_at_once([trainings[number] for number in members])
         for first in range(0, len(members), most):
             block = members[first : first + most]
-            again = len(block) == len(trainings)  # whoever else trains in between would wait for their noise
+            again = len(block) == len(
+                trainings
+            )  # other clients that train in between would wait for their noise
             done = together([trainings[number] for number in block], most, again=again)
             found |= dict(zip(block, done, strict=True))
     for number, training in enumerate(trainings):
-        if number not in found:  # last: it trains the model that is loaded, from which the others start
-            found[number] = training.by_itself()
+        if number not in found:  # last: it trains the loaded model, from which the others start
+            found[number] = training.run_alone()
     return [found[number] for number in range(len(trainings))]
 
 
 def together(trainings: Sequence[Training], most: int, *, again: bool = False) -> list[Trained]:
-    """From the model that is loaded, where `most` clients fit. Whoever has most steps is laid out first.
+    """From the model that is loaded, where `most` clients fit. Clients with most steps come first.
     `again`: the next round will probably be such a one."""
     places = sorted(range(len(trainings)), key=lambda place: -trainings[place].recipe.steps)
     done = dict(zip(places, _longest_first([trainings[place] for place in places], most, again), strict=True))
@@ -94,26 +102,26 @@ def together(trainings: Sequence[Training], most: int, *, again: bool = False) -
 
 
 def _longest_first(trainings: Sequence[Training], most: int, again: bool) -> list[Trained]:
-    resident, recipes = trainings[0].client.resident, [training.recipe for training in trainings]
-    groups = rate_groups(resident, trainings[0].start.trained)
+    worker, recipes = trainings[0].client.worker, [training.recipe for training in trainings]
+    groups = rate_groups(worker.config.client, worker.roles, trainings[0].start.trained)
     sums = sums_for(trainings, [name for _, own in groups for name in own])
     sums.begin()
     descent = _Descent(trainings, sums, groups)
-    # Every call costs a GPU the same start: the room of clients that are not there goes to longer samples.
+    # Every call has the same launch cost on a GPU: memory of absent clients is used for longer samples.
     at_once = recipes[0].physical_batch * max(1, most // len(trainings))
     at_once = min(at_once, max(1, MOST_ROWS // len(trainings)))
     seen = [0] * len(trainings)  # examples in all samples of each
     counts = [sum(each.steps > step for each in recipes) for step in range(recipes[0].steps)]
     with ExitStack() as stack, _noise(trainings, counts, sums, again) as draws, _looking_ahead(trainings):
-        stack.enter_context(meanwhile.training(resident.model))
+        stack.enter_context(model_modes.training(worker.model))
         for training in trainings:
             stack.enter_context(training.client.source.dropout())  # the last one's is in force
         _descend(_prepared(trainings, counts, sums, draws, at_once, seen), sums, descent)
-    order, losses = trainings[0].start.trained, sums.losses.tolist()
+    request, losses = trainings[0].start.trained, sums.losses.tolist()
     rows = [sums.layout.views(row) for row in sums.rows.clone()]
     return [
-        ({name: row[name] for name in order}, loss / count if count else None)
-        for row, loss, count in zip(rows, losses, seen, strict=True)
+        ({**{name: row[name] for name in request}, **kept}, loss / count if count else None)
+        for row, kept, loss, count in zip(rows, descent.kept(), losses, seen, strict=True)
     ]
 
 
@@ -139,14 +147,14 @@ def _prepared(
 
 
 def _descend(steps: Iterator[Step], sums: ClippedSums, descent: "_Descent") -> None:
-    """Take them, each prepared while a GPU is still at the one before."""
+    """Take the steps, each prepared while a GPU still computes the one before."""
     device = sums.rows.device
     before, now = _wait_for(device), next(steps, None)
     while now is not None:
         count, pieces, coming = now
         settle = sums.take(pieces)
         noise = coming()
-        before()  # no further ahead: noise that is drawn takes a GPU's memory
+        before()  # no further ahead: drawn noise takes a GPU's memory
         now = next(steps, None)
         settle()
         descent.step(count, noise)
@@ -154,27 +162,34 @@ def _descend(steps: Iterator[Step], sums: ClippedSums, descent: "_Descent") -> N
 
 
 class _Descent:
-    """The way from clipped sums to the clients' next rows: noise for all at once, and an optimiser."""
+    """From clipped sums to the clients' next rows: noise for all at once, and an optimiser."""
 
     def __init__(
         self, trainings: Sequence[Training], sums: ClippedSums, groups: Sequence[tuple[float, list[str]]]
     ) -> None:
         lead, recipes = trainings[0].client, [training.recipe for training in trainings]
-        resident = lead.resident
+        worker, settings = lead.worker, lead.worker.config.client
         self._sums, self._add = sums, type(lead.source).with_drawn
         self._noisy = torch.zeros_like(sums.rows)
-        column = partial(torch.tensor, device=resident.device)
+        column = partial(torch.tensor, device=worker.device)
         stds = [[recipe.noise * recipe.max_grad_norm] for recipe in recipes]
         self._std = column(stds, dtype=torch.float64)
         self._batch = column([[recipe.batch] for recipe in recipes], dtype=sums.rows.dtype)
         spans = dict(zip(sums.layout.names, sums.layout.spans, strict=True))
         widths = [sum(spans[name] for name in own) for _, own in groups]
-        # A client's arrays of one rate are one tensor: an optimiser looks at each tensor in every step.
+        # A client's arrays of one rate are one tensor: an optimiser iterates over its tensors in every step.
         self._parts = [each.unbind() for each in sums.rows.split(widths, dim=1)]
-        self._slopes = [each.unbind() for each in self._noisy.split(widths, dim=1)]
-        rate = learning_rate(resident.config.client, lead.order.round, resident)
+        self._gradients = [each.unbind() for each in self._noisy.split(widths, dim=1)]
+        rate = learning_rate(settings, lead.request.round, worker.config.num_rounds)
+        method, starts = lead.request.method, [training.started() for training in trainings]
+        self._method, self._starts = method, starts
+        self._own = [
+            OwnStep(method, sums.layout.views(row), start, rate, start.trained)
+            for row, start in zip(sums.rows, starts, strict=False)
+            if method.has_step()
+        ]
         self._optimizer = make_optimizer(
-            resident.config.client,
+            settings,
             [
                 {"params": part, "lr": rate * scale}
                 for part, (scale, _) in zip(self._parts, groups, strict=True)
@@ -189,14 +204,22 @@ class _Descent:
         if drawn is not None:
             whole = self._add(whole, drawn, self._std[:count])
         self._noisy[:count, columns] = whole / self._batch[:count]
-        for part, slope in zip(self._parts, self._slopes, strict=True):
+        if self._own:
+            for own, gradients in zip(self._own[:count], self._noisy, strict=False):
+                own.apply(self._sums.layout.views(gradients))
+            return
+        for part, gradient in zip(self._parts, self._gradients, strict=True):
             for place, row in enumerate(part):
-                row.grad = slope[place] if place < count else None
+                row.grad = gradient[place] if place < count else None
         self._optimizer.step()
+
+    def kept(self) -> list[dict[str, Tensor]]:
+        """By client: what its algorithm's own steps leave for it to keep."""
+        return [kept_state(self._method, start) for start in self._starts]
 
 
 def _wait_for(device: torch.device) -> Callable[[], None]:
-    """Of all that this thread has given the device so far."""
+    """Wait for all that this thread has sent to the device so far."""
     if device.type != "cuda":
         return lambda: None
     return torch.cuda.current_stream(device).record_event().synchronize
@@ -205,19 +228,21 @@ def _wait_for(device: torch.device) -> Callable[[], None]:
 def _noise(
     trainings: Sequence[Training], counts: Sequence[int], sums: ClippedSums, again: bool
 ) -> AbstractContextManager[Draws]:
-    """Of each step's first so many clients."""
+    """The noise of each step, for as many clients as it has."""
     lead = trainings[0].client
-    assert len({training.recipe.noise == 0 for training in trainings}) == 1, "all add noise, or nobody does"
+    assert len({training.recipe.noise == 0 for training in trainings}) == 1, (
+        "either all clients add noise, or none"
+    )
     sources = [training.client.source for training in trainings] if trainings[0].recipe.noise else None
-    again = again and lead.order.round < lead.resident.config.num_rounds
-    return private_noise.drawing(lead.resident, sources, counts, sums.rows[0, sums.columns], again=again)
+    again = again and lead.request.round < lead.worker.config.num_rounds
+    return private_noise.drawing(lead.worker, sources, counts, sums.rows[0, sums.columns], again=again)
 
 
 @contextmanager
 def _looking_ahead(trainings: Sequence[Training]) -> Iterator[None]:
-    """What the next round will ask of an accountant, which takes it some milliseconds, is worked out while a
-    GPU trains. An error shows itself when it is asked."""
-    if trainings[0].client.resident.device.type not in private_noise.EARLY_ON:
+    """Compute what the next round will ask of the accountant, which takes some milliseconds, while a GPU
+    trains. An error is raised when it is asked."""
+    if trainings[0].client.worker.device.type not in private_noise.EARLY_ON:
         yield
         return
     with ThreadPoolExecutor(1, thread_name_prefix="accountant") as aside:

@@ -8,9 +8,9 @@ import torch
 
 
 def recorded(work: Callable[[], None], *, alone: bool, pool: Any = None) -> torch.cuda.CUDAGraph:
-    """`alone`: no other thread uses a GPU meanwhile, and nothing that one asks of it may spoil this."""
+    """`alone`: no other thread uses a GPU while this is recorded, so that any illegal call is caught."""
     here, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
-    # A graph of before that is freed while this one is recorded would spoil it.
+    # An old graph that is freed while this one is recorded would invalidate it.
     gc.collect()
     gc.disable()
     try:

@@ -1,7 +1,7 @@
-"""Who trains in which slot of the cohort runner, and when; and the rows that each slot sees in each step.
+"""Which client trains in which slot of the cohort runner, and when; and the rows of each slot in each step.
 
-A step trains as many clients as there are slots. A client that has taken its own last step makes room for the
-next one at once, so that clients of unequal size leave few slots idle: padding is not work.
+A step trains as many clients as there are slots. A client that has taken its last step frees its slot for the
+next one at once, so that clients of unequal size leave few slots idle.
 """
 
 import heapq
@@ -14,19 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfrozen_app.devices import sent
-from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan
-from fedfrozen_app.local.sequential import drawn_examples
+from fedfrozen_app.exchange.train_request import TrainRequest
+from fedfrozen_app.local.batches import drawn_examples
+from fedfrozen_app.local.client_data import ClientData
+from fedfrozen_app.vmap.devices import sent
 
 if TYPE_CHECKING:
-    from fedfrozen_app.local.resident import Resident
+    from fedfrozen_app.local.worker import Worker
 
 OVERHEAD = 2.0  # what launching a step costs, in clients' steps: measured with the ViT of model=vit_cifar
+PhaseSwitches = dict[int, dict[frozenset[str], list[int]]]  # by step: the names that train, in which slots
 
 
 @dataclass(frozen=True)
-class Turn:
+class SlotAssignment:
     """One client's time in a slot: the steps from `begin` up to `end`."""
 
     client: int  # its place among the clients of the round
@@ -35,22 +37,23 @@ class Turn:
     end: int
 
 
-def take_turns(counts: Sequence[int], slots: int) -> list[Turn]:
-    """For clients with `counts` batches: the longest first, each where a slot is free first. By their end."""
+def assign_slots(counts: Sequence[int], slots: int) -> list[SlotAssignment]:
+    """For clients with `counts` batches: the longest first, each in the slot that is free first. Sorted by
+    their end."""
     free = [(0, slot) for slot in range(slots)]
-    turns = []
+    assignments = []
     for client in sorted(range(len(counts)), key=lambda client: -counts[client]):
         begin, slot = heapq.heappop(free)
-        turns.append(Turn(client, slot, begin, begin + counts[client]))
-        heapq.heappush(free, (turns[-1].end, slot))
-    return sorted(turns, key=lambda turn: (turn.end, turn.slot))
+        assignments.append(SlotAssignment(client, slot, begin, begin + counts[client]))
+        heapq.heappush(free, (assignments[-1].end, slot))
+    return sorted(assignments, key=lambda one: (one.end, one.slot))
 
 
 def cheapest_size(counts: Sequence[int], limit: int) -> int:
     """How many slots, up to `limit`, cost least: a step costs its slots plus the OVERHEAD of launching it."""
     best, lowest = 1, float("inf")
     for slots in range(1, min(limit, len(counts)) + 1):
-        steps = take_turns(counts, slots)[-1].end
+        steps = assign_slots(counts, slots)[-1].end
         if steps * (slots + OVERHEAD) <= lowest:
             best, lowest = slots, steps * (slots + OVERHEAD)
         if steps == max(counts):  # more slots cannot end sooner
@@ -60,74 +63,72 @@ def cheapest_size(counts: Sequence[int], limit: int) -> int:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which rows each slot sees in each step."""
+    """Which rows each slot reads in each step."""
 
-    turns: list[Turn]  # by their end
-    index: Tensor  # (steps, slots, batch) for `Resident.take`; padding repeats row 0
+    assignments: list[SlotAssignment]  # by their end
+    index: Tensor  # (steps, slots, batch) for `ClientData.take`; padding repeats row 0
     mask: Tensor  # (steps, slots, batch) 1 for an example, 0 for padding
-    # By step, where a round has phases: the names that train from it on, and in which slots.
-    phases: dict[int, dict[frozenset[str], list[int]]] = field(default_factory=dict)
+    phases: PhaseSwitches = field(default_factory=dict)  # empty where a round has no phases
 
     @cached_property
-    def entering(self) -> dict[int, list[Turn]]:
-        """By step, the turns that begin with it."""
-        found: dict[int, list[Turn]] = {}
-        for turn in self.turns:
-            found.setdefault(turn.begin, []).append(turn)
+    def entering(self) -> dict[int, list[SlotAssignment]]:
+        """By step, the assignments that begin with it."""
+        found: dict[int, list[SlotAssignment]] = {}
+        for assignment in self.assignments:
+            found.setdefault(assignment.begin, []).append(assignment)
         return found
 
 
-def batch_counts(resident: "Resident", clients: Iterable[str], plan: Plan) -> list[int]:
+def batch_counts(data: ClientData, clients: Iterable[str], plan: Plan) -> list[int]:
     """How many steps each of these clients takes in a round."""
-    return [sum(counts) for counts in phase_batches(resident, clients, plan)]
+    return [sum(counts) for counts in phase_batches(data, clients, plan)]
 
 
-def phase_batches(resident: "Resident", clients: Iterable[str], plan: Plan) -> Iterator[list[int]]:
+def phase_batches(data: ClientData, clients: Iterable[str], plan: Plan) -> Iterator[list[int]]:
     """How many steps each of these clients takes in each phase of its round."""
-    settings = resident.config.client
+    settings = data.config.client
     times = [settings.local_epochs if phase.epochs is None else phase.epochs for phase in plan.steps]
     most = settings.local_steps
     for client in clients:
-        epoch = -(-resident.rows(client).train.numel() // settings.batch_size)
+        epoch = -(-data.rows(client).train.numel() // settings.batch_size)
         yield [count * epoch if most is None else min(count * epoch, most) for count in times]
 
 
-def lay_out(resident: "Resident", clients: Sequence[str], order: Order, slots: int) -> Schedule:
-    """The clients' batches, laid out on the host and sent to the device in one go."""
-    settings = resident.config.client
-    width = settings.batch_size
-    if resident.device.type != "cuda":  # nothing is captured, so that the width is free
-        width = min(width, max(resident.rows(client).train.numel() for client in clients))
-    phases = order.plan.steps
-    turns = take_turns(batch_counts(resident, clients, order.plan), slots)
-    shape = (turns[-1].end, slots, width)
+def lay_out(worker: "Worker", clients: Sequence[str], request: TrainRequest, slots: int) -> Schedule:
+    """The clients' batches, laid out on the host and sent to the device together."""
+    data = worker.data
+    width = worker.config.client.batch_size
+    if worker.device.type != "cuda":  # nothing is captured, so that the width is free
+        width = min(width, max(data.rows(client).train.numel() for client in clients))
+    phases = request.plan.steps
+    assignments = assign_slots(batch_counts(data, clients, request.plan), slots)
+    shape = (assignments[-1].end, slots, width)
     rows, lengths, starts = [], [], []
-    for turn in turns:
+    for one in assignments:
         for number, phase in enumerate(phases):
-            client = clients[turn.client]
-            drawn, sizes = drawn_examples(resident, client, order.round, number, phase.epochs)
+            drawn, sizes = drawn_examples(data, clients[one.client], request.round, number, phase.epochs)
             rows.append(drawn.numpy())
             lengths += sizes
         # Where each batch begins in the flattened (steps, slots, batch).
-        starts += [(step * slots + turn.slot) * width for step in range(turn.begin, turn.end)]
+        starts += [(step * slots + one.slot) * width for step in range(one.begin, one.end)]
     before = np.cumsum(lengths) - lengths  # examples in the batches before
     places = np.arange(sum(lengths)) + np.repeat(np.array(starts) - before, lengths)
     index, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
     index.reshape(-1)[places] = np.concatenate(rows)
     mask.reshape(-1)[places] = True
-    numbers, real = (sent(torch.from_numpy(array), resident.device) for array in (index, mask))
-    switches = _switches(resident, clients, order.plan, turns) if len(phases) > 1 else {}
-    return Schedule(turns, numbers, real.to(resident.task.dtype), switches)
+    numbers, real = (sent(torch.from_numpy(array), worker.device) for array in (index, mask))
+    switches = _switches(data, clients, request.plan, assignments) if len(phases) > 1 else {}
+    return Schedule(assignments, numbers, real.to(worker.task.dtype), switches)
 
 
 def _switches(
-    resident: "Resident", clients: Sequence[str], plan: Plan, turns: Sequence[Turn]
-) -> dict[int, dict[frozenset[str], list[int]]]:
-    found: dict[int, dict[frozenset[str], list[int]]] = {}
-    by_phase = phase_batches(resident, (clients[turn.client] for turn in turns), plan)
-    for turn, counts in zip(turns, by_phase, strict=True):
-        step = turn.begin
+    data: ClientData, clients: Sequence[str], plan: Plan, assignments: Sequence[SlotAssignment]
+) -> PhaseSwitches:
+    found: PhaseSwitches = {}
+    by_phase = phase_batches(data, (clients[one.client] for one in assignments), plan)
+    for assignment, counts in zip(assignments, by_phase, strict=True):
+        step = assignment.begin
         for phase, count in zip(plan.steps, counts, strict=True):
-            found.setdefault(step, {}).setdefault(frozenset(phase.trained), []).append(turn.slot)
+            found.setdefault(step, {}).setdefault(frozenset(phase.trained), []).append(assignment.slot)
             step += count
     return found

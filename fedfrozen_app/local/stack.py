@@ -1,8 +1,8 @@
 """Clients of several runs in one step: runs of one shape, such as seeds of one setting, advance together.
 
-A small step is bound by launching it, so that more rows cost little. Every run brings a round's work as its
-own cohort runner would train it: the same clients in the same slots, in the same order. The slots of all runs
-lie beside one another, and what a run does not train is held once for it (local/step.py).
+The time of a small step is that of its launches, so that more rows cost little. Every run brings a round's
+work as its own cohort runner would train it: the same clients in the same slots, in the same order. The slots
+of all runs share one step, and what a run does not train is held once for it (local/step_arrays.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedfrozen_app.devices import sent
-from fedfrozen_app.exchange.order import Order
-from fedfrozen_app.local.cohort import CohortRunner, Trained, Work, enter
-from fedfrozen_app.local.slots import Schedule, Turn
+from fedfrozen_app.core.seeds import seeded
+from fedfrozen_app.exchange.train_request import TrainRequest
+from fedfrozen_app.local.cohort import CohortRunner
+from fedfrozen_app.local.round_work import RoundWork, Trained, enter
+from fedfrozen_app.local.slots import Schedule, SlotAssignment
 from fedfrozen_app.local.step import Step
-from fedfrozen_app.models.meanwhile import training
-from fedfrozen_app.seeds import seeded
+from fedfrozen_app.vmap.devices import sent
+from fedfrozen_app.vmap.model_modes import training
 
 if TYPE_CHECKING:
-    from fedfrozen_app.local.resident import Resident
+    from fedfrozen_app.local.worker import Worker
 
 KEPT = 2  # steps: before and after the freeze
 
@@ -33,26 +34,28 @@ class Stack:
         self._steps: list[tuple[Any, Step]] = []  # the one used last is the last
         self._fits: int | None = None
 
-    def train(self, works: Sequence[Work]) -> list[list[Trained]]:
+    def train(self, works: Sequence[RoundWork]) -> list[list[Trained]]:
         """For each work, of one `kind`: what each of its blocks trained."""
         step = self._step(works)
         each = step.size // step.runs
         for place, work in enumerate(works):
-            step.begin(work.order, work.base, place, work.resident)
-        schedule, owners = laid_together(works, each, step.size)
+            step.begin(work.request, work.base, place, work.worker)
+        schedule, owners = join_schedules(works, each, step.size)
 
-        def enter_all(turns: Sequence[Turn]) -> None:
-            for place, group in groupby(sorted(turns, key=lambda turn: turn.slot), lambda t: t.slot // each):
-                enter(step, works[place], [owners[turn.client][1] for turn in group], place * each)
+        def enter_all(assignments: Sequence[SlotAssignment]) -> None:
+            for place, group in groupby(
+                sorted(assignments, key=lambda one: one.slot), lambda t: t.slot // each
+            ):
+                enter(step, works[place], [owners[one.client][1] for one in group], place * each)
 
-        with training(step.resident.model):
-            values, losses = step.finish(schedule.turns, schedule, enter_all)
-        # From the order in which all are through to each work's own.
-        row = {owners[turn.client]: number for number, turn in enumerate(schedule.turns)}
-        own = torch.tensor([row[p, turn] for p, work in enumerate(works) for turn in work.schedule.turns])
+        with training(step.worker.model):
+            values, losses = step.finish(schedule.assignments, schedule, enter_all)
+        # From the order in which all finish to each work's own.
+        row = {owners[one.client]: number for number, one in enumerate(schedule.assignments)}
+        own = torch.tensor([row[p, one] for p, work in enumerate(works) for one in work.schedule.assignments])
         own = sent(own, values.device)
         values, losses = values[own], losses[own]
-        sizes = [len(turns) for work in works for turns in work.blocks()]
+        sizes = [len(assignments) for work in works for assignments in work.blocks()]
         parts = iter(zip(values.split(sizes), losses.split(sizes), strict=True))
         return [[next(parts) for _ in work.blocks()] for work in works]
 
@@ -62,12 +65,12 @@ class Stack:
             self._fits = measure()
         return max(1, self._fits // self.runs)
 
-    def _step(self, works: Sequence[Work]) -> Step:
-        """One that has room for these: a run that has left leaves its slots idle, up to half of all."""
+    def _step(self, works: Sequence[RoundWork]) -> Step:
+        """A step with room for these: a run that has ended leaves its slots idle, up to half of all."""
         lead, slots = works[0], max(work.slots for work in works)
-        # One that was resumed goes on as it began, and takes those beside it along.
+        # A resumed run continues in its mode, and the runs of its stack with it.
         mode = max(works, key=lambda work: work.mode != "captured").mode
-        key = (lead.order.kind, max(work.schedule.index.shape[2] for work in works), mode)
+        key = (lead.request.kind, max(work.schedule.index.shape[2] for work in works), mode)
         for number, (other, step) in enumerate(self._steps):
             roomy = step.runs >= len(works) > step.runs // 2 and step.size // step.runs >= slots
             if other == key and roomy:
@@ -76,10 +79,10 @@ class Stack:
         # Also the one of this kind that has become too large or too small.
         self._steps = [(other, step) for other, step in self._steps if other != key][-KEPT + 1 :]
         made = Step(
-            lead.resident,
+            lead.worker,
             lead.layouts,
             len(works) * slots,
-            lead.order,
+            lead.request,
             mode=mode,
             runs=len(works),
         )
@@ -87,15 +90,17 @@ class Stack:
         return made
 
 
-def laid_together(works: Sequence[Work], each: int, slots: int) -> tuple[Schedule, list[tuple[int, Turn]]]:
-    """One schedule in which every work has `each` slots of its own, and whose turn each of its clients is:
-    the place of the work, and the turn within it."""
-    owners = [(place, turn) for place, work in enumerate(works) for turn in work.schedule.turns]
-    turns = [
-        Turn(number, place * each + turn.slot, turn.begin, turn.end)
-        for number, (place, turn) in enumerate(owners)
+def join_schedules(
+    works: Sequence[RoundWork], each: int, slots: int
+) -> tuple[Schedule, list[tuple[int, SlotAssignment]]]:
+    """One schedule in which every work has `each` slots of its own; and for each of its clients the place of
+    the work, and the assignment within it."""
+    owners = [(place, one) for place, work in enumerate(works) for one in work.schedule.assignments]
+    assignments = [
+        SlotAssignment(number, place * each + one.slot, one.begin, one.end)
+        for number, (place, one) in enumerate(owners)
     ]
-    turns.sort(key=lambda turn: (turn.end, turn.slot))
+    assignments.sort(key=lambda one: (one.end, one.slot))
     steps, width = (max(work.schedule.index.shape[axis] for work in works) for axis in (0, 2))
     first = works[0].schedule
     index = first.index.new_zeros(steps, slots, width)
@@ -109,44 +114,43 @@ def laid_together(works: Sequence[Work], each: int, slots: int) -> tuple[Schedul
         for step, switches in own.phases.items():
             for names, where in switches.items():
                 phases.setdefault(step, {}).setdefault(names, []).extend(begin + slot for slot in where)
-    return Schedule(turns, index, mask, phases), owners
+    return Schedule(assignments, index, mask, phases), owners
 
 
 class StackedRunner(CohortRunner):
-    """The cohort runner of one of several runs: `ask` has its work trained beside that of the others."""
+    """The cohort runner of one of several runs: `ask` has its work trained with that of the others."""
 
     def __init__(
         self,
-        resident: "Resident",
+        worker: "Worker",
         typical: Sequence[str],
         stack: Stack,
-        ask: Callable[[Work], list[Trained]],
+        ask: Callable[[RoundWork], list[Trained]],
     ) -> None:
-        super().__init__(resident, typical)
+        super().__init__(worker, typical)
         self._stack, self._ask = stack, ask
 
-    def _trained(self, work: Work) -> Iterator[Trained]:
+    def _trained(self, work: RoundWork) -> Iterator[Trained]:
         yield from self._ask(work)
 
     @property
-    def begins_ahead(self) -> bool:
-        return False  # others wait for its order
+    def can_prefetch(self) -> bool:
+        return False  # other runs wait for its request
 
-    def _may_run_ahead(self, order: Order) -> bool:
+    def _may_run_ahead(self, request: TrainRequest) -> bool:
         return False  # all its blocks come at once
 
-    def _fitting(self, client: str, order: Order) -> int:
-        return self._stack.fits(lambda: self._measure(client, order))
+    def _fitting(self, client: str, request: TrainRequest) -> int:
+        fitting = super()._fitting
+        return self._stack.fits(lambda: fitting(client, request))
 
 
-def draws_at_random(resident: "Resident") -> bool:
-    """Whether training draws random numbers, such as for dropout: beside other clients it draws others."""
-    row = {name: value[:1] for name, value in resident.train_table.inputs.items()}
-    on_gpu = resident.device.type == "cuda"
-    generator = (
-        torch.cuda.default_generators[resident.device.index or 0] if on_gpu else torch.default_generator
-    )
-    with seeded(0, resident.device), torch.no_grad(), training(resident.model):
+def draws_at_random(worker: "Worker") -> bool:
+    """Whether training draws random numbers, such as for dropout: stacked with other runs it draws others."""
+    row = {name: value[:1] for name, value in worker.train_table.inputs.items()}
+    on_gpu = worker.device.type == "cuda"
+    generator = torch.cuda.default_generators[worker.device.index or 0] if on_gpu else torch.default_generator
+    with seeded(0, worker.device), torch.no_grad(), training(worker.model):
         before = generator.get_state()
-        resident.model(**resident.task.prepare(row))
+        worker.model(**worker.task.prepare(row))
         return not torch.equal(before, generator.get_state())

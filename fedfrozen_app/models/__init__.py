@@ -1,0 +1,1 @@
+"""Architectures, the table of roles, and tasks."""

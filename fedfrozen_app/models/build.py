@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedfrozen_app import registry
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.table import InputShape
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.quiet import quiet
+from fedfrozen_app.models.silence_transformers import silence_transformers
 from fedfrozen_app.models.spec import ModelSpec, Source
 from fedfrozen_app.models.transformer import as_user_error
 
@@ -99,7 +99,7 @@ def _try_forward(model: Any, shape: InputShape) -> None:
     dtype = next(model.parameters()).dtype
     inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in inputs.items()}
     name = getattr(getattr(model, "config", None), "model_type", type(model).__name__)
-    with quiet(), torch.no_grad(), as_user_error(f"'{name}' cannot read the data"):
+    with silence_transformers(), torch.no_grad(), as_user_error(f"'{name}' cannot read the data"):
         scores = getattr(model(**inputs), "logits", None)
     if shape.task == "language":
         if scores is None or scores.shape[-1] < shape.vocab_size:
@@ -113,17 +113,17 @@ def _try_forward(model: Any, shape: InputShape) -> None:
 
 
 def _check_causal(model: Any, inputs: dict[str, Tensor], name: str) -> None:
-    """A table of roles may say of any model that it does not look ahead: what it says before the last token
-    must not change with it, or it would be judged by what it has seen."""
+    """A role file may declare any model causal. Check it: logits before the last token must not change with
+    that token, or evaluation would reveal the target."""
     ids = inputs["input_ids"][:, :8]
     other = ids.clone()
     other[:, -1] += 1
-    with quiet(), torch.no_grad():
+    with silence_transformers(), torch.no_grad():
         one, two = (
             model(input_ids=given, attention_mask=torch.ones_like(given)).logits[:, :-1]
             for given in (ids, other)
         )
     if float((one - two).abs().max()) > 1e-6 * float(one.abs().max()):  # its own rounding is the same in both
         raise UserError(
-            f"'{name}' sees a text's next tokens, and cannot learn to foretell them: choose a language model"
+            f"'{name}' sees a text's next tokens, and cannot learn to predict them: choose a language model"
         )

@@ -4,30 +4,30 @@ from torch import Tensor
 
 
 def measure(kind: str, predicted: Tensor, labels: Tensor, classes: tuple[str, ...]) -> dict[str, float]:
-    """Figures by name; both tensors have the labels' shape.
+    """Metrics by name; both tensors have the labels' shape.
 
     image: accuracy. text: accuracy and macro F1. multilabel: f1 (micro) and macro F1. tokens: f1 of whole
-    entities, which count only with the right type and both ends (seqeval, strict). language: the share of the
-    judged tokens that are foretold, and how many were judged.
+    entities, which count only with the right type and both ends (seqeval, strict). language: the share of
+    scored tokens that are predicted correctly, and how many were scored.
     """
     labels = labels.to(predicted.device)
     if kind == "language":
-        judged = foretold(labels)
-        right, tokens = int(((predicted == labels) & judged).sum()), int(judged.sum())
+        scored = scored_tokens(labels)
+        right, tokens = int(((predicted == labels) & scored).sum()), int(scored.sum())
         return {"accuracy": right / max(tokens, 1), "tokens": tokens}
     if kind == "multilabel":
         return {"f1": _f1(predicted, labels, "micro"), "f1_macro": _f1(predicted, labels, "macro")}
     if kind == "tokens":
         return {"f1": entity_f1(predicted, labels, classes)}
-    figures = {"accuracy": int((predicted == labels).sum()) / len(labels)}
-    return figures if kind == "image" else figures | {"f1_macro": _f1(predicted, labels, "macro")}
+    metrics = {"accuracy": int((predicted == labels).sum()) / len(labels)}
+    return metrics if kind == "image" else metrics | {"f1_macro": _f1(predicted, labels, "macro")}
 
 
-def foretold(labels: Tensor) -> Tensor:
+def scored_tokens(labels: Tensor) -> Tensor:
     """Which tokens of a language model's rows count, (rows, tokens): all but a row's first can."""
-    judged = labels >= 0
-    judged[:, :1] = False
-    return judged
+    scored = labels >= 0
+    scored[:, :1] = False
+    return scored
 
 
 def _f1(predicted: Tensor, labels: Tensor, average: str) -> float:
@@ -49,9 +49,9 @@ def tag_sequences(
     predicted: Tensor, labels: Tensor, classes: tuple[str, ...]
 ) -> tuple[list[list[str]], list[list[str]]]:
     """(truth, prediction) as tag names, a list a row: one tag a word, where the word begins."""
-    judged = (labels >= 0).cpu()
+    scored = (labels >= 0).cpu()
     truth, guess = [], []
-    for mask, real, said in zip(judged, labels.cpu(), predicted.cpu(), strict=True):
+    for mask, real, found in zip(scored, labels.cpu(), predicted.cpu(), strict=True):
         truth.append([classes[number] for number in real[mask].tolist()])
-        guess.append([classes[number] for number in said[mask].tolist()])
+        guess.append([classes[number] for number in found[mask].tolist()])
     return truth, guess

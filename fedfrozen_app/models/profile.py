@@ -5,7 +5,8 @@
 normalised to lie between 0 and 1: padding is left out, and each example's sum is divided by its heads times
 its real queries, so that long and short texts count alike.
 
-A set T of all tokens says nothing: every row of a softmax sums to 1, so every layer would score the same.
+A set T of all tokens carries no information: every row of a softmax sums to 1, so every layer would score the
+same.
 """
 
 import logging
@@ -15,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.table import CONTINUED
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.attention import attention_by
-from fedfrozen_app.models.meanwhile import judging
 from fedfrozen_app.models.task import Batch
+from fedfrozen_app.vmap.attention import attention_by
+from fedfrozen_app.vmap.model_modes import evaluation_mode
 
 log = logging.getLogger(__name__)
 TOKEN_SETS = ("cls", "entity", "no_sink")
@@ -29,7 +30,7 @@ Tokens = str | Sequence[int]
 
 
 def check_tokens(tokens: Tokens, *, causal: bool) -> None:
-    """Refuse the sets that cannot tell layers apart."""
+    """Refuse the sets that cannot distinguish layers."""
     if not isinstance(tokens, str):
         if not isinstance(tokens, Sequence) or not all(type(token) is int for token in tokens):
             raise UserError(
@@ -65,13 +66,14 @@ def layer_scores(model: nn.Module, batch: Batch, tokens: Tokens) -> Tensor:
 def head_scores(model: nn.Module, batch: Batch, tokens: Tokens, *, private: bool = False) -> Tensor:
     """(examples, layers, heads): the same before the mean over heads.
 
-    Fused attention kernels give no weights back, so this runs the eager path, in eval mode. With `private`
-    nothing is refused for what is in the batch: everybody sees whether a client could do its work.
+    Fused attention returns no weights, so this runs the eager path, in eval mode. With `private` nothing is
+    refused because of the batch's content: the server sees whether a client succeeded.
     """
     found: list[Tensor] = []
     whole = True  # whether T has covered every real token so far
-    with judging(model), attention_by(model, "eager"):
-        for start in range(0, len(batch.labels), CHUNK):
+    with evaluation_mode(model), attention_by(model, "eager"):
+        rows = len(next(iter(batch.inputs.values())))  # of a long text each chunk
+        for start in range(0, rows, CHUNK):
             part = slice(start, start + CHUNK)
             inputs = {key: value[part] for key, value in batch.inputs.items()}
             maps = _attention_maps(model, inputs)  # layers of (examples, heads, queries, keys)

@@ -10,7 +10,7 @@
       lm_head: head
 
 A pattern is a parameter's name without the prefix and without `.weight` or `.bias`. `{layer}` stands for the
-number of a block, and `*` for any part of a name between two dots. `feeds` says which block's queries and
+number of a block, and `*` for any part of a name between two dots. `feeds` names which block's queries and
 keys read a norm: its `own`, or the `next` one's.
 """
 
@@ -22,8 +22,10 @@ from typing import Any
 import yaml
 from torch import nn
 
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.roles import KINDS, Architecture, Row, roles_of, unused_rows
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.exchange.role import KINDS
+from fedfrozen_app.models.architectures import Architecture, Row
+from fedfrozen_app.models.roles import roles_of, unused_rows
 
 log = logging.getLogger(__name__)
 KEYS = ("prefix", "causal", "roles")
@@ -48,10 +50,10 @@ def read_roles(file: str | Path) -> Architecture:
 
 
 def use_roles(model: nn.Module, architecture: Architecture) -> None:
-    """The model's roles are those of this table from now on; a sentence says what in it fits nothing."""
+    """Use this table for the model from now on; a warning lists the patterns that match nothing."""
     model.architecture = architecture  # type: ignore[assignment]
     names = list(roles_of(model))
-    if unused := [row.said for row in unused_rows(architecture, names)]:
+    if unused := [row.written for row in unused_rows(architecture, names)]:
         log.warning(
             "%s: no parameter matches %s; the model has %s, and so on.",
             *(architecture.source, ", ".join(unused), ", ".join(names[:3])),
@@ -76,7 +78,7 @@ def _row(pattern: Any, given: Any, file: str | Path) -> Row:
     pieces = re.split(r"(\{layer\}|\*)", pattern)
     expression = "".join(parts.get(piece, re.escape(piece)) for piece in pieces)
     return Row(
-        expression, words["role"], feeds=words.get("feeds", ""), tower=words.get("tower", ""), said=pattern
+        expression, words["role"], feeds=words.get("feeds", ""), tower=words.get("tower", ""), written=pattern
     )
 
 

@@ -1,4 +1,4 @@
-"""Which parameters a few words name, by role and layer, for settings that say what trains or stays.
+"""Which parameters a few words name, by role and layer, for settings of what trains or stays.
 
 all                              every parameter
 head, value, ...                 every parameter of that role
@@ -12,8 +12,8 @@ query.0                          that role in one layer
 
 from collections.abc import Callable, Iterable, Mapping
 
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.roles import KERNEL, KINDS, Role, is_embedding
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.exchange.role import KERNEL, KINDS, Role, is_embedding
 
 WORDS: dict[str, Callable[[Role], bool]] = {
     "all": lambda role: True,

@@ -8,6 +8,8 @@ from torch import nn
 
 from fedfrozen_app.data.table import InputShape
 
+PRETRAINED = ("checkpoint", "hub")  # sources whose weights others can load by `path`
+
 
 @dataclass(frozen=True)
 class ModelSpec:

@@ -1,7 +1,7 @@
 """Split projections that hold query, key and value in one tensor, so that each can be frozen.
 
-Only the attention kernel may be frozen, never the value; in one tensor they could not be told
-apart. The split model computes what the fused one did; `join_fused` gives the original tensors
+Only the attention kernel may be frozen, never the value; in one tensor they could not be
+separated. The split model computes what the fused one did; `join_fused` gives the original tensors
 back for export. To support another architecture, add a row to ``FUSED``.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 
 PARTS = ("query", "key", "value")
 

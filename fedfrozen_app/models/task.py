@@ -1,7 +1,7 @@
 """From a batch to a loss: the part that every client algorithm and every runner shares."""
 
 import copy
-import math
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,21 +14,23 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fedfrozen_app.data.table import IGNORED, Table
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.meanwhile import judging
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.data.table import Table
+from fedfrozen_app.models.chunks import chunks_apart, chunks_together
+from fedfrozen_app.models.losses import example_losses, perplexity, predictions, token_counts
 from fedfrozen_app.models.metrics import measure
+from fedfrozen_app.vmap.model_modes import evaluation_mode
 
 Parameters = Mapping[str, Tensor]
 Inputs = dict[str, Tensor]
-PIXELS = 2**23  # that a GPU judges at once
-SCORES = 2**26  # of tokens by vocabulary, that are judged at once
+PIXELS = 2**23  # that a GPU evaluates at once
+SCORES = 2**26  # of tokens by vocabulary, that are evaluated at once
 
 
 @dataclass(frozen=True)
 class Batch:
     inputs: Inputs
-    # (batch,), several labels as 0 and 1 (batch, classes), or tags or tokens to foretell (batch, tokens)
+    # (batch,), several labels as 0 and 1 (batch, classes), or tags or tokens to predict (batch, tokens)
     labels: Tensor
     class_weights: Tensor | None = None  # (classes,)
     mask: Tensor | None = None  # (batch,) 1 for an example, 0 for padding; None: all are examples
@@ -37,10 +39,10 @@ class Batch:
 _shares: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
-def called(model: nn.Module, parameters: Parameters, inputs: Inputs) -> Tensor:
-    """What the model says with these parameters in place of its own; those not named are as they are.
+def call_model(model: nn.Module, parameters: Parameters, inputs: Inputs) -> Tensor:
+    """The logits of the model with these parameters in place of its own; those not named stay as they are.
 
-    Arrays under two names have both from the beginning: torch would look for them in every call."""
+    Whether parameters are tied is looked up once: torch would do so in every call."""
     if model not in _shares:
         own = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         _shares[model] = len({id(array) for _, array in own}) < len(own)
@@ -48,17 +50,25 @@ def called(model: nn.Module, parameters: Parameters, inputs: Inputs) -> Tensor:
     return functional_call(model, dict(parameters), args=(), kwargs=inputs, tie_weights=ties).logits
 
 
-def perplexity(loss: float) -> float:
-    """Of a mean loss over tokens; as large as it may be where it would be too large for a number."""
-    return math.exp(min(loss, 700.0))
+class Normalisation:
+    """(uint8/255 − mean)/std as one multiplication and one addition, (1, channels, 1, 1)."""
+
+    def __init__(
+        self, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        shift, scale = (torch.tensor(v, dtype=torch.float64).view(1, -1, 1, 1) for v in (mean, std))
+        self._scale = (1 / (255 * scale)).to(device, dtype)
+        self._shift = (-shift / scale).to(device, dtype)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        return torch.addcmul(self._shift, pixels, self._scale)
 
 
 class Task:
-    """Classification of rows or of tokens with one model, or foretelling the next token.
+    """Classification of rows or of tokens with one model, or prediction of the next token.
 
-    `call` says how parameters meet the model. By default, `loaded` are the model's own parameters, as they
-    are: with these a step swaps nothing. Any others take the places of those they name for the length of the
-    call.
+    `call` runs the model with given parameters. By default, `loaded` are the model's own: with these nothing
+    is swapped. Any others replace those they name for the length of the call.
     """
 
     def __init__(
@@ -75,8 +85,6 @@ class Task:
         call: Callable[[Parameters, Inputs], Tensor] | None = None,
     ) -> None:
         self.model, self.kind, self.classes = model, kind, classes
-        # The figure that rounds are compared by; a row may have others beside it.
-        self.headline = "f1" if kind in ("multilabel", "tokens") else "accuracy"
         first = next(model.parameters())
         # A frozen base may be coarser than what trains beside it.
         self.device = first.device
@@ -87,22 +95,24 @@ class Task:
         self.bf16 = precision == "bf16"
         self._loaded, self._head = loaded, head
         self.call = call or self._call
-        if mean:  # (uint8/255 − mean)/std as one multiplication and one addition, (1, channels, 1, 1)
-            shift, scale = (torch.tensor(v, dtype=torch.float64).view(1, -1, 1, 1) for v in (mean, std))
-            self._scale = (1 / (255 * scale)).to(self.device, self.dtype)
-            self._shift = (-shift / scale).to(self.device, self.dtype)
+        self._normalise = Normalisation(mean, std, self.device, self.dtype) if mean else None
+
+    @property
+    def headline(self) -> str:
+        """The metric that rounds are compared by; a row may have others beside it."""
+        return "f1" if self.kind in ("multilabel", "tokens") else "accuracy"
 
     def _call(self, parameters: Parameters, inputs: Inputs) -> Tensor:
         if parameters is self._loaded:
             return self.model(**inputs).logits
-        return called(self.model, parameters, inputs)
+        return call_model(self.model, parameters, inputs)
 
     def prepare(self, inputs: Inputs) -> Inputs:
-        """Pictures rest as bytes and are normalised here, on the device."""
+        """Images are kept as bytes and normalised here, on the device; a text's chunks become rows."""
         if "pixel_values" not in inputs:
-            return inputs
-        pixels = inputs["pixel_values"].to(self.dtype)
-        return {**inputs, "pixel_values": torch.addcmul(self._shift, pixels, self._scale)}
+            return chunks_apart(inputs)
+        assert self._normalise is not None
+        return {**inputs, "pixel_values": self._normalise(inputs["pixel_values"].to(self.dtype))}
 
     def loss(self, parameters: Parameters, batch: Batch) -> Tensor:
         """The batch's mean for the model with these parameters; those not named are as they are loaded."""
@@ -110,12 +120,18 @@ class Task:
 
     def logits(self, parameters: Parameters, batch: Batch) -> Tensor:
         with self._autocast():
-            return self.call(parameters, self.prepare(batch.inputs)).to(self._scores)
+            found = self.call(parameters, self.prepare(batch.inputs)).to(self._scores)
+        return chunks_together(found, batch.inputs)
+
+    def output_without_batch(self, parameters: Parameters, **flags: bool) -> Tensor:
+        """The model's output for flags alone, without any row, where it has such an output."""
+        with self._autocast():
+            return self.call(parameters, flags).to(self.dtype)  # type: ignore[arg-type]
 
     def answer(self, parameters: Parameters, **asked: bool) -> Tensor:
-        """What the model says of itself, where it has such an answer: no row is looked at."""
-        with self._autocast():
-            return self.call(parameters, asked).to(self.dtype)  # type: ignore[arg-type]
+        """Deprecated: the old name of `output_without_batch`."""
+        warnings.warn("Task.answer is now output_without_batch.", DeprecationWarning, stacklevel=2)
+        return self.output_without_batch(parameters, **asked)
 
     def features(self, parameters: Parameters, batch: Batch) -> tuple[Tensor, Tensor]:
         """(logits, what the head read to give them): a row's representation."""
@@ -127,7 +143,7 @@ class Task:
             logits = self.logits(parameters, batch)
         finally:
             hook.remove()
-        return logits, read[-1].to(self.dtype)
+        return logits, chunks_together(read[-1], batch.inputs).to(self.dtype)
 
     def loss_of(self, logits: Tensor, batch: Batch) -> Tensor:
         if batch.mask is None and batch.labels.ndim == 1:
@@ -135,7 +151,7 @@ class Task:
         each = self.losses(logits, batch.labels)
         weight = batch.mask
         if self.kind == "language":  # a mean over tokens: a row counts by how many it has
-            tokens = self._tokens(batch.labels)
+            tokens = token_counts(batch.labels, self._scores)
             weight = tokens if weight is None else weight * tokens
         if weight is None:
             return each.mean()
@@ -148,49 +164,43 @@ class Task:
         """(examples,) of the model as it is loaded now, to be differentiated."""
         with self._autocast():
             logits = self.model(**self.prepare(table.inputs)).logits
+        logits = chunks_together(logits, table.inputs)
         return self.losses(logits.to(self._scores), table.labels)
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """(examples,): each example's own loss, whatever stands beside it in the batch."""
-        if self.kind == "multilabel":
-            every = functional.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none")
-            return every.mean(dim=1)
-        if self.kind == "tokens":
-            judged = labels >= 0  # (examples, tokens)
-            target = labels.clamp(min=IGNORED)
-            every = functional.cross_entropy(logits.transpose(1, 2), target, reduction="none")
-            return every.sum(dim=1) / judged.sum(dim=1).clamp(min=1)
-        if self.kind == "language":
-            target = labels[:, 1:]  # (examples, tokens − 1): each is foretold by what stands before it
-            scores = logits[:, :-1].reshape(-1, logits.shape[-1])
-            every = functional.cross_entropy(scores, target.reshape(-1), reduction="none")
-            return every.view(target.shape).sum(dim=1) / self._tokens(labels).clamp(min=1)
-        return functional.cross_entropy(logits, labels, reduction="none")
-
-    def _tokens(self, labels: Tensor) -> Tensor:
-        """(examples,): how many tokens of each count."""
-        return (labels[:, 1:] >= 0).sum(dim=1).to(self._scores)
+        """(examples,): each example's own loss, whatever else is in the batch."""
+        return example_losses(self.kind, logits, labels)
 
     def with_call(self, call: Callable[[Parameters, Inputs], Tensor]) -> "Task":
-        """The same task with another way for parameters to meet the model."""
+        """The same task with another way to run the model."""
         twin = copy.copy(self)
         twin.call = call
         return twin
 
+    def noting(self) -> tuple["Task", list[Tensor]]:
+        """The same task, and a list to which it adds each loss that `loss_of` computes, detached."""
+        twin, found = copy.copy(self), list[Tensor]()
+
+        def loss_of(logits: Tensor, batch: Batch) -> Tensor:
+            loss = self.loss_of(logits, batch)
+            found.append(loss.detach())
+            return loss
+
+        twin.loss_of = loss_of  # type: ignore[method-assign]
+        return twin, found
+
     def evaluate(self, table: Table) -> dict[str, float]:
-        """Mean loss and figures of the model as it is loaded now; of a language model over tokens."""
+        """Mean loss and metrics of the model as it is loaded now; of a language model over tokens."""
         loss, predicted = self.predict(table, self.rows_at_once(table))
         found = {"loss": loss, **measure(self.kind, predicted, table.labels, self.classes)}
         return found | {"perplexity": perplexity(loss)} if self.kind == "language" else found
 
-    def said(self, logits: Tensor) -> Tensor:
-        """What the model says of rows with these logits, shaped like their labels."""
-        if self.kind == "language":  # where a token stands, what was foretold for it
-            return functional.pad(logits[:, :-1].argmax(dim=-1), (1, 0))
-        return logits > 0 if self.kind == "multilabel" else logits.argmax(dim=-1)
+    def predictions(self, logits: Tensor) -> Tensor:
+        """The predictions from these logits, shaped like the labels."""
+        return predictions(self.kind, logits)
 
     def rows_at_once(self, table: Table) -> int:
-        """On a GPU small pictures are judged by the thousand: a batch costs its launches, not its rows."""
+        """On a GPU small images are evaluated by the thousand: a batch costs its launches, not its rows."""
         if self.kind == "language":
             config: Any = self.model.config
             return min(512, max(1, SCORES // (table.labels.shape[1] * config.vocab_size)))
@@ -201,41 +211,41 @@ class Task:
 
     @torch.inference_mode()
     def predict(self, table: Table, batch_size: int = 512) -> tuple[float, Tensor]:
-        """Mean loss, and what the model says: shaped like the labels, on the model's device."""
-        # Sums stay on the device: one look at the end instead of one a batch.
+        """Mean loss, and the predictions: shaped like the labels, on the model's device."""
+        # Sums stay on the device: one transfer at the end instead of one per batch.
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         count = torch.zeros_like(loss)
-        said: list[Tensor] = []
-        with judging(self.model):
+        predicted: list[Tensor] = []
+        with evaluation_mode(self.model):
             for start in range(0, len(table), batch_size):
                 part = slice(start, start + batch_size)
                 labels = table.labels[part].to(self.device)
                 inputs = {key: value[part].to(self.device) for key, value in table.inputs.items()}
                 with self._autocast():
                     logits = self.model(**self.prepare(inputs)).logits
-                logits = logits.to(self._scores)
+                logits = chunks_together(logits.to(self._scores), inputs)
                 each = self.losses(logits, labels).double()
                 if self.kind == "language":
-                    tokens = self._tokens(labels).double()
+                    tokens = token_counts(labels, self._scores).double()
                     each, count = each * tokens, count + tokens.sum()
                 else:
                     count += len(labels)
-                said.append(self.said(logits))
+                predicted.append(self.predictions(logits))
                 loss += each.sum()
-        return float(loss / count.clamp(min=1)), torch.cat(said)
+        return float(loss / count.clamp(min=1)), torch.cat(predicted)
 
     @torch.inference_mode()
     def probabilities(self, table: Table, batch_size: int = 512) -> Tensor:
         """(rows, classes), or (rows, tokens, classes): of the model as it is loaded now, on the host."""
         found: list[Tensor] = []
-        with judging(self.model):
+        with evaluation_mode(self.model):
             for start in range(0, len(table), batch_size):
                 inputs = {
                     key: v[start : start + batch_size].to(self.device) for key, v in table.inputs.items()
                 }
                 with self._autocast():
                     logits = self.model(**self.prepare(inputs)).logits
-                logits = logits.to(self.dtype).float()
+                logits = chunks_together(logits.to(self.dtype), inputs).float()
                 found.append(
                     (logits.sigmoid() if self.kind == "multilabel" else logits.softmax(dim=-1)).cpu()
                 )

@@ -1,8 +1,8 @@
 """The seam between a configuration and the model that a run trains.
 
-A plain model is built as the configuration says, and all its parameters may be exchanged. What reads a model
-through something else (prompts, adapters) subclasses `Wrapper` and overrides the answers that differ. What
-trains, judges, plans and exports asks the wrapper, so that it knows no method by name.
+A plain model is built from the configuration, and all its parameters may be exchanged. A model with prompts
+or adapters has a subclass of `Wrapper` that overrides what differs. Training, evaluation, planning and export
+ask the wrapper, so that they know no method by name.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,14 +13,15 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from fedfrozen_app import registry
 from fedfrozen_app.config import Config, strategy_settings
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.deprecated import Alias, adopt_old_names
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.seeds import seed_for
 from fedfrozen_app.data.federated import input_shape
 from fedfrozen_app.data.table import Corpus, InputShape
-from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.build import build_model, outline_model
-from fedfrozen_app.models.transformer import export_model
-from fedfrozen_app.seeds import seed_for
+from fedfrozen_app.models.export import export_model
 
 
 @dataclass
@@ -29,6 +30,14 @@ class Wrapper:
 
     reusable: ClassVar[bool] = True  # whether a built model may serve another run, from its beginning
     merges: ClassVar[bool] = False  # whether it is exported as parts, unless these are to be merged
+
+    # Old names, for one release.
+    card, check_card = Alias("data_spec"), Alias("check_data_spec")
+    figures, fold = Alias("metrics"), Alias("apply_merged_deltas")
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        adopt_old_names(cls)
 
     # Before training ---------------------------------------------------------------------------------
 
@@ -44,18 +53,20 @@ class Wrapper:
         """A model of the same names, shapes and roles, for `fedfrozen plan`: its values are never read."""
         return outline_model(**_settings(config), shape=shape)
 
-    def card(self, config: Config, corpus: Corpus) -> dict[str, Any]:
-        """What to add to, or change in, the card that the server sends each client before the first round."""
+    def data_spec(self, config: Config, corpus: Corpus) -> dict[str, Any]:
+        """What to add to, or change in, the data spec that the server sends each client before the first
+        round."""
         return {}
 
     def marks(self) -> dict[str, str]:
-        """What the header of every file with the run's arrays says of the parameters that are not in it."""
+        """What the header of every file with the run's arrays states about the parameters that are not in
+        it."""
         return {}
 
     def check_marks(self, marks: Mapping[str, str]) -> None:
-        """Refuse, with a `UserError`, a file that speaks of others than were built here."""
+        """Refuse, with a `UserError`, a file whose fixed parameters are not those built here."""
 
-    def check_card(self, own: Mapping[str, Any], federation: Mapping[str, Any]) -> None:
+    def check_data_spec(self, own: Mapping[str, Any], federation: Mapping[str, Any]) -> None:
         """Refuse to take part, with a `UserError`, where the federation's model is not the one here."""
 
     def fixed_names(self, model: Any) -> frozenset[str]:
@@ -67,13 +78,13 @@ class Wrapper:
         return {}
 
     def lacks(self, own: Mapping[str, Any], federation: Mapping[str, Any]) -> bool:
-        """Whether this node's fixed parameters are others than the federation's, by the cards of both, and
+        """Whether this node's fixed parameters are others than the federation's, by both data specs, and
         must be sent."""
         return False
 
-    def fold(self, model: Any, arrays: Mapping[str, Tensor]) -> None:
-        """Let the model's fixed weights be what they were loaded as and what these arrays add to them."""
-        raise ValueError("an order adds something to the weights of a model that takes nothing")
+    def apply_merged_deltas(self, model: Any, arrays: Mapping[str, Tensor]) -> None:
+        """Set the model's fixed weights to their loaded values plus these merged deltas."""
+        raise ValueError("a train request has merged deltas for a model that takes none")
 
     def widened(self, name: str, array: Tensor, shape: Sequence[int]) -> Tensor:
         """A smaller array of a client filled up to its parameter's shape; `ValueError` where it cannot be."""
@@ -95,7 +106,7 @@ class Wrapper:
 
     @property
     def has_global(self) -> bool:
-        """Whether what is shared makes a model that can be judged without any client's private part."""
+        """Whether what is shared makes a model that can be evaluated without any client's private part."""
         return False
 
     def only_global(self, model: Any) -> AbstractContextManager[None]:
@@ -105,13 +116,13 @@ class Wrapper:
     def reading_classes(self, model: Any, classes: tuple[str, ...]) -> AbstractContextManager[None]:
         """Within it the model chooses among these classes, which it was not trained for."""
         raise UserError(
-            "dataset.novel judges a model on classes that nobody trained on, but this one scores those alone "
-            "that it knows: leave dataset.novel out, or choose a strategy that reads class names, "
+            "dataset.novel evaluates a model on classes that no client trained on, but this one scores those "
+            "alone that it knows: leave dataset.novel out, or choose a strategy that reads class names, "
             "such as strategy=pfeddc."
         )
 
-    def figures(self, model: Any) -> dict[str, float]:
-        """What the model reports of itself beside its loss."""
+    def metrics(self, model: Any) -> dict[str, float]:
+        """Metrics of the model itself, in addition to its loss."""
         return {}
 
     def export(self, model: Any, folder: Path, classes: Sequence[str], *, merged: bool = True) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.privacy.opacus_parts import (
     Domain,
     PoissonSubsampledGaussianPRV,
@@ -29,15 +29,15 @@ from fedfrozen_app.privacy.opacus_parts import (
 )
 from fedfrozen_app.privacy.steps import Steps
 
-PRECISION = 200  # the PRV accountant's figure is at most the budget / PRECISION above the true one
+PRECISION = 200  # the PRV accountant's ε is at most the budget / PRECISION above the true one
 WHOLE_ORDERS = [*range(2, 64), 96, 128, 256, 512]
 LEAST_NOISE = 0.05
-LEAST_EPSILON = 0.01  # below it the PRV accountant's grid takes minutes, and more memory than there is
+LEAST_EPSILON = 0.01  # below it the PRV accountant's grid takes minutes and too much memory
 STRIDE = 0.2  # in log σ, when looking for a bracket
 
 
 def merged(steps: Iterable[Steps]) -> tuple[Steps, ...]:
-    """Equal mechanisms counted together: composition does not ask for their order."""
+    """Equal mechanisms counted together: composition does not depend on their order."""
     counts: dict[tuple[float, float], int] = {}
     for noise, rate, times in steps:
         counts[noise, rate] = counts.get((noise, rate), 0) + times
@@ -59,19 +59,27 @@ def _epsilon(steps: tuple[Steps, ...], delta: float, kind: str, budget: float) -
     accountant.history = [tuple(step) for step in steps]
     exact = {"eps_error": budget / PRECISION} if kind == "prv" else {}
     with np.errstate(divide="ignore"):  # at rate 1 it takes the logarithm of 0, and means minus infinity
-        return float(accountant.get_epsilon(delta=delta, **exact))
+        try:
+            return float(accountant.get_epsilon(delta=delta, **exact))
+        except RuntimeError:  # at rates near 1e-6 and with little noise Opacus' sums overflow
+            return rough_epsilon(steps, delta)
 
 
 def epsilon_bounds(steps: Iterable[Steps], delta: float) -> tuple[float, float]:
     """Between these two lies the true ε of all these steps together."""
-    loss, error = _privacy_loss(merged(steps), delta)
-    low, _, high = loss.compute_epsilon(delta, delta / 1000, error)
+    steps = merged(steps)
+    loss, error = _privacy_loss(steps, delta)
+    try:
+        low, _, high = loss.compute_epsilon(delta, delta / 1000, error)
+    except RuntimeError:  # as above
+        return 0.0, rough_epsilon(steps, delta)
     return float(low), float(high)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What steps promise at every δ at once: at `epsilons[i]` at most `deltas[i]`, whoever comes or goes.
+    """What steps promise at every δ at once: at `epsilons[i]` at most `deltas[i]`, with or without any
+    example.
 
     So an event that has chance x without an example has at most F(x) with it, and the other way round:
     F(x) = min over i of δ + e^ε·x and 1 − e^−ε·(1 − δ − x).
@@ -93,7 +101,7 @@ def curve_of(steps: tuple[Steps, ...], delta: float, points: int = 200) -> Curve
     that matters."""
     loss, error = _privacy_loss(merged(steps), delta)
     values, chances = loss.domain.ts, loss.pmf
-    epsilons = np.linspace(0.0, float(loss.compute_epsilon(delta, delta / 1000, error)[2]), points)
+    epsilons = np.linspace(0.0, epsilon_bounds(steps, delta)[1], points)
     deltas = []
     for epsilon in epsilons - error:
         more, less = values > epsilon, values < -epsilon  # log P/Q under P, an example there or away
@@ -114,7 +122,7 @@ def _privacy_loss(steps: tuple[Steps, ...], delta: float) -> tuple[Any, float]:
 
 
 def rough_epsilon(steps: Iterable[Steps], delta: float) -> float:
-    """A quick figure that is never too small."""
+    """A quick upper bound."""
     return _renyi_epsilon(sum(_renyi(noise, rate) * times for noise, rate, times in steps), delta)
 
 

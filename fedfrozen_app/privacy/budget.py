@@ -1,7 +1,7 @@
 """A client's privacy budget: what it has spent, on its own disk, written before anything leaves.
 
     CLIENT.json          the steps paid for, the noise solved for this client, and the layers last chosen
-    CLIENT.safetensors   the newest reply: asked the same again, the client sends it again, at no cost
+    CLIENT.safetensors   the newest reply: to the same request the client sends it again, at no cost
     CLIENT.jsonl         its losses and attention scores, which stay here
 
 A step is paid for before it is taken: a client that dies half way has paid, and pays again when it is asked
@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -25,19 +26,22 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fedfrozen_app.digests import bytes_on_their_way
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.digests import bytes_on_their_way
+from fedfrozen_app.core.errors import DAMAGED, UserError
 from fedfrozen_app.files.disk import append_line, patient
+from fedfrozen_app.files.seal import SEAL, sealed, unsealed
 from fedfrozen_app.privacy.steps import Steps
 
 log = logging.getLogger(__name__)
 FORMAT = 1
-WHOLE = "arrays"  # the name of a reply's one array, and of what is told of it
+PRIVATE = 0o700  # the folder: losses and an audit's noise are for the account that runs the client
+CHECKSUM = "crc32"
+WHOLE = "arrays"  # the name of a reply's one array, and of its description in the header
 
 
 @dataclass
 class Budget:
-    """`declared` is the number of examples (or documents, patients) that this client tells the world."""
+    """`declared` is the number of examples (or documents, patients) that this client declares to others."""
 
     client: str
     unit: str
@@ -48,13 +52,13 @@ class Budget:
     rounds: int = 0  # in which this client has taken part
     steps: list[Steps] = field(default_factory=list)  # paid for
     layers: list[int] | None = None  # chosen last
-    last_order: str | None = None  # the digest of the order that was last paid for
+    last_order: str | None = None  # the digest of the request that was last paid for
     seeded: bool = False  # some noise came from a known seed: nothing here is private
 
 
 @dataclass(frozen=True)
 class Declined:
-    """A client's answer when nothing may leave but this."""
+    """A client's only answer when nothing else may leave."""
 
     reason: str  # as the rest of a sentence
 
@@ -65,7 +69,7 @@ class BudgetFile:
         self._reply = folder / f"{client}.safetensors"
         self._log = folder / f"{client}.jsonl"
         self._lock: TextIO | None = None
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -77,16 +81,19 @@ class BudgetFile:
     def read(self) -> Budget | None:
         """What was written last; None before the first round. A damaged file is never a fresh start."""
         try:
-            data = json.loads(self._path.read_text())
+            data = json.loads(self._path.read_text("utf-8"))
+            if SEAL in data:  # records of older versions have none
+                data = unsealed(self._path)
             steps = [Steps(float(noise), float(rate), int(times)) for noise, rate, times in data.pop("steps")]
             if data.pop("format") != FORMAT:
                 raise ValueError("its format is another version's")
             return Budget(steps=steps, **data)
         except FileNotFoundError:
             return None
-        except (KeyError, TypeError, ValueError) as error:
+        except DAMAGED as error:
+            why = getattr(error, "strerror", None) or error
             raise UserError(
-                f"The privacy record {self._path} cannot be read ({error}), so what was spent is unknown: "
+                f"The privacy record {self._path} cannot be read ({why}), so what was spent is unknown: "
                 "put it back from a copy, or remove it if the data may be spent from again."
             ) from error
 
@@ -95,7 +102,7 @@ class BudgetFile:
         """Onto the disk, whole or not at all."""
         part = self._path.with_suffix(".part")
         with part.open("w") as file:
-            json.dump({"format": FORMAT, **asdict(budget)}, file)
+            file.write(sealed({"format": FORMAT, **asdict(budget)}))
             file.flush()
             os.fsync(file.fileno())
         part.replace(self._path)
@@ -106,66 +113,78 @@ class BudgetFile:
             os.close(folder)
 
     def keeping(
-        self, order: str, arrays: Mapping[str, Tensor], figures: Mapping[str, Any], *, apart: bool = False
+        self, request: str, arrays: Mapping[str, Tensor], metrics: Mapping[str, Any], *, apart: bool = False
     ) -> Callable[[], None]:
-        """The work of keeping this reply, and figures that stay here. Whoever is `alone` with the record
-        stays so until that is done, though its block is over. `apart`: others may change the arrays first."""
-        # As one array: a reader looks at each of a file's arrays for longer than a disk takes with it.
+        """A function that stores this reply, and metrics that stay here. The lock of `alone` is held until it
+        has run, even after the block. `apart`: others may change the arrays before that."""
+        # As one array: reading many arrays takes longer than the disk.
         kinds = [
             (name, str(value.dtype).removeprefix("torch."), list(value.shape))
             for name, value in arrays.items()
         ]
-        told = {"order": order, WHOLE: json.dumps(kinds)}
+        description = {"order": request, WHOLE: json.dumps(kinds)}
         if apart and not any(value.is_cuda for value in arrays.values()):  # from there they are copied anyway
             arrays = {name: value.clone() for name, value in arrays.items()}
         coming = bytes_on_their_way(arrays)
         lock: AbstractContextManager[Any] = nullcontext()
-        if self._lock is not None:  # it goes with the last that holds it
+        if self._lock is not None:  # released with the last copy of the file handle
             lock = os.fdopen(os.dup(self._lock.fileno()))
 
         def keep() -> None:
             with lock:
-                self.note(figures)
-                self._keep([each.numpy() for each in coming().values()], told)
+                self.note(metrics)
+                parts = [each.numpy() for each in coming().values()]
+                self._keep(parts, {**description, CHECKSUM: checksum(parts)})
 
         return keep
 
     @patient
-    def _keep(self, parts: Sequence[np.ndarray], told: Mapping[str, str]) -> None:
+    def _keep(self, parts: Sequence[np.ndarray], header: Mapping[str, str]) -> None:
         part = self._reply.with_suffix(".part2")
-        _write_as_one(part, parts, told)
-        # Onto a file that is there, a disk would write the new one out first: as long as a step. Whoever dies
-        # in between has paid for nothing, as if a moment earlier.
+        _write_as_one(part, parts, header)
+        # Replacing an existing file would flush the new one first, which takes as long as a step. A client
+        # that dies in between has paid for nothing, as if it had died a moment earlier.
         self._reply.unlink(missing_ok=True)
         part.rename(self._reply)
 
-    def kept_reply(self, order: str) -> dict[str, Tensor] | None:
-        """The reply to this very order, if it was the last one given."""
+    def kept_reply(self, request: str) -> dict[str, Tensor] | None:
+        """The reply to this request, if it was the last one given."""
         budget = self.read()
-        if budget is None or budget.last_order != order or not self._reply.exists():
+        if budget is None or budget.last_order != request or not self._reply.exists():
             return None
         try:
             with safe_open(self._reply, "pt") as file:
-                told = file.metadata() or {}
-                if told.get("order") != order:
+                header = file.metadata() or {}
+                if header.get("order") != request:
                     return None
-                if WHOLE not in told:  # as it was written once: array by array
+                if WHOLE not in header:  # an older format: array by array
                     return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-                return _parted(file.get_tensor(WHOLE), json.loads(told[WHOLE]))
+                whole = file.get_tensor(WHOLE)
+                if header.get(CHECKSUM, found := checksum([whole.numpy()])) != found:
+                    raise ValueError("it is not as it was written")
+                return _parted(whole, json.loads(header[WHOLE]))
         except (SafetensorError, OSError, ValueError) as error:
             log.warning("The reply %s cannot be read (%s): the round is paid for again.", self._reply, error)
             return None
 
-    def note(self, figures: Mapping[str, Any]) -> None:
-        append_line(self._log, json.dumps(dict(figures)))
+    def note(self, metrics: Mapping[str, Any]) -> None:
+        append_line(self._log, json.dumps(dict(metrics)))
 
 
-def _write_as_one(path: Path, parts: Sequence[np.ndarray], told: Mapping[str, str]) -> None:
-    """A file of safetensors with the one array WHOLE. Its own writer copies all of it twice, for which other
-    clients wait: it keeps Python's lock."""
+def checksum(parts: Sequence[np.ndarray]) -> str:
+    """Of the bytes of these arrays. CRC-32, because a private step does not wait for a digest."""
+    found = 0
+    for part in parts:
+        found = zlib.crc32(part.reshape(-1).view(np.uint8).data, found)
+    return f"{found:08x}"
+
+
+def _write_as_one(path: Path, parts: Sequence[np.ndarray], header: Mapping[str, str]) -> None:
+    """A file of safetensors with the one array WHOLE. The library's writer copies everything twice and
+    holds Python's lock, so that other clients wait."""
     size = sum(part.nbytes for part in parts)
     entry = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
-    head = json.dumps({"__metadata__": dict(told), WHOLE: entry}).encode()
+    head = json.dumps({"__metadata__": dict(header), WHOLE: entry}).encode()
     head += b" " * (-len(head) % 8)
     with path.open("wb") as file:
         file.write(len(head).to_bytes(8, "little") + head)
@@ -179,14 +198,14 @@ def _parted(whole: Tensor, kinds: Sequence[tuple[str, str, list[int]]]) -> dict[
     for name, kind, shape in kinds:
         dtype = getattr(torch, kind)
         end = start + math.prod(shape) * dtype.itemsize
-        found[name] = whole[start:end].clone().view(dtype).view(shape)  # of its own: where it may begin
+        found[name] = whole[start:end].clone().view(dtype).view(shape)  # a copy, aligned for its type
         start = end
     return found
 
 
 def carry_budgets(source: Path, target: Path) -> None:
     """A run that starts from another's model starts with what the other has spent on the same clients."""
-    target.mkdir(parents=True, exist_ok=True)
+    target.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     for path in source.glob("*.json"):
         if not (target / path.name).exists():
             shutil.copy2(path, target / path.name)

@@ -21,7 +21,7 @@ def discrete_gaussian(count: int, std: float, words: Words) -> np.ndarray:
     """(count,) of int64. Drawn evenly within reach and kept by chance: each chance is right to 2⁻⁵⁰."""
     reach = math.ceil(REACH * std)
     span = 2 * reach + 1
-    even = np.uint64(2**64 - 1 - (2**64 % span))  # beyond it some numbers would come up once more often
+    even = np.uint64(2**64 - 1 - (2**64 % span))  # beyond it some numbers would be more likely than others
     found, filled = np.empty(count, np.int64), 0
     while filled < count:
         tries = min(CHUNK, 11 * (count - filled) + 64)

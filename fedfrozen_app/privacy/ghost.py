@@ -15,8 +15,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.table import Table
-from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.task import Task
 from fedfrozen_app.privacy.dpsgd import NoisyOptimizer, exact_products
 from fedfrozen_app.privacy.opacus_parts import (
@@ -64,7 +64,7 @@ class GhostClipping:
                 parameter.grad = None
             if whole := bool(sound.all()):
                 torch.autograd.backward((factors * losses).sum(), inputs=slots)
-        if not whole:  # the others alone: a sum that is not finite would tell that such an example is there
+        if not whole:  # the others alone: a sum that is not finite would reveal such an example
             return self.load(table, index[sound], parameters)
         return losses.detach()
 

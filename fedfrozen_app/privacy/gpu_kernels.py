@@ -1,7 +1,7 @@
 """GPU kernels, in Triton, for what private steps do with large arrays: each is read once.
 
-torch takes twenty passes over the words of a cipher until they are Gaussians, and reads gradients at a third
-of what a GPU's memory can.
+torch takes twenty passes to turn the words of a cipher into Gaussians, and reads gradients at a third of the
+GPU's memory bandwidth.
 """
 
 import math
@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fedfrozen_app.models.row_kernels import square_sums
+from fedfrozen_app.vmap.row_kernels import square_sums
 
-TILE = 1024  # Gaussians that a program works out together
-MANY, WIDE = 8, 512  # examples, and numbers of each, that one weighs together
+TILE = 1024  # Gaussians that a program computes together
+MANY, WIDE = 8, 512  # examples, and numbers of each, that a program weights together
 
 
 @triton.jit(do_not_specialize=["pairs", "count", "words_step", "out_step"])
@@ -83,8 +83,8 @@ def add_weighed(out: Tensor, factors: Tensor, rows: Tensor) -> None:
     _add_weighed[(triton.cdiv(width, WIDE), clients)](*given, MANY=MANY, WIDE=WIDE)
 
 
-def try_out(device: torch.device) -> None:
-    """Each once, so that whatever a compiler has to say is said before a step asks."""
+def self_test(device: torch.device) -> None:
+    """Run each once, so that a compiler error shows before a step needs them."""
     rows = torch.ones(1, 2, 4, device=device)
     norms(rows)
     add_weighed(torch.zeros(1, 4, device=device), rows[:, :, 0], rows)

@@ -1,11 +1,11 @@
-"""Random numbers that nobody can work out from others: the keystream of AES-256 in counter mode.
+"""Cryptographically secure random numbers: the keystream of AES-256 in counter mode.
 
 The key is 256 bits of the operating system, drawn once for every stream, so no two streams share anything.
 `cryptography` (OpenSSL) does the enciphering; here its bytes only become numbers.
 
-Gaussians come by Box and Muller's formula, in float64. One of them can be told from its last digits: only
-some floating-point numbers are ever drawn (Mironov 2012, arXiv 2112.05307). So each is the sum of four
-independent ones, divided by two, as in Opacus' secure mode: whoever would undo that tries 2^159 sums (Holohan
+Gaussians come from the Box-Muller transform, in float64. The last digits of one could reveal it: only some
+floating-point numbers are ever drawn (Mironov 2012, arXiv 2112.05307). So each is the sum of four
+independent ones, divided by two, as in Opacus' secure mode: to undo that takes 2^159 tries (Holohan
 and Braghin 2021, arXiv 2107.10138, section 5.1).
 """
 
@@ -25,12 +25,12 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 from torch import Tensor
 
-from fedfrozen_app.models.kernels import kernels_on
+from fedfrozen_app.vmap.load_gpu_kernels import gpu_kernels_on
 
 TERMS = 4
-CHUNK = 1 << 16  # Gaussians worked out at once: their arrays stay in a processor's cache
+CHUNK = 1 << 16  # Gaussians computed at once: their arrays stay in a processor's cache
 # There a launch costs more than its work, and host memory must be bounded. A little below a power of two, as
-# which torch pins it, so that it has room for SPARE and for lengths that are rounded up.
+# which torch pins it, so that it has space for SPARE and for lengths that are rounded up.
 GPU_CHUNK = (1 << 22) - (1 << 10)
 AHEAD = 2  # chunks that are enciphered at a time: no thread waits for the slowest of one
 # What is enciphered, piece by piece: fresh memory costs as much as AES. Large pieces, because a thread waits
@@ -59,17 +59,17 @@ class Keystream:
         self._cipher: CipherContext = Cipher(AES256(secrets.token_bytes(32)), CTR(bytes(16))).encryptor()
 
     def words(self, count: int) -> np.ndarray:
-        """So many whole numbers of 64 bits."""
-        room = np.empty(count + SPARE, dtype=np.uint64)
-        self.encipher(room.view(np.uint8).data, 8 * count)
-        return room[:count]
+        """`count` whole numbers of 64 bits."""
+        buffer = np.empty(count + SPARE, dtype=np.uint64)
+        self.encipher(buffer.view(np.uint8).data, 8 * count)
+        return buffer[:count]
 
-    def encipher(self, room: memoryview, size: int) -> None:
-        """So many bytes into the room, which has SPARE words more."""
-        if self._forks != _forks:  # a copy of the parent's stream would say what the parent says
+    def encipher(self, buffer: memoryview, size: int) -> None:
+        """Write `size` bytes into the buffer, which is SPARE words longer."""
+        if self._forks != _forks:  # a copy of the parent's stream would repeat the parent's numbers
             self._begin()
         for start in range(0, size, len(ZEROS)):
-            self._cipher.update_into(ZEROS[: min(len(ZEROS), size - start)], room[start:])
+            self._cipher.update_into(ZEROS[: min(len(ZEROS), size - start)], buffer[start:])
 
     def uniform(self, count: int) -> np.ndarray:
         """Multiples of 2⁻⁵³ in [0, 1), each equally likely."""
@@ -91,13 +91,13 @@ class Keystream:
 def gaussians_of(
     streams: Sequence[Keystream], count: int, device: torch.device, workers: Executor | None = None
 ) -> Tensor:
-    """The same of several streams, (streams, count). `workers` encipher side by side: the cipher leaves
-    Python's lock to others."""
+    """The same of several streams, (streams, count). `workers` encipher concurrently: the cipher
+    releases Python's lock."""
     found = torch.empty(len(streams), count, dtype=torch.float64, device=device)
     at_once = GPU_CHUNK if device.type == "cuda" else CHUNK
     parts = found.split(-(-at_once // len(streams)), dim=1)
     counts = [2 * TERMS * ((part.shape[1] + 1) // 2) for part in parts]
-    kernels = kernels_on(device, "privacy.gpu_kernels")
+    kernels = gpu_kernels_on(device, "privacy.gpu_kernels")
     with closing(_words_on(device, streams, counts, workers)) as drawn:
         for part, words in zip(parts, drawn, strict=True):
             if kernels is None:
@@ -116,34 +116,34 @@ def _words_on(
     used: deque[torch.cuda.Event] = deque(maxlen=2)
     before: dict[int, Future[None]] = {}
 
-    def fill(number: int, room: Tensor, count: int, after: Future[None] | None) -> None:
+    def fill(number: int, buffer: Tensor, count: int, after: Future[None] | None) -> None:
         if after is not None:  # a cipher serves one thread at a time, and chunks in their order
             after.result()
-        streams[number].encipher(room[number].numpy().view(np.uint8).data, 8 * count)
+        streams[number].encipher(buffer[number].numpy().view(np.uint8).data, 8 * count)
 
     def begin(count: int) -> tuple[Tensor, list[Future[None]]]:
         if len(used) == 2:  # two more than AHEAD are pinned: the first of them is free once it has been sent
             used[0].synchronize()
-        room = torch.empty(len(streams), count + SPARE, dtype=torch.int64, pin_memory=on_gpu)
+        buffer = torch.empty(len(streams), count + SPARE, dtype=torch.int64, pin_memory=on_gpu)
         for number in range(len(streams)):
             if workers is None:
-                fill(number, room, count, None)
+                fill(number, buffer, count, None)
             else:
-                before[number] = workers.submit(fill, number, room, count, before.get(number))
-        return room, list(before.values())
+                before[number] = workers.submit(fill, number, buffer, count, before.get(number))
+        return buffer, list(before.values())
 
     left = iter(counts)
     coming = deque(map(begin, islice(left, 0 if workers is None else AHEAD - 1)))
     try:
         for _ in counts:
             coming.extend(map(begin, islice(left, 1)))
-            room, filled = coming.popleft()
+            buffer, filled = coming.popleft()
             for job in filled:
                 job.result()
-            yield room.to(device, non_blocking=True)[:, :-SPARE]
+            yield buffer.to(device, non_blocking=True)[:, :-SPARE]
             if on_gpu:
                 used.append(torch.cuda.current_stream(device).record_event())
-    finally:  # nobody finds a cipher at work, whatever went wrong
+    finally:  # no cipher is still at work afterwards, whatever went wrong
         wait(before.values())
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedfrozen_app.core.seeds import numpy_generator, seed_for, seeded
 from fedfrozen_app.privacy.keystream import Keystream, gaussians_of
-from fedfrozen_app.seeds import numpy_generator, seed_for, seeded
 
 MT_WORDS = slice(24, 24 + 624 * 8)  # of a torch generator's state on a CPU: those of its Mersenne twister
 STEP_BITS = 20  # results are multiples of 2⁻²⁰ of the noise, which itself is drawn 2³² times as fine
@@ -72,9 +72,9 @@ class Noise(ABC):
     def dropout(self) -> Iterator[None]:
         """Within the block dropout draws from this source.
 
-        A row's mask goes by its place in the sample, so one row more gives all behind it other masks.
-        Clipping bounds what that changes only for somebody to whom all masks are equally likely. torch's
-        generators are none of cryptography: on a CPU all 19,937 bits of its state are secret, on a GPU 63.
+        A row's mask depends on its place in the sample, so one row more changes the masks of all after it.
+        Clipping bounds what that changes only for an observer to whom all masks are equally likely. torch's
+        generators are not cryptographic: on a CPU all 19,937 bits of its state are secret, on a GPU 63.
         """
         seed, words = self._dropout_words()
         with seeded(seed, self._device):
@@ -85,7 +85,7 @@ class Noise(ABC):
 
 
 class SecretNoise(Noise):
-    """From a key that the operating system draws and nobody keeps."""
+    """From a key that the operating system draws and that is never stored."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -131,7 +131,7 @@ class SecretNoise(Noise):
 
 
 class SeededNoise(Noise):
-    """From a seed that others know: for simulation, and no secret."""
+    """From a known seed: for simulation, not secret."""
 
     def __init__(self, device: torch.device, seed: int, client: str, server_round: int) -> None:
         super().__init__(device)

@@ -1,4 +1,4 @@
-"""Opacus' parts that we use, without the handler for everybody's logs that importing it installs."""
+"""The parts of Opacus that we use, without the handler that its import adds to the root logger."""
 
 import logging
 

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+NOISE, SENSITIVITY = "noise_multiplier", "sensitivity"  # metrics of a client whose noise is added in the sum
 SLACK = 1e-6  # of ε, for rounding between what was solved and what is counted
 
 

@@ -1,0 +1,1 @@
+"""Pages, tables and comparisons, made from the files of a run."""

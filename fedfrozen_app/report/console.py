@@ -2,6 +2,7 @@
 
 import logging
 import math
+import shlex
 import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -10,14 +11,15 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 import rich.progress
-from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from fedfrozen_app.files.rows import Row, metric_name, number, read_rows
+from fedfrozen_app.core.streams import print_text
+from fedfrozen_app.core.terminal import Console
+from fedfrozen_app.files.rows import Row, is_long, metric_name, number, read_rows
 from fedfrozen_app.report.sweep_clock import SWEEP
 
-# Rounds of one stage cost alike, so the time left is judged by the latest few.
+# Rounds of one stage cost alike, so the time left is estimated from the latest few.
 ROUNDS_FOR_ESTIMATE = 5
 
 
@@ -49,12 +51,12 @@ def count_stages(rows: Sequence[Row]) -> dict[str, int]:
     return dict(Counter(str(row.get("stage", "train")) for row in rows if row["round"] > 0))
 
 
-def final_figures(rows: Sequence[Row], summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """The figures a run ends with, as label and text; what the summary lacks is left out."""
-    return list(_figures(rows, summary))
+def final_metrics(rows: Sequence[Row], summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The metrics at the end of a run, as label and text; what the summary lacks is left out."""
+    return list(_final_metrics(rows, summary))
 
 
-def _figures(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _final_metrics(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     metric = metric_name(rows)
 
     def score(key: str, round_key: str = "") -> str:
@@ -65,9 +67,13 @@ def _figures(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tuple[str
         yield f"Final test {metric}", score(key)
     if "final_test_perplexity" in summary:
         yield "Final test perplexity", f"{number(summary['final_test_perplexity']):.2f}"
-    if metric == "accuracy" and (floor := summary.get("majority_accuracy")) is not None:
+    if (floor := summary.get(f"majority_{metric}")) is not None:
         beaten = number(summary.get(key)) > floor
-        yield "The most frequent class alone", f"{floor:.4f}" + ("" if beaten else ": the model is no better")
+        what = {"f1": "Tagging nothing" if not floor else "The most frequent label alone"}
+        label = what.get(metric, "The most frequent class alone")
+        yield label, f"{floor:.4f}" + ("" if beaten else ": the model is no better")
+    if (plain := summary.get("baseline") or {}).get(metric) is not None:
+        yield f"On the same rows, {plain['name']}", f"{number(plain[metric]):.4f}"
     if (key := f"best_test_{metric}") in summary:
         yield f"Best test {metric}", score(key, "best_test_round")
     if summary.get(key := f"selected_test_{metric}") is not None:
@@ -76,7 +82,7 @@ def _figures(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tuple[str
         spread = ", ".join(f"{word} {number(own.get(word)):.4f}" for word in ("mean", "worst"))
         yield f"Personal models, {metric} on own test rows", spread
     stability = summary.get("stability") or {}
-    if stability.get(key := "std_last_10") is not None:  # one round alone has none
+    if stability.get(key := "std_last_10") is not None and is_long(rows, metric):
         yield "Standard deviation, last 10 rounds", f"{number(stability[key]):.4f}"
     if (key := "best_minus_final") in stability:
         yield "Best minus final", f"{number(stability[key]):.4f}"
@@ -98,16 +104,24 @@ def _figures(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tuple[str
         warning = " (NOT private: the noise was seeded)" if summary.get("private") is False else ""
         privacy = (summary.get("config") or {}).get("privacy") or {}
         if privacy.get("selection") == "unaccounted" and any("selection" in row for row in rows):
-            warning += " (the choice of layers, which everybody sees, is not counted)"
+            warning += " (the choice of layers, which is public, is not counted)"
         secure = (summary.get("config") or {}).get("secure_aggregation") or {}
         if secure.get("name") == "on" and secure.get("noise") == "sum":
-            trust = "for whoever sees sums and models; not for a server with as many clients as the threshold"
+            trust = f"against a server {colluders_text(rows)}"
             yield "Epsilon of the federation", f"{epsilons[-1]:.3f}{unit}{warning}, {trust}"
         else:
             yield "Largest epsilon of a client", f"{epsilons[-1]:.3f}{unit}{warning}"
     yield from masked_facts(rows)
     if audited := summary.get("audited"):
         yield "AUDITED, not for use", audit_text(audited)
+
+
+def colluders_text(rows: Sequence[Row]) -> str:
+    """With how many clients of a round the server may conspire before the noise in a sum is too little."""
+    few = [row["secure"]["noise"]["colluders"] for row in rows if "noise" in row.get("secure", {})]
+    if not few or min(few) == 0:
+        return "that conspires with no client"
+    return f"that conspires with at most {min(few)} of a round's clients"
 
 
 def masked_facts(rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
@@ -149,7 +163,7 @@ def closing_table(summary: dict[str, Any], run_dir: Path) -> Table:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     # Text, not str: a "[" in a name or path is no markup.
-    for label, value in final_figures(read_rows(run_dir), summary):
+    for label, value in final_metrics(read_rows(run_dir), summary):
         table.add_row(Text(label), Text(value))
     return table
 
@@ -158,20 +172,39 @@ def show_end(summary: dict[str, Any], run_dir: Path, console: Console | None = N
     """The closing table, and below it where to look: on a line of its own, to be copied or clicked."""
     console = console or Console()
     console.print(closing_table(summary, run_dir))
+    if line := better_baseline(summary, run_dir):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     page = run_dir / "report.html"
-    print(page if page.is_file() else run_dir, file=console.file)  # not by rich, which would wrap it
+    print_text(page if page.is_file() else run_dir, console.file)  # not by rich, which would wrap it
+
+
+def better_baseline(summary: dict[str, Any], run_dir: Path) -> str:
+    """One line where a plain model does better on the same rows; "" where none does."""
+    plain = summary.get("baseline") or {}
+    metric = "f1" if "f1" in plain else "accuracy"
+    had, own = number(plain.get(metric)), number(summary.get(f"final_test_{metric}"))
+    if not had > own:
+        return ""
+    some = f" ({plain['train_rows']:,} of {plain['of_rows']:,})" * (plain["train_rows"] < plain["of_rows"])
+    return (
+        f"A plain model does better: {plain['name']}, on the clients' rows in one place{some}, has test "
+        f"{metric} {had:.3f}, and this run {own:.3f}. To repeat it: fedfrozen baselines "
+        f"{shlex.quote(str(run_dir))}"
+    )
 
 
 def headline(summary: dict[str, Any]) -> str:
-    """ "fedfrozen on digits with vit_tiny", as far as the configuration says."""
+    """ "fedfrozen on digits with vit_tiny", as far as the configuration names them."""
     config = summary.get("config") or {}
+    words = {one["name"]: one["word"] for one in summary.get("objects") or ()}  # of classes given from Python
 
     def name(group: str) -> object:
         value = config.get(group)
-        return value.get("name") if isinstance(value, dict) else value
+        found = value.get("name") if isinstance(value, dict) else value
+        return words.get(found, found)
 
-    words = (("", "strategy"), ("on ", "dataset"), ("with ", "model"))
-    return " ".join(f"{word}{name(group)}" for word, group in words if name(group))
+    parts = (("", "strategy"), ("on ", "dataset"), ("with ", "model"))
+    return " ".join(f"{word}{name(group)}" for word, group in parts if name(group))
 
 
 class _Description(rich.progress.ProgressColumn):
@@ -208,7 +241,7 @@ class Progress:
                 rich.progress.BarColumn(bar_width=8, table_column=Column(no_wrap=True)),
                 _Description(),
                 console=console,
-                transient=self._sweep is not None,  # the next run goes on with it
+                transient=self._sweep is not None,  # the next run continues with it
             )
             self._task = self._bar.add_task(
                 "starting", total=self._runs * total_rounds, **self._at(start_round)
@@ -266,7 +299,7 @@ class Progress:
         self._bar.update(self._task, description=text, **self._at(row["round"]))
 
     def _at(self, server_round: int) -> dict[str, Any]:
-        """How far the bar is, and what it says of that."""
+        """How far the bar is, and its text."""
         place = f"round {server_round}/{self._total}"
         if self._sweep is not None:
             place = f"{self._sweep.place()} {place}"

@@ -1,7 +1,7 @@
 """The curves of a run: how its rows are read, and a picture of them.
 
 A row need not hold every key (rounds that were not evaluated, frozen rounds without kernel drift),
-and a diverged run holds NaN. `series` is the one place that tells "absent" from "not finite", so
+and a diverged run holds NaN. `series` alone distinguishes "absent" from "not finite", so
 the picture, the page and the console agree about what is missing.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-# Okabe and Ito's palette: told apart with any of the common colour-vision deficiencies.
+# Okabe and Ito's palette: distinguishable with any of the common colour-vision deficiencies.
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 
 
@@ -40,6 +40,12 @@ class Line(NamedTuple):
     series: Series
     colour: str
     dashed: bool = False
+
+
+class Panel(NamedTuple):
+    title: str
+    lines: list[Line]
+    from_zero: bool = False
 
 
 def series(rows: Sequence[Row], key: str) -> Series:
@@ -89,75 +95,52 @@ def curves_figure(rows: Sequence[Row], *, title: str) -> "Figure":
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    metric = metric_name(rows)
-    marks = stage_marks(rows)
     figure = Figure(figsize=(11, 7.6), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.12))
     FigureCanvasAgg(figure)
     # A "$" in a name must not be read as mathematics.
     figure.suptitle(title, fontsize=14, fontweight="bold", parse_math=False)
-    panels = figure.subplots(2, 2, sharex=True)
-    _draw(
-        panels[0, 0],
-        f"{metric.capitalize()} after each round",
-        [
-            Line("test", series(rows, f"test_{metric}"), BLUE),
-            Line("central validation", series(rows, f"val_{metric}"), VERMILLION, dashed=True),
-        ],
-        marks,
-    )
-    _draw(
-        panels[0, 1],
-        "Loss",
-        [
-            Line("train (clients)", series(rows, "train_loss"), VERMILLION),
-            Line("test", series(rows, "test_loss"), BLUE),
-        ],
-        marks,
-    )
-    _draw(
-        panels[1, 0],
-        "Megabytes sent so far, all clients",
-        [
-            Line("up", running_total(series(rows, "bytes_up"), 1e-6), BLUE),
-            Line("down", running_total(series(rows, "bytes_down"), 1e-6), ORANGE, dashed=True),
-        ],
-        marks,
-        from_zero=True,
-    )
-    _draw(
-        panels[1, 1],
-        "Client drift",
-        [
-            Line("kernel rms", series(rows, "drift.kernel.rms"), VERMILLION),
-            Line(
-                "kernel mean update (norm)",
-                series(rows, "drift.kernel.mean_update"),
-                VERMILLION,
-                True,
-            ),
-            Line("rest rms", series(rows, "drift.rest.rms"), BLUE),
-            Line("rest mean update (norm)", series(rows, "drift.rest.mean_update"), BLUE, True),
-        ],
-        marks,
-        from_zero=True,
-    )
+    marks = stage_marks(rows)
+    for axes, panel in zip(figure.subplots(2, 2, sharex=True).flat, _panels(rows), strict=True):
+        _draw(axes, panel, marks)
     return figure
 
 
-def _draw(
-    ax: "Axes",
-    title: str,
-    lines: Sequence[Line],
-    marks: Sequence[tuple[float, str]],
-    *,
-    from_zero: bool = False,
-) -> None:
+def _panels(rows: Sequence[Row]) -> list[Panel]:
+    metric = metric_name(rows)
+
+    def line(label: str, key: str, colour: str, dashed: bool = False) -> Line:
+        return Line(label, series(rows, key), colour, dashed)
+
+    quality = [
+        line("test", f"test_{metric}", BLUE),
+        line("central validation", f"val_{metric}", VERMILLION, dashed=True),
+    ]
+    loss = [line("train (clients)", "train_loss", VERMILLION), line("test", "test_loss", BLUE)]
+    sent = [
+        Line("up", running_total(series(rows, "bytes_up"), 1e-6), BLUE),
+        Line("down", running_total(series(rows, "bytes_down"), 1e-6), ORANGE, dashed=True),
+    ]
+    drift = [
+        line("kernel rms", "drift.kernel.rms", VERMILLION),
+        line("kernel mean update (norm)", "drift.kernel.mean_update", VERMILLION, dashed=True),
+        line("rest rms", "drift.rest.rms", BLUE),
+        line("rest mean update (norm)", "drift.rest.mean_update", BLUE, dashed=True),
+    ]
+    return [
+        Panel(f"{metric.capitalize()} after each round", quality),
+        Panel("Loss", loss),
+        Panel("Megabytes sent so far, all clients", sent, from_zero=True),
+        Panel("Client drift", drift, from_zero=True),
+    ]
+
+
+def _draw(ax: "Axes", panel: Panel, marks: Sequence[tuple[float, str]]) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    ax.set_title(title, loc="left", fontsize=11, pad=18)  # room for the label of a stage
+    ax.set_title(panel.title, loc="left", fontsize=11, pad=18)  # room for the label of a stage
     ax.spines[["top", "right"]].set_visible(False)
-    drawn = [line for line in lines if not all(map(math.isnan, line.series.values))]
-    missing = [f"no {line.label}" for line in lines if line not in drawn]
+    drawn = [line for line in panel.lines if not all(map(math.isnan, line.series.values))]
+    missing = [f"no {line.label}" for line in panel.lines if line not in drawn]
     if not drawn:
         ax.set_axis_off()
         text = "Nothing to draw in these rounds:\n" + "\n".join(missing)
@@ -187,7 +170,7 @@ def _draw(
     ax.set_xlabel("round")
     ax.tick_params(labelbottom=True)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
-    if from_zero:
+    if panel.from_zero:
         ax.set_ylim(bottom=0)
     ax.grid(axis="y", color="0.9")
     ax.set_axisbelow(True)

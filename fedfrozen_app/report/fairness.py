@@ -1,13 +1,12 @@
 """Who is served badly: the section of a report, from fairness.json."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedfrozen_app.fairness.groups import FIGURES, interval
-from fedfrozen_app.report.html import box, fold, table
+from fedfrozen_app.census.fairness_groups import CLASS, METRICS, has_one_class, interval
+from fedfrozen_app.files.readers import Damaged, read_object
 
 TITLES = {
     "global": "global model",
@@ -16,19 +15,37 @@ TITLES = {
 }
 COLOURS = {"global": "blue", "personal": "vermillion", "after": "green"}
 HEAD = ["group", "model", "rows", "accuracy", "95 % interval", "macro F1", "AUROC", "calibration error"]
+# Of the rows of one class the other metrics say nothing.
+CLASS_HEAD = ["class", "model", "rows", "recall", "95 % interval"]
 MOST_LINES = 120
 
 
 def read_fairness(run: Path) -> dict[str, Any] | None:
+    """fairness.json as the run wrote it; None where it wrote none. Raises `Damaged`."""
     path = run / "fairness.json"
-    return json.loads(path.read_text()) if path.is_file() else None
+    found = read_object(path)
+    if found is not None and not _is_fairness(found):
+        raise Damaged(path, "it is not what a run writes")
+    return found
 
 
-def section(found: Mapping[str, Any] | None) -> str:
-    """Worst and best of each column, model beside model; then every group."""
+def _is_fairness(found: Mapping[str, Any]) -> bool:
+    models = found.get("models")
+    return (
+        "floor" in found
+        and isinstance(models, dict)
+        and all(
+            isinstance(own, dict) and {"all", "groups", "gaps", "reliability"} <= own.keys()
+            for own in models.values()
+        )
+    )
+
+
+def fairness_section(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """For fairness.html: the worst and the best group of each column by model, and every group."""
     if not found or not found["models"]:
-        return ""
-    lines = [
+        return None
+    gaps = [
         [
             column,
             TITLES.get(model, model),
@@ -41,19 +58,16 @@ def section(found: Mapping[str, Any] | None) -> str:
         for model, own in found["models"].items()
         if (gap := own["gaps"].get(column)) is not None
     ]
-    head = ["by", "model", "worst (accuracy)", "best (accuracy)", "gap", "95 % interval"]
-    parts = [
-        "<h2>Who is served badly</h2>",
-        '<p class="soft">On test rows. A gap whose interval holds 0 may be chance. Groups of fewer than '
-        f"{found['floor']} people are not told, nor what would give them away.</p>",
-        box(table(head, lines, ruled=True)) if lines else "",
-    ]
+    groups = []
     for column in ("all", *columns(found)):
         if body := group_rows(found, column):
             label = "All rows" if column == "all" else f"By {column} ({len({line[0] for line in body})})"
-            made = table(HEAD, body[:MOST_LINES], ruled=True)
-            parts.append(fold(label, made, unfolded=column == "all"))
-    return "".join(parts)
+            groups.append((label, head_of(column), body[:MOST_LINES]))
+    return {"floor": found["floor"], "gaps": gaps, "groups": groups}
+
+
+def head_of(column: str) -> list[str]:
+    return CLASS_HEAD if column == CLASS else HEAD
 
 
 def columns(found: Mapping[str, Any]) -> list[str]:
@@ -70,10 +84,17 @@ def group_rows(found: Mapping[str, Any], column: str) -> list[list[str]]:
     ordered = sorted(groups.items(), key=lambda item: item[1][0][1]["accuracy"])
     return [
         [value, TITLES.get(model, model), f"{one['rows']:,.0f}", f"{one['accuracy']:.3f}", _interval(one)]
-        + [f"{one[key]:.3f}" if key in one else "" for key in FIGURES[1:]]
+        + ([] if column == CLASS else _others(one))
         for value, models in ordered
         for model, one in models
     ]
+
+
+def _others(one: Mapping[str, Any]) -> list[str]:
+    """The metrics beside accuracy."""
+    if has_one_class(dict(one)):
+        return ["one class only", *([""] * (len(METRICS) - 2))]
+    return [f"{one[key]:.3f}" if key in one else "" for key in METRICS[1:]]
 
 
 def _interval(one: Mapping[str, Any]) -> str:

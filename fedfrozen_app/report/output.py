@@ -8,11 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from fedfrozen_app.files import checkpoint
+from fedfrozen_app.files import checkpoint, folder_manifest
 from fedfrozen_app.files.disk import replace_file, replace_tensors
 from fedfrozen_app.files.rows import read_rows
 from fedfrozen_app.report.console import headline
 from fedfrozen_app.report.curves import write_curves
+from fedfrozen_app.report.data_section import brief, read_data
 from fedfrozen_app.report.run_page import write_report
 from fedfrozen_app.report.selection import chose, write_selection
 from fedfrozen_app.report.summary import summarise
@@ -29,11 +30,14 @@ def write_outputs(
     if model:  # a run that failed before its first round has none
         replace_tensors(model, folder / "model.safetensors", metadata)
     summary = summarise(rows, **details)
+    if (data := read_data(folder)) is not None:
+        summary["data"] = brief(data)
     replace_file(folder / "summary.json", json.dumps(summary, indent=2))
     write_curves(rows, folder / "curves.png", title=headline(summary))
     if chose(rows):
         write_selection(rows, folder / "selection.png")
     write_report(folder)
+    folder_manifest.note_end(folder)
     return summary
 
 

@@ -1,8 +1,8 @@
-"""Personal models judged fairly: every client on test rows of its own, and how evenly they fare.
+"""Personal models, each evaluated on its client's own test rows, and how even the results are.
 
-`personal.json` of a run holds a line for each client: the global model, its personal model, and the same
+`personal.json` of a run holds one entry per client: the global model, its personal model, and the same
 after one more round of local training. The mean hides who is left behind, so the worst client and the spread
-stand beside it. `fedfrozen personal RUN...` puts runs next to each other: for example a federation and
+are given too. `fedfrozen personal RUN...` puts runs next to each other: for example a federation and
 `strategy=local`, which is local training alone.
 """
 
@@ -15,44 +15,46 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from rich.console import Console
 from rich.table import Table
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.terminal import Console
 from fedfrozen_app.files.disk import replace_file, whole_file
+from fedfrozen_app.files.kinds import check_is_run
+from fedfrozen_app.files.readers import Damaged, read_object
 from fedfrozen_app.report.curves import BLUE, GREEN, ORANGE, VERMILLION
 
 MODELS = ("global", "personal", "after")
-WIDER = ("base", "novel")  # the personal model on all test rows, and on classes that nobody trained on
+WIDER = ("base", "novel")  # the personal model on all test rows, and on classes that no client trained on
 WORDS = {
     "global": "global",
     "personal": "personal",
     "after": "after one more local round",
-    "base": "personal, on everybody's rows",
+    "base": "personal, on all clients' rows",
     "novel": "personal, on novel classes",
 }
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, "#CC79A7", "#56B4E9", "#000000")
 
 
 def summarise_clients(
-    judged: Mapping[str, Mapping[str, float]], rows: Sequence[Mapping[str, Any]], names: Sequence[str]
+    evaluated: Mapping[str, Mapping[str, float]], rows: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> dict[str, Any]:
-    """`judged` are the clients' own figures, `rows` the run's rounds, `names` the partition's words."""
+    """`evaluated` are the clients' own metrics, `rows` the run's rounds, `names` the partition's words."""
     took_part = Counter(client for row in rows for client in row.get("clients", ()))
     clients: list[dict[str, Any]] = [
         {
             "client": client,
             "name": names[int(client)] if client.isdecimal() and int(client) < len(names) else client,
             "rounds": took_part[client],
-            **{key: int(figures[key]) for key in ("train_rows", "test_rows")},
-            **{model: figures[model] for model in (*MODELS, *WIDER) if model in figures},
+            **{key: int(metrics[key]) for key in ("train_rows", "test_rows")},
+            **{model: metrics[model] for model in (*MODELS, *WIDER) if model in metrics},
         }
-        for client, figures in judged.items()
+        for client, metrics in evaluated.items()
     ]
     found: dict[str, Any] = {
         model: spread([c[model] for c in clients if model in c]) for model in (*MODELS, *WIDER)
     }
-    found = {model: figures for model, figures in found.items() if figures}
+    found = {model: metrics for model, metrics in found.items() if metrics}
     levels = sorted({client["rounds"] for client in clients})
     by_participation = [
         {
@@ -76,19 +78,19 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
     return {"mean": statistics.fmean(values), "worst": min(values), "std": statistics.pstdev(values)}
 
 
-def write_personal(figures: dict[str, Any], folder: Path) -> None:
-    replace_file(folder / "personal.json", json.dumps(figures, indent=2) + "\n")
-    lines = {WORDS[model]: accuracies(figures, model) for model in MODELS if model in figures}
+def write_personal(metrics: dict[str, Any], folder: Path) -> None:
+    replace_file(folder / "personal.json", json.dumps(metrics, indent=2) + "\n")
+    lines = {WORDS[model]: accuracies(metrics, model) for model in MODELS if model in metrics}
     if lines:
         fairness_picture(lines, folder / "fairness.png")
 
 
-def accuracies(figures: Mapping[str, Any], model: str) -> list[float]:
-    return sorted(client[model] for client in figures["clients"] if model in client)
+def accuracies(metrics: Mapping[str, Any], model: str) -> list[float]:
+    return sorted(client[model] for client in metrics["clients"] if model in client)
 
 
 def fairness_picture(lines: Mapping[str, Sequence[float]], path: Path) -> None:
-    """Clients from worst to best: the higher a line starts, the less anybody is left behind."""
+    """Clients from worst to best: the higher a line starts, the smaller the loss of the worst clients."""
     figure = Figure(figsize=(7.5, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -118,13 +120,13 @@ def compare(arguments: list[str]) -> None:
     lines: dict[str, list[float]] = {}
     names = [run.resolve().name for run in runs]
     for run, name in zip(runs, names, strict=True):
-        figures, label = read(run), name if names.count(name) == 1 else str(run)
-        everybody = len(figures["clients"]) + len(figures.get("not_judged", ()))
+        metrics, label = read(run), name if names.count(name) == 1 else str(run)
+        total = len(metrics["clients"]) + len(metrics.get("not_judged", ()))
         for model in (*MODELS, *WIDER):
-            if model in figures:
-                values = accuracies(figures, model)
-                numbers = (f"{figures[model][key]:.4f}" for key in ("mean", "worst", "std"))
-                count = str(everybody) if len(values) == everybody else f"{len(values)} of {everybody}"
+            if model in metrics:
+                values = accuracies(metrics, model)
+                numbers = (f"{metrics[model][key]:.4f}" for key in ("mean", "worst", "std"))
+                count = str(total) if len(values) == total else f"{len(values)} of {total}"
                 table.add_row(label, WORDS[model], count, *numbers)
                 if model in MODELS:  # the picture is of clients' own rows
                     lines[f"{label}: {WORDS[model]}"] = values
@@ -138,6 +140,11 @@ def read(run: Path) -> dict[str, Any]:
     path = run / "personal.json"
     if not run.is_dir():
         raise UserError(f"There is no run folder {run}: give the folder that holds summary.json.")
-    if not path.is_file():
+    check_is_run(run.resolve())
+    found = read_object(path)
+    if found is None:
         raise UserError(f"{run} holds no personal.json: run it again with personal=true.")
-    return json.loads(path.read_text())
+    clients = found.get("clients")
+    if not isinstance(clients, list) or not all(isinstance(client, dict) for client in clients):
+        raise Damaged(path, "it names no clients")
+    return found

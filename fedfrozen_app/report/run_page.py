@@ -1,53 +1,36 @@
 """The report of a run: one page that needs nothing else, to be mailed, archived or printed."""
 
-import base64
-import json
+import logging
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.files.folders import repeating
+from fedfrozen_app.files.readers import read_checked, read_object
 from fedfrozen_app.files.rows import Row, metric_name, number, read_rows
-from fedfrozen_app.report.charts import (
-    CLIENT_VIEWS,
-    client_keys,
-    client_values,
-    in_order,
-    last,
-    make_charts,
-    per_unit,
-)
+from fedfrozen_app.report.charts import make_charts, per_unit
+from fedfrozen_app.report.client_charts import CLIENT_VIEWS, client_keys, client_values, in_order, last
 from fedfrozen_app.report.console import (
     audit_text,
     count_stages,
-    final_figures,
+    final_metrics,
     headline,
     human_bytes,
     human_seconds,
     rounds_text,
 )
 from fedfrozen_app.report.curves import series
-from fedfrozen_app.report.fairness import read_fairness, reliability_chart, section
-from fedfrozen_app.report.html import (
-    box,
-    cards,
-    command,
-    document,
-    figures,
-    flat,
-    fold,
-    pairs,
-    save,
-    table,
-    text,
-)
-from fedfrozen_app.report.sample_texts import read_samples, samples_section
+from fedfrozen_app.report.data_section import data_section, read_data
+from fedfrozen_app.report.fairness import fairness_section, read_fairness, reliability_chart
+from fedfrozen_app.report.html import Table, flat, png_text, render_page, save, text
+from fedfrozen_app.report.sample_texts import read_samples, sample_lines
 from fedfrozen_app.report.summary import method_of, read_summary
-from fedfrozen_app.words import counted
 
+log = logging.getLogger(__name__)
 ENDED = ("completed", "stopped early", "failed", "interrupted")  # states in which no round follows
 COARSE = "Each from the rows that this client holds out, which may be very few."
 
@@ -62,26 +45,37 @@ def write_report(run_dir: Path) -> Path:
 def run_page(run_dir: Path, *, version: str = "") -> str:
     """From metrics.jsonl, summary.json and, where there is one, labels.png; live with `version`."""
     rows = read_rows(run_dir)
-    labels = run_dir / "labels.png"
-    picture = labels.read_bytes() if labels.is_file() else None
     return render(
         rows,
         read_summary(run_dir, rows),
-        picture,
+        _labels(run_dir / "labels.png"),
         name=run_dir.resolve().name,
         version=version,
         held_out=_held_out(run_dir / "clients.json"),
         fairness=read_fairness(run_dir),
         samples=read_samples(run_dir),
+        data=read_data(run_dir),
     )
 
 
 def _held_out(path: Path) -> dict[str, int]:
-    """By client, the rows that it judges itself on; empty where nobody wrote them down."""
+    """By client, how many rows it evaluates itself on; empty where that is not recorded."""
     try:
-        return {client: int(sizes["held_out"]) for client, sizes in json.loads(path.read_text()).items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return {}  # a run of before, sites of their own, or a file that somebody has changed
+        found = read_object(path) or {}  # an older run has none, nor a deployed one
+        return {client: int(sizes["held_out"]) for client, sizes in found.items()}
+    except (UserError, ValueError, TypeError, KeyError) as error:
+        log.warning("The numbers of rows held out are left out: %s", error)
+        return {}
+
+
+def _labels(path: Path) -> bytes | None:
+    """The picture of the clients' classes, if there is one that is whole."""
+    try:
+        found = read_checked(path)
+    except UserError as error:
+        log.warning("The picture is left out: %s", error)
+        return None
+    return None if found is None else found.content
 
 
 def render(
@@ -94,29 +88,35 @@ def render(
     held_out: Mapping[str, int] | None = None,
     fairness: dict[str, Any] | None = None,
     samples: Sequence[dict[str, Any]] = (),
+    data: dict[str, Any] | None = None,
 ) -> str:
-    """The whole page as text; `name` stands in where the configuration names no strategy."""
+    """The whole page as text; `name` is the title where the configuration names no strategy."""
     title = headline(summary) or name
     charts = make_charts(rows, getattr(method_of(summary.get("config")), "curves", ()))
-    charts += reliability_chart(fairness)
-    header = f"""<h1>{escape(title)}</h1>
-<p class="soft">{escape(_setting(summary))}</p>
-{_status(rows, summary)}
-{_cards(rows, summary)}"""
-    main = f"""<h2>Curves</h2>
-{figures(charts, _picture(labels))}
-<h2>Figures</h2>
-{box(pairs(final_figures(rows, summary)))}
-{_stage_table(rows)}
-{samples_section(list(samples))}
-{section(fairness)}
-{_client_table(rows, (summary.get("config") or {}).get("num_clients"), held_out or {})}
-{_failures(rows)}
-<h2>Rounds</h2>
-{fold(f"Every round ({counted(len(rows), 'row')})", _round_table(rows))}
-<h2>To repeat it</h2>
-{_repeat(summary)}"""
-    return document(title, header, main, charts, version=version)
+    audited = summary.get("audited")
+    return render_page(
+        "run.html",
+        title,
+        charts=charts + reliability_chart(fairness),
+        version=version,
+        setting=_setting(summary),
+        audit=audit_text(audited) if audited else "",
+        completed=summary.get("status", "completed") == "completed",
+        rounds=rounds_text(rows, summary),
+        scores=_scores(rows, summary),
+        labels=png_text(labels) if labels else "",
+        metrics=final_metrics(rows, summary),
+        stages=_stages(rows),
+        samples=[sample_lines(sample) for sample in samples],
+        fairness=fairness_section(fairness),
+        data=data_section(data),
+        clients=_clients(rows, (summary.get("config") or {}).get("num_clients"), held_out or {}),
+        failures=[(f"round {row['round']}", str(why)) for row in rows for why in row.get("failures") or []],
+        counted_rows=counted(len(rows), "row"),
+        by_round=_rounds(rows),
+        used=_command(summary),
+        details=_details(summary),
+    )
 
 
 def _setting(summary: dict[str, Any]) -> str:
@@ -138,18 +138,7 @@ def _setting(summary: dict[str, Any]) -> str:
     return " · ".join(words)
 
 
-def _status(rows: Sequence[Row], summary: dict[str, Any]) -> str:
-    status = summary.get("status", "completed")
-    rounds = escape(rounds_text(rows, summary))
-    warning = ""
-    if audited := summary.get("audited"):
-        warning = f'<p class="warn">An audit, and no model to use: {escape(audit_text(audited))}.</p>'
-    if status == "completed":
-        return f'{warning}<p class="soft">Completed. Rounds: {rounds}.</p>'
-    return f'{warning}<p class="warn">Rounds: {rounds}. The figures are of what was done until then.</p>'
-
-
-def _cards(rows: Sequence[Row], summary: dict[str, Any]) -> str:
+def _scores(rows: Sequence[Row], summary: dict[str, Any]) -> list[tuple[str, str]]:
     metric = metric_name(rows)
     ended = str(summary.get("status", "completed")).partition(":")[0] in ENDED
     scores = (
@@ -169,21 +158,10 @@ def _cards(rows: Sequence[Row], summary: dict[str, Any]) -> str:
             found.append((human_bytes(summary[key]), f"sent {way}, all clients"))
     if not math.isnan(seconds := number(summary.get("seconds"))):
         found.append((human_seconds(seconds), "time"))
-    return cards(found)
+    return found
 
 
-def _picture(labels: bytes | None) -> str:
-    if labels is None:
-        return ""
-    source = "data:image/png;base64," + base64.b64encode(labels).decode()
-    return (
-        "<figure><figcaption>Labels of the clients</figcaption>"
-        f'<div class="scroll"><img alt="How the labels are spread over the clients" src="{source}"></div>'
-        "</figure>"
-    )
-
-
-def _stage_table(rows: Sequence[Row]) -> str:
+def _stages(rows: Sequence[Row]) -> Table:
     """What a round of each stage costs: the saving of freezing, in numbers."""
 
     def mean(group: Sequence[Row], key: str) -> float:
@@ -205,49 +183,32 @@ def _stage_table(rows: Sequence[Row]) -> str:
                 "" if math.isnan(seconds) else human_seconds(seconds),
             ]
         )
-    if not body:
-        return ""
-    head = [
-        "stage",
-        "rounds",
-        "trained parameters",
-        "up per round",
-        "down per round",
-        "time a round",
-    ]
-    return f"<h2>Stages</h2>{box(table(head, body))}"
+    head = ["stage", "rounds", "trained parameters", "up per round", "down per round", "time a round"]
+    return Table(head, body)
 
 
-def _client_table(rows: Sequence[Row], of_all: int | None, held_out: Mapping[str, int]) -> str:
-    """Each client's latest accuracies: the map in figures. `of_all`: how many clients the run has."""
+def _clients(rows: Sequence[Row], of_all: int | None, held_out: Mapping[str, int]) -> dict[str, Any] | None:
+    """Each client's latest accuracies: the map in numbers. `of_all`: how many clients the run has."""
     columns = {key: client_values(rows, key) for key in client_keys(rows)}
     if not columns:
-        return ""
+        return None
     body = []
     for client in in_order({client for values in columns.values() for client in values}):
         by_column = [values.get(client) or {} for values in columns.values()]
         rounds = {place for values in by_column for place in values}
         cells = [_coarse(last(values)) if values else "" for values in by_column]
-        judged_on = [str(held_out.get(client, ""))] if held_out else []
-        body.append([client, str(len(rounds)), str(max(rounds)), *judged_on, *cells])
-    judged_on = ["rows held out"] if held_out else []
-    head = ["client", "rounds", "latest", *judged_on, *(CLIENT_VIEWS[key] for key in columns)]
-    told, note = f"Every client ({len(body)})", COARSE
+        evaluated_on = [str(held_out.get(client, ""))] if held_out else []
+        body.append([client, str(len(rounds)), str(max(rounds)), *evaluated_on, *cells])
+    evaluated_on = ["rows held out"] if held_out else []
+    head = ["client", "rounds", "latest", *evaluated_on, *(CLIENT_VIEWS[key] for key in columns)]
+    label, note = f"Every client ({len(body)})", COARSE
     if of_all is not None and len(body) < of_all:
-        told = f"{len(body)} of {of_all} clients"
-        note += f" {of_all - len(body)} told nothing: they were never drawn, or hold out no rows."
-    return f'<h2>Clients</h2>{fold(told, table(head, body))}<p class="note">{note}</p>'
+        label = f"{len(body)} of {of_all} clients"
+        note += f" {of_all - len(body)} reported nothing: they were never drawn, or hold out no rows."
+    return {"label": label, "head": head, "body": body, "note": note}
 
 
-def _failures(rows: Sequence[Row]) -> str:
-    body = [(f"round {row['round']}", str(text)) for row in rows for text in row.get("failures") or []]
-    if not body:
-        return ""
-    label = f"Failed or set aside ({len(body)})"
-    return f"<h2>Failures</h2>{fold(label, pairs(body, 'pairs short'), unfolded=len(body) <= 10)}"
-
-
-def _round_table(rows: Sequence[Row]) -> str:
+def _rounds(rows: Sequence[Row]) -> Table:
     metric = metric_name(rows)
     columns: list[tuple[str, str, Callable[[float], str]]] = [
         (f"test {metric}", f"test_{metric}", _decimal),
@@ -261,6 +222,7 @@ def _round_table(rows: Sequence[Row]) -> str:
         ("learning rate", "lr", "{:g}".format),
         ("bytes up", "bytes_up", "{:,.0f}".format),
         ("bytes down", "bytes_down", "{:,.0f}".format),
+        ("bytes down, cold", "bytes_down_cold", "{:,.0f}".format),
         ("trained parameters", "trained_params", "{:,.0f}".format),
         ("clients ok", "clients_ok", "{:,.0f}".format),
         ("failed", "clients_failed", "{:,.0f}".format),
@@ -280,11 +242,11 @@ def _round_table(rows: Sequence[Row]) -> str:
         [str(row.get("stage", "")), str(row["round"])] + [column.get(row["round"], "") for column in cells]
         for row in rows
     ]
-    return table(head, body, ruled=True)
+    return Table(head, body)
 
 
 def _coarse(value: float) -> str:
-    """Two decimals: a client judges on few rows, and more would only look exact."""
+    """Two decimals: a client evaluates on few rows, and more would only look exact."""
     return "" if math.isnan(value) else f"{value:.2f}"
 
 
@@ -292,25 +254,22 @@ def _decimal(value: float) -> str:
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
-def _fresh(used: str) -> str:
-    """The command with a folder of its own; as it is, where it is no shell's line."""
+def _command(summary: dict[str, Any]) -> str:
+    """The run's command, with an output folder of its own."""
+    used = summary.get("command", "")
+    if not isinstance(used, str):
+        used = shlex.join(map(str, used))
     try:
-        return shlex.join(repeating(shlex.split(used)))
-    except ValueError:
+        return shlex.join(repeating(shlex.split(used))) if used else ""
+    except ValueError:  # not a shell's command line: shown as it is
         return used
 
 
-def _repeat(summary: dict[str, Any]) -> str:
-    parts = []
-    if "command" in summary:
-        used = summary["command"]
-        parts.append(command(_fresh(used if isinstance(used, str) else shlex.join(map(str, used)))))
+def _details(summary: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
     known = ("git_commit", "seed", "device", "machine")
-    details: dict[str, Any] = {key: summary[key] for key in known if summary.get(key) is not None}
-    if details:
-        parts.append(fold("Code and machine", pairs(flat(details))))
-    if summary.get("config"):
-        parts.append(fold("Full configuration", pairs(flat(summary["config"]))))
-    if summary.get("versions"):
-        parts.append(fold("Versions", pairs(flat(summary["versions"]))))
-    return "\n".join(parts) or '<p class="soft">The run left no command and no configuration.</p>'
+    found = {
+        "Code and machine": {key: summary[key] for key in known if summary.get(key) is not None},
+        "Full configuration": summary.get("config"),
+        "Versions": summary.get("versions"),
+    }
+    return [(label, flat(values)) for label, values in found.items() if values]

@@ -1,30 +1,28 @@
-"""What a language model wrote, as a section of the report: from samples.json."""
+"""Texts that a language model wrote before and after training: from samples.json."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
-from fedfrozen_app.report.html import box, pairs
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.files.readers import read_checked
+
+log = logging.getLogger(__name__)
 
 FILE = "samples.json"
 LINES = {"prompt": "prompt", "answer": "the data's answer", "before": "before training", "after": "after"}
 
 
 def read_samples(run: Path) -> list[dict[str, Any]]:
-    """Empty where the model writes none, or where somebody has changed the file."""
+    """Empty where the model writes no text, or where the file is damaged, which is logged."""
     try:
-        found = json.loads((run / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(checked.content) if (checked := read_checked(run / FILE)) is not None else []
+    except (UserError, ValueError, RecursionError) as error:
+        log.warning("The samples are left out: %s", error)
         return []
     return found if isinstance(found, list) and all(isinstance(one, dict) for one in found) else []
 
 
-def samples_section(found: list[dict[str, Any]]) -> str:
-    """Escaped: what a model writes may look like anything."""
-    if not found:
-        return ""
-    boxes = [
-        box(pairs([(title, str(one[key])) for key, title in LINES.items() if key in one])) for one in found
-    ]
-    note = "The likeliest token at each place, after prompts of the first test rows."
-    return f'<h2>Text</h2>{"".join(boxes)}<p class="note">{note}</p>'
+def sample_lines(sample: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(title, str(sample[key])) for key, title in LINES.items() if key in sample]

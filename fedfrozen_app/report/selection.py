@@ -13,12 +13,12 @@ MAX_CLIENTS = 12  # more are shown as their sum alone
 
 
 def chose(rows: Sequence[Row]) -> bool:
-    """Whether any client chose a layer; where the head alone is trained nobody can."""
+    """Whether any client chose a layer; where only the head is trained no client can."""
     return any(layers for row in rows for layers in row.get("selection", {}).values())
 
 
 def layer_count(rows: Sequence[Row]) -> int:
-    """How many layers there were to choose from; of older runs as far as anybody chose or scored them."""
+    """How many layers there were to choose from; in older runs, as many as were chosen or scored."""
     known = (max(row.get("layers") or [-1]) for row in rows)
     chosen = (layer for row in rows for picked in row.get("selection", {}).values() for layer in picked)
     scored = (len(row.get("layer_scores", ())) - 1 for row in rows)
@@ -28,7 +28,7 @@ def layer_count(rows: Sequence[Row]) -> int:
 def selection_changes(rows: Sequence[Row]) -> float | None:
     """How many of a client's layers it did not have in its last round before, mean over clients and rounds.
 
-    0: everybody keeps their layers; K: everybody changes all of them. None where nothing can be compared.
+    0: all clients keep their layers; K: all of them change all K layers. None where nothing can be compared.
     """
     last: dict[str, set[int]] = {}
     changed: list[int] = []

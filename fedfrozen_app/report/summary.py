@@ -1,20 +1,21 @@
-"""The figures that sum a run up, as `summary.json` keeps them."""
+"""The metrics that summarise a run, as `summary.json` keeps them."""
 
-import json
 import platform
 import shlex
 import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fedfrozen_app import registry
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.files import checkpoint
+from fedfrozen_app.core import own_objects, registry
+from fedfrozen_app.core.errors import RunFailed, UserError
+from fedfrozen_app.files import checkpoint, status
+from fedfrozen_app.files.readers import Damaged, read_object
+from fedfrozen_app.files.rows import cold_bytes_down
 from fedfrozen_app.report.selection import selection_changes
 
 PACKAGES = (
@@ -26,6 +27,12 @@ PACKAGES = (
     "flwr-datasets",
     "ray",
     "hydra-core",
+)
+# What a value of the file is, where there is one.
+OBJECTS = ("config", "versions", "stability", "personal", "epsilon", "baseline")
+NUMBERS = (
+    *("rounds", "total_bytes_up", "total_bytes_down", "total_bytes_down_cold", "seconds"),
+    *("final_test_accuracy", "final_test_f1"),
 )
 LAST = 10  # rounds that "stability" looks back over
 Row = dict[str, Any]
@@ -41,13 +48,18 @@ def summarise(
     command: str,
     selected_round: int | None,
     personal: dict[str, Any] | None = None,
-    majority: float | None = None,
+    trivial: Mapping[str, float] | None = None,
+    baseline: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """`majority`: the accuracy of always saying the most frequent class of the test rows."""
-    judged: dict[str, Any] = {} if personal is None else {"personal": personal}
-    if majority is not None:
-        judged["majority_accuracy"] = majority
-    return {"status": status, **_figures(rows, selected_round, config), **judged} | {
+    """`trivial`: scores on the test rows of what predicts without looking at a row, such as
+    `majority_accuracy`. `baseline`: those of a linear model on the same rows."""
+    evaluated: dict[str, Any] = {} if personal is None else {"personal": personal}
+    evaluated |= trivial or {}
+    if objects := own_objects.used_by(config):
+        evaluated["objects"] = own_objects.notes(objects)
+    if baseline is not None:
+        evaluated["baseline"] = baseline
+    return {"status": status, **_metrics(rows, selected_round, config), **evaluated} | {
         "seconds": seconds,
         "seed": config["seed"],
         "device": device,
@@ -59,26 +71,47 @@ def summarise(
     }
 
 
+def stored_summary(run_dir: Path) -> dict[str, Any] | None:
+    """summary.json as the run wrote it; None where it wrote none. Raises `Damaged`."""
+    path = run_dir / "summary.json"
+    found = read_object(path)
+    if found is None:
+        return None
+    for keys, kind in ((OBJECTS, dict), (NUMBERS, (int, float))):
+        for key in keys:
+            if found.get(key) is not None and not isinstance(found[key], kind):
+                raise Damaged(path, f"its {key} is not what a run writes")
+    if "objects" in found and not _are_objects(found["objects"]):
+        raise Damaged(path, "its objects are not what a run writes")
+    return found
+
+
+def _are_objects(found: Any) -> bool:
+    return isinstance(found, list) and all(
+        isinstance(one, dict) and all(isinstance(one.get(key), str) for key in ("name", "word", "digest"))
+        for one in found
+    )
+
+
+def finished_summary(run_dir: Path) -> dict[str, Any]:
+    """Of a run that has just ended in another process."""
+    found = stored_summary(run_dir)
+    if found is None:
+        raise RunFailed(f"The run ended without a summary: see the log in {run_dir}.")
+    return found
+
+
 def read_summary(run_dir: Path, rows: Sequence[Row]) -> dict[str, Any]:
-    """The run's summary.json; while there is none of these rows, what the rows and the checkpoint tell."""
-    path, done = run_dir / "summary.json", rows[-1]["round"] if rows else 0
-    stored: dict[str, Any] = {}
-    if path.is_file():
-        try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise UserError(
-                f"{path} is not JSON: mend it, or remove it to report the rounds alone."
-            ) from error
-        if not isinstance(stored, dict):
-            raise UserError(f"{path} must hold one JSON object: mend it, or remove it.")
-        # A resumed run, or one started again in its folder, still has its old summary.
-        if stored.get("rounds", done) == done:
-            return stored
+    """The run's summary.json; while there is none of these rows, what the rows and the checkpoint hold."""
+    done = rows[-1]["round"] if rows else 0
+    stored = stored_summary(run_dir)
+    # A resumed run, or one started again in its folder, still has its old summary.
+    if stored is not None and stored.get("rounds", done) == done:
+        return stored
     state = checkpoint.newest_state(run_dir)
     summary = {
         "status": _run_state(run_dir),
-        **_figures(rows, state["hooks"]["best"]["round"] if state else None, state and state["config"]),
+        **_metrics(rows, state["hooks"]["best"]["round"] if state else None, state and state["config"]),
         "seconds": sum(row.get("seconds", {}).get("total", 0.0) for row in rows),
     }
     if state:
@@ -92,40 +125,37 @@ def read_summary(run_dir: Path, rows: Sequence[Row]) -> dict[str, Any]:
 
 def _run_state(run_dir: Path) -> str:
     """The state of a run without a summary: from its status.json, or else when it last wrote a row."""
-    try:
-        status = json.loads((run_dir / "status.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        status = {}
-    if isinstance(status, dict) and status.get("state") in ("failed", "interrupted"):
-        return ": ".join(str(status[key]) for key in ("state", "reason") if status.get(key))
+    known = status.read(run_dir)
+    if known is not None and known.state in ("failed", "interrupted"):
+        return ": ".join(word for word in (known.state, known.reason) if word)
     if not (run_dir / "metrics.jsonl").is_file():
         return "not begun"
     written = datetime.fromtimestamp((run_dir / "metrics.jsonl").stat().st_mtime)
     return f"not finished, last written {written:%Y-%m-%d %H:%M:%S}"
 
 
-def _figures(
+def _metrics(
     rows: Sequence[Row], selected_round: int | None, config: dict[str, Any] | None
 ) -> dict[str, Any]:
     metric = "f1" if any("test_f1" in row for row in rows) else "accuracy"
     key = f"test_{metric}"
-    judged = [row for row in rows if key in row]
+    evaluated = [row for row in rows if key in row]
     summary: dict[str, Any] = {"rounds": rows[-1]["round"] if rows else 0}
-    if judged:
-        best = max(judged, key=lambda row: row[key])
-        last = [row[key] for row in judged if row["round"] > 0][-LAST:]
+    if evaluated:
+        best = max(evaluated, key=lambda row: row[key])
+        last = [row[key] for row in evaluated if row["round"] > 0][-LAST:]
         summary |= {
-            f"final_{key}": judged[-1][key],
-            "final_test_loss": judged[-1].get("test_loss"),
-            **_perplexities(judged),
+            f"final_{key}": evaluated[-1][key],
+            "final_test_loss": evaluated[-1].get("test_loss"),
+            **_perplexities(evaluated),
             f"best_{key}": best[key],
             "best_test_round": best["round"],
             "stability": {
                 "std_last_10": statistics.stdev(last) if len(last) > 1 else None,
-                "best_minus_final": best[key] - judged[-1][key],
+                "best_minus_final": best[key] - evaluated[-1][key],
             },
         }
-    chosen = next((row for row in judged if row["round"] == selected_round), None)
+    chosen = next((row for row in evaluated if row["round"] == selected_round), None)
     if chosen is not None:
         summary |= {"selected_round": selected_round, f"selected_{key}": chosen[key]}
     if (changes := selection_changes(rows)) is not None:
@@ -141,6 +171,8 @@ def _figures(
         summary["audited"] = marks[-1]
     if (method := method_of(config)) is not None:
         summary |= method.sums_up(rows)
+    if any("bytes_down_cold" in row for row in rows):
+        summary["total_bytes_down_cold"] = sum(map(cold_bytes_down, rows))
     return summary | {
         "total_bytes_up": sum(row.get("bytes_up", 0) for row in rows),
         "total_bytes_down": sum(row.get("bytes_down", 0) for row in rows),
@@ -148,9 +180,9 @@ def _figures(
     }
 
 
-def _perplexities(judged: Sequence[Row]) -> dict[str, float]:
+def _perplexities(evaluated: Sequence[Row]) -> dict[str, float]:
     """Of a language model: the last, and the lowest, of the test rows."""
-    found = [row["test_perplexity"] for row in judged if "test_perplexity" in row]
+    found = [row["test_perplexity"] for row in evaluated if "test_perplexity" in row]
     return {"final_test_perplexity": found[-1], "best_test_perplexity": min(found)} if found else {}
 
 
@@ -159,7 +191,7 @@ def method_of(config: dict[str, Any] | None) -> Any:
     name = ((config or {}).get("strategy") or {}).get("name")
     try:
         return None if name is None else registry.find("strategies", str(name))
-    except UserError:  # somebody else's run, of a package that this machine lacks
+    except UserError:  # a run of a package that this machine lacks
         return None
 
 

@@ -1,4 +1,4 @@
-"""How far a sweep is: known to the bar of whichever of its runs is on, so that one bar tells of all."""
+"""How far a sweep is: the bar of the current run reads it, so that one bar shows the whole sweep."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +43,6 @@ def over_all_runs(runs: int) -> Iterator[SweepClock]:
 
 
 def run_ended(*, kept: bool = False) -> None:
-    """Said of a run that is complete, or failed; nothing happens where there is no sweep in this process."""
+    """Count a run that is complete or has failed; does nothing where this process runs no sweep."""
     if (clock := SWEEP.get()) is not None:
         clock.finish(kept=kept)

@@ -1,7 +1,7 @@
-"""Where else the figures of a run go: TensorBoard's files beside it and, on request, W&B and MLflow.
+"""Where else the metrics of a run are written: TensorBoard's files beside it and, on request, W&B and MLflow.
 
-Each through its own library, which is imported only when it is asked for; where the results lie and who may
-see them is for that library's own settings (WANDB_MODE, MLFLOW_TRACKING_URI and so on) to say.
+Each uses its own library, imported only on request. That library's settings (WANDB_MODE, MLFLOW_TRACKING_URI
+and so on) decide where the results are stored and who may see them.
 """
 
 import json
@@ -16,8 +16,9 @@ from types import ModuleType, TracebackType
 from typing import Any, Self
 
 from fedfrozen_app.config import TrackConfig
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files.disk import replace_file
+from fedfrozen_app.files.readers import read_object
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.report.html import flat
 
@@ -68,12 +69,12 @@ class Tracking:
     # A resumed run continues there too: the ids it was given are kept in its folder.
 
     def known(self, name: str) -> str | None:
-        path = self.folder / "tracking.json"
-        return json.loads(path.read_text()).get(name) if self.first_round > 1 and path.is_file() else None
+        found = read_object(self.folder / "tracking.json") if self.first_round > 1 else None
+        return None if found is None else found.get(name)
 
     def remember(self, name: str, value: str) -> None:
         path = self.folder / "tracking.json"
-        others = json.loads(path.read_text()) if path.is_file() else {}
+        others = read_object(path) or {}
         replace_file(path, json.dumps(others | {name: value}))
 
 
@@ -102,20 +103,20 @@ def _tensorboard(run: Tracking) -> Iterator[Log]:
     threading.excepthook = _quiet_about_the_disk
     with SummaryWriter(str(folder), purge_step=purge, flush_secs=5) as writer:
 
-        def log(figures: dict[str, float], step: int) -> None:
-            for name, value in figures.items():
+        def log(metrics: dict[str, float], step: int) -> None:
+            for name, value in metrics.items():
                 writer.add_scalar(name, value, step)
 
         yield log
 
 
-_tell_of_threads = threading.excepthook
+_default_hook = threading.excepthook
 
 
 def _quiet_about_the_disk(found: threading.ExceptHookArgs) -> None:
-    """TensorBoard writes in a thread of its own. That a disk is full is the run's to say, in a sentence."""
+    """TensorBoard writes in a thread of its own. The run itself reports a full disk, in one sentence."""
     if not (issubclass(found.exc_type, OSError) and type(found.thread).__name__ == "_AsyncWriterThread"):
-        _tell_of_threads(found)
+        _default_hook(found)
 
 
 @contextmanager
@@ -138,7 +139,7 @@ def _wandb(run: Tracking) -> Iterator[Log]:
         ) from error
     run.remember("wandb", started.id)
     with started:
-        yield lambda figures, step: started.log(figures, step=step)
+        yield lambda metrics, step: started.log(metrics, step=step)
 
 
 @contextmanager
@@ -159,7 +160,7 @@ def _mlflow(run: Tracking) -> Iterator[Log]:
         ) from error
     run.remember("mlflow", started.info.run_id)
     with started:
-        yield lambda figures, step: mlflow.log_metrics(figures, step=step)
+        yield lambda metrics, step: mlflow.log_metrics(metrics, step=step)
 
 
 def _library(name: str) -> ModuleType:

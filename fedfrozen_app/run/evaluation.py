@@ -1,4 +1,4 @@
-"""What a run looks at beside its rounds: the test set, every client's own rows, who has which classes."""
+"""What a run evaluates besides its rounds: the test set, every client's own rows, the clients' classes."""
 
 import json
 import logging
@@ -10,36 +10,41 @@ import numpy as np
 from flwr.app import ArrayRecord, MetricRecord
 from torch import Tensor
 
-from fedfrozen_app.data.partition import label_counts
-from fedfrozen_app.data.picture import label_picture
+from fedfrozen_app.baselines.score import quick_baseline
+from fedfrozen_app.census.fairness_groups import SITE, summary, together, unflat
+from fedfrozen_app.data.client_splits import label_counts
 from fedfrozen_app.exchange.arrays import to_tensors
-from fedfrozen_app.fairness.groups import SITE, summary, together, unflat
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.files.rows import read_rows
-from fedfrozen_app.local.fair import judge_rows
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.fair import groups_of_table
+from fedfrozen_app.local.model_evaluation import (
+    evaluate_novel,
+    evaluate_test,
+    evaluate_validation,
+    evaluates_after,
+)
+from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.report.fairness import read_fairness
+from fedfrozen_app.report.label_picture import label_picture
 from fedfrozen_app.report.personal import summarise_clients, write_personal
 from fedfrozen_app.server.base import PlannedFedAvg
-from fedfrozen_app.server.judge import evaluate_clients
+from fedfrozen_app.server.evaluation_round import evaluate_clients
 
 log = logging.getLogger(__name__)
 
 
-def evaluator(
-    strategy: PlannedFedAvg, resident: Resident
-) -> Callable[[int, ArrayRecord], MetricRecord | None]:
+def evaluator(strategy: PlannedFedAvg, worker: Worker) -> Callable[[int, ArrayRecord], MetricRecord | None]:
     """The central evaluation of the full model, on the test set and the server's validation rows."""
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        # Where nothing is shared the server's own model stays what it was built as: no round's result.
-        nothing = not (strategy.shares_model or resident.has_global)
-        if server_round and (nothing or not resident.evaluates_after(server_round)):
+        # If nothing is shared, the server's model stays as it was built: it is no round's result.
+        nothing = not (strategy.shares_model or worker.has_global)
+        if server_round and (nothing or not evaluates_after(worker.config, server_round)):
             return None
-        resident.load(to_tensors(arrays), strategy.digests)
-        with resident.only_global():
-            test, validation = resident.evaluate_test(), resident.evaluate_validation()
-            novel = resident.evaluate_novel()
+        worker.load(to_tensors(arrays), strategy.digests)
+        with worker.only_global():
+            test, validation = evaluate_test(worker), evaluate_validation(worker)
+            novel = evaluate_novel(worker)
         record = MetricRecord()
         record.update({f"test_{key}": value for key, value in test.items()})
         record.update({f"val_{key}": value for key, value in validation.items()})
@@ -49,57 +54,57 @@ def evaluator(
     return evaluate
 
 
-def judge_personal(strategy: PlannedFedAvg, resident: Resident, folder: Path) -> dict[str, Any]:
-    """Every client on its own test rows, in `personal.json` and `fairness.png`; the figures over clients."""
+def evaluate_personal(strategy: PlannedFedAvg, worker: Worker, folder: Path) -> dict[str, Any]:
+    """Every client on its own test rows, in `personal.json` and `fairness.png`; metrics over all clients."""
     rows = read_rows(folder)
-    judged, failed, traffic = evaluate_clients(strategy, rows[-1]["round"])
-    parts = resident.shares.partition
-    figures = summarise_clients(judged, rows, () if parts is None else parts.names)
-    figures |= {"bytes_up": traffic.up, "bytes_down": traffic.down}
+    evaluated, failed, traffic = evaluate_clients(strategy, rows[-1]["round"])
+    parts = worker.shares.partition
+    metrics = summarise_clients(evaluated, rows, () if parts is None else parts.names)
+    metrics |= {"bytes_up": traffic.up, "bytes_down": traffic.down}
     if failed:
-        figures["not_judged"] = failed
-    write_personal(figures, folder)
-    by_client = {names_of(resident).get(client, client): unflat(own) for client, own in judged.items()}
+        metrics["not_judged"] = failed
+    write_personal(metrics, folder)
+    by_client = {names_of(worker).get(client, client): unflat(own) for client, own in evaluated.items()}
     models = dict.fromkeys(model for own in by_client.values() for model in own)
-    told = {
+    groups = {
         model: together({client: own[model] for client, own in by_client.items() if model in own})
         for model in models
     }
     before = read_fairness(folder)
     if before is not None and "global" in before["models"]:
-        told.pop("global", None)  # judged on all rows at once, which is exact
-    if told:
-        write_fairness(told, resident, folder)
-    return {key: value for key, value in figures.items() if key != "clients"}
+        groups.pop("global", None)  # evaluated on all rows at once, which is exact
+    if groups:
+        write_fairness(groups, worker, folder)
+    return {key: value for key, value in metrics.items() if key != "clients"}
 
 
-def names_of(resident: Resident) -> dict[str, str]:
-    """What people call the clients of a simulation."""
-    parts = resident.shares.partition
+def names_of(worker: Worker) -> dict[str, str]:
+    """Names of a simulation's clients, by number."""
+    parts = worker.shares.partition
     return {} if parts is None else {str(number): name for number, name in enumerate(parts.names)}
 
 
-def judge_fairness(resident: Resident, folder: Path, times: int = 0) -> dict[str, Any] | None:
-    """The global model as it is loaded, on the test rows, by client, class and subgroup; None without, or
-    where a model knows no classes."""
-    if not len(resident.test_table) or resident.task.kind == "language":
+def evaluate_fairness(worker: Worker, folder: Path, times: int = 0) -> dict[str, Any] | None:
+    """The loaded global model on the test rows, by client, class and subgroup; None without test rows, or
+    for a language model."""
+    if not len(worker.data.test_table) or worker.task.kind == "language":
         return None
     more = {}
-    if resident.shares.test:
-        clients = np.full(len(resident.test_table), "(nobody's)", dtype=object)
-        for number, rows in enumerate(resident.shares.test):
-            clients[rows] = names_of(resident)[str(number)]
+    if worker.shares.test:
+        clients = np.full(len(worker.data.test_table), "(nobody's)", dtype=object)
+        for number, rows in enumerate(worker.shares.test):
+            clients[rows] = names_of(worker)[str(number)]
         more = {SITE: clients}
-    with resident.only_global():
-        index = np.arange(len(resident.test_table))
-        found = judge_rows(resident, resident.test_table, index, more, times)
-    return write_fairness({"global": found}, resident, folder)
+    with worker.only_global():
+        index = np.arange(len(worker.data.test_table))
+        found = groups_of_table(worker, worker.data.test_table, index, more, times)
+    return write_fairness({"global": found}, worker, folder)
 
 
-def write_fairness(models: dict[str, Any], resident: Resident, folder: Path) -> dict[str, Any]:
-    """fairness.json, beside what other models of the run are in it already."""
+def write_fairness(models: dict[str, Any], worker: Worker, folder: Path) -> dict[str, Any]:
+    """fairness.json, added to the run's models that are in it already."""
     path = folder / "fairness.json"
-    found = summary(models, resident.config.dataset.subgroup_floor)
+    found = summary(models, worker.config.dataset.subgroup_floor)
     if (before := read_fairness(folder)) is not None:
         found["models"] = before["models"] | found["models"]
     replace_file(path, json.dumps(found, indent=1) + "\n")
@@ -113,21 +118,41 @@ def majority_share(labels: Tensor) -> float | None:
     return float(labels.unique(return_counts=True)[1].max()) / len(labels)
 
 
-def draw_labels(resident: Resident, folder: Path) -> None:
-    """Who has which classes, as a picture, and how many rows (`clients.json`)."""
-    parts = resident.shares.partition
+def linear_baseline(strategy: PlannedFedAvg, worker: Worker) -> dict[str, Any] | None:
+    """What a plain model has on the same rows; None where they are not this process's to read, or where the
+    run has no model of its own."""
+    config = worker.config
+    if not config.baseline or strategy.personal or not (strategy.shares_model or worker.has_global):
+        return None
+    return quick_baseline(config, worker.corpus, worker.shares)
+
+
+def trivial_scores(kind: str, labels: Tensor) -> dict[str, float]:
+    """What predicts without looking at a row: the most frequent class or label alone; of entities, none."""
+    if kind == "tokens" and len(labels):
+        return {"majority_f1": 0.0}
+    if kind == "multilabel" and len(labels):
+        each, total = int(labels.sum(dim=0).max()), int(labels.sum())
+        return {"majority_f1": 2 * each / max(len(labels) + total, 1)}
+    share = majority_share(labels)
+    return {} if share is None else {"majority_accuracy": share}
+
+
+def draw_labels(worker: Worker, folder: Path) -> None:
+    """Each client's classes, as a picture, and its number of rows (`clients.json`)."""
+    parts = worker.shares.partition
     if parts is None:
         return
     log.info(parts.note)
-    labels, classes = resident.corpus.strata, resident.corpus.stratum_names
+    labels, classes = worker.corpus.strata, worker.corpus.stratum_names
     counts = label_counts(labels, parts, len(classes))
     label_picture(counts, classes, parts.names, folder / "labels.png")
-    # How much a client's figures can be worth. Sites of their own tell nobody how many rows they hold.
+    # How reliable a client's metrics are. Real sites do not report how many rows they hold.
     sizes = {
         str(number): {
             "name": parts.names[number],
             "rows": len(rows),
-            "held_out": len(resident.rows(str(number)).validation),
+            "held_out": len(worker.rows(str(number)).validation),
         }
         for number, rows in enumerate(parts.indices)
     }

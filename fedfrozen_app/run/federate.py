@@ -1,37 +1,47 @@
-"""The story of a run, the same in every runtime: only the grid behind the conversation differs."""
+"""One run from start to results, the same in every runtime: only the grid behind the connection differs."""
 
 import logging
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from torch import Tensor
 
-from fedfrozen_app import registry
+from fedfrozen_app.adapters.rule import make_rule
 from fedfrozen_app.config import Config, strategy_settings
-from fedfrozen_app.errors import RunFailed
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.errors import RunFailed
+from fedfrozen_app.core.formatting import resume_command
+from fedfrozen_app.core.signals import shielded
 from fedfrozen_app.exchange.arrays import to_record
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.files.disk import save_tensors
+from fedfrozen_app.files import folder_manifest as manifest
+from fedfrozen_app.files.folders import has_results
 from fedfrozen_app.files.rows import Row, read_rows
-from fedfrozen_app.local.resident import Resident
-from fedfrozen_app.privacy.notes import audit_mark, model_metadata, opening_lines
+from fedfrozen_app.files.uploads import write_upload
+from fedfrozen_app.local.compiling import Compiling
+from fedfrozen_app.local.prefetch import drop_prefetched
+from fedfrozen_app.local.worker import Worker
+from fedfrozen_app.privacy.notices import audit_mark, model_metadata, opening_lines
 from fedfrozen_app.report.console import Progress
 from fedfrozen_app.report.output import write_outputs
 from fedfrozen_app.report.track import Tracking
 from fedfrozen_app.run import evaluation
+from fedfrozen_app.run.data_record import write_data_record, write_tokenizer
 from fedfrozen_app.run.debugging import debugging
 from fedfrozen_app.run.job import Job
+from fedfrozen_app.run.own_record import write_own_record
 from fedfrozen_app.run.prepare import StartingPoint, check_possible, prepare, private_parts_note
 from fedfrozen_app.run.samples import write_samples
-from fedfrozen_app.server.adapter_rule import make_rule
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
-from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server.connection import Connection
+from fedfrozen_app.server.earlier_sums import EarlierSums
 from fedfrozen_app.server.hooks import (
     BestModel,
     Checkpoints,
@@ -43,31 +53,75 @@ from fedfrozen_app.server.hooks import (
 )
 from fedfrozen_app.server.optimizer import make_optimizer
 from fedfrozen_app.server.state import restore
-from fedfrozen_app.signals import shielded
 
 log = logging.getLogger(__name__)
 ClientState = Callable[[], dict[str, dict[str, Tensor]]]
 
 
+@dataclass
+class Parts:
+    """What a run is made of, once it is known to be possible."""
+
+    strategy: PlannedFedAvg
+    start: StartingPoint
+    best: BestModel
+    progress: Progress
+    tracking: Tracking
+
+
+@dataclass
+class Ending:
+    status: str = "failed"
+    personal: dict[str, Any] | None = None  # metrics of personal models
+    baseline: dict[str, Any] | None = None  # what a linear model has on the same rows
+
+
 def federate(
-    job: Job, conversation: Conversation, resident: Resident, client_state: ClientState = dict
+    job: Job, connection: Connection, worker: Worker, client_state: ClientState = dict
 ) -> dict[str, Any]:
     """Run the rounds, write every output into the job's folder, and return the summary.
 
-    `client_state` gives what clients keep for themselves, where this process holds it.
+    `client_state` returns what clients keep for themselves, if this process holds it.
     """
     began = time.perf_counter()
-    job = job.with_settings()
-    conversation.foundation = resident.foundation
-    check_possible(job, resident)
-    open_folder(job, resident)
-    marks = model_metadata(job.config.privacy) | resident.wrapper.marks()
+    job = job.with_settings().with_reading(worker.corpus.reading)
+    connection.foundation.arrays = worker.foundation
+    check_possible(job, worker)
+    open_folder(job, worker)
+    parts = assemble(job, connection, worker, client_state)
+    # The rounds before count, as their bytes do.
+    began -= sum(row.get("seconds", {}).get("total", 0.0) for row in parts.start.history)
+    announce(job, parts.strategy, connection, worker)
+    if parts.start.first_round == 1:
+        worker.load(parts.start.model[0], {})
+        write_samples(worker, job.folder, "before")
+    ending = Ending()
+    try:
+        run_rounds(job, parts, connection, worker)
+        ending.personal = evaluate_at_end(job, parts.strategy, worker)
+        ending.baseline = evaluation.linear_baseline(parts.strategy, worker)
+        ending.status = "stopped early" if parts.best.out_of_patience else "completed"
+    except (KeyboardInterrupt, SystemExit):  # Flower exits from a run that was stopped
+        ending.status = "interrupted"
+        raise
+    finally:
+        # Keep what was done, however the run ended; a second Ctrl-C waits for the last file.
+        with shielded():
+            reason = why_nothing_changed(read_rows(job.folder))
+            if reason:
+                ending.status = "failed"
+            summary = write_results(job, parts, worker, ending, time.perf_counter() - began)
+    if reason:
+        raise RunFailed(reason)
+    return summary
+
+
+def assemble(job: Job, connection: Connection, worker: Worker, client_state: ClientState) -> Parts:
+    """The strategy at its first round, with all hooks."""
+    marks = model_metadata(job.config.privacy) | worker.marks()
     best = BestModel(job.folder, job.config.early_stop.patience, metadata=marks)
     metrics = MetricsFile(job.folder / "metrics.jsonl")
-    start = prepare(job, conversation, resident, best, metrics)
-    began -= sum(
-        row.get("seconds", {}).get("total", 0.0) for row in start.history
-    )  # as their bytes count too
+    start = prepare(job, connection, worker, best, metrics)
     progress = Progress(job.config.num_rounds, start_round=start.first_round - 1)
     tracking = Tracking(job.config.track, job.resolved_config, job.folder, start.first_round)
     saver = Checkpoints.of(
@@ -77,71 +131,72 @@ def federate(
         job.folder,
         best,
         client_state,
-        resident.compiling.state_dict,
+        worker.kept.for_run(Compiling).state_dict,
     )
-    hooks = [WorkersAlive(), best, *privacy_spent(job.config, start.history), saver, metrics]
+    hooks = [WorkersAlive(job.folder), best, *privacy_spent(job.config, start.history), saver, metrics]
     shown = [ShowProgress(progress)] if job.shown else []
-    strategy = make_strategy(job, conversation, start, [*hooks, *shown, tracking, SomebodyTakesPart()])
-    announce(job, strategy, conversation, resident)
-    if start.first_round == 1:
-        resident.load(start.model[0], {})
-        write_samples(resident, job.folder, "before")
-    status, personal = "failed", None
-    try:
-        shown_by = progress if job.shown else nullcontext()
-        with shown_by, tracking, debugging(job.config.debug, job.folder):
-            strategy.start(
-                conversation.grid,
-                to_record(start.model.pop(), local=True),  # nobody keeps the first model while others train
-                num_rounds=job.config.num_rounds,
-                timeout=job.config.runtime.round_timeout,
-                evaluate_fn=evaluation.evaluator(strategy, resident),
-            )
-        resident.begun = None  # after an early stop, of a round that never comes
-        if strategy.shares_model or resident.has_global:
-            resident.load(strategy.model, strategy.digests)
-            evaluation.judge_fairness(resident, job.folder)
-            write_samples(resident, job.folder, "after")
-        # Private clients would decline, and masked ones tell nothing of one of them.
-        alone = job.config.privacy.name == "none" and job.config.secure_aggregation.name == "off"
-        unasked = strategy.personal and alone
-        if unasked if job.config.personal is None else job.config.personal:
-            personal = evaluation.judge_personal(strategy, resident, job.folder)
-        status = "stopped early" if best.out_of_patience else "completed"
-    except (KeyboardInterrupt, SystemExit):  # Flower exits from a run that was stopped
-        status = "interrupted"
-        raise
-    finally:
-        # What was done is kept, however the run ended; a second Ctrl-C waits for the last file.
-        with shielded():
-            rows = read_rows(job.folder)
-            reason = why_nothing_changed(rows)
-            summary = write_outputs(
-                job.folder,
-                strategy.model,
-                rows,
-                metadata=best.metadata,
-                config=job.resolved_config,
-                status="failed" if reason else status,
-                seconds=time.perf_counter() - began,
-                device=str(resident.device),
-                command=shlex.join(["fedfrozen", *job.overrides]),
-                selected_round=best.round,
-                personal=personal,
-                majority=None
-                if strategy.personal
-                else evaluation.majority_share(resident.corpus.test.labels),
-            )
-    if reason:
-        raise RunFailed(reason)
-    return summary
+    hooks += [*shown, tracking, SomebodyTakesPart(job.folder)]
+    strategy = make_strategy(job, connection, start, hooks)
+    return Parts(strategy, start, best, progress, tracking)
 
 
-def open_folder(job: Job, resident: Resident) -> None:
+def run_rounds(job: Job, parts: Parts, connection: Connection, worker: Worker) -> None:
+    shown_by = parts.progress if job.shown else nullcontext()
+    with shown_by, parts.tracking, debugging(job.config.debug, job.folder):
+        parts.strategy.start(
+            connection.transport.grid,
+            to_record(parts.start.model.pop(), local=True),  # the first model is not kept while others train
+            num_rounds=job.config.num_rounds,
+            timeout=job.config.runtime.round_timeout,
+            evaluate_fn=evaluation.evaluator(parts.strategy, worker),
+        )
+
+
+def evaluate_at_end(job: Job, strategy: PlannedFedAvg, worker: Worker) -> dict[str, Any] | None:
+    """Fairness and samples of the global model; the metrics of personal models, if they are wanted."""
+    drop_prefetched(worker)
+    if strategy.shares_model or worker.has_global:
+        worker.load(strategy.model, strategy.digests)
+        evaluation.evaluate_fairness(worker, job.folder)
+        write_samples(worker, job.folder, "after")
+    # Private clients would decline, and of masked ones only sums are known.
+    one_by_one = job.config.privacy.name == "none" and job.config.secure_aggregation.name == "off"
+    by_default = strategy.personal and one_by_one
+    if by_default if job.config.personal is None else job.config.personal:
+        return evaluation.evaluate_personal(strategy, worker, job.folder)
+    return None
+
+
+def write_results(job: Job, parts: Parts, worker: Worker, ending: Ending, seconds: float) -> dict[str, Any]:
+    corpus = worker.corpus
+    trivial = {} if parts.strategy.personal else evaluation.trivial_scores(corpus.task, corpus.test.labels)
+    return write_outputs(
+        job.folder,
+        parts.strategy.model,
+        read_rows(job.folder),
+        metadata=parts.best.metadata,
+        config=job.resolved_config,
+        status=ending.status,
+        seconds=seconds,
+        device=str(worker.device),
+        command=shlex.join(["fedfrozen", *job.overrides]),
+        selected_round=parts.best.round,
+        personal=ending.personal,
+        trivial=trivial,
+        baseline=ending.baseline,
+    )
+
+
+def open_folder(job: Job, worker: Worker) -> None:
     job.folder.mkdir(parents=True, exist_ok=True)
+    if not manifest.is_recorded(job.folder):  # Flower began this run, or an older version did
+        manifest.begin(job.folder, manifest.RUN, overrides=job.overrides)
     for line in opening_lines(job.config.privacy, in_sum=job.config.secure_aggregation.noise == "sum"):
         log.warning(line)
-    evaluation.draw_labels(resident, job.folder)
+    evaluation.draw_labels(worker, job.folder)
+    write_data_record(worker, job.folder)
+    write_own_record(job.resolved_config, job.folder)
+    write_tokenizer(worker, job.folder)
 
 
 def privacy_spent(config: Config, history: list[Row]) -> list[PrivacySpent]:
@@ -152,13 +207,11 @@ def privacy_spent(config: Config, history: list[Row]) -> list[PrivacySpent]:
     return [hook]
 
 
-def make_strategy(
-    job: Job, conversation: Conversation, start: StartingPoint, hooks: list[Any]
-) -> PlannedFedAvg:
+def make_strategy(job: Job, connection: Connection, start: StartingPoint, hooks: list[Any]) -> PlannedFedAvg:
     """The strategy at its first round, with what a checkpoint kept for it."""
     config = job.config
     federation = Federation(
-        conversation,
+        connection,
         config.participation,
         config.seed,
         config.aggregation,
@@ -169,6 +222,7 @@ def make_strategy(
         secure=config.secure_aggregation,
         rule=make_rule(config),
         exchanged=frozenset(start.model[0]),
+        sums=earlier_sums(connection, job.folder),
     )
     strategy: PlannedFedAvg = registry.find("strategies", config.strategy["name"])(
         federation,
@@ -183,6 +237,12 @@ def make_strategy(
     return strategy
 
 
+def earlier_sums(connection: Connection, folder: Path) -> EarlierSums:
+    """What real sites remember of masked sums, as the server knows it."""
+    ticket = connection.ticket
+    return EarlierSums() if ticket is None else EarlierSums(folder / "flower" / "sums.json", ticket["run"])
+
+
 def upload_saver(
     config: Config, folder: Path
 ) -> Callable[[int, str, Reply, Mapping[str, Tensor]], None] | None:
@@ -193,19 +253,16 @@ def upload_saver(
 
     def keep(server_round: int, client: str, reply: Reply, model: Mapping[str, Tensor]) -> None:
         if client in kept:
-            target = folder / "uploads" / str(server_round)
-            target.mkdir(parents=True, exist_ok=True)
-            save_tensors(model, target / "base.safetensors")
-            save_tensors({**model, **reply.arrays}, target / f"{client}.safetensors")
+            write_upload(folder / "uploads" / str(server_round), client, model, {**model, **reply.arrays})
 
     return keep
 
 
-def announce(job: Job, strategy: PlannedFedAvg, conversation: Conversation, resident: Resident) -> None:
-    """Before a site is asked for anything: what becomes of private parts, what a round sends, and how long
-    that takes."""
-    sites = resident.shares.partition is None
-    has_private = not conversation.local and strategy.clients_keep(strategy.first_round)
+def announce(job: Job, strategy: PlannedFedAvg, connection: Connection, worker: Worker) -> None:
+    """Before the first round: log what becomes of private parts, what a round sends, and how long that
+    takes."""
+    sites = worker.shares.partition is None
+    has_private = not connection.transport.local and strategy.clients_keep(strategy.first_round)
     if has_private and (line := private_parts_note(job, sites=sites)):
         log.warning(line)
     if sites:
@@ -234,5 +291,6 @@ def explain_disk_errors(folder: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         kept = checkpoint.numbers(folder / "checkpoints")
-        again = f"go on with: fedfrozen resume {shlex.quote(str(folder))}" if kept else "start it again."
+        anew = "start it again, with overwrite=true." if has_results(folder) else "start it again."
+        again = f"go on with: {resume_command(folder)}" if kept else anew
         raise RunFailed(f"{folder} could not be written ({error}): make room there, then {again}") from error

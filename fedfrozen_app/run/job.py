@@ -1,50 +1,63 @@
-"""A job: what one run was asked for, where its results go, and where it starts from."""
+"""A job: the configuration of one run, where its results go, and where it starts from."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedfrozen_app.config import (
+    ComposedConfig,
     Config,
     absolute_paths,
-    compose_config,
-    quoted,
-    read,
-    resolved,
     server_optimizer_settings,
     strategy_settings,
 )
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.data.table import TextReading
+from fedfrozen_app.data.text_reading import LEARNED
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.files.checkpoint import Checkpoint
-from fedfrozen_app.words import flatten
 
 
 @dataclass(frozen=True)
 class Job:
-    config: Config
-    resolved_config: dict[str, Any]  # nested and without types, as summaries and checkpoints keep it
-    overrides: list[str]  # what composes that configuration again
+    composed: ComposedConfig
     folder: Path
     start: Checkpoint | None = None  # of this run or another; None: from the beginning
-    detach: bool = False  # whether the command leaves once the run is handed in
+    detach: bool = False  # whether the command exits once the run is submitted
     shown: bool = True  # whether its rounds are shown as they end
+    filled: dict[str, Any] = field(default_factory=dict)  # for the record: values that the run worked out
+
+    @property
+    def config(self) -> Config:
+        return self.composed.config
+
+    @property
+    def overrides(self) -> list[str]:
+        """What composes the configuration again."""
+        return self.composed.overrides
+
+    @property
+    def resolved_config(self) -> dict[str, Any]:
+        """Nested and without types, as summaries and checkpoints keep it."""
+        return self.composed.resolved | self.filled
 
     def with_settings(self) -> "Job":
         """The same with settings as their owners checked them, defaults filled in."""
-        config = self.config
-        checked = {
-            "strategy": {"name": config.strategy["name"], **asdict(strategy_settings(config))},
-            "server_optimizer": {
-                "name": config.server_optimizer["name"],
-                **asdict(server_optimizer_settings(config)),
-            },
-        }
-        return replace(self, resolved_config=self.resolved_config | checked)
+        return replace(self, filled=self.filled | checked_settings(self.config))
+
+    def with_reading(self, reading: TextReading | None) -> "Job":
+        """The same with how texts are read, as the run worked it out."""
+        if reading is None:
+            return self
+        found: dict[str, Any] = {"max_tokens": reading.max_tokens}
+        if reading.chunks > 1:
+            found["max_chunks"] = reading.chunks
+        if reading.vocabulary is not None:  # which tokenizer.json holds
+            found["tokenizer"] = LEARNED
+        return replace(self, filled=self.filled | {"dataset": self.resolved_config["dataset"] | found})
 
     def with_clients(self, count: int) -> "Job":
-        return replace(self, resolved_config=self.resolved_config | {"num_clients": count})
+        return replace(self, filled=self.filled | {"num_clients": count})
 
     @property
     def source(self) -> Path:
@@ -65,20 +78,15 @@ class Job:
         return f"{run}/checkpoints/{self.start.round}"
 
 
-def as_it_was(overrides: Sequence[str], had: Mapping[str, Any]) -> list[str]:
-    """These words, and more where a default has moved since they were composed to `had`: a run that goes on,
-    or whose model is used, stays what it was."""
-    composed = resolved(compose_config(list(overrides)))
-    # Files may have moved, and this may be another machine: words that come later may say so.
-    config = read(composed | {"from": None}, here=False)
-    today = Job(config, composed, list(overrides), Path()).with_settings()
-    before = flatten(had)
-    moved = {
-        key: before[key]
-        for key, value in flatten(today.resolved_config).items()
-        if value is not None and before.get(key, value) != value
+def checked_settings(config: Config) -> dict[str, Any]:
+    """The settings of strategy and server optimiser as their classes checked them, defaults filled in."""
+    return {
+        "strategy": {"name": config.strategy["name"], **asdict(strategy_settings(config))},
+        "server_optimizer": {
+            "name": config.server_optimizer["name"],
+            **asdict(server_optimizer_settings(config)),
+        },
     }
-    return [*overrides, *(quoted(f"++{key}", value) for key, value in moved.items())]
 
 
 def fork_start(config: Config) -> Checkpoint | None:

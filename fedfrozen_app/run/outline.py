@@ -1,28 +1,27 @@
-"""What a strategy would plan for a model, asked without a federation around it."""
+"""What a strategy would plan for a model, without a federation."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from torch import Tensor
 
-from fedfrozen_app import registry
+from fedfrozen_app.adapters.rule import make_rule
 from fedfrozen_app.config import Config, strategy_settings
-from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.core import registry
 from fedfrozen_app.exchange.plan import Plan
-from fedfrozen_app.models.roles import Role
-from fedfrozen_app.server.adapter_rule import make_rule
+from fedfrozen_app.exchange.role import Role
+from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
-from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server.connection import connect
 from fedfrozen_app.server.optimizer import make_optimizer
 
 
 def planning_strategy(
     config: Config, model: Mapping[str, Tensor], roles: Mapping[str, Role]
 ) -> PlannedFedAvg:
-    """It plans as the run's own would; the model may be on the meta device."""
-    conversation = Conversation(cast(Any, None), roles)
+    """It plans as the run's own strategy; the model may be on the meta device."""
     federation = Federation(
-        conversation,
+        connect(cast(Any, None), roles),
         config.participation,
         config.seed,
         config.aggregation,
@@ -40,14 +39,14 @@ def planning_strategy(
     return strategy
 
 
-def orders(strategy: PlannedFedAvg) -> Iterator[Order]:
-    """The orders of the run's rounds, as far as they are known before it: one for each different plan."""
+def requests(strategy: PlannedFedAvg) -> Iterator[TrainRequest]:
+    """The requests of the run's rounds, as far as they are known before it: one for each different plan."""
     known: set[Plan] = set()
     for number in range(1, max(strategy.num_rounds, 1) + 1):
-        order = strategy.order(number, {})
-        if order.plan not in known:
-            known.add(order.plan)
-            yield order
+        request = strategy.request(number, {})
+        if request.plan not in known:
+            known.add(request.plan)
+            yield request
 
 
 def shares_model(config: Config, model: Mapping[str, Tensor], roles: Mapping[str, Role]) -> bool:

@@ -5,20 +5,20 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedfrozen_app.adapters.merged_deltas import is_merged_delta
 from fedfrozen_app.config import Config
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files import checkpoint, disk
 from fedfrozen_app.files.checkpoint import Checkpoint
-from fedfrozen_app.files.rows import Row, read_rows
+from fedfrozen_app.files.rows import Row, read_rows, rows_to_keep, write_rows
 from fedfrozen_app.local.fair import check_subgroups
-from fedfrozen_app.local.resident import Resident
-from fedfrozen_app.models.folds import is_fold
+from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.privacy.budget import carry_budgets
-from fedfrozen_app.privacy.cover import cannot_cover, cannot_cover_model, noise_in_sum
-from fedfrozen_app.privacy.notes import check_start
+from fedfrozen_app.privacy.coverage import noise_in_sum, reason_model_not_covered, reason_not_covered
+from fedfrozen_app.privacy.start_check import check_start
 from fedfrozen_app.run.job import Job
-from fedfrozen_app.run.outline import orders, planning_strategy, shares_model
-from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.run.outline import planning_strategy, requests, shares_model
+from fedfrozen_app.server.connection import Connection
 from fedfrozen_app.server.hooks import BestModel, MetricsFile
 from fedfrozen_app.server.robust import check_cohort
 from fedfrozen_app.server.sampling import cohort_size
@@ -37,64 +37,66 @@ RESULTS = (
 
 @dataclass
 class StartingPoint:
-    model: list[dict[str, Tensor]]  # of one, which is taken out: nobody keeps the first model in memory
+    model: list[dict[str, Tensor]]  # one element, which is popped so that the first model can be freed
     first_round: int
     history: list[Row]  # the rounds before
 
 
 def prepare(
-    job: Job, conversation: Conversation, resident: Resident, best: BestModel, metrics: MetricsFile
+    job: Job, connection: Connection, worker: Worker, best: BestModel, metrics: MetricsFile
 ) -> StartingPoint:
     """The model and the rows that the first round finds; the folder holds nothing of a later one."""
-    model = {name: value.detach().clone() for name, value in resident.exchanged.items()}
+    model = {name: value.detach().clone() for name, value in worker.exchanged.items()}
     own_rounds = 0  # of those before, how many are this folder's own
     if job.start is None:
-        metrics.path.write_text("")
+        write_rows(metrics.path, [])
     else:
         check_fits(job.start.model, model)
-        resident.wrapper.check_marks(job.start.metadata)
-        folds = {name: value.to(resident.device) for name, value in job.start.model.items() if is_fold(name)}
+        worker.check_marks(job.start.metadata)
+        merged_deltas = {
+            name: value.to(worker.device) for name, value in job.start.model.items() if is_merged_delta(name)
+        }
         model = {name: job.start.model[name].to(built) for name, built in model.items()}  # device and dtype
-        model |= folds
-        restore_clients(job, job.start, conversation, resident)
+        model |= merged_deltas
+        restore_clients(job, job.start, connection, worker)
         best.resume_from(job.start.hooks["best"], job.source)
-        metrics.resume_after(job.start.row, read_rows(job.source))
+        metrics.resume_after(job.start.row, rows_to_keep(job.source, replaced=job.goes_on))
         own_rounds = job.start.round if job.source.resolve() == job.folder.resolve() else 0
     disk.sweep_parts(job.folder)
     for name in ("checkpoints", "uploads"):
         checkpoint.forget_after(job.folder / name, own_rounds)
-    # Of rounds that this run replaces, or goes beyond.
+    # Of rounds that this run replaces or continues.
     for name in RESULTS if job.start is None else RESULTS[:3]:
-        (job.folder / name).unlink(missing_ok=True)
+        disk.remove_file(job.folder / name)
     return StartingPoint([model], 1 if job.start is None else job.start.round + 1, read_rows(job.folder))
 
 
-def restore_clients(job: Job, start: Checkpoint, conversation: Conversation, resident: Resident) -> None:
-    """What a checkpoint says of the clients: what they hold, and what they have spent."""
-    simulated = resident.shares.partition is not None  # sites keep what is theirs
-    strategy = planning_strategy(job.config, resident.exchanged, resident.roles)
+def restore_clients(job: Job, start: Checkpoint, connection: Connection, worker: Worker) -> None:
+    """Restore the clients' state from a checkpoint: what they hold, and what they have spent."""
+    simulated = worker.shares.partition is not None  # sites keep what is theirs
+    strategy = planning_strategy(job.config, worker.exchanged, worker.roles)
     if simulated and strategy.clients_keep(start.round + 1):
-        checkpoint.check_private(start, in_process=conversation.local)
+        checkpoint.check_private(start, in_process=connection.transport.local)
     check_start(job.resolved_config, start.config, start.row, job.source / "privacy" if simulated else None)
     if job.config.start_from:
         carry_budgets(job.source / "privacy", job.folder / "privacy")
-    conversation.ledger.load_state_dict(start.ledger)
+    connection.membership.ledger.load_state_dict(start.ledger)
 
 
-def check_possible(job: Job, resident: Resident) -> None:
+def check_possible(job: Job, worker: Worker) -> None:
     config = job.config
-    if (parts := resident.shares.partition) is not None:  # of sites, more may come
+    if (parts := worker.shares.partition) is not None:  # of sites, more may come
         check_clients(config, len(parts.indices))
-    check_subgroups(resident)
+    check_subgroups(worker)
     if config.early_stop.patience is not None:
-        check_patience(config, resident)
-    if config.privacy.name != "none":  # here, where no site has been asked for anything yet
-        if (reason := cannot_cover_model(resident.model)) is not None:
+        check_patience(config, worker)
+    if config.privacy.name != "none":  # before any site is asked
+        if (reason := reason_model_not_covered(worker.model)) is not None:
             raise UserError(reason)
-        for order in orders(planning_strategy(config, resident.exchanged, resident.roles)):
-            if (reason := cannot_cover(order)) is not None:
+        for request in requests(planning_strategy(config, worker.exchanged, worker.roles)):
+            if (reason := reason_not_covered(request)) is not None:
                 raise UserError(reason)
-            if order.choice is not None and noise_in_sum(config):
+            if request.choice is not None and noise_in_sum(config):
                 raise UserError(
                     "secure_aggregation.noise=sum covers one sum over all clients, and here each chooses its "
                     "own layers: choose another strategy, or secure_aggregation.noise=site."
@@ -117,9 +119,9 @@ def check_clients(config: Config, count: int) -> None:
         raise UserError(f"privacy.audited={client} is no client: give a number from 0 to {count - 1}.")
 
 
-def check_patience(config: Config, resident: Resident) -> None:
-    shared = resident.has_global or shares_model(config, resident.exchanged, resident.roles)
-    if not (shared and len(resident.shares.validation)):
+def check_patience(config: Config, worker: Worker) -> None:
+    shared = worker.has_global or shares_model(config, worker.exchanged, worker.roles)
+    if not (shared and len(worker.shares.validation)):
         raise UserError(
             "early_stop.patience goes by how the shared model does on the server's validation rows, and this "
             "run has not both: set dataset.validation above 0, take a strategy that shares its model, or "
@@ -139,7 +141,7 @@ def private_parts_note(job: Job, *, sites: bool) -> str:
 
 
 def check_fits(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    own = {name: value for name, value in found.items() if not is_fold(name)}
+    own = {name: value for name, value in found.items() if not is_merged_delta(name)}
     shapes = ({name: tuple(value.shape) for name, value in part.items()} for part in (own, expected))
     if next(shapes) != next(shapes):
         raise UserError(

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import ByT5Tokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from fedfrozen_app.data.federated import tokenizer_of
+from fedfrozen_app.data.sources.text import with_padding
+from fedfrozen_app.data.text_reading import tokenizer_for
 from fedfrozen_app.files.disk import replace_file
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.report.sample_texts import FILE, read_samples
 
 PROMPTS = 3
@@ -21,12 +22,12 @@ TOKENS = 32  # written after each
 OPENING = 8  # tokens of a row that has no prompt of its own
 
 
-def write_samples(resident: Resident, folder: Path, when: str) -> None:
+def write_samples(worker: Worker, folder: Path, when: str) -> None:
     """samples.json of the model as it is loaded; `when` is "before" or "after". Nothing for other models."""
-    table = resident.test_table
-    if resident.task.kind != "language" or not len(table):
+    table = worker.data.test_table
+    if worker.task.kind != "language" or not len(table):
         return
-    tokenizer = tokenizer_of(resident.config) or ByT5Tokenizer()
+    tokenizer = with_padding(tokenizer_for(worker.config, worker.corpus.reading))
     found = [] if when == "before" else read_samples(folder)  # another run may have been in the folder
     for number in range(min(PROMPTS, len(table))):
         ids, labels = (part[number].cpu() for part in (table.inputs["input_ids"], table.labels))
@@ -36,7 +37,7 @@ def write_samples(resident: Resident, folder: Path, when: str) -> None:
             found.append(
                 {"prompt": _text(tokenizer, ids[:begin]), "answer": _text(tokenizer, ids[begin:real])}
             )
-        found[number][when] = _text(tokenizer, greedy(resident, ids[:begin], tokenizer.eos_token_id))
+        found[number][when] = _text(tokenizer, greedy(worker, ids[:begin], tokenizer.eos_token_id))
     replace_file(folder / FILE, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
 
 
@@ -48,11 +49,12 @@ def _opening(labels: Tensor) -> int:
 
 
 @torch.inference_mode()
-def greedy(resident: Resident, prompt: Tensor, end: int | None) -> Tensor:
+def greedy(worker: Worker, prompt: Tensor, end: int | None) -> Tensor:
     """At each place the likeliest token, up to the end or `TOKENS` of them."""
-    model: Any = resident.model
-    room = resident.config.dataset.max_tokens  # the model may know no more places than that
-    ids = prompt.to(resident.device)
+    model: Any = worker.model
+    reading = worker.corpus.reading
+    room = reading.max_tokens if reading else TOKENS  # the model may know no more places than that
+    ids = prompt.to(worker.device)
     for _ in range(TOKENS):
         given = ids[None, -room:]
         scores = model(input_ids=given, attention_mask=torch.ones_like(given)).logits[0, -1]

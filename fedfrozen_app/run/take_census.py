@@ -1,4 +1,4 @@
-"""The story of a census, the same in every runtime: ask, merge, advise, write."""
+"""One census, the same in every runtime: ask, merge, advise, write."""
 
 import json
 import logging
@@ -7,7 +7,7 @@ from typing import Any
 
 from fedfrozen_app.census.advice import advise
 from fedfrozen_app.census.merge import merge
-from fedfrozen_app.errors import RunFailed
+from fedfrozen_app.core.errors import RunFailed
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.report.census_page import write_page
 from fedfrozen_app.server.asking import Asking
@@ -19,8 +19,8 @@ def take_census(asking: Asking, folder: Path) -> dict[str, Any]:
     """Write census.json and census.html, and return what the first holds."""
     asking.run()
     if not asking.answers:
-        told = "; ".join(f"{name}: {why}" for name, why in asking.refused.items())
-        raise RunFailed(f"No site answered the census: {told}.")
+        reasons = "; ".join(f"{name}: {why}" for name, why in asking.refused.items())
+        raise RunFailed(f"No site answered the census: {reasons}.")
     found = merge(asking.answers, asking.refused)
     found["asked"] = {"hash": asking.ask.hash, **asking.ask.plain}
     found["advice"] = advise(found)

@@ -1,15 +1,18 @@
-"""Where everything lies in a round's vector, by name, and how numbers become whole numbers and back.
+"""The layout of a round's vector, by name, and how floats become integers and back.
 
-    body    for each array of the order, each value: round(weight · clip(update) · scale), weight the client's
-            examples, or 1 where every client counts alike
-    head    replies, examples, examples², values that were clipped; of each array weight · ‖update‖² and,
-            where clients choose layers, weight; of each figure the examples behind it, and both multiplied
+    body    each value of each array of the request: round(weight · clip(update) · scale); the weight is the
+            client's number of examples, or 1 if all clients have equal weight
+    head    replies, examples, examples², clipped values; per array weight · ‖update‖² and, if clients choose
+            layers, the weight; per metric its number of examples, and the metric times that number
 
-`scale` makes the sum of a whole cohort fit into the body's bits, so that sums of whole numbers are exact.
-What is lost is rounding: less than 1/scale for each client, in the sum of weight · update. Rounding is up or
-down by chance, right on average.
+A metric is in the sum if every client of the sum has it. A client that lacks it fills both places with random
+numbers, so that they reveal nothing: neither the metric of the others, be it a single one, nor who lacks it.
+
+`scale` lets the sum of a whole cohort fit into the body's bits, so that integer sums are exact. Rounding is
+stochastic and unbiased; its error in the sum of weight · update is less than 1/scale per client.
 """
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,22 +24,22 @@ from torch import Tensor
 from fedfrozen_app.exchange.names import namespace_of
 from fedfrozen_app.secure.vector import Vector, packed_size, signed
 
-FRACTION = 2.0**20  # of figures and squares: the smallest part of one that counts
-LARGEST = 2.0**61  # of a head's number over the whole cohort
+FRACTION = 2.0**20  # units of a metric or a square
+LARGEST = 2.0**61  # bound of a sum in the head, over the whole cohort
 REPLIES, EXAMPLES, SQUARES, CLIPPED, FIXED = 0, 1, 2, 3, 4
 CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What all clients of a round must agree on to be added up."""
+    """What all clients of a round must agree on so that their vectors can be added."""
 
     bits: int
-    clip: float  # largest value of a parameter's update
-    state_clip: float  # of an array beside parameters
-    max_examples: int  # no client counts for more
+    clip: float  # largest absolute value of a parameter's update
+    state_clip: float  # the same for arrays that are not parameters
+    max_examples: int  # the largest weight of a client
     cohort: int  # clients that may be in the sum
-    margin: float = 0.0  # of the body's range, for noise
+    margin: float = 0.0  # share of the body's range that is left for noise
 
     def weight(self, examples: int) -> int:
         return min(examples, self.max_examples)
@@ -51,12 +54,12 @@ class Arithmetic:
 
 
 @dataclass(frozen=True)
-class Layout:
-    shapes: Mapping[str, torch.Size]  # of every array that the order has sent, in this order
+class SumLayout:
+    shapes: Mapping[str, torch.Size]  # of every array of the request, in this order
     figures: tuple[str, ...] = ()
-    equal: tuple[str, ...] = ()  # namespaces in which every client counts alike
-    chosen: bool = False  # clients send part of the arrays, and the rest counts as zero
-    bare: bool = False  # nothing but replies and examples beside the arrays
+    equal: tuple[str, ...] = ()  # namespaces in which all clients have equal weight
+    chosen: bool = False  # clients send some of the arrays; the others count as zero
+    bare: bool = False  # the head holds replies and examples only
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -68,7 +71,7 @@ class Layout:
 
     @cached_property
     def _slots(self) -> dict[tuple[str, str], int]:
-        """Of the head, behind the fixed ones."""
+        """Positions in the head, after the fixed ones."""
         if self.bare:
             return {}
         keys = [("square", name) for name in self.shapes]
@@ -89,7 +92,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Sums:
-    """What a round's vectors add up to."""
+    """The decoded sum of a round's vectors."""
 
     replies: int
     examples: int
@@ -102,7 +105,7 @@ class Sums:
 
 
 def encode(
-    layout: Layout,
+    layout: SumLayout,
     rules: Arithmetic,
     updates: Mapping[str, Tensor],
     examples: int,
@@ -111,7 +114,7 @@ def encode(
 ) -> Vector:
     """A client's vector. `updates` holds differences; arrays that it does not send count as zero.
 
-    `ValueError`, as the rest of a sentence, where a value is not finite.
+    `ValueError`, as the rest of a sentence, if a value is not finite.
     """
     vector = Vector.zeros(layout.head, layout.body)
     head, weight = vector.head.view(np.dtype("<i8")), rules.weight(examples)
@@ -140,16 +143,18 @@ def encode(
     head[SQUARES], head[CLIPPED] = weight**2, clipped
     for name in layout.figures:
         value = figures.get(name)
+        behind, figure = layout._slots["behind", name], layout._slots["figure", name]
         if value is not None and np.isfinite(value):
-            head[layout._slots["behind", name]] = weight
-            head[layout._slots["figure", name]] = _fixed(value * weight, rules.cohort)
+            head[behind], head[figure] = weight, _fixed(value * weight, rules.cohort)
+        else:  # uniform modulo 2^64, and so is every sum with it
+            head[behind], head[figure] = np.frombuffer(os.urandom(16), head.dtype)
     return vector
 
 
 def _round_into(
     place: np.ndarray, update: Tensor, scale: float, bound: float, drawn: np.random.Generator
 ) -> tuple[int, float]:
-    """(how many values were clipped, ‖update‖² after that); the rounded values go to `place`."""
+    """(number of clipped values, ‖update‖² after clipping); writes the rounded values to `place`."""
     flat = update.detach().reshape(-1).cpu()
     over, square = 0, 0.0
     for start in range(0, len(flat), CHUNK):
@@ -167,8 +172,8 @@ def _round_into(
     return over, square
 
 
-def decode(layout: Layout, rules: Arithmetic, vector: Vector) -> Sums:
-    """Of a sum of vectors without their masks."""
+def decode(layout: SumLayout, rules: Arithmetic, vector: Vector) -> Sums:
+    """The sums in a vector whose masks were removed."""
     head, body = signed(vector, rules.bits)
     examples, replies = int(head[EXAMPLES]), int(head[REPLIES])
     arrays, start = {}, 0
@@ -187,7 +192,7 @@ def decode(layout: Layout, rules: Arithmetic, vector: Vector) -> Sums:
     figures = {}
     for name in () if layout.bare else layout.figures:
         behind = int(head[layout._slots["behind", name]])
-        if behind > 0:
+        if 0 < behind == examples:  # all clients have it; by chance only once in 2^64
             figures[name] = int(head[layout._slots["figure", name]]) / FRACTION / behind, behind
     squares = {
         name: 0.0 if layout.bare else int(head[layout._slots["square", name]]) / FRACTION
@@ -199,7 +204,7 @@ def decode(layout: Layout, rules: Arithmetic, vector: Vector) -> Sums:
 
 
 def added(parts: Sequence[Sums]) -> Sums:
-    """The sums of several cohorts as one; an array that one of them did not send counts as zero there."""
+    """The sums of several cohorts added; an array that a cohort did not send counts as zero there."""
     arrays: dict[str, Tensor] = {}
     weights: dict[str, float] = {}
     squares: dict[str, float] = {}
@@ -221,8 +226,8 @@ def added(parts: Sequence[Sums]) -> Sums:
     )
 
 
-def error_bound(layout: Layout, rules: Arithmetic, name: str, replies: int, weight: float) -> float:
-    """How far rounding can move the mean of this array's values: less than one unit for each reply."""
+def error_bound(layout: SumLayout, rules: Arithmetic, name: str, replies: int, weight: float) -> float:
+    """The largest error of rounding in the mean of this array: less than one unit per reply."""
     return replies / (rules.scale(name, layout.equal) * weight)
 
 

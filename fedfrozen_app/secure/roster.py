@@ -1,53 +1,53 @@
-"""Who takes part in a round, with which keys, and who is whose neighbour.
+"""The clients of a masked round, their keys, and which of them are neighbours.
 
-The roster is the same for all: its digest goes into every key and every ciphertext, so that clients who were
-shown different rosters, orders or terms cannot read each other, and their masks do not cancel. Nobody chooses
-the neighbours: they follow from the digest.
+All clients must see the same roster: its digest goes into every key and every ciphertext, so that clients
+with different rosters, requests or terms cannot decrypt each other's shares, and their masks do not cancel.
+Each client draws its own neighbours, after it has seen the roster: no other party influences them, whatever
+keys it draws.
 """
 
 import base64
-import math
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
-import numpy as np
-
 from fedfrozen_app.exchange.strict import canonical, read_json
+from fedfrozen_app.secure.bounds import least_needed, most_colluders
 from fedfrozen_app.secure.round_keys import Trust, digest
 
 MOST, DEPTH, LONGEST = 64_000_000, 6, 8_000  # characters of a text, brackets, characters of a string
-COMPLETE = 33  # clients up to which everybody is everybody's neighbour, where nothing else is said
-NEIGHBOURS = 32  # of each beyond that
+NEIGHBOURS = 160  # that each client draws by default; all others, where these are fewer
 PUBLIC_KEY = 32  # bytes
 
 
-class Refused(ValueError):
-    """Why a client does not go on, as the rest of a sentence for its own log."""
+class ProtocolError(ValueError):
+    """A message breaks the masking protocol; the text is the rest of a sentence for the client's own log."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What a round is about: all of it is signed with a client's keys."""
+    """What a client's keys are for: it signs all of this together with them."""
 
     session: str  # drawn by the server for every attempt at a round
-    order: str  # the digest of the order that will be trained
-    threshold: float  # share of the shares, and of the cohort, that must be there to unmask
+    request: str  # the digest of the train request
+    round: int
+    threshold: float  # fraction of the shares, and of the cohort, that unmasking needs
     neighbours: int | None
 
     @property
     def plain(self) -> dict[str, Any]:
         return {
             "session": self.session,
-            "order": self.order,
+            "order": self.request,
+            "round": self.round,
             "threshold": self.threshold,
             "neighbours": self.neighbours,
         }
 
     def needed(self, count: int) -> int:
-        """Of so many: more than half, whatever is asked for. No two groups of so many are disjoint."""
-        return max(count // 2 + 1, min(count, math.ceil(self.threshold * count - 1e-9)))
+        return least_needed(count, self.threshold)
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Entry:
     """A client's keys of a round."""
 
     name: str
-    cipher: bytes  # for secrets between two clients
-    mask: bytes  # for their masks
+    cipher: bytes  # public key for encryption between two clients
+    mask: bytes  # public key for masks
     credential: bytes
     signature: bytes
 
@@ -70,18 +70,18 @@ class Entry:
     @classmethod
     def read(cls, found: Any) -> "Entry":
         if not isinstance(found, list) or len(found) != 5 or not all(isinstance(one, str) for one in found):
-            raise Refused("the roster has an entry that is none")
+            raise ProtocolError("the roster has an entry that is none")
         name, *parts = found
         entry = cls(name, *map(to_bytes, parts))
         if not 0 < len(name) <= 100 or {len(entry.cipher), len(entry.mask)} != {PUBLIC_KEY}:
-            raise Refused("the roster has an entry that is none")
+            raise ProtocolError("the roster has an entry that is none")
         return entry
 
 
 def signed_text(terms: Terms, name: str, cipher: bytes, mask: bytes) -> bytes:
-    """What a client signs when it says its keys."""
-    said = {**terms.plain, "name": name, "cipher": to_text(cipher), "mask": to_text(mask)}
-    return b"fedfrozen round keys " + canonical(said).encode()
+    """What a client signs when it sends its public keys."""
+    content = {**terms.plain, "name": name, "cipher": to_text(cipher), "mask": to_text(mask)}
+    return b"fedfrozen round keys " + canonical(content).encode()
 
 
 @dataclass(frozen=True)
@@ -107,92 +107,74 @@ class Roster:
 
     @property
     def needed(self) -> int:
-        """Clients whose vectors and whose word a sum must have."""
+        """How many clients must be in a sum, and must confirm it."""
         return self.terms.needed(len(self.entries))
 
-    @cached_property
+    @property
+    def colluders(self) -> int:
+        """How many may conspire with the server."""
+        return most_colluders(len(self.entries), self.terms.threshold)
+
+    @property
     def degree(self) -> int:
-        """Neighbours of each client; even in a sparse graph."""
-        others, asked = len(self.entries) - 1, self.terms.neighbours
-        if asked is None:
-            asked = others if others < COMPLETE else NEIGHBOURS
-        return others if asked >= others else min(others, asked + asked % 2)
+        """How many neighbours each client draws."""
+        return min(len(self.entries) - 1, self.terms.neighbours or NEIGHBOURS)
 
-    @cached_property
-    def _circle(self) -> tuple[list[str], dict[str, int]]:
-        """The clients in an order that the digest draws, and the place of each."""
-        seed = np.frombuffer(self.digest, "<u4")
-        drawn = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed.tolist())))
-        circle = [self.names[number] for number in drawn.permutation(len(self.names))]
-        return circle, {name: place for place, name in enumerate(circle)}
-
-    def neighbours(self, name: str) -> tuple[str, ...]:
-        """Those who share masks with it and hold its shares: on a drawn circle the nearest on both sides."""
-        if name not in self._near:
-            self._near[name] = self._neighbours(name)
-        return self._near[name]
-
-    @cached_property
-    def _near(self) -> dict[str, tuple[str, ...]]:
-        return {}
-
-    def _neighbours(self, name: str) -> tuple[str, ...]:
-        if self.degree == len(self.entries) - 1:
-            return tuple(other for other in self.names if other != name)
-        circle, places = self._circle
-        half, count = self.degree // 2, len(circle)
-        steps = (step for step in range(-half, half + 1) if step)
-        return tuple(sorted(circle[(places[name] + step) % count] for step in steps))
-
-    def holders(self, name: str) -> tuple[str, ...]:
-        """Those with a share of its secrets: its neighbours and itself."""
-        return tuple(sorted((name, *self.neighbours(name))))
+    def draw(self, name: str) -> tuple[str, ...]:
+        """Neighbours for this client, by chance: they will hold shares of its secrets."""
+        others = [other for other in self.names if other != name]
+        return tuple(sorted(secrets.SystemRandom().sample(others, self.degree)))
 
     @property
     def shares_needed(self) -> int:
         return self.terms.needed(self.degree + 1)
 
 
-@lru_cache(maxsize=8)  # every step of every client of one process reads the same
+def holders(name: str, neighbours: Iterable[str]) -> tuple[str, ...]:
+    """The clients with a share of this one's secrets: its neighbours and itself."""
+    return tuple(sorted((name, *neighbours)))
+
+
+@lru_cache(maxsize=8)  # all clients of one process read the same text in every step
 def read_roster(text: str, terms: Terms) -> Roster:
     found = read_strict(text)
     if not isinstance(found, list) or len(found) < 2:
-        raise Refused("the roster names nobody else")
+        raise ProtocolError("the roster names nobody else")
     entries = tuple(Entry.read(one) for one in found)
     names = [entry.name for entry in entries]
     if names != sorted(set(names)):
-        raise Refused("the roster names somebody twice, or not in order")
+        raise ProtocolError("the roster names somebody twice, or not in order")
     keys = [key for entry in entries for key in (entry.cipher, entry.mask)]
     if len(set(keys)) != len(keys):
-        raise Refused("the roster has one key twice")
+        raise ProtocolError("the roster has one key twice")
     return Roster(terms, entries)
 
 
 def checked_roster(text: str, terms: Terms, trust: Trust) -> Roster:
-    """A roster whose every entry was signed by the party that it names, for these terms."""
+    """A roster in which each entry is signed, for these terms, by the party that it names."""
     roster = _checked(text, terms, trust)
     if isinstance(roster, str):
-        raise Refused(roster)
+        raise ProtocolError(roster)
     return roster
 
 
-@lru_cache(maxsize=4)  # the clients of one process are shown the same
+@lru_cache(maxsize=4)  # the clients of one process check the same texts
 def _checked(text: str, terms: Terms, trust: Trust) -> Roster | str:
     try:
         roster = read_roster(text, terms)
-    except Refused as error:
+    except ProtocolError as error:
         return str(error)
     for entry in roster.entries:
-        said = signed_text(terms, entry.name, entry.cipher, entry.mask)
-        if problem := trust.problem(entry.name, entry.credential, said, entry.signature):
+        signed = signed_text(terms, entry.name, entry.cipher, entry.mask)
+        if problem := trust.problem(entry.name, entry.credential, signed, entry.signature):
             return f"the roster's entry of {entry.name} is not to be believed: {problem}"
     return roster
 
 
 def survivors_text(roster: Roster, survivors: Sequence[str]) -> bytes:
-    """What a client signs when it says whose vectors are in the sum."""
-    said = [to_text(roster.digest), sorted(survivors)]
-    return b"fedfrozen round survivors " + canonical(said).encode()
+    """What a client signs to confirm the list of clients in the sum."""
+    content = [to_text(roster.digest), sorted(survivors)]
+    return b"fedfrozen round survivors " + canonical(content).encode()
 
 
 # Texts ----------------------------------------------------------------------------------------------------
@@ -206,23 +188,23 @@ def to_bytes(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError as error:
-        raise Refused("it holds bytes that are none") from error
+        raise ProtocolError("it holds bytes that are none") from error
 
 
 def read_strict(text: str) -> Any:
-    """JSON from somebody who is not trusted."""
+    """JSON from an untrusted sender."""
     try:
         return read_json(text, most=MOST, depth=DEPTH, longest=LONGEST)
-    except Refused:
+    except ProtocolError:
         raise
     except ValueError as error:
-        raise Refused(f"it cannot be read: {error}") from error
+        raise ProtocolError(f"it cannot be read: {error}") from error
 
 
 def bytes_by_name(found: Any) -> dict[str, bytes]:
     """A mapping from names to bytes."""
     if not isinstance(found, Mapping) or not all(isinstance(value, str) for value in found.values()):
-        raise Refused("it does not say bytes by name")
+        raise ProtocolError("it does not say bytes by name")
     return {name: to_bytes(value) for name, value in found.items()}
 
 

@@ -1,7 +1,7 @@
-"""Keys of one round, and who vouches for them. Every primitive is a library's; here they only get names.
+"""Keys of one round, and the identities that sign them. Every primitive comes from a library.
 
-A client has two key pairs a round (X25519): one to talk to its neighbours in secret, one from which its masks
-come. Each is made from a seed of 16 bytes, because that is what Shamir's scheme shares in one piece.
+A client has two key pairs per round (X25519): one to encrypt shares for its neighbours, one to derive masks.
+Each is made from a seed of 16 bytes, the secret size of the Shamir scheme.
 """
 
 import hashlib
@@ -46,18 +46,18 @@ class Pair:
         return self.private.public_key().public_bytes_raw()
 
     def agree(self, other: bytes, salt: bytes, purpose: str) -> bytes:
-        """What the two of them, and nobody else, can work out; `ValueError` where `other` is no key."""
+        """The secret shared with the owner of this public key; `ValueError` if `other` is no key."""
         return derive(self.private.exchange(X25519PublicKey.from_public_bytes(other)), salt, purpose)
 
 
 def seal(key: bytes, text: bytes, about: bytes) -> bytes:
-    """Encrypted, and bound to `about`, which does not travel."""
+    """Encrypt, and authenticate `about`, which is not sent."""
     nonce = secrets.token_bytes(NONCE)
     return nonce + AESGCM(key).encrypt(nonce, text, about)
 
 
 def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
-    """`ValueError` where it was made with another key or about something else, or changed on its way."""
+    """`ValueError` if key or `about` differ, or the ciphertext was changed."""
     try:
         return AESGCM(key).decrypt(sealed[:NONCE], sealed[NONCE:], about)
     except (InvalidTag, ValueError) as error:
@@ -65,7 +65,7 @@ def unseal(key: bytes, sealed: bytes, about: bytes) -> bytes:
 
 
 class Identity(Protocol):
-    """What a client signs with; `credential` lets others check it."""
+    """Signs for a client; others check the signature with `credential`."""
 
     @property
     def credential(self) -> bytes: ...
@@ -74,10 +74,10 @@ class Identity(Protocol):
 
 
 class Trust(Protocol):
-    """How a client finds out whether a signature is that of the party it names."""
+    """Checks whether a signature is that of the party it names."""
 
     def problem(self, name: str, credential: bytes, text: bytes, signature: bytes) -> str | None:
-        """Why it is not to be believed; None when it is."""
+        """Why it is not valid; None if it is."""
         ...
 
     def __hash__(self) -> int: ...
@@ -85,7 +85,7 @@ class Trust(Protocol):
 
 @dataclass(frozen=True)
 class Simulated:
-    """Identity and trust where nobody is certified: the key is drawn for the round and believed on sight."""
+    """Identity of a client without a certificate: its key is drawn for the round."""
 
     seed: bytes
 
@@ -102,7 +102,7 @@ class Simulated:
 
 
 class OnSight:
-    """The trust that goes with it."""
+    """Trust on first use, for simulated clients: any key that verifies its own signature."""
 
     def problem(self, name: str, credential: bytes, text: bytes, signature: bytes) -> str | None:
         try:
@@ -113,7 +113,7 @@ class OnSight:
 
 
 def digest(parts: Iterable[bytes]) -> bytes:
-    """Of several texts: the length of each goes in with it, so that no two lists look alike."""
+    """The hash of several texts, each with its length, so that different lists differ."""
     found = hashlib.sha256()
     for part in parts:
         found.update(len(part).to_bytes(8, "big"))

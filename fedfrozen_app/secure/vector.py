@@ -1,8 +1,8 @@
 """Vectors of a round, and masks on them.
 
-A vector is a head of numbers modulo 2^64 (counts, figures) and a body of numbers modulo 2^32 (the arrays). A
-mask is the keystream of ChaCha20 over both: whoever has the key can take it off again, to everybody else the
-masked vector is uniform.
+A vector is a head of numbers modulo 2^64 (counts, metrics) and a body of numbers modulo 2^32 (the arrays). A
+mask is a ChaCha20 keystream over both: with the key it can be subtracted again; without it the masked vector
+is uniformly random.
 """
 
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ class Vector:
         self.body += other.body
 
     def mask(self, key: bytes, *, subtract: bool = False) -> None:
-        """Add this key's keystream, or take it off; a key is for one vector only."""
+        """Add this key's keystream, or subtract it; a key is for one vector only."""
         stream = _Stream(key)
         change = np.subtract if subtract else np.add
         for part in (self.head, self.body):
@@ -41,7 +41,7 @@ class Vector:
                 change(piece, stream.numbers(len(piece), part.dtype), out=piece)
 
     def packed(self, bits: int) -> np.ndarray:
-        """As it travels: of every number of the body its lowest `bits`, which are all that the sum needs."""
+        """The bytes to send: of every number of the body the lowest `bits`, all that the sum needs."""
         low = self.body.view(np.uint8)
         if bits < 32:
             low = low.reshape(-1, WORD.itemsize)[:, : bits // 8].reshape(-1)
@@ -53,7 +53,7 @@ def packed_size(head: int, body: int, bits: int) -> int:
 
 
 def unpacked(data: bytes | np.ndarray, head: int, bits: int) -> Vector:
-    """The inverse of `packed`, for a text of the right length."""
+    """The inverse of `packed`, for data of the right length."""
     raw = np.frombuffer(data, np.uint8)
     split = head * WIDE.itemsize
     front = raw[:split].view(WIDE) if raw.ctypes.data % WIDE.itemsize == 0 else raw[:split].copy().view(WIDE)
@@ -66,7 +66,7 @@ def unpacked(data: bytes | np.ndarray, head: int, bits: int) -> Vector:
 
 
 def signed(vector: Vector, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """(head, body) as the whole numbers, negative ones too, that they stand for."""
+    """(head, body) as signed integers."""
     shift = np.uint32(32 - bits)
     body = (vector.body << shift).view(np.dtype("<i4")) >> np.int32(shift)
     return vector.head.view(np.dtype("<i8")), body

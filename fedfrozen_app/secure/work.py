@@ -1,4 +1,4 @@
-"""From an order to its vector: which numbers of a reply enter the sum, and where they lie."""
+"""From a train request to its masked vector: what of a reply enters the sum, and where."""
 
 import math
 from collections import Counter
@@ -10,62 +10,64 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.names import is_parameter, parameter_of
-from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.models.roles import Role
 from fedfrozen_app.privacy.discrete import LEAST, REACH, Words, discrete_gaussian
 from fedfrozen_app.privacy.keystream import Keystream
+from fedfrozen_app.privacy.steps import NOISE, SENSITIVITY
 from fedfrozen_app.secure import client
+from fedfrozen_app.secure.bounds import least_honest
 from fedfrozen_app.secure.client import Session
-from fedfrozen_app.secure.layout import Arithmetic, Layout, encode
-from fedfrozen_app.secure.roster import Refused, Terms
-from fedfrozen_app.secure.vector import WIDE, Vector
+from fedfrozen_app.secure.layout import FIXED, Arithmetic, SumLayout, encode
+from fedfrozen_app.secure.roster import ProtocolError, Roster, Terms
+from fedfrozen_app.secure.vector import WIDE, Vector, unpacked
 
-MASKED = "masked"  # the one array of a masked reply, and the line under which its head is counted
-# How much noise a client owes the sum, and what one of its units can change in it: they stay with the client.
-NOISE, SENSITIVITY = "noise_multiplier", "sensitivity"
-MARGIN = 0.25  # of the numbers' range, for noise
-PUBLIC = ("epsilon", "delta")  # figures that come from settings and not from rows: they are in no sum
+MASKED = "masked"  # the one array of a masked reply, and the role under which its head is counted
+MARGIN = 0.25  # share of the integers' range that is left for noise
+PUBLIC = ("epsilon", "delta")  # metrics that come from settings and not from rows: they are in no sum
 
 
-def terms_of(order: Order) -> Terms:
-    assert order.masking is not None
-    settings = order.masking.settings
-    return Terms(order.masking.session, order.digest, settings["threshold"], settings["neighbours"])
+def terms_of(request: TrainRequest) -> Terms:
+    assert request.masking is not None
+    own = (request.masking.settings[key] for key in ("threshold", "neighbours"))
+    return Terms(request.masking.session, request.digest, request.round, *own)
 
 
-def layout_of(order: Order, model: Mapping[str, Tensor]) -> Layout:
-    assert order.masking is not None
-    names = order.sent_names
-    return Layout(
+def layout_of(request: TrainRequest, model: Mapping[str, Tensor]) -> SumLayout:
+    assert request.masking is not None
+    names = request.sent_names
+    return SumLayout(
         {name: model[parameter_of(name)].shape for name in names},
-        order.masking.figures,
-        order.masking.equal,
-        chosen=order.choice is not None and order.masking.settings["choices"] == "union",
-        bare=noised(order),  # nothing but what noise covers
+        request.masking.figures,
+        request.masking.equal,
+        chosen=request.choice is not None and request.masking.settings["choices"] == "union",
+        bare=noised(request),  # only what the noise protects
     )
 
 
-def noised(order: Order) -> bool:
-    """Whether clients add noise in shares to what they mask."""
-    return order.masking is not None and order.masking.settings["noise"] == "sum"
+def noised(request: TrainRequest) -> bool:
+    """Whether each client adds a share of the noise before it masks."""
+    return request.masking is not None and request.masking.settings["noise"] == "sum"
 
 
-def rules_of(order: Order, cohort: int) -> Arithmetic:
-    assert order.masking is not None
-    settings = order.masking.settings
+def rules_of(request: TrainRequest, cohort: int) -> Arithmetic:
+    assert request.masking is not None
+    settings = request.masking.settings
     words = {key: settings[key] for key in ("bits", "clip", "state_clip", "max_examples")}
-    return Arithmetic(**words, cohort=cohort, margin=MARGIN if noised(order) else 0.0)
+    return Arithmetic(**words, cohort=cohort, margin=MARGIN if noised(request) else 0.0)
 
 
-def updates_of(order: Order, arrays: Mapping[str, Tensor], base: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Differences of parameters, other arrays as they are; together within the order's largest norm. Arrays
-    may lie on a GPU and their base beside it."""
-    assert order.masking is not None
+def updates_of(
+    request: TrainRequest, arrays: Mapping[str, Tensor], base: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Differences of parameters, clipped together to the request's largest norm; other arrays as they are.
+    Arrays may be on a GPU and their base on the CPU."""
+    assert request.masking is not None
     found = {
         name: value - base[name].to(value.device) if is_parameter(name) else value
         for name, value in arrays.items()
     }
-    most, own = order.masking.settings["max_norm"], [name for name in found if is_parameter(name)]
+    most, own = request.masking.settings["max_norm"], [name for name in found if is_parameter(name)]
     if most is not None and own:
         norm = torch.linalg.vector_norm(torch.stack([found[name].double().norm() for name in own]))
         if norm > most:
@@ -73,71 +75,149 @@ def updates_of(order: Order, arrays: Mapping[str, Tensor], base: Mapping[str, Te
     return found
 
 
-def masked_reply(
-    session: Session,
-    order: Order,
+def encoded(
+    roster: Roster,
+    request: TrainRequest,
     reply: Reply,
     base: Mapping[str, Tensor],
     drawn: np.random.Generator,
     words: Words | None = None,
-) -> tuple[Session, Reply]:
-    """What leaves a client in place of its reply; `session` holds its neighbours' shares already.
+) -> Vector:
+    """The reply as a vector, with this client's share of the noise if the request has noise in the sum.
 
-    `drawn` is for rounding, which is no secret; `words` for noise, which is, unless nobody shall be fooled.
+    `drawn` is for rounding, which is no secret; `words` for noise, which is secret except in simulations.
     """
-    assert order.masking is not None
-    layout, rules = layout_of(order, base), rules_of(order, len(session.roster.entries))
-    updates = updates_of(order, reply.arrays, base)
+    layout, rules = layout_of(request, base), rules_of(request, len(roster.entries))
+    updates = updates_of(request, reply.arrays, base)
     if strange := set(updates) - set(layout.shapes):
-        raise Refused(f"the reply holds {min(strange)}, which the order does not share")
+        raise ProtocolError(f"the reply holds {min(strange)}, which the order does not share")
     try:
         vector = encode(layout, rules, updates, reply.examples, reply.metrics, drawn)
     except ValueError as error:
-        raise Refused(f"its update {error}") from error
-    if noised(order):
-        add_noise(vector, rules, session.roster.needed, reply.metrics, words or Keystream().words)
+        raise ProtocolError(f"its update {error}") from error
+    if noised(request):
+        add_noise(vector, rules, carriers_of(request, roster), reply.metrics, words or Keystream().words)
+    return vector
+
+
+def masked(
+    session: Session, request: TrainRequest, vector: Vector, metrics: Mapping[str, float]
+) -> tuple[Session, Reply]:
+    """Mask this vector in place, for this session only."""
     session = client.mask(session, vector)
-    packed = torch.from_numpy(vector.packed(rules.bits))
-    metrics = {key: reply.metrics[key] for key in PUBLIC if key in reply.metrics}
-    return session, Reply(order.digest, 0, {MASKED: packed}, metrics)
+    return session, Reply(request.digest, 0, {MASKED: _packed(request, vector)}, _public(metrics))
+
+
+def noised_reply(
+    roster: Roster,
+    request: TrainRequest,
+    reply: Reply,
+    base: Mapping[str, Tensor],
+    drawn: np.random.Generator,
+) -> Reply:
+    """With noise in the sum, what a site may store of its reply: the noised vector, before masks."""
+    vector = encoded(roster, request, reply, base, drawn)
+    return Reply(
+        reply.request, 0, {noised_name(request, roster): _packed(request, vector)}, _public(reply.metrics)
+    )
+
+
+def noised_vector(roster: Roster, request: TrainRequest, reply: Reply) -> Vector:
+    """The vector of a reply made by `noised_reply`."""
+    assert request.masking is not None
+    data = reply.arrays[noised_name(request, roster)].numpy()
+    found = unpacked(data, FIXED, request.masking.settings["bits"])  # such a layout is bare
+    return Vector(found.head.copy(), found.body.copy())
+
+
+def noised_name(request: TrainRequest, roster: Roster) -> str:
+    """Scale and noise depend on the size of the cohort and on how many clients carry the noise: a vector made
+    for one cohort does not fit another size."""
+    return f"noised-{len(roster.entries)}-{roster.needed}-{carriers_of(request, roster)}"
+
+
+def carriers_of(request: TrainRequest, roster: Roster) -> int:
+    """The fewest honest clients in a sum of this round: as few as may remain, less the colluders among them,
+    who know their own shares of the noise. Together these have the whole noise."""
+    cohort, threshold = len(roster.entries), roster.terms.threshold
+    return least_honest(cohort, roster.colluders, roster.degree, threshold, survivors_of(request, roster))
+
+
+def survivors_of(request: TrainRequest, roster: Roster) -> int:
+    """The fewest clients in a sum of this round: no client confirms a smaller one."""
+    assert request.masking is not None
+    return max(roster.needed, min(request.masking.settings["min_cohort"], len(roster.entries)))
+
+
+def _packed(request: TrainRequest, vector: Vector) -> Tensor:
+    assert request.masking is not None
+    return torch.from_numpy(vector.packed(request.masking.settings["bits"]))
+
+
+def _public(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {key: metrics[key] for key in PUBLIC if key in metrics}
 
 
 def add_noise(
-    vector: Vector, rules: Arithmetic, needed: int, metrics: Mapping[str, float], words: Words
+    vector: Vector, rules: Arithmetic, carriers: int, metrics: Mapping[str, float], words: Words
 ) -> None:
-    """This client's share: any `needed` of them together are the whole noise.
-
-    Rounding may move each of the d numbers by less than one more or less where one unit comes or goes: √d.
-    """
-    if NOISE not in metrics or SENSITIVITY not in metrics:
-        raise Refused("its update comes without what its noise is to be")
-    whole = metrics[NOISE] * (metrics[SENSITIVITY] * rules.scale("", ()) + math.sqrt(len(vector.body)))
-    share = whole / math.sqrt(needed)
-    if share < LEAST:
-        raise Refused("the numbers are too coarse for its noise: raise bits, or lower clip or max_examples")
-    if REACH * share * math.sqrt(rules.cohort) > MARGIN * 2 ** (rules.bits - 1):
-        raise Refused("the noise would not fit into the numbers: raise bits, clip or max_examples")
+    """Add this client's share: any `carriers` shares together are the whole noise."""
+    share = noise_share(len(vector.body), rules, carriers, metrics)
     vector.body += discrete_gaussian(len(vector.body), share, words).astype(np.int32).view(np.uint32)
 
 
-def problem_of_masked(reply: Reply, order: Order, layout: Layout) -> str | None:
-    """Why a masked reply must be set aside, as the rest of a sentence; what is in it nobody can tell."""
-    assert order.masking is not None
-    if reply.order != order.digest:
+def problem_of_noise(
+    request: TrainRequest,
+    model: Mapping[str, Tensor],
+    cohort: int,
+    carriers: int,
+    metrics: Mapping[str, float],
+) -> str | None:
+    """Why this client's share of the noise cannot be added; checked before training."""
+    try:
+        noise_share(layout_of(request, model).body, rules_of(request, cohort), carriers, metrics)
+    except ProtocolError as no:
+        return str(no)
+    return None
+
+
+def noise_share(size: int, rules: Arithmetic, carriers: int, metrics: Mapping[str, float]) -> float:
+    """The standard deviation of one client's share, in units of the body; `ProtocolError` if it does not fit.
+
+    Adding or removing one unit (an example, a person) can change the rounding of each of the d numbers by
+    less than one: √d.
+    """
+    if NOISE not in metrics or SENSITIVITY not in metrics:
+        raise ProtocolError("its update comes without what its noise is to be")
+    whole = metrics[NOISE] * (metrics[SENSITIVITY] * rules.scale("", ()) + math.sqrt(size))
+    share = whole / math.sqrt(carriers)
+    if share < LEAST:
+        raise ProtocolError(
+            "the numbers are too coarse for its noise: raise bits, or lower clip or max_examples"
+        )
+    if REACH * share * math.sqrt(rules.cohort) > MARGIN * 2 ** (rules.bits - 1):
+        raise ProtocolError("the noise would not fit into the numbers: raise bits, clip or max_examples")
+    return share
+
+
+def problem_of_masked(reply: Reply, request: TrainRequest, layout: SumLayout) -> str | None:
+    """Why a masked reply is rejected, as the rest of a sentence; its content cannot be checked."""
+    assert request.masking is not None
+    if reply.request != request.digest:
         return "answers another order than this round's"
     if set(reply.metrics) - set(PUBLIC) or ("epsilon" in reply.metrics) != ("delta" in reply.metrics):
         return "tells figures beside its masked update"
     vector = reply.arrays.get(MASKED)
     if set(reply.arrays) != {MASKED} or vector is None or vector.dtype != torch.uint8:
         return "sent no masked update"
-    size = layout.bytes(order.masking.settings["bits"])
+    size = layout.bytes(request.masking.settings["bits"])
     if vector.shape != (size,):
         return f"sent {vector.numel()} masked bytes where {size} were asked for"
     return None
 
 
-def bytes_by_role(layout: Layout, bits: int, roles: Mapping[str, Role]) -> Counter[str]:
-    """Of a masked reply, as every reply is counted; its head has a line of its own."""
+def bytes_by_role(layout: SumLayout, bits: int, roles: Mapping[str, Role]) -> Counter[str]:
+    """The bytes of a masked reply by role; its head is counted under a name of its own."""
     found: Counter[str] = Counter({MASKED: layout.head * WIDE.itemsize})
     for name, size in layout.sizes.items():
         found[roles[parameter_of(name)].kind] += size * bits // 8

@@ -1,1 +1,1 @@
-"""The round: the base of every strategy, the conversation with the nodes, aggregation, records, hooks."""
+"""The round: the base of every strategy, membership and transport, aggregation, records, hooks."""

@@ -1,7 +1,7 @@
 """The weighted mean of the clients' updates, one reply at a time.
 
-A reply may hold arrays beside parameters, named `namespace/name` (SCAFFOLD's `dc/head.weight`). Of those the
-mean is over what was sent: their base is zero.
+A reply may hold arrays besides parameters, named `namespace/name` (SCAFFOLD's `dc/head.weight`). Their
+mean is over the sent values: their base is zero.
 """
 
 import math
@@ -13,30 +13,33 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from fedfrozen_app.devices import sent
+from fedfrozen_app.core.deprecated import Alias
 from fedfrozen_app.exchange.block import Block, Slice
-from fedfrozen_app.exchange.check import TOO_LARGE
+from fedfrozen_app.exchange.client_metrics import TOO_LARGE
 from fedfrozen_app.exchange.names import PARAMETERS, namespace_of, parameter_of
 from fedfrozen_app.secure.layout import Sums
 from fedfrozen_app.server.norms import CHUNK, divide, norm_of, row_norms, subtract
+from fedfrozen_app.vmap.devices import sent
 
-Drift = dict[str, dict[str, float]]  # by group: the figures of a round's row
-SOUND, NORM = "its update is sound", "norm of its update"  # what is looked at of a block's clients
+Drift = dict[str, dict[str, float]]  # by group: the metrics of a round's row
+SOUND, NORM = "its update is sound", "norm of its update"  # what is checked for a block's clients
 
 
 @dataclass
 class Update:
-    """What a round's replies amount to. A server's step may use up the memory of these arrays."""
+    """The result of a round's replies. A server's step may reuse the memory of these arrays."""
 
     model: dict[str, Tensor] = field(default_factory=dict)  # the mean update of each parameter that was sent
     extra: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # by namespace: means of other arrays
-    figures: dict[str, float] = field(default_factory=dict)  # means by examples of the replies' numbers
-    replies: int = 0  # sound ones; 0 where the round is to change nothing
-    population: int = 0  # clients there are, drawn or not
+    metrics: dict[str, float] = field(default_factory=dict)  # of the replies, means by examples
+    replies: int = 0  # valid ones; 0 if the round must change nothing
+    population: int = 0  # all clients, drawn or not
     measured: Callable[[], Drift] = dict  # the drift, by a function that waits for the device
-    # From a rule that combines values, those: w + (value − w) may differ from the value in its last bit.
+    # The values themselves, from a rule that combines values: w + (value − w) may differ in the last bit.
     values: dict[str, Tensor] | None = None
-    merged: dict[str, Tensor] | None = None  # what the server's step has made of it, where that was foreseen
+    merged: dict[str, Tensor] | None = None  # the result of the server's step, if that was taken early
+
+    figures = Alias("metrics")  # its old name, for one release
 
     @cached_property
     def drift(self) -> Drift:
@@ -44,21 +47,21 @@ class Update:
 
 
 class NormGate:
-    """Sets aside updates whose norm is over `far_out` times the usual; knows the norms of those it let in."""
+    """Sets aside updates whose norm exceeds `far_out` times the median, and keeps the norms of the others."""
 
-    def __init__(self, far_out: float, usual: float | None) -> None:
-        self._far_out, self._usual = far_out, usual
+    def __init__(self, far_out: float, median: float | None) -> None:
+        self._far_out, self._median = far_out, median
         self._norms: list[float] = []
 
     def problem(self, norm: float) -> str | None:
-        if self._usual and norm > self._far_out * self._usual:
-            return f"lies far out: the norm of its update is {norm / self._usual:.3g} times the usual"
+        if self._median and norm > self._far_out * self._median:
+            return f"lies far out: the norm of its update is {norm / self._median:.3g} times the usual"
         self._norms.append(norm)
         return None
 
-    def usual(self) -> float | None:
+    def median(self) -> float | None:
         """The median norm of this round's accepted updates; without any, the last round's."""
-        return statistics.median(self._norms) if self._norms else self._usual
+        return statistics.median(self._norms) if self._norms else self._median
 
 
 class OpenBlock:
@@ -66,6 +69,7 @@ class OpenBlock:
 
     def __init__(self, block: Block, gate: NormGate | None, equal: Collection[str]) -> None:
         self.block = block
+        self.predicted: Update | None = None  # the mean, if this block holds all replies of the round
         self._gate = gate
         names = block.layout.names
         parameters = [number for number, name in enumerate(names) if not namespace_of(name)]
@@ -77,14 +81,14 @@ class OpenBlock:
         self._norms = torch.stack([row_norms(part) for part in parts], dim=1)  # (clients, names)
         self.all = [float(count) for count in block.examples]
         weights = sent(torch.tensor(self.all, dtype=torch.float64), self._norms.device)
-        # They come to the host with the figures: the device is waited for once.
+        # They are copied to the host with the metrics: one wait for the device.
         block.look_at(SOUND, (self._norms * weights.unsqueeze(1) < TOO_LARGE).all(dim=1))
         if gate is not None:
             own = self._norms
             if len(parameters) < len(names):
                 own = own[:, sent(torch.tensor(parameters), own.device)]
             block.look_at(NORM, torch.linalg.vector_norm(own, dim=1))
-        # The sum of all, begun before they are known to be sound: mostly it is the one that is asked for.
+        # The sum of all, started before the updates are checked: usually all are valid, and it is the result.
         self.sum_of_all = self._sums(weights)
 
     def accept(self, number: int, weight: float) -> str | None:
@@ -97,7 +101,7 @@ class OpenBlock:
         return None
 
     def fold(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Σ nᵢuᵢ (Σ uᵢ where all count alike) and Σ nᵢ‖uᵢ‖² by name."""
+        """Σ nᵢuᵢ (Σ uᵢ with equal weights) and Σ nᵢ‖uᵢ‖² by name."""
         refused = [number for number, weight in enumerate(self.weights) if not weight]
         if not refused and self.weights == self.all:
             return self.sum_of_all
@@ -109,11 +113,13 @@ class OpenBlock:
     def _sums(self, weights: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         sums = self._sum(weights)
         if self._equal:
-            alike = self._sum(weights > 0)
-            sums |= {name: alike[name] for name in self._equal}
-        alike_too = PARAMETERS in self._spaces  # then drift counts them so as well
+            unweighted = self._sum(weights > 0)
+            sums |= {name: unweighted[name] for name in self._equal}
+        unweighted_drift = PARAMETERS in self._spaces
         squares = (
-            (weights > 0).to(weights) @ self._norms.square() if alike_too else weights @ self._norms.square()
+            (weights > 0).to(weights) @ self._norms.square()
+            if unweighted_drift
+            else weights @ self._norms.square()
         )
         return sums, dict(zip(self.block.layout.names, squares.unbind(), strict=True))
 
@@ -131,11 +137,11 @@ def unsound(norms: Mapping[str, float]) -> str:
 class RunningMean:
     """Σ nᵢuᵢ / Σ nᵢ with uᵢ = wᵢ − w, one weight sum per name, in a running sum.
 
-    It holds one sum whatever the number of replies, and turns each reply into its update in place: with the
-    model and the reply at hand that is three models in memory. Names that only some clients send are averaged
-    over those that sent them; a name that nobody sent has no update. With `zero_fill` the mean is over all
+    It holds one sum, whatever the number of replies, and turns each reply into its update in place: with the
+    model and the reply, that is three models in memory. Names that only some clients send are averaged
+    over those that sent them; a name that no client sent has no update. With `zero_fill` the mean is over all
     clients of the round: one that did not send a name counts as an update of zero. In the namespaces `equal`
-    (`PARAMETERS`: in the model too) every reply counts alike, whatever its number of examples.
+    (`PARAMETERS`: in the model too) all replies have the same weight, whatever their number of examples.
 
     `group` names the part of the model that a parameter's drift counts for, or None to leave it out.
     """
@@ -160,11 +166,10 @@ class RunningMean:
         self._weight: dict[str, float] = {}
         self._square: dict[str, Tensor] = {}  # Σ nᵢ‖uᵢ‖² in float64
         self._block: OpenBlock | None = None
-        self._foreseen: Update | None = None
         self._scratch = torch.empty(CHUNK, dtype=torch.float64)
 
     def add(self, arrays: Mapping[str, Tensor], weight: float) -> str | None:
-        """Fold one reply in; the reason when it is refused, in which case nothing was added."""
+        """Add one reply; the reason if it is refused, in which case nothing was added."""
         if isinstance(arrays, Slice):
             return self._add_row(arrays, weight)
         names = [name for name in arrays if not namespace_of(name)]
@@ -172,7 +177,7 @@ class RunningMean:
         updates, bases = [arrays[name] for name in names], [self._model[name] for name in names]
         found = dict(zip(names, subtract(updates, bases, self._scratch), strict=True))
         norms = {n: found[n] if n in found else norm_of(a, self._scratch) for n, a in arrays.items()}
-        # A NaN or an infinity anywhere shows in its tensor's norm: one look for the whole reply.
+        # A NaN or an infinity shows in its tensor's norm: one check for the whole reply.
         if norms and not (torch.stack(list(norms.values())) * weight < TOO_LARGE).all():
             return unsound({name: float(norm) * weight for name, norm in norms.items()})
         parameter_norms = [norm for name, norm in norms.items() if not namespace_of(name)]
@@ -201,29 +206,29 @@ class RunningMean:
             torch._foreach_add_([self._square[name] for name in known], [squares[name] for name in known])
         for name, update in arrays.items():
             if name not in self._sum:
-                # Not in place where a client in this process may keep the very array that it sent.
+                # Not in place: a client in this process may keep the array that it sent.
                 self._sum[name] = update * counts[name] if namespace_of(name) else update.mul_(counts[name])
                 self._weight[name], self._square[name] = counts[name], squares[name]
         return None
 
     def add_sums(self, sums: Sums) -> None:
-        """What a whole round's masked replies add up to, in place of the replies themselves."""
+        """Add the sums of a whole round's masked replies, in place of the replies."""
         self._examples, self._replies = float(sums.examples), sums.replies
         for name, total in sums.arrays.items():
-            if sums.weights[name]:  # somebody sent it
+            if sums.weights[name]:  # some client sent it
                 own = self._model[parameter_of(name)]
                 self._sum[name] = total.to(own)
                 self._weight[name] = sums.weights[name]
                 self._square[name] = torch.tensor(sums.squares[name], dtype=torch.float64, device=own.device)
 
     def counts(self, name: str, examples: float, replies: int) -> float:
-        """What so many examples from so many replies weigh in the mean of this name."""
+        """The weight of so many examples from so many replies in the mean of this name."""
         return float(replies) if namespace_of(name) in self._equal else examples
 
-    # A block's rows are folded in together: one product for all its clients.
+    # The rows of a block are added together: one product for all its clients.
 
     def expect(self, arrays: Mapping[str, Tensor]) -> None:
-        """A reply that is to be added next, as it is: a block's norms are begun at once."""
+        """A reply that will be added next, unchanged: the norms of its block are started at once."""
         if isinstance(arrays, Slice):
             self._opened(arrays.block)
 
@@ -257,25 +262,26 @@ class RunningMean:
             else:
                 self._sum[name], self._weight[name], self._square[name] = total, counts, squares[name]
 
-    def foresee(self, replies: int) -> Update | None:
-        """What `finish` will give, by the same sums, if all of so many replies are taken; None where the
-        block that is expected does not hold all of them. It is begun before they are known to be sound."""
+    def predict(self, replies: int) -> Update | None:
+        """The result of `finish` if all of so many replies are accepted, by the same sums; None if the
+        expected block does not hold all of them. It is started before the replies are checked."""
         block = self._block
         if block is None or len(block.all) != replies or not all(block.all):
             return None
         likely = RunningMean(self._model, self._group, zero_fill=self._zero_fill, equal=self._equal)
         likely._fold(*block.sum_of_all, sum(block.all), replies)
-        self._foreseen = likely.finish()
-        return self._foreseen
+        block.predicted = likely.finish()
+        return block.predicted
 
     def problem(self) -> str | None:
-        """Why what came in cannot be combined; for a mean there is no reason."""
+        """Why the replies cannot be combined; a mean always can."""
         return None
 
     def finish(self) -> Update:
         """The means of what was sent, in the sums' own memory. Ends this object's use."""
-        if self._foreseen is not None and self._block is not None and self._block.weights == self._block.all:
-            return self._foreseen
+        block = self._block
+        if block is not None and block.predicted is not None and block.weights == block.all:
+            return block.predicted
         self._close_block()
         if self._zero_fill:
             self._weight = {name: self.counts(name, self._examples, self._replies) for name in self._sum}
@@ -291,17 +297,17 @@ class RunningMean:
         weights = [self._weight[name] for name in update.model]
         norms = divide(list(update.model.values()), weights, self._scratch)
         if norms:
-            # One look at the device for all names, when somebody asks.
-            figures = torch.stack([*norms, *(self._square[name] for name in update.model)])
-            update.measured = partial(self._drift, list(update.model), figures)
+            # One wait for the device for all names, and only if the drift is read.
+            norms_and_squares = torch.stack([*norms, *(self._square[name] for name in update.model)])
+            update.measured = partial(self._drift, list(update.model), norms_and_squares)
         return update
 
     def _drift(self, names: Sequence[str], found: Tensor) -> Drift:
-        """RMS drift is √(Σ wᵢ‖uᵢ‖² − ‖Σ wᵢuᵢ‖²), beside the norm of the mean update."""
+        """RMS drift is √(Σ wᵢ‖uᵢ‖² − ‖Σ wᵢuᵢ‖²); also the norm of the mean update."""
         spread: dict[str, float] = {}
         common: dict[str, float] = {}
-        figures = found.tolist()
-        for name, norm, square in zip(names, figures, figures[len(names) :], strict=False):
+        values = found.tolist()
+        for name, norm, square in zip(names, values, values[len(names) :], strict=False):
             group = self._group(name)
             if group is not None:
                 common[group] = common.get(group, 0.0) + norm**2

@@ -15,7 +15,7 @@ has fallen below a small share of the drift, while the model has stopped learnin
     mean training loss of a tenth of the run > (1 − progress) · that of the tenth before,
 
 `patience` rounds in a row. A kernel can rest for a while before anything is learned; what is frozen then is
-lost, and whoever waits until the loss stands still has nothing to lose but time. Clients that take a single
+lost; waiting until the loss no longer falls costs nothing but time. Clients that take a single
 step a round do not drift from what their mean does, so that there is nothing to gain: then it never freezes.
 """
 
@@ -62,7 +62,7 @@ def freeze_after(
     quiet = 0
     for done in range(1, len(drift) + 1):
         now = ratio(agreement[:done], drift[:done], rule.window)
-        if now is None:  # nobody disagrees: freezing could only cost
+        if now is None:  # no disagreement: freezing could only cost
             quiet = 0
             continue
         quiet = quiet + 1 if now < rule.threshold and not still_learns(losses[:done], rule) else 0
@@ -73,7 +73,7 @@ def freeze_after(
 
 @dataclass
 class Agreement:
-    """What a run has seen of one group. Its rows hold the figures; only `direction` must be saved."""
+    """What a run has measured of one group. Its rows hold the metrics; only `direction` must be saved."""
 
     rule: Rule
     rounds: list[int] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Agreement:
     drift: list[float] = field(default_factory=list)
     losses: list[float | None] = field(default_factory=list)
     direction: dict[str, Tensor] = field(default_factory=dict)  # d
-    decided: int | None = None  # where a run that goes on had frozen it, by whatever rule
+    decided: int | None = None  # the last round before the freeze, of a resumed run, by whatever rule
 
     @property
     def last_round(self) -> int | None:
@@ -92,30 +92,30 @@ class Agreement:
         return None if done is None else self.rounds[done - 1]
 
     def add(self, row: Mapping[str, Any], group: str, update: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Add a round: its row, and its mean update of the group. Returns the figures for the row."""
+        """Add a round: its row, and its mean update of the group. Returns the metrics for the row."""
         drift, spare = row["drift"][group], row["effective_clients"] - 1
         square = drift["rms"] ** 2
-        figures = {
+        metrics = {
             "agreement": follow(self.direction, update),
             "drift": square,
             # The common movement by this round alone: ‖ū‖² less what chance puts into so many clients' mean.
             "signal": drift["mean_update"] ** 2 - square / spare if spare > 0 else None,
         }
-        self._note(row, figures)
-        return figures | {"ratio": ratio(self.agreement, self.drift, self.rule.window)}
+        self._note(row, metrics)
+        return metrics | {"ratio": ratio(self.agreement, self.drift, self.rule.window)}
 
     def recall(self, row: Mapping[str, Any], *, frozen: bool = False) -> None:
-        """Of a run that goes on, a row that was written before; `frozen`: it trained without the group."""
+        """A row from before the run was resumed; `frozen`: that round trained without the group."""
         if "warmup" in row:
             self._note(row, row["warmup"])
         elif frozen and self.decided is None:
             self.decided = row["round"] - 1
 
-    def _note(self, row: Mapping[str, Any], figures: Mapping[str, Any]) -> None:
+    def _note(self, row: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
         self.rounds.append(row["round"])
         self.losses.append(row.get("train_loss"))
-        self.agreement.append(figures["agreement"])
-        self.drift.append(figures["drift"])
+        self.agreement.append(metrics["agreement"])
+        self.drift.append(metrics["drift"])
 
 
 def follow(direction: dict[str, Tensor], update: Mapping[str, Tensor]) -> float:

@@ -1,4 +1,4 @@
-"""The server's side of a census: every node is asked the same, and what each said or why it did not."""
+"""The server's side of a census: ask every node the same, and collect its answer or why there is none."""
 
 import logging
 import time
@@ -8,58 +8,68 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from fedfrozen_app.census.answers import read_answer
+from fedfrozen_app.census.answers import problem_beside, read_answer
 from fedfrozen_app.census.ask import Ask
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.messages import REFUSED, WAITING, CensusReply, census_message, read_census
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.formatting import counted, quoted
+from fedfrozen_app.exchange.census_messages import CensusReply, census_message, read_census
+from fedfrozen_app.exchange.hello_messages import REFUSED, WAITING
 from fedfrozen_app.server.anchors import AnchorFile
-from fedfrozen_app.server.conversation import WAITING_PAUSE, with_grace
-from fedfrozen_app.words import counted
+from fedfrozen_app.server.membership import WAITING_PAUSE
+from fedfrozen_app.server.node_names import problem_of_name
+from fedfrozen_app.server.transport import with_grace
 
 log = logging.getLogger(__name__)
-LOOK = 0.2  # seconds between two looks for answers
+POLL = 0.2  # seconds between two checks for answers
 NO = "it refused; its own log says why"
+
+
+@dataclass(frozen=True)
+class Limits:
+    least: int = 1  # nodes to wait for
+    timeout: float = 120.0  # seconds, for nodes to come and to answer
+    approval_timeout: float = 0.0  # and for people at a site to decide
 
 
 @dataclass
 class Asking:
     grid: Grid
     ask: Ask
-    least: int = 1  # nodes that are waited for
-    timeout: float = 120.0  # seconds, for nodes to come and to answer
-    approval_timeout: float = 0.0  # and for people at a site to decide
+    limits: Limits = field(default_factory=Limits)
     sites: Mapping[int, str] = field(default_factory=dict)  # names of nodes, as the server registered them
     anchors: AnchorFile | None = None
     stop_asked: Callable[[], bool] = lambda: False
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
     _open: dict[int, str] = field(default_factory=dict)  # by node: the message that has no answer yet
-    _again: dict[int, float] = field(default_factory=dict)  # nodes that wait for a person; when to ask again
+    _again: dict[int, float] = field(default_factory=dict)  # nodes that wait for approval; when to ask again
     _done: set[int] = field(default_factory=set)
 
     def run(self) -> None:
-        """Until all that are connected have answered, or the time is over."""
+        """Until all connected nodes have answered, or the time is over."""
         began = time.monotonic()
         while True:
             nodes = list(self.grid.get_node_ids())
             self._push([node for node in nodes if self._due(node)])
             self._pull()
             waited = time.monotonic() - began
-            settled = len(nodes) >= self.least and set(nodes) <= self._done
+            settled = len(nodes) >= self.limits.least and set(nodes) <= self._done
             waits_for_people = bool(self._again) and not self._open
-            if settled or waited > (self.approval_timeout if waits_for_people else self.timeout):
+            if settled or waited > (
+                self.limits.approval_timeout if waits_for_people else self.limits.timeout
+            ):
                 break
             if self.stop_asked():
                 raise KeyboardInterrupt
-            time.sleep(LOOK)
+            time.sleep(POLL)
         for node in set(nodes) | set(self.sites):
             if node not in self._done:
                 self.refused[self._title(node)] = self._why(node, nodes)
-        if len(self._done) < self.least and not self.answers:
-            told = "; ".join(f"{name}: {why}" for name, why in self.refused.items())
+        if len(self._done) < self.limits.least and not self.answers:
+            reasons = "; ".join(f"{name}: {why}" for name, why in self.refused.items())
             raise UserError(
-                f"{counted(len(self._done), 'node')} of {self.least} answered within {self.timeout:g} s: "
-                f"start the others, or lower runtime.min_nodes. {told}"
+                f"{counted(len(self._done), 'node')} of {self.limits.least} answered within "
+                f"{self.limits.timeout:g} s: start the others, or lower runtime.min_nodes. {reasons}"
             )
 
     def _due(self, node: int) -> bool:
@@ -69,7 +79,7 @@ class Asking:
 
     def _push(self, nodes: list[int]) -> None:
         if nodes:
-            life = with_grace(self.timeout)
+            life = with_grace(self.limits.timeout)
             sent = self.grid.push_messages([census_message(node, self.ask.text, life) for node in nodes])
             self._open.update(zip(nodes, sent, strict=True))
 
@@ -81,9 +91,11 @@ class Asking:
                     self._take(node, read_census(message))
                 except ValueError as error:
                     self._done.add(node)
-                    self.refused[self._title(node)] = str(error)
+                    self.refused[self._title(node)] = quoted(str(error))
 
     def _take(self, node: int, reply: CensusReply) -> None:
+        if problem := problem_of_name(node, reply.name, self.sites):
+            raise ValueError(problem)
         if self.anchors is not None and reply.anchor:
             self.anchors.add(reply.name, reply.anchor)
         if reply.state == WAITING:
@@ -102,7 +114,10 @@ class Asking:
             return
         if reply.name in self.answers:
             raise ValueError(f"it calls itself {reply.name}, and so does another node")
-        self.answers[reply.name] = read_answer(reply.json)
+        found = read_answer(reply.json)
+        if problem := problem_beside(found, self.answers):
+            raise ValueError(problem)
+        self.answers[reply.name] = found
 
     def _title(self, node: int) -> str:
         return self.sites.get(node, f"node {node}")
@@ -112,4 +127,4 @@ class Asking:
             return "it is not connected"
         if node in self._again:
             return f"nobody there has approved it: fedfrozen site approve {self.ask.hash}"
-        return f"it did not answer within {self.timeout:g} s"
+        return f"it did not answer within {self.limits.timeout:g} s"

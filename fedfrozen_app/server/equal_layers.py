@@ -1,7 +1,7 @@
-"""Clients that choose layers, in cohorts of equal layers: what each is added up with is whole for all.
+"""Masked rounds in which clients choose layers: one cohort for each choice.
 
-The server knows who chose what. So a layer that fewer than `fewest` clients of a sum had sent would be theirs
-by name: every client of a cohort sends the same layers. One whose choice too few share takes another.
+The server knows who chose what. A layer that fewer than `fewest` clients of a sum sent would reveal them: so
+all clients of a cohort send the same layers, and a client whose choice too few share takes another.
 """
 
 import time
@@ -12,9 +12,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedfrozen_app.exchange.count import Traffic
-from fedfrozen_app.exchange.order import Order
-from fedfrozen_app.server.conversation import Conversation
-from fedfrozen_app.server.masked import Cohort, MaskedRound, Members
+from fedfrozen_app.exchange.train_request import TrainRequest
+from fedfrozen_app.server.connection import Connection
+from fedfrozen_app.server.masked import Cohort, MaskedRound
+from fedfrozen_app.server.round_trip import Members, RoundTrip
 
 Layers = tuple[int, ...]
 
@@ -49,9 +50,9 @@ def most_chosen(choices: Mapping[str, Layers]) -> Layers:
 
 
 def grouped_round(
-    conversation: Conversation,
-    order: Order,
-    masked: Callable[[Order], Order],
+    connection: Connection,
+    request: TrainRequest,
+    masked: Callable[[TrainRequest], TrainRequest],
     members: Members,
     model: Mapping[str, Tensor],
     traffic: Traffic,
@@ -62,17 +63,18 @@ def grouped_round(
     began = time.perf_counter()
     choices: dict[str, Layers] = {}
     failures: dict[str, str] = {}
-    for client, reply in conversation.round(replace(order, choosing=True), members, model, traffic):
+    trip = RoundTrip(connection, replace(request, choosing=True), model, traffic)
+    for client, reply in trip.replies(members):
         if isinstance(reply, str):
             failures[client] = reply
         else:
             choices[client] = tuple(sorted(reply.chosen))
     cohorts = []
     for layers, clients in groups_of(choices, fewest).items():
-        plan = order.plan.keep_layers(layers, conversation.roles)
+        plan = request.plan.keep_layers(layers, connection.roles)
         own = [(client, node) for client, node in members if client in clients]
-        cohorts.append(Cohort(masked(replace(order, plan=plan)), own, model))
+        cohorts.append(Cohort(masked(replace(request, plan=plan)), own, model))
     seconds = {"choices": time.perf_counter() - began}
     return MaskedRound(
-        *(conversation, cohorts, model, traffic, patience), apart=True, failures=failures, seconds=seconds
+        *(connection, cohorts, model, traffic, patience), apart=True, failures=failures, seconds=seconds
     )

@@ -1,4 +1,4 @@
-"""What surrounds a strategy: the run it is part of, its settings, and what is done after its rounds."""
+"""What surrounds a strategy: the run it is part of, its settings, and hooks after its rounds."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,6 +8,7 @@ from typing import Any, Protocol, Self
 from flwr.app import ArrayRecord, MetricRecord
 from torch import Tensor
 
+from fedfrozen_app.adapters.rule import AdapterRule
 from fedfrozen_app.config import (
     AggregationConfig,
     ClientConfig,
@@ -15,16 +16,16 @@ from fedfrozen_app.config import (
     check_settings,
 )
 from fedfrozen_app.exchange.messages import Reply
+from fedfrozen_app.exchange.role import KERNEL, Role
 from fedfrozen_app.files.rows import Row
-from fedfrozen_app.models.roles import KERNEL, Role
-from fedfrozen_app.server.adapter_rule import AdapterRule
 from fedfrozen_app.server.aggregate import RunningMean
-from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server.connection import Connection
+from fedfrozen_app.server.earlier_sums import EarlierSums
 from fedfrozen_app.server.optimizer import NoOptimizer, ServerOptimizer
 from fedfrozen_app.server.robust import make_aggregator
-from fedfrozen_app.server.sampling import draw_cohort, participations
+from fedfrozen_app.server.sampling import batches_of, draw_batches, draw_cohort, participations
 
-Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]  # Flower's: what the server judges a model by
+Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]  # Flower's: how the server evaluates a model
 
 
 class Hook(Protocol):
@@ -45,8 +46,8 @@ class Settings:
 
     @classmethod
     def kept_by(cls, had: Mapping[str, Any], last: Row) -> dict[str, Any]:
-        """Of the settings that a run had, those that hold on when it is resumed with more rounds after the
-        row `last`, although they were left open then and are left open now."""
+        """The settings of a run that stay when it is resumed with more rounds after the row `last`, although
+        they were left to their defaults then and are now."""
         return {}
 
 
@@ -54,27 +55,45 @@ class Settings:
 class Federation:
     """What a strategy needs to know of the run around it."""
 
-    conversation: Conversation
+    connection: Connection
     participation: float = 1.0
     seed: int = 0
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
-    # Sees round, client, reply and model before the reply enters the sum.
+    # Called with round, client, reply and model before the reply enters the sum.
     on_upload: Callable[[int, str, Reply, Mapping[str, Tensor]], None] | None = None
     private: bool = False  # clients add noise, and must know how often they will be drawn
     optimizer: ServerOptimizer = field(default_factory=NoOptimizer)
-    client: ClientConfig = field(default_factory=ClientConfig)  # how clients are told to train
+    client: ClientConfig = field(default_factory=ClientConfig)  # how clients train
     secure: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
     rule: AdapterRule = field(default_factory=AdapterRule)  # how clients' adapters become one
-    exchanged: Collection[str] | None = None  # the names that a strategy may speak of; None: all
+    exchanged: Collection[str] | None = None  # the names that a strategy may use; None: all
+    sums: EarlierSums = field(default_factory=EarlierSums)  # that sites were asked to agree to
 
     @cached_property
     def roles(self) -> Mapping[str, Role]:
-        """Of the parameters that are exchanged: what each side loads for itself is no strategy's matter."""
-        roles, known = self.conversation.roles, self.exchanged
+        """Of the exchanged parameters, without those that each side loads for itself."""
+        roles, known = self.connection.roles, self.exchanged
         return roles if known is None else {name: role for name, role in roles.items() if name in known}
 
     def cohort(self, names: Iterable[str], server_round: int) -> list[str]:
-        return draw_cohort(names, self.participation, self.seed, server_round)
+        present = list(names)
+        if not self.in_batches:
+            return draw_cohort(present, self.participation, self.seed, server_round)
+        whole = [batch for batch in self.batches(present) if set(batch) <= set(present)]
+        return draw_batches(whole, self.participation, self.seed, server_round)
+
+    @property
+    def in_batches(self) -> bool:
+        """Whether a round's cohort is made of whole batches."""
+        if self.aggregation.cohorts != "auto":
+            return self.aggregation.cohorts == "batches"
+        masked = self.secure.name == "on" and self.secure.choices == "union"
+        return masked and not self.private and self.sums.path is not None
+
+    def batches(self, present: Iterable[str]) -> list[list[str]]:
+        """Over all registered sites: who is there today must not change them."""
+        registered = self.connection.membership.sites.values()
+        return batches_of({*registered} or present, self.secure.min_cohort)
 
     def participations(self, names: Iterable[str], num_rounds: int) -> dict[str, int]:
         """In how many rounds each client takes part, where clients must know that."""
@@ -83,11 +102,11 @@ class Federation:
         return participations(tuple(names), self.participation, self.seed, num_rounds)
 
     def aggregator(
-        self, model: Mapping[str, Tensor], usual: float | None, zero_fill: bool, equal: Collection[str]
+        self, model: Mapping[str, Tensor], median_norm: float | None, zero_fill: bool, equal: Collection[str]
     ) -> RunningMean:
-        """What a round's replies go into."""
+        """What aggregates a round's replies."""
         group = partial(self.drift_group, model)
-        return make_aggregator(self.aggregation, model, group, usual, zero_fill=zero_fill, equal=equal)
+        return make_aggregator(self.aggregation, model, group, median_norm, zero_fill=zero_fill, equal=equal)
 
     def show_upload(
         self, server_round: int, client: str, reply: Reply | str, model: Mapping[str, Tensor]

@@ -1,6 +1,5 @@
 """After every round: keep the best model, decide whether to stop, write the row and a checkpoint."""
 
-import json
 import logging
 import math
 import re
@@ -15,10 +14,12 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fedfrozen_app.config import Config
-from fedfrozen_app.errors import RunFailed
+from fedfrozen_app.core.errors import RunFailed
+from fedfrozen_app.core.formatting import resume_command
+from fedfrozen_app.core.ray_process import simulated
 from fedfrozen_app.files import checkpoint, disk
-from fedfrozen_app.files.rows import Row
-from fedfrozen_app.local.resident import simulated
+from fedfrozen_app.files.readers import Damaged, check_file
+from fedfrozen_app.files.rows import Row, append_row, write_rows
 from fedfrozen_app.server.base import PlannedFedAvg
 from fedfrozen_app.server.state import arrays_to_keep
 
@@ -33,7 +34,7 @@ DEAD_WORKER = re.compile(r"ray\.exceptions\.(ActorDied|OutOfMemory)Error")
 class BestModel:
     """Keeps the model of the best round by the server's validation rows, and stops when none gets better.
 
-    The test set has no say here: whoever chooses a round by it reports a number that is too good.
+    The test set is not used here: choosing a round by it would report a number that is too good.
     """
 
     folder: Path
@@ -62,18 +63,24 @@ class BestModel:
         return self.patience is not None and self.waited >= self.patience
 
     def state_dict(self) -> dict[str, Any]:
-        best = None if self.round is None else self.best  # -inf is no JSON
+        best = None if self.round is None else self.best  # JSON has no -inf
         return {"best": best, "round": self.round, "waited": self.waited}
 
     def resume_from(self, state: dict[str, Any], run: Path) -> None:
         """Continue from a checkpoint of `run`; without a best model, if the file of that one is gone."""
         if state["round"] is None:
             return
+        try:
+            check_file(run / BEST)
+        except Damaged as error:
+            log.warning("%s, the best model until then, %s: choosing again.", run / BEST, error.what)
+            return
         if not disk.same_round(run / BEST, state["round"]):
-            log.info("The model of round %d, the best until then, is gone: choosing anew.", state["round"])
+            log.info("The model of round %d, the best until then, is gone: choosing again.", state["round"])
             return
         if run.resolve() != self.folder.resolve():
-            shutil.copyfile(run / BEST, self.folder / BEST)
+            with disk.whole_file(self.folder / BEST) as part:
+                shutil.copyfile(run / BEST, part)
         self.best, self.round, self.waited = state["best"], state["round"], state["waited"]
 
 
@@ -89,7 +96,7 @@ class Checkpoints:
     num_rounds: int
     best: BestModel
     client_state: Callable[[], dict[str, dict[str, Tensor]]]
-    step_state: Callable[[], dict[str, Any]] = dict  # what was chosen about local steps
+    step_state: Callable[[], dict[str, Any]] = dict  # what was decided about compiling local steps
 
     @classmethod
     def of(
@@ -128,7 +135,7 @@ class Checkpoints:
             overrides=self.overrides,
             model=strategy.model,
             row=row,
-            ledger=strategy.federation.conversation.ledger.state_dict(),
+            ledger=strategy.federation.connection.membership.ledger.state_dict(),
             hooks={"best": self.best.state_dict(), "private": strategy.clients_keep(number)}
             | ({"compiling": steps} if steps else {}),
             clients=self.client_state(),
@@ -142,8 +149,8 @@ class Checkpoints:
 
 @dataclass
 class PrivacySpent:
-    """Adds the largest ε among all clients so far, not only those of the round, and whom it protects; and
-    what makes the run another than it seems."""
+    """Adds the largest ε of all clients so far, not only those of the round, and the unit it protects; and
+    marks runs that are not private, or audited."""
 
     unit: str
     seeded: bool
@@ -164,31 +171,36 @@ class PrivacySpent:
             self.spent.update(row.get("epsilon", {}))
 
 
+@dataclass
 class WorkersAlive:
     """Ends a simulation in which a Ray worker has died.
 
-    Flower starts no other and goes on handing orders to the dead one, which fails them at once and so takes
+    Flower starts no other and keeps sending requests to the dead one, which fails them at once and so takes
     most of those of every later round.
     """
+
+    folder: Path
 
     def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
         if simulated() and any(DEAD_WORKER.search(failure) for failure in row.get("failures", ())):
             raise RunFailed(
                 f"A worker of Flower's simulation died in round {row['round']} (its machine was lost, or had "
-                "no memory left), and Flower starts no other: go on with `fedfrozen resume RUN`; with a "
-                "larger runtime.cpus_per_client fewer workers share a machine's memory."
+                "no memory left), and Flower starts no other: continue with "
+                f"`{resume_command(self.folder)}`; with a larger "
+                "runtime.cpus_per_client fewer workers share a machine's memory."
             )
         return False, {}
 
 
 @dataclass
 class SomebodyTakesPart:
-    """Ends a run in which nobody does: every client there is has refused or failed, twice in a row.
+    """Ends a run in which no client takes part: all have refused or failed, twice in a row.
 
-    Each such round sends the model to all of them, for nothing. Once is not enough: a full disk at a site
-    passes. One that did not answer in time may still come back, and is waited for elsewhere.
+    Each such round sends the model to all of them for nothing. Once is not enough: a site's disk may be full
+    for a while. A client that did not answer in time may come back: membership waits for it.
     """
 
+    folder: Path
     refused: Counter[str] = field(default_factory=Counter)
 
     def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
@@ -199,13 +211,13 @@ class SomebodyTakesPart:
             return False, {}
         late = {client for client in cohort for text in row["failures"] if _is_late(text, client)}
         self.refused.update(set(cohort) - late)
-        everybody = strategy.federation.conversation.names
+        everybody = strategy.federation.connection.membership.names
         more = row["round"] < strategy.num_rounds  # after the last there is nothing to save
         if more and everybody and all(self.refused[client] >= REFUSALS for client in everybody):
             reasons = " ".join(dict.fromkeys(row["failures"]))
             raise RunFailed(
-                f"Nobody took part in the last {REFUSALS} rounds: {reasons} When that is mended, go on with "
-                "`fedfrozen resume RUN`."
+                f"No client took part in the last {REFUSALS} rounds: {reasons} When that is fixed, continue "
+                f"with `{resume_command(self.folder)}`."
             )
         return False, {}
 
@@ -221,8 +233,7 @@ class MetricsFile:
     path: Path
 
     def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        append_row(self.path, row)
         return False, {}
 
     def resume_after(self, row: Row, earlier: list[Row]) -> None:
@@ -230,10 +241,8 @@ class MetricsFile:
         rows = [old for old in earlier if old["round"] < row["round"]] + [row]
         if lost := sorted({*range(row["round"])} - {old["round"] for old in rows}):
             numbers = ", ".join(map(str, lost))
-            log.warning(
-                "The rows of rounds %s are lost: what is summed over rounds leaves them out.", numbers
-            )
-        disk.replace_file(self.path, "".join(json.dumps(old) + "\n" for old in rows))
+            log.warning("The rows of rounds %s are lost: sums over rounds leave them out.", numbers)
+        write_rows(self.path, rows)
 
 
 class RoundDisplay(Protocol):

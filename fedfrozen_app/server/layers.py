@@ -1,7 +1,7 @@
 """Strategies by which each client trains and sends K of the model's layers: its own, or the same for all.
 
-A strategy says by which rules clients choose for themselves: `own_rules`, and `choice_for` as for any choice.
-The layers that a rule takes for all, what an impossible K is answered with, and who took what are here.
+A strategy names the rules by which clients choose for themselves (`own_rules`) and defines `choice_for`. Here
+are the rules that take the same layers for all clients, the check of K, and the record of who took what.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from fedfrozen_app.config import setting
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.config.needs import not_with
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.plan import Plan, layers_of
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server import base
@@ -30,6 +31,7 @@ class Settings(base.Settings):
         "K. `null`: a third of the layers",
         least=1,
         instead="must be at least 1; strategy.select=none trains the head alone.",
+        needs=not_with("strategy.select", "all", "none", add="strategy.select=fixed"),
     )
     layers: list[int] | None = setting(
         None, "With `select=fixed`: the layers' numbers, from 0. `null`: the last K"
@@ -74,7 +76,7 @@ class LayersTaken(base.PlannedFedAvg):
             )
         if self.settings.each_its_own:
             self.undecided = "Clients choose their layers in training: the bytes down are at most these."
-        self.common = self._common()  # here, so that an impossible K is said before the first round
+        self.common = self._common()  # here, so that an impossible K is reported before the first round
 
     @cached_property
     def layers(self) -> list[int]:
@@ -85,7 +87,7 @@ class LayersTaken(base.PlannedFedAvg):
         return self.settings.count_of(self.layers)
 
     def _common(self) -> list[int]:
-        """The layers of every client under a fixed rule; otherwise the last K, which stand for any K."""
+        """The layers of every client under a fixed rule; otherwise the last K, in place of any K."""
         count, named = len(self.layers), self.settings.layers
         if self.settings.select in ("all", "none"):
             return self.layers if self.settings.select == "all" else []
@@ -107,14 +109,14 @@ class LayersTaken(base.PlannedFedAvg):
     def client_plan(self, server_round: int) -> Plan:
         return self.plan(server_round).keep_layers(self.common, self.federation.roles)
 
-    def figures(self) -> tuple[str, ...]:
+    def client_metric_names(self) -> tuple[str, ...]:
         return tuple(f"layer_score_{number}" for number, _ in enumerate(self.layers))
 
     def on_reply(self, client: str, names: Sequence[str]) -> None:
         self._chosen[client] = layers_of(names, self.federation.roles)
 
     def observe(self, row: Row, merged: Mapping[str, Tensor]) -> Row:
-        """Who chose what, and the layers' mean scores as one list in place of a figure for each."""
+        """Who chose what, and the layers' mean scores as one list in place of one metric for each."""
         scores = [row.pop(f"layer_score_{n}") for n, _ in enumerate(self.layers) if f"layer_score_{n}" in row]
         chosen = {client: self._chosen[client] for client in row["clients"] if client in self._chosen}
         self._chosen = {}

@@ -15,17 +15,17 @@ def _not_used(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class OwnLoop(Strategy):
-    """Flower's own loop keeps only what the last replies held and collects all of them in a list, so `start`
-    is ours, and what that loop would call is not there."""
+    """Flower's own loop keeps only the arrays of the last replies and collects all replies in a list. So
+    `start` is ours, and the methods of that loop are not available."""
 
     configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = summary = _not_used
 
 
 def close_round(strategy: Any, row: Row, began: float, evaluate_fn: Evaluate | None) -> bool:
-    """Evaluate, then let the hooks write, save and show the round; whether one of them says stop."""
+    """Evaluate, then let the hooks write, save and show the round; whether one of them wants to stop."""
     seconds = row.setdefault("seconds", {})
     evaluating = time.perf_counter()
-    # Where clients keep personal models they have judged those themselves.
+    # Clients with personal models have evaluated those themselves.
     if evaluate_fn is not None and "test_loss" not in row:
         row.update(evaluate_fn(row["round"], to_record(strategy.model, local=True)) or {})
     seconds["evaluate"] = time.perf_counter() - evaluating

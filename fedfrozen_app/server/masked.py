@@ -1,8 +1,8 @@
-"""A round whose replies are masked: keys, shares, the order itself, and unmasking, over any grid.
+"""A round whose replies are masked: keys, shares, training, and unmasking, over any grid.
 
-A round has one cohort, or several that are added up apart: all of them take each step together. Whoever does
-not answer a step is out of the round. A cohort with fewer left than the threshold gives no sum: the server
-then holds masked numbers, which tell nothing.
+A round has one cohort, or several that are summed separately: all of them take each step together. A client
+that does not answer a step leaves the round. A cohort with fewer clients than the threshold gives no sum: the
+server then holds masked numbers, which reveal nothing.
 """
 
 import logging
@@ -15,58 +15,71 @@ from typing import TypeVar
 import numpy as np
 from torch import Tensor
 
+from fedfrozen_app.core.formatting import quoted
 from fedfrozen_app.exchange.count import Traffic
 from fedfrozen_app.exchange.messages import Reply
-from fedfrozen_app.exchange.order import Order
-from fedfrozen_app.secure import talk
-from fedfrozen_app.secure.layout import Layout, Sums, added, decode, error_bound
+from fedfrozen_app.exchange.train_request import TrainRequest
+from fedfrozen_app.secure import secagg_messages
+from fedfrozen_app.secure.layout import SumLayout, Sums, added, decode, error_bound
 from fedfrozen_app.secure.roster import Entry
 from fedfrozen_app.secure.sum_up import Collector, TooFew
 from fedfrozen_app.secure.vector import unpacked
-from fedfrozen_app.secure.work import MASKED, layout_of, rules_of, terms_of
-from fedfrozen_app.server.conversation import Conversation, ToMask
+from fedfrozen_app.secure.work import MASKED, layout_of, noised, rules_of, survivors_of, terms_of
+from fedfrozen_app.server.connection import Connection
+from fedfrozen_app.server.masking_exchange import exchange_texts
+from fedfrozen_app.server.request_messages import ToMask
+from fedfrozen_app.server.round_trip import Members, RoundTrip
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Members = Sequence[tuple[str, int]]  # client, node
 STEPS = ("keys", "shares", "masked", "unmask", "unmask")  # the clients sign before they unmask
 
 
 @dataclass
 class Cohort:
-    """Those who are added up together, under an order of their own."""
+    """Clients that are summed together, under one request."""
 
-    order: Order
+    request: TrainRequest
     members: Members
     model: Mapping[str, Tensor]
     failures: dict[str, str] = field(default_factory=dict)  # client: why it is not in the sum
-    spent: dict[str, tuple[float, float]] = field(default_factory=dict)  # client: epsilon and delta it told
+    spent: dict[str, tuple[float, float]] = field(default_factory=dict)  # client: its epsilon and delta
     problem: str | None = None  # why there is no sum
     sums: Sums | None = None
     slack: dict[str, float] = field(default_factory=dict)  # array: how far rounding can have moved its sum
     roster: int = 0
-    # Of the step that it is at: what each client is asked, or is to train; and the answers to the former.
+    whole: bool = False  # no sum without one of its members
+    on_survivors: Callable[[Sequence[str]], None] = lambda names: None  # before they are asked to agree
+    # Of the current step: each client's question, or what it trains; and the answers to the questions.
     questions: dict[str, str] = field(default_factory=dict)
-    orders: dict[str, ToMask] = field(default_factory=dict)
+    requests: dict[str, ToMask] = field(default_factory=dict)
     answers: list[tuple[str, str | ValueError]] = field(default_factory=list)
 
     @cached_property
-    def layout(self) -> Layout:
-        return layout_of(self.order, self.model)
+    def layout(self) -> SumLayout:
+        return layout_of(self.request, self.model)
 
     @cached_property
     def _collector(self) -> Collector:
-        assert self.order.masking is not None
-        return Collector(terms_of(self.order), self.order.masking.settings["min_cohort"])
+        assert self.request.masking is not None
+        return Collector(terms_of(self.request), self.request.masking.settings["min_cohort"])
 
     @cached_property
-    def _course(self) -> Iterator[None]:
+    def _running_steps(self) -> Iterator[None]:
         return self._steps()
 
+    @property
+    def noise(self) -> dict[str, int]:
+        """With noise in the sum: how many may remain in it, and conspire, while its noise suffices."""
+        if not self.roster or not noised(self.request):
+            return {}
+        roster = self._collector.roster
+        return {"survivors": survivors_of(self.request, roster), "colluders": roster.colluders}
+
     def advance(self) -> bool:
-        """Take the answers of this step in, and come to the next; whether there is one."""
+        """Take the answers of this step and continue to the next; whether there is one."""
         try:
-            next(self._course)
+            next(self._running_steps)
         except StopIteration:
             return False
         except TooFew as error:
@@ -75,50 +88,55 @@ class Cohort:
         return True
 
     def _steps(self) -> Iterator[None]:
-        """It stops wherever its clients must answer."""
-        assert self.order.masking is not None
-        session, collector = self.order.masking.session, self._collector
-        self._ask([client for client, _ in self.members], talk.ask_keys(collector.terms))
+        """Yields wherever its clients must answer."""
+        assert self.request.masking is not None
+        session, collector = self.request.masking.session, self._collector
+        self._ask([client for client, _ in self.members], secagg_messages.ask_keys(collector.terms))
         yield
         entries: dict[str, Entry] = {}
         for client, text in self.answers:
-            self._take(client, text, partial(talk.read_entry, name=client), entries)
+            self._take(client, text, partial(secagg_messages.read_entry, name=client), entries)
         roster = collector.take_keys(entries)
         self.roster = len(roster.entries)
-        self._ask(entries, talk.ask_shares(roster))
+        self._ask(entries, secagg_messages.ask_shares(roster))
         yield
         sent: dict[str, dict[str, bytes]] = {}
         for client, text in self.answers:
-            self._take(client, text, talk.read_envelopes, sent)
+            self._take(client, text, secagg_messages.read_envelopes, sent)
         envelopes = collector.take_shares(sent)
         for client in set(sent) - set(envelopes):
-            self.failures[client] = "sent shares to others than its neighbours"
+            self.failures[client] = "sent shares to strangers, or not to as many as the round's neighbours"
         collector.expect(self.layout.head, self.layout.body)
-        self.orders = {
-            client: ToMask(self.order, talk.envelopes_text(session, own), self.layout)
+        self.requests = {
+            client: ToMask(
+                self.request,
+                secagg_messages.envelopes_text(session, own, collector.present(client)),
+                self.layout,
+            )
             for client, own in envelopes.items()
         }
-        yield  # and each reply is taken as it comes
+        yield  # `take_reply` takes each reply as it comes
         survivors, failed = collector.close(), dict(self.failures)
-        self._ask(survivors, talk.ask_confirmation(session, survivors))
+        if self.whole and len(survivors) < len(self.members):
+            raise TooFew(f"{len(survivors)} of the {len(self.members)} clients of a batch sent an update")
+        self.on_survivors(survivors)
+        self._ask(survivors, secagg_messages.ask_confirmation(session, survivors))
         yield
         signatures: dict[str, bytes] = {}
         for client, text in self.answers:
-            self._take(client, text, talk.read_signature, signatures)
+            self._take(client, text, secagg_messages.read_signature, signatures)
         collector.take_confirmations(len(signatures))
-        self._ask(signatures, talk.ask_unmasking(session, signatures))
+        self._ask(signatures, secagg_messages.ask_unmasking(session, signatures))
         yield
         gave: dict[str, tuple[dict[str, bytes], dict[str, bytes]]] = {}
         for client, text in self.answers:
-            self._take(client, text, talk.read_unmasking, gave)
+            self._take(client, text, secagg_messages.read_unmasking, gave)
         for client, (own, keys) in gave.items():
             collector.take_unmasking(client, own, keys)
         total = collector.finish()
-        late = {client: why for client, why in self.failures.items() if client not in failed}
-        for client, why in late.items():  # its update is in the sum all the same
-            log.warning("Round %d: client %s left before the end (%s).", self.order.round, client, why)
+        self._log_late(failed)
         self.failures = failed
-        rules = rules_of(self.order, self.roster)
+        rules = rules_of(self.request, self.roster)
         sums = decode(self.layout, rules, total)
         if sums.replies != len(survivors):
             raise TooFew("the unmasked numbers are no sum of updates: some client sent something else")
@@ -127,15 +145,22 @@ class Cohort:
             name: error_bound(self.layout, rules, name, sums.replies, 1.0) for name in self.layout.shapes
         }
 
+    def _log_late(self, failed: Mapping[str, str]) -> None:
+        """The clients that left after their update was in the sum."""
+        number = self.request.round
+        for client, why in self.failures.items():
+            if client not in failed:
+                log.warning("Round %d: client %s left before the end (%s).", number, client, quoted(why))
+
     def take_reply(self, client: str, reply: Reply | str) -> None:
-        """A masked update, which may be forgotten then."""
+        """Add a masked update, and free it."""
         if isinstance(reply, str):
             self.failures[client] = reply
             return
         if "epsilon" in reply.metrics:
             self.spent[client] = reply.metrics["epsilon"], reply.metrics["delta"]
         data = np.ascontiguousarray(reply.arrays[MASKED].cpu().numpy())
-        bits = rules_of(self.order, self.roster).bits
+        bits = rules_of(self.request, self.roster).bits
         self._collector.take_vector(client, unpacked(data, self.layout.head, bits))
         reply.arrays = {}
 
@@ -155,12 +180,13 @@ class Cohort:
 
 @dataclass
 class MaskedRound:
-    conversation: Conversation
+    connection: Connection
     cohorts: Sequence[Cohort]
     model: Mapping[str, Tensor]
     traffic: Traffic
     patience: float  # seconds for a step that carries no update
-    apart: bool = False  # cohorts by what clients chose: which are there is told
+    apart: bool = False  # one cohort for each choice of layers: who sent what is known
+    without_cohorts: str = "no client sent its choice of layers"  # why there is no cohort at all
     failures: dict[str, str] = field(default_factory=dict)  # client: why it is not in the sum
     problem: str | None = None  # why there is no sum at all
     sums: Sums | None = None
@@ -185,22 +211,23 @@ class MaskedRound:
             return
         texts = {client: text for cohort in going for client, text in cohort.questions.items()}
         members = [member for cohort in going for member in cohort.members if member[0] in texts]
-        number = going[0].order.round
-        for client, answer in self.conversation.ask(number, members, texts, self.traffic, self.patience):
+        number = going[0].request.round
+        given = (number, members, texts, self.traffic, self.patience)
+        for client, answer in exchange_texts(self.connection, *given):
             cohort_of[client].answers.append((client, answer))
 
     def _train(self, going: Sequence[Cohort], cohort_of: Mapping[str, Cohort]) -> None:
         if not going:
             return
-        masked = {client: own for cohort in going for client, own in cohort.orders.items()}
+        masked = {client: own for cohort in going for client, own in cohort.requests.items()}
         members = [member for cohort in going for member in cohort.members if member[0] in masked]
-        for client, reply in self.conversation.round(
-            going[0].order, members, self.model, self.traffic, masked=masked
-        ):
+        request = going[0].request
+        trip = RoundTrip(self.connection, request, self.model, self.traffic, masked=masked)
+        for client, reply in trip.replies(members):
             cohort_of[client].take_reply(client, reply)
 
     def _close(self) -> None:
-        """One cohort without a sum does not spoil the others'."""
+        """A cohort without a sum does not affect the others."""
         whole = [cohort for cohort in self.cohorts if cohort.sums is not None]
         for cohort in self.cohorts:
             self.failures |= cohort.failures
@@ -211,7 +238,7 @@ class MaskedRound:
                 }
         if not whole:
             problems = [cohort.problem for cohort in self.cohorts if cohort.problem]
-            self.problem = "; ".join(problems) or "no client told its choice of layers"
+            self.problem = "; ".join(problems) or self.without_cohorts
             return
         self.sums = added([cohort.sums for cohort in whole if cohort.sums is not None])
         slack: dict[str, float] = {}
@@ -229,7 +256,7 @@ class MaskedRound:
     def known(self) -> dict[str, tuple[str, ...]]:
         """What each client in the sum has sent, where the server knows."""
         return {
-            client: cohort.order.plan.shared
+            client: cohort.request.plan.shared
             for cohort in self.cohorts
             for client, _ in cohort.members
             if self.apart and client not in self.failures and cohort.sums is not None
@@ -240,6 +267,11 @@ class MaskedRound:
         """Of each cohort how many began, and how many are in its sum."""
         sums = ((cohort.roster, cohort.sums.replies if cohort.sums else 0) for cohort in self.cohorts)
         return [{"cohort": began, "summed": summed} for began, summed in sums]
+
+    @property
+    def noise(self) -> dict[str, int]:
+        """With noise in the sum there is one cohort."""
+        return self.cohorts[0].noise if len(self.cohorts) == 1 else {}
 
     @property
     def roster(self) -> int:

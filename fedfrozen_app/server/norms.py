@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fedfrozen_app.models.kernels import kernels_on
+from fedfrozen_app.vmap.load_gpu_kernels import gpu_kernels_on
 
 CHUNK = 2**16  # elements: a piece, its base and its float64 copy stay in a core's cache together
 
@@ -27,7 +27,7 @@ def _subtract(tensor: Tensor, base: Tensor, scratch: Tensor) -> Tensor:
 def row_norms(rows: Tensor) -> Tensor:
     """(rows, …) -> (rows,) in float64. On a GPU torch would copy all of them into that type first."""
     rows = rows.unsqueeze(-1).flatten(1)  # a row may be a single number
-    kernels = kernels_on(rows.device, "models.row_kernels") if rows.dtype == torch.float32 else None
+    kernels = gpu_kernels_on(rows.device, "vmap.row_kernels") if rows.dtype == torch.float32 else None
     if kernels is None:
         return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     found: Tensor = kernels.square_sums(rows, torch.float64).sqrt_()

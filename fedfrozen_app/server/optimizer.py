@@ -11,9 +11,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from fedfrozen_app import registry
 from fedfrozen_app.config import Config, server_optimizer_settings
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.names import by_namespace, flattened
 
 

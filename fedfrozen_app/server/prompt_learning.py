@@ -1,6 +1,6 @@
 """Strategies that read a frozen dual encoder through prompts: the global ones travel, all else stays home.
 
-A strategy says how its clients read the encoders (`reading`), and what they train by where that is not plain.
+A strategy defines how its clients read the encoders (`reading`), and their loss if that is not the plain one.
 """
 
 from collections.abc import Sequence
@@ -11,26 +11,26 @@ from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server import base
 
 if TYPE_CHECKING:
-    from fedfrozen_app.align.prompted import Prompted
-    from fedfrozen_app.models.prompts import PromptedDual
+    from fedfrozen_app.adapters.prompted import Prompted
+    from fedfrozen_app.adapters.prompts import PromptedDual
 
 ACTIVE = 0.01  # a fused prompt that differs less from the global one shows that the fusion did nothing
 DROWNED = 10.0  # one that differs more has nothing of the global prompt left in it
 
 
 class PromptLearning(base.PlannedFedAvg):
-    personal = True  # its baselines too are judged client by client, or they could not be compared
+    personal = True  # its baselines too are evaluated client by client, so that they can be compared
 
     @classmethod
     def reading(cls) -> "type[PromptedDual]":
         """Imported where it is called, because a configuration is read without transformers."""
-        from fedfrozen_app.models.prompts import PromptedDual
+        from fedfrozen_app.adapters.prompts import PromptedDual
 
         return PromptedDual
 
     @classmethod
     def wrapper(cls, settings: Any) -> "Prompted":
-        from fedfrozen_app.align.prompted import Prompted
+        from fedfrozen_app.adapters.prompted import Prompted
 
         return Prompted(settings, cls.reading())
 
@@ -38,7 +38,7 @@ class PromptLearning(base.PlannedFedAvg):
         private = [name for name in self.model if not name.endswith(".global")]
         return super().plan(server_round).keep_private(private)
 
-    def figures(self) -> tuple[str, ...]:
+    def client_metric_names(self) -> tuple[str, ...]:
         towers = self.settings.towers
         return tuple(f"{what}_{tower}" for what in ("local_moved", "fusion_gap") for tower in towers)
 

@@ -1,4 +1,4 @@
-"""Robust aggregation, by configuration: what one poisoned update can do to the mean, it cannot do to these.
+"""Robust aggregation, by configuration: a single poisoned update cannot take over the result.
 
 Trimmed mean and median: Yin et al., "Byzantine-Robust Distributed Learning", arXiv 1803.01498.
 Krum: Blanchard et al., "Machine Learning with Adversaries", arXiv 1703.02757: the score of update i is
@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 from torch import Tensor
 
 from fedfrozen_app.config import AggregationConfig
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.flower_internals import trim_mean
 from fedfrozen_app.exchange.names import is_parameter
 from fedfrozen_app.server.aggregate import NormGate, RunningMean, Update
 
@@ -35,7 +35,7 @@ def check_cohort(settings: AggregationConfig, size: int) -> None:
 
 
 class HeldReplies(RunningMean):
-    """The mean of all replies, whose checks and drift hold here too, and beside it each reply for itself."""
+    """Holds every reply, besides the mean of all, whose checks and drift it uses."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class HeldReplies(RunningMean):
         self._held: list[tuple[dict[str, Tensor], float]] = []
 
     def expect(self, arrays: Mapping[str, Tensor]) -> None:
-        """Nothing is begun: what is held is each reply as it came."""
+        """Nothing is started early: each reply is held as it came."""
 
     def add(self, arrays: Mapping[str, Tensor], weight: float) -> str | None:
         refused = super().add(copied(arrays), weight)
@@ -92,33 +92,33 @@ class HeldReplies(RunningMean):
 
 
 def copied(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """For a mean, which turns what it is given into updates in place."""
+    """For a mean, which turns its arrays into updates in place."""
     return {name: tensor.clone() for name, tensor in arrays.items()}
 
 
 def closest(held: list[tuple[dict[str, Tensor], float]], malicious: int) -> list[int]:
     """The numbers of the n − f replies with the smallest Krum scores, over the parameters that all sent."""
     names = [name for name in filter(is_parameter, held[0][0]) if all(name in arrays for arrays, _ in held)]
-    if not names:  # where clients share nothing, nobody stands apart
+    if not names:  # clients share nothing: none is an outlier
         return list(range(len(held)))
     rows = torch.stack([torch.cat([arrays[n].double().flatten() for n in names]) for arrays, _ in held])
     squares = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist").square()  # (n, n)
     near = squares.sort(dim=1).values[:, 1 : len(held) - malicious - 1]  # without itself: n − f − 2 of them
-    order = near.sum(dim=1).argsort(stable=True)
-    return sorted(order[: len(held) - malicious].tolist())
+    ranked = near.sum(dim=1).argsort(stable=True)
+    return sorted(ranked[: len(held) - malicious].tolist())
 
 
 def make_aggregator(
     settings: AggregationConfig,
     model: Mapping[str, Tensor],
     group: Callable[[str], str | None],
-    usual: float | None,
+    median_norm: float | None,
     *,
     zero_fill: bool = False,
     equal: Collection[str] = (),
 ) -> RunningMean:
-    """What this round's replies go into; `zero_fill` is the mean's alone."""
-    gate = None if settings.far_out is None else NormGate(settings.far_out, usual)
+    """What aggregates this round's replies; `zero_fill` is for the mean alone."""
+    gate = None if settings.far_out is None else NormGate(settings.far_out, median_norm)
     if settings.name == "mean":
         return RunningMean(model, group, gate, zero_fill=zero_fill, equal=equal)
     return HeldReplies(settings, model, group, gate, equal)

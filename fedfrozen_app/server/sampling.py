@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 
-from fedfrozen_app.seeds import numpy_generator
+from fedfrozen_app.core.seeds import numpy_generator
 
 
 def cohort_size(participation: float, clients: int) -> int:
@@ -22,7 +22,26 @@ def draw_cohort(names: Iterable[str], participation: float, seed: int, server_ro
     return [population[index] for index in _drawn(len(population), size, seed, server_round)]
 
 
-@lru_cache(maxsize=4)  # of a round that is to come, those who lay it out ahead have asked already
+def batches_of(names: Iterable[str], size: int) -> list[list[str]]:
+    """Fixed batches of at least `size` clients, by their names: every run over the same clients has the same
+    ones. Fewer than `size` are one batch."""
+    population = list(_sorted(tuple(names)))
+    count = max(1, len(population) // size)
+    firsts = [number * size for number in range(count)]
+    return [
+        population[first:last]
+        for first, last in zip(firsts, [*firsts[1:], len(population)], strict=True)
+        if population
+    ]
+
+
+def draw_batches(batches: list[list[str]], participation: float, seed: int, server_round: int) -> list[str]:
+    """The clients of the batches that are drawn."""
+    drawn = draw_cohort(map(str, range(len(batches))), participation, seed, server_round) if batches else []
+    return [client for number in drawn for client in batches[int(number)]]
+
+
+@lru_cache(maxsize=4)  # a prefetched round has been drawn before
 def _drawn(population: int, size: int, seed: int, server_round: int) -> tuple[int, ...]:
     chosen = numpy_generator(seed, "cohort", server_round).choice(population, size=size, replace=False)
     return tuple(sorted(chosen.tolist()))
@@ -34,7 +53,7 @@ def participations(names: tuple[str, ...], participation: float, seed: int, roun
     drawn = Counter(
         name for number in range(1, rounds + 1) for name in draw_cohort(names, participation, seed, number)
     )
-    # Sorted, because nodes come in any order, and an order asked for again must be the same to the letter.
+    # Sorted: nodes come in any order, and a request that is sent again must have the same text.
     return {name: drawn[name] for name in _sorted(names)}
 
 

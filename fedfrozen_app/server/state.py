@@ -1,4 +1,4 @@
-"""What a checkpoint keeps beside the model, each array under the name of its owner."""
+"""What a checkpoint keeps besides the model, each array under the name of its owner."""
 
 from torch import Tensor
 
@@ -12,18 +12,18 @@ def arrays_to_keep(strategy: PlannedFedAvg) -> dict[str, Tensor]:
     return with_owners(
         strategy=strategy.state(),
         server_optimizer=strategy.optimizer.state(),
-        carried=flattened(strategy.carried),
+        carried=flattened(strategy.server_state),  # the name that checkpoints have had from the start
     )
 
 
 def restore(strategy: PlannedFedAvg, start: Checkpoint, config: Config) -> None:
-    """Give back what was kept; a run that starts from one with another strategy, or another server
-    optimiser, gets nothing of theirs."""
+    """Restore it; a run that starts from one with another strategy, or another server optimiser, gets
+    nothing of theirs."""
     device = next(iter(strategy.model.values())).device
     arrays = by_owner({name: value.to(device) for name, value in start.strategy.items()})
     if start.config["strategy"]["name"] == config.strategy["name"]:
         strategy.load_state(arrays["strategy"])
-        strategy.carried = by_namespace(arrays["carried"])
+        strategy.server_state = by_namespace(arrays["carried"])
     if start.config.get("server_optimizer", {}).get("name") == config.server_optimizer["name"]:
         strategy.optimizer.load_state(arrays["server_optimizer"])
-    strategy.usual_norm = start.row.get("usual_norm")
+    strategy.median_norm = start.row.get("usual_norm")

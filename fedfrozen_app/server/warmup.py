@@ -1,58 +1,72 @@
-"""How long everything trains before part of it is frozen: a number of rounds, or what a rule finds."""
+"""How long everything trains before part of it is frozen: a number of rounds, or by a rule."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from fedfrozen_app.config import setting
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.config.needs import only_with
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server import federation
 from fedfrozen_app.server.agreement import Rule
 
 AUTO = "auto"
-SHARES = {"warmup_rounds": 0.5, "warmup_minimum": 0.1}  # of the rounds, where a setting is left open
-LEAST_SPAN = 3  # rounds: of fewer, a loss says little
+# Of the rounds, for settings that are null. A freeze after three quarters cost at most 0.2 points in any cell
+# of docs/results/freezing-under-tuning.md, on seeds that did not choose it; earlier ones cost up to 10.
+SHARES = {"warmup_rounds": 0.75, "warmup_minimum": 0.75}
+LEAST_SPAN = 3  # rounds: over fewer, a loss is too noisy
 WARMUP, FROZEN = "warmup", "frozen"  # the two stages
-# What the rule saw, of the figures that it adds to a row under `warmup`.
+# A chart of what the rule has measured: the metrics that it adds to a row under `warmup`.
 CURVE = (
     "warmup.ratio",
     "Kernel: agreement between rounds / drift between clients",
     "over the rule's window",
 )
+BY_RULE = only_with("strategy.warmup_rounds", AUTO)
 
 
 @dataclass(frozen=True)
 class Settings(federation.Settings):
     warmup_rounds: int | str | None = setting(
         None,
-        "Rounds of full training before the freeze, from 0 to `num_rounds`. `null`: half of "
+        "Rounds of full training before the freeze, from 0 to `num_rounds`. `null`: three quarters of "
         "`num_rounds`, at least 1 (a resumed run that has frozen stays so). `auto`: until the kernel's "
         "common movement has faded; see [theory](theory.md)",
     )
     warmup_minimum: int | None = setting(
         None,
-        "`auto`: freeze no earlier than after so many rounds. `null`: a tenth of `num_rounds`, at least 1",
+        "`auto`: freeze no earlier than after so many rounds. `null`: three quarters of `num_rounds`, at "
+        "least 1",
+        needs=BY_RULE,
     )
     warmup_cap: int | None = setting(
-        None, "`auto`: freeze at the latest after so many rounds. `null`: it may never freeze"
+        None, "`auto`: freeze at the latest after so many rounds. `null`: it may never freeze", needs=BY_RULE
     )
     warmup_threshold: float = setting(
-        Rule.threshold, "`auto`: freeze when agreement between rounds falls below this share of the drift"
+        Rule.threshold,
+        "`auto`: freeze when agreement between rounds falls below this share of the drift",
+        needs=BY_RULE,
     )
     warmup_window: int = setting(
-        Rule.window, "`auto`: rounds that agreement and drift are averaged over", least=1
+        Rule.window, "`auto`: rounds that agreement and drift are averaged over", least=1, needs=BY_RULE
     )
-    warmup_patience: int = setting(Rule.patience, "`auto`: rounds in a row that must say so", least=1)
+    warmup_patience: int = setting(
+        Rule.patience, "`auto`: rounds in a row that must say so", least=1, needs=BY_RULE
+    )
     warmup_progress: float = setting(
         Rule.progress,
         "`auto`: the model still learns, and nothing is frozen, while its training loss falls by more than "
         "this share in `warmup_span` rounds",
         least=0,
         most=1,
+        needs=BY_RULE,
     )
     warmup_span: int | None = setting(
-        None, "`auto`: rounds in which a loss must fall. `null`: a tenth of `num_rounds`, at least 3", least=1
+        None,
+        "`auto`: rounds in which a loss must fall. `null`: a tenth of `num_rounds`, at least 3",
+        least=1,
+        needs=BY_RULE,
     )
 
     def checked(self, num_rounds: int) -> Self:
@@ -77,7 +91,7 @@ class Settings(federation.Settings):
 
     @classmethod
     def kept_by(cls, had: Mapping[str, Any], last: Row) -> dict[str, Any]:
-        """What was left open is a share of the rounds, and of more rounds could thaw what is frozen."""
+        """A null setting is a share of the rounds, and with more rounds would unfreeze what is frozen."""
         return dict(had) if last["stage"] == FROZEN else {}
 
     @property

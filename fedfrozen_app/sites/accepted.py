@@ -1,8 +1,8 @@
-"""From an accepted proposal and the site's own view to the configuration that trains; nothing is composed."""
+"""The configuration of an accepted run, from its proposal and the site's own view. Nothing is composed."""
 
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 
-from fedfrozen_app import registry
 from fedfrozen_app.config import (
     Config,
     ModelConfig,
@@ -10,7 +10,8 @@ from fedfrozen_app.config import (
     RuntimeConfig,
     check_config,
 )
-from fedfrozen_app.exchange.proposal import FROM_VIEW, Proposal, strategy_of
+from fedfrozen_app.core import registry
+from fedfrozen_app.exchange.proposal import FROM_VIEW, Proposal, read_proposal, strategy_of
 from fedfrozen_app.sites.views import View
 
 
@@ -22,7 +23,7 @@ class Accepted:
 
 
 def accepted_run(proposal: Proposal, view: View, model_path: str | None, device: str) -> Accepted:
-    """`ValueError` or `UserError` where the package installed here cannot do what is asked."""
+    """`ValueError` or `UserError` if the package installed here cannot run it."""
     model = proposal.model
     if model.source not in registry.names("models"):
         raise ValueError("model.source is not known to the package installed here")
@@ -52,3 +53,8 @@ def accepted_run(proposal: Proposal, view: View, model_path: str | None, device:
     )
     check_config(config)
     return Accepted(proposal, view, config)
+
+
+@lru_cache(maxsize=8)  # one configuration per accepted proposal
+def run_of_text(text: str, view: View, model_path: str | None, device: str) -> Accepted:
+    return accepted_run(read_proposal(text), view, model_path, device)

@@ -1,15 +1,15 @@
-"""Whom the server lets in: the certificates in `admitted/`, and the list that its proxy reads.
+"""The parties that the server admits: the certificates in `admitted/`, and the list that its proxy reads.
 
-The proxy lets in who shows a certificate of the federation's authority *and* is on this list by its serial
-number, so that a name which is renewed or revoked is out at once.
+The proxy admits a certificate of the federation's authority whose serial number is on this list. A renewed or
+revoked certificate is therefore out at once.
 """
 
 from pathlib import Path
 
 from cryptography import x509
 
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.sites.authority import problem_of, read_certificate, read_trusted, serial, who
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.sites.certificates import problem_of, read_certificate, read_trusted, serial, who
 from fedfrozen_app.sites.files import PUBLIC, write
 from fedfrozen_app.sites.request import NAME
 
@@ -17,7 +17,7 @@ LIST = "admitted.conf"
 
 
 def admit(server: Path, pem: bytes) -> tuple[str, str]:
-    """Add a certificate, in the place of an earlier one of that name; (name, role)."""
+    """Add a certificate, in place of an earlier one of that name; (name, role)."""
     try:
         certificate = x509.load_pem_x509_certificate(pem)
     except ValueError as error:

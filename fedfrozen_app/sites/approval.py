@@ -1,31 +1,36 @@
 """`approval: ask`: a run waits until a person at the site has approved its hash, and only that hash runs.
 
     VAR/approvals/HASH.json       what is proposed
-    VAR/approvals/HASH.decision   what a person said to it, who, and when
+    VAR/approvals/HASH.decision   what a person decided, who, and when
 
-`fedfrozen site pending|show|approve|refuse`. People at the server and at the site compare the hash by another
-way than the federation's: the server's log names it too.
+`fedfrozen site pending|show|approve|refuse`. People at the server and at the site compare the hash outside
+the federation, for instance by telephone: the server's log shows it too.
 """
 
 import datetime
 import json
 import os
 import pwd
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedfrozen_app.census.ask import Ask, read_ask
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import DAMAGED, UserError
+from fedfrozen_app.core.formatting import counted, format_error, printable
+from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.exchange.proposal import HASH, Proposal, read_proposal
+from fedfrozen_app.exchange.text_part import TextPart
 from fedfrozen_app.files.disk import patient, replace_file
-from fedfrozen_app.files.seal import DAMAGED
+from fedfrozen_app.secure.roster import NEIGHBOURS
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.policy import Policy
-from fedfrozen_app.sites.store import UPDATES, Budget
-from fedfrozen_app.verb_table import parse
-from fedfrozen_app.words import counted
+from fedfrozen_app.sites.shown_settings import all_values, noise_lines
+from fedfrozen_app.sites.site_budget import SiteBudget
+from fedfrozen_app.sites.store import UPDATES
 
-SHORTEST = 8  # characters of a hash that tell it apart
+SHORTEST = 4  # characters of a hash; more where several proposals begin with the same ones
+UNKNOWN = "UNKNOWN: the record of spent epsilon is damaged, and the site answers nothing until it is back"
 
 
 @dataclass(frozen=True)
@@ -36,11 +41,40 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What was put before the people of the site, by its hash; `problem`: why it cannot be read."""
+
+    hash: str
+    proposal: Proposal | Ask | None
+    problem: str = ""
+
+    @property
+    def title(self) -> str:
+        if self.proposal is None:
+            return "what cannot be read"
+        if isinstance(self.proposal, Ask):
+            return f"the census {self.proposal.id}"
+        return f"the run {self.proposal.run.id}"
+
+    @property
+    def line(self) -> str:
+        """For a list of proposals."""
+        one = self.proposal
+        if one is None:
+            return f"{self.hash}  CANNOT BE READ ({self.problem}): it can only be refused"
+        if isinstance(one, Ask):
+            return f"{self.hash}  census {one.id}: what data there are; nothing is trained"
+        cost = "no privacy" if one.epsilon is None else f"epsilon {one.epsilon:g}"
+        what = f"{one.strategy['name']}, {one.run.num_rounds} rounds, {cost}, {masks_in_short(one)}"
+        return f"{self.hash}  run {one.run.id}: {what}"
+
+
+@dataclass(frozen=True)
 class Approvals:
     folder: Path
 
     def decision(self, proposal_hash: str) -> Decision | None:
-        """What a person has said; a file that cannot be read is no approval."""
+        """A person's decision; a file that cannot be read is no approval."""
         path = self.folder / f"{proposal_hash}.decision"
         if not path.exists():
             return None
@@ -60,12 +94,18 @@ class Approvals:
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_file(self.folder / f"{proposal.hash}.json", proposal.text)
 
+    def asked(self) -> list[Asked]:
+        """All that was ever put before the people of the site, oldest first. One file that cannot be read
+        does not hide the others."""
+        found = []
+        for path in self.folder.glob("*.json") if self.folder.is_dir() else ():
+            if HASH.fullmatch(path.stem):
+                found.append((modified(path), read_asked(path)))
+        return [one for _, one in sorted(found, key=lambda pair: (pair[0], pair[1].hash))]
+
     def proposals(self) -> list[Proposal | Ask]:
-        """All that were ever put before them, oldest first."""
-        if not self.folder.is_dir():
-            return []
-        paths = sorted(self.folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        return [read_any(path.read_text("utf-8")) for path in paths if HASH.fullmatch(path.stem)]
+        """Those that can be read."""
+        return [one.proposal for one in self.asked() if one.proposal is not None]
 
     def decide(self, proposal_hash: str, *, approved: bool) -> None:
         who = pwd.getpwuid(os.getuid()).pw_name
@@ -73,36 +113,56 @@ class Approvals:
         text = json.dumps({"approved": approved, "by": who, "time": now})
         replace_file(self.folder / f"{proposal_hash}.decision", text)
 
-    def find(self, word: str) -> Proposal | Ask:
-        """By its hash, or enough of its beginning."""
-        fits = [one for one in self.proposals() if one.hash.startswith(word)]
-        if len(word) < SHORTEST or len(fits) != 1:
-            many = "several proposals" if len(fits) > 1 else "no proposal"
+    def find(self, word: str) -> Asked:
+        """By its hash, or the beginning of it."""
+        if len(word) < SHORTEST:
+            raise UserError(f"'{word}' is too short for a hash: give {SHORTEST} characters of it or more.")
+        fits = [one for one in self.asked() if one.hash.startswith(word)]
+        if not fits:
             raise UserError(
-                f"{word} is the hash of {many}: give at least {SHORTEST} characters; `fedfrozen site "
-                "pending` lists what waits."
+                f"No proposal's hash begins with {word}: `fedfrozen site pending` lists what waits."
             )
+        if len(fits) > 1:
+            raise UserError(f"The hashes of {len(fits)} proposals begin with {word}: give more characters.")
         return fits[0]
 
 
+def read_asked(path: Path) -> Asked:
+    """What this file holds, or why it cannot be read: the file may be damaged, or of another version."""
+    try:
+        found = read_any(path.read_text("utf-8"))
+    except DAMAGED as error:
+        return Asked(path.stem, None, format_error(error))
+    if found.hash != path.stem:
+        return Asked(path.stem, None, "the file holds another proposal than its name says")
+    return Asked(path.stem, found)
+
+
 def read_any(text: str) -> Proposal | Ask:
-    """A run, or a census."""
-    return read_ask(text) if '"kind":"census"' in text else read_proposal(text)
+    """A run or a census, by the keys of the document itself: a run may hold any words in its settings."""
+    try:
+        return read_ask(text)
+    except ValueError:
+        return read_proposal(text)
 
 
-def title(proposal: Proposal | Ask) -> str:
-    return f"the census {proposal.id}" if isinstance(proposal, Ask) else f"the run {proposal.run.id}"
+def modified(path: Path) -> float:
+    """When the file was written; 0 if it cannot be said."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def described_census(ask: Ask, kit: Kit, policy: Policy) -> list[str]:
-    """A census in plain words."""
+    """A census as lines of text for the people of the site."""
     view = kit.view(ask.view)
     where = f"{view.name} ({view.kind})" if view else f"{ask.view}, WHICH THIS SITE DOES NOT HAVE"
-    spent = Budget(kit.var / "state" / "budget.json").spent()[0]
+    spent = spent_by(kit)
     noise = "NONE: counts leave as they are, but for small cells"
     if ask.epsilon is not None:
-        left = policy.max_epsilon - spent
-        noise = f"noise of epsilon {ask.epsilon:g} for each person; epsilon {left:g} is left, before this"
+        left = UNKNOWN if spent is None else f"epsilon {policy.max_epsilon - spent[0]:g} is left, before this"
+        noise = f"noise of epsilon {ask.epsilon:g} for each person; {left}"
     return [
         f"hash      {ask.hash}",
         f"census    {ask.id}: nothing is trained",
@@ -110,40 +170,39 @@ def described_census(ask: Ask, kit: Kit, policy: Policy) -> list[str]:
         "leaves    how many people and rows there are, by class, by what is missing, by size and length",
         f"          cells of fewer than {policy.census_floor} people are hidden",
         f"columns   {', '.join(ask.columns) or 'none'}",
-        f"hashes    {'of every row, under match_key' if ask.matches else 'none'}",
+        f"hashes    {hashes_line(ask, policy)}",
         f"privacy   {noise}",
     ]
 
 
+def hashes_line(ask: Ask, policy: Policy) -> str:
+    if not ask.matches:
+        return "none"
+    if not policy.sends_hashes:
+        return "asked for, AND THE POLICY REFUSES THEM (census_matches, privacy_required)"
+    return "OF EVERY ROW, exact: whoever has match_key can test whether a row is here"
+
+
 def described(proposal: Proposal, kit: Kit, policy: Policy) -> list[str]:
-    """A proposal in plain words, and what it would leave of the site's budget."""
+    """A proposal as lines of text for the people of the site, with the remaining budget."""
     run, privacy, view = proposal.run, proposal.privacy, kit.view(proposal.data.view)
     own = {key: value for key, value in proposal.strategy.items() if key != "name" and value is not None}
     settings = ", ".join(f"{key} {value}" for key, value in own.items())
     where = f"{view.name} ({view.kind})" if view else f"{proposal.data.view}, WHICH THIS SITE DOES NOT HAVE"
     allowed = [role for role in run.roles if role in policy.upload_roles]
     others = [role for role in run.roles if role not in policy.upload_roles]
-    figures = policy.metrics and not policy.privacy_required
     lines = [
         f"hash      {proposal.hash}",
         f"run       {run.id}, {counted(run.num_rounds, 'round')}",
         f"strategy  {proposal.strategy['name']}{f' ({settings})' if settings else ''}",
         f"model     {proposal.model.model_type or proposal.model.source}",
         f"view      {where}",
+        *text_lines(proposal.texts),
         f"leaves    updates of the parameters: {', '.join(allowed) or 'none'}",
         *([f"          refused by the policy: {', '.join(others)}"] if others else []),
-        f"figures   {'losses and accuracies too' if figures else 'none but what privacy costs'}",
+        f"figures   {'losses and accuracies too' if policy.sends_metrics else 'none but what privacy costs'}",
+        *masks_lines(proposal, policy),
     ]
-    secure = proposal.secure_aggregation
-    if secure.name == "on":
-        fewest = max(secure.min_cohort, policy.min_cohort)
-        lines.append(f"masked    the server sees sums over at least {fewest} sites, no update of one site")
-        if secure.choices == "groups":
-            lines.append("          and which layers this site chooses, where the strategy lets it choose")
-    else:
-        lines.append("masked    NO: the server sees this site's updates")
-    spent = Budget(kit.var / "state" / "budget.json").spent()
-    left = policy.max_epsilon - spent[0], policy.max_delta - spent[1]
     if proposal.epsilon is None:
         most = counted(UPDATES * run.num_rounds, "update")
         lines.append("privacy   NONE: updates leave as they are, without noise")
@@ -154,8 +213,63 @@ def described(proposal: Proposal, kit: Kit, policy: Policy) -> list[str]:
         lines.append(f"privacy   {cost} for each {unit}, over the whole run")
     if privacy.audited == kit.name:
         lines.append(f"audit     {privacy.canaries} made-up examples train too: not a model to use")
-    lines.append(f"budget    epsilon {left[0]:g} and delta {left[1]:g} are left, before this run")
+    if (spent := spent_by(kit)) is None:
+        lines.append(f"budget    {UNKNOWN}")
+    else:
+        left = policy.max_epsilon - spent[0], policy.max_delta - spent[1]
+        lines.append(f"budget    epsilon {left[0]:g} and delta {left[1]:g} are left, before this run")
+    return [*lines, *noise_lines(proposal), *all_values(proposal)]
+
+
+def masks_in_short(proposal: Proposal) -> str:
+    secure = proposal.secure_aggregation
+    if secure.name != "on":
+        return "no masks"
+    neighbours = NEIGHBOURS if secure.neighbours is None else secure.neighbours
+    return (
+        f"masks (min_cohort {secure.min_cohort}, threshold {secure.threshold:.2g}, neighbours {neighbours})"
+    )
+
+
+def masks_lines(proposal: Proposal, policy: Policy) -> list[str]:
+    """What the server sees of updates, and what the masks bear."""
+    secure = proposal.secure_aggregation
+    if secure.name != "on":
+        return ["masked    NO: the server sees this site's updates"]
+    drawn = NEIGHBOURS if secure.neighbours is None else secure.neighbours
+    floors = f"{policy.min_cohort}, {policy.min_threshold:.2g} and {policy.min_neighbours}"
+    lines = [
+        f"masked    the server sees sums over at least {secure.min_cohort} sites, no update of one site",
+        f"          of a round's sites {secure.threshold:.2g} must stay to its end, or there is no sum",
+        f"          this site shares masks with all others of a round, or with {drawn} that it draws",
+        f"          (the policy asks for at least {floors})",
+    ]
+    if secure.choices == "groups":
+        lines.append("          and which layers this site chooses, where the strategy lets it choose")
+    if problem := policy.problem_of_masks(proposal):
+        lines.append(f"          THE POLICY REFUSES THEM: {problem}")
     return lines
+
+
+def text_lines(text: TextPart | None) -> list[str]:
+    """How the run reads texts, where it says so."""
+    if text is None:
+        return []
+    length = f"{text.max_tokens} tokens of each at most"
+    if text.chunks > 1:
+        length = f"{text.chunks} chunks of {text.max_tokens} tokens of each at most"
+    if (own := text.vocabulary) is None:
+        return [f"texts     {length}"]
+    pieces = f"{own.size:,} pieces learned from texts of the server's (SHA-256 {own.digest[:12]})"
+    return [f"texts     {length}, in {pieces}"]
+
+
+def spent_by(kit: Kit) -> tuple[float, float] | None:
+    """Epsilon and delta of all runs; None if the record is damaged: the site then answers nothing anyway."""
+    try:
+        return SiteBudget(kit.var / "state" / "budget.json").spent()
+    except UserError:
+        return None
 
 
 def _read(words: list[str], verb: str) -> tuple[Kit, Approvals, str]:
@@ -164,16 +278,18 @@ def _read(words: list[str], verb: str) -> tuple[Kit, Approvals, str]:
     return kit, Approvals(kit.approvals), getattr(options, "hash", "")
 
 
+def print_lines(lines: Iterable[str]) -> None:
+    """A proposal holds the server's words: none of them moves the cursor, or begins a line of its own."""
+    for line in lines:
+        print(printable(line))
+
+
 def pending(words: list[str]) -> None:
     """`fedfrozen site pending [KIT]`."""
     kit, approvals, _ = _read(words, "pending")
-    waiting = [one for one in approvals.proposals() if approvals.decision(one.hash) is None]
+    waiting = [one for one in approvals.asked() if approvals.decision(one.hash) is None]
     for one in waiting:
-        if isinstance(one, Ask):
-            print(f"{one.hash}  census {one.id}: what data there are; nothing is trained")
-            continue
-        cost = "no privacy" if one.epsilon is None else f"epsilon {one.epsilon:g}"
-        print(f"{one.hash}  run {one.run.id}: {one.strategy['name']}, {one.run.num_rounds} rounds, {cost}")
+        print_lines([one.line, *noise_lines(one.proposal)])
     if not waiting:
         print(f"Nothing waits for an answer of the site {kit.name}.")
 
@@ -181,28 +297,40 @@ def pending(words: list[str]) -> None:
 def show(words: list[str]) -> None:
     """`fedfrozen site show HASH [KIT]`."""
     kit, approvals, word = _read(words, "show")
-    proposal = approvals.find(word)
-    policy = Policy.read(kit.policy)
-    if isinstance(proposal, Ask):
-        print("\n".join(described_census(proposal, kit, policy)))
+    asked = approvals.find(word)
+    proposal = asked.proposal
+    if proposal is None:
+        print_lines(
+            [f"hash      {asked.hash}", f"proposal  CANNOT BE READ ({asked.problem}): it can only be refused"]
+        )
+    elif isinstance(proposal, Ask):
+        print_lines(described_census(proposal, kit, Policy.read(kit.policy)))
     else:
-        print("\n".join(described(proposal, kit, policy)))
-    if (decision := approvals.decision(proposal.hash)) is not None:
+        print_lines(described(proposal, kit, Policy.read(kit.policy)))
+    if (decision := approvals.decision(asked.hash)) is not None:
         verb = "approved" if decision.approved else "refused"
         print(f"answer    {verb} by {decision.by}, {decision.time}")
 
 
 def approve(words: list[str]) -> None:
     """`fedfrozen site approve HASH [KIT]`."""
-    _, approvals, word = _read(words, "approve")
-    proposal = approvals.find(word)
-    approvals.decide(proposal.hash, approved=True)
-    print(f"Approved: {title(proposal)}, {proposal.hash}.")
+    kit, approvals, word = _read(words, "approve")
+    asked = approvals.find(word)
+    if asked.proposal is None:
+        raise UserError(
+            f"{asked.hash} cannot be read ({asked.problem}), so that nobody can know what it asks for: "
+            f"`fedfrozen site refuse {asked.hash} {kit.folder}` refuses it."
+        )
+    print_lines(noise_lines(asked.proposal))
+    approvals.decide(asked.hash, approved=True)
+    print(f"Approved: {asked.title}, {asked.hash}.")
+    if isinstance(asked.proposal, Proposal):
+        print("\n".join(masks_lines(asked.proposal, Policy.read(kit.policy))))
 
 
 def refuse(words: list[str]) -> None:
-    """`fedfrozen site refuse HASH [KIT]`; a run that has begun gets no further answer."""
+    """`fedfrozen site refuse HASH [KIT]`; a run that has already started gets no further reply."""
     _, approvals, word = _read(words, "refuse")
-    proposal = approvals.find(word)
-    approvals.decide(proposal.hash, approved=False)
-    print(f"Refused: {title(proposal)}, {proposal.hash}.")
+    asked = approvals.find(word)
+    approvals.decide(asked.hash, approved=False)
+    print(f"Refused: {asked.title}, {asked.hash}.")

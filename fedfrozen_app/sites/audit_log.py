@@ -1,9 +1,9 @@
-"""The site's own record of what was asked, sent and refused: one JSON line each, only ever appended.
+"""The site's own record of what was asked, sent and refused: one JSON line per event, append-only.
 
-Each line holds its own SHA-256 and that of the line before, so that a line removed or changed later shows.
-Lines cut off at the end would not: so the last digest, the log's head, goes with every answer, and the server
-keeps it (`anchors.jsonl` in its run's folder). Each line also holds a random salt: whoever knows the digest
-could else try all times and all reasons, and would know why a site refuses. A copy may go to syslog.
+Each line holds its own SHA-256 and that of the line before, so that a removed or changed line is detected.
+To detect lines cut off at the end, the last digest (the log's head) goes with every reply, and the server
+keeps it (`anchors.jsonl` in its run's folder). Each line also holds a random salt: without it, the server
+could guess why a site refuses by hashing all likely times and reasons. A copy may go to syslog.
 """
 
 import datetime
@@ -12,17 +12,18 @@ import json
 import logging
 import logging.handlers
 import secrets
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from pathlib import Path
 from typing import Any
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files.disk import append_line
+from fedfrozen_app.sites.differencing import SumMemory
 
 FIRST = "0" * 64
 COUNTED = (
     *("sent", "again", "lacks", "hello", "pending", "refused", "failed", "declined", "judged"),
-    *("chose", "roster"),  # of a masked round
+    *("chose", "keys"),  # of a masked round
     "census",
 )
 
@@ -32,16 +33,20 @@ class AuditLog:
         self.path = path
         self._copy = None if syslog is None else syslog_handler(syslog)
         self.head = FIRST
+        self.last: dict[str, Any] = {}  # the last line
         self._digests = {FIRST}
-        self._times: dict[str, deque[str]] = defaultdict(deque)  # of the events that are counted
-        self.spending: dict[str, set[str]] = defaultdict(set)  # private run: its rounds that were sent
-        self._answered: dict[tuple[str, str], set[str]] = defaultdict(set)  # run and proposal: orders
-        self._confirmed: dict[tuple[str, int], list[str]] = {}  # run and round: whose updates are in its sum
+        self._times: dict[str, deque[str]] = defaultdict(deque)  # of counted events
+        self.spending: dict[str, set[str]] = defaultdict(set)  # private run: rounds that were sent
+        self.charges: dict[str, list[str]] = defaultdict(list)  # census with noise: what it was charged as
+        self._answered: dict[tuple[str, str], set[str]] = defaultdict(set)  # run and proposal: requests
+        self._confirmed: dict[tuple[str, int], list[str]] = {}  # run and round: the sites in its sum
+        self._attempts: Counter[tuple[str, int]] = Counter()  # run and round: masked sessions begun
+        self.sums = SumMemory()
         for entry in read_audit(path):
             self._learn(entry)
 
     def write(self, event: str, **details: Any) -> None:
-        """On the disk when this returns: what is sent is on record before it is sent."""
+        """On the disk when this returns, so that what leaves the site is recorded before it leaves."""
         entry = {"time": _now().isoformat(), "event": event, **details}
         entry |= {"salt": secrets.token_hex(16), "previous": self.head}
         entry["digest"] = _digest(entry)
@@ -53,27 +58,31 @@ class AuditLog:
             self._copy.emit(logging.LogRecord("fedfrozen", logging.INFO, "", 0, text, (), None))
 
     def _learn(self, entry: dict[str, Any]) -> None:
-        self.head = entry["digest"]
+        self.head, self.last = entry["digest"], entry
         self._digests.add(self.head)
         event = "again" if entry.get("again") else entry["event"]
         if event in COUNTED:
             self._times[event].append(entry["time"])
+        if entry["event"] == "keys":
+            self._attempts[entry["run"], entry["round"]] += 1
         if entry["event"] == "confirmed":
             self._confirmed[entry["run"], entry["round"]] = entry["survivors"]
+            self.sums.learn(entry)
         if entry["event"] == "census" and entry.get("epsilon") is not None:
             self.spending[entry["charged"]].add("1")
+            self.charges[entry["proposal"]].append(entry["charged"])
         if entry["event"] == "sent":
             self._answered[entry.get("run", ""), entry.get("proposal", "")].add(entry.get("order", ""))
             if entry.get("epsilon") is not None:
                 self.spending[entry["run"]].add(str(entry["round"]))
 
     def holds(self, digest: str) -> bool:
-        """Whether a line of this log has, or had, that digest as the log's head."""
+        """Whether this digest was once the log's head."""
         return digest in self._digests
 
     def today(self, *events: str) -> int:
-        """How many of these events there were in the last 24 hours; an update that was sent before is
-        `again`, and not `sent`."""
+        """The number of these events in the last 24 hours; an update that is sent again is `again`,
+        not `sent`."""
         since = (_now() - datetime.timedelta(days=1)).isoformat()
         for event in events:
             times = self._times[event]
@@ -82,20 +91,24 @@ class AuditLog:
         return sum(len(self._times[event]) for event in events)
 
     def confirmed(self, run: str, server_round: int) -> list[str] | None:
-        """Whose updates this site has agreed to be summed in a round; None where it has not yet."""
+        """The sites that this site has confirmed for the sum of a round; None if it has not yet."""
         return self._confirmed.get((run, server_round))
 
-    def has_sent(self, run: str, order: str) -> bool:
-        """Whether this very order of the run was answered before."""
-        return any(order in orders for (name, _), orders in self._answered.items() if name == run)
+    def attempts(self, run: str, server_round: int) -> int:
+        """How often this site has sent keys for the masks of a round."""
+        return self._attempts[run, server_round]
+
+    def has_sent(self, run: str, proposal: str, request: str) -> bool:
+        """Whether an update for this request was sent before, under this proposal."""
+        return request in self._answered[run, proposal]
 
     def updates(self, run: str, proposal: str) -> int:
-        """How many different orders of the run, under this proposal, were answered."""
+        """The number of different requests of the run, under this proposal, that were answered."""
         return len(self._answered[run, proposal])
 
 
 def read_audit(path: Path) -> list[dict[str, Any]]:
-    """Every entry, checked; a `UserError` where the chain is broken."""
+    """Every entry, checked; `UserError` if the chain is broken."""
     if not path.exists():
         return []
     entries: list[dict[str, Any]] = []
@@ -118,9 +131,8 @@ def read_audit(path: Path) -> list[dict[str, Any]]:
 
 
 def check_anchors(path: Path, site: str, anchors: Path) -> int:
-    """How many digests a server's `anchors.jsonl` has of this site; a `UserError` where the log lacks one."""
+    """The number of digests of this site in a server's `anchors.jsonl`; `UserError` if the log lacks one."""
     held = {FIRST, *(entry["digest"] for entry in read_audit(path))}
-    told = 0
     try:
         lines = anchors.read_text("utf-8").splitlines()
         records = [json.loads(line) for line in lines]
@@ -128,14 +140,13 @@ def check_anchors(path: Path, site: str, anchors: Path) -> int:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{anchors} is no server's anchors.jsonl ({error}): give one of a run.") from error
     for time, digest in own:
-        told += 1
         if digest not in held:
             raise UserError(
                 f"The audit log {path} and {anchors} disagree: the server was told of an entry, at {time}, "
                 "that the log does not hold. It was shortened or replaced: find out why before this site "
                 "goes on."
             )
-    return told
+    return len(own)
 
 
 def syslog_handler(address: str) -> logging.handlers.SysLogHandler:

@@ -1,13 +1,12 @@
-"""The federation's own certificate authority: who is the server, who a site, who may start runs.
+"""The federation's own certificate authority: it certifies the server, the sites and the operators.
 
-Its key lies in `authority/`, under a passphrase, and is needed to sign only. For a rotation there are two for
-a time: parties that renew get certificates of the next one and trust both, the server keeps its old
-certificate until every site knows the next authority, and then the old one goes.
+Its key is in `authority/`, under a passphrase, and is needed to sign only. During a rotation there are two:
+parties that renew get certificates of the next one and trust both; the server keeps its old certificate until
+every site knows the next authority; then the old one is retired.
 """
 
 import datetime
 import getpass
-import ipaddress
 import json
 import os
 import sys
@@ -15,24 +14,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.sites.certificates import MANIFEST_HASH, PEM, fingerprint, general_name, serial, subject_of
 from fedfrozen_app.sites.files import PUBLIC, SECRET, write
 
 DAYS = 3650  # of the authority itself
 VARIABLE = "FEDFROZEN_AUTHORITY_PASSPHRASE"
-ROLES = ("site", "server", "operator")
 USAGE = {
     "server": [ExtendedKeyUsageOID.SERVER_AUTH],
     "site": [ExtendedKeyUsageOID.CLIENT_AUTH],
     "operator": [ExtendedKeyUsageOID.CLIENT_AUTH],
 }
-PEM = serialization.Encoding.PEM
-MANIFEST_HASH = ec.ECDSA(hashes.SHA384())
 
 
 # The passphrase -------------------------------------------------------------------------------------------
@@ -45,7 +41,7 @@ class Passphrase:
     file: Path | None = None
 
     def given(self) -> bytes | None:
-        """What a file or the environment says; None where neither does."""
+        """From the file or the environment; None if neither has one."""
         if self.file is not None:
             try:
                 found = self.file.read_bytes().rstrip(b"\r\n")
@@ -67,10 +63,10 @@ class Passphrase:
             raise UserError(
                 f"The authority's key needs a passphrase: --passphrase-file FILE, or set {VARIABLE}."
             )
-        said = getpass.getpass("Passphrase of the authority: ")
-        if new and getpass.getpass("Once more: ") != said:
+        typed = getpass.getpass("Passphrase of the authority: ")
+        if new and getpass.getpass("Once more: ") != typed:
             raise UserError("The two passphrases differ: try again.")
-        return _long_enough(said.encode())
+        return _long_enough(typed.encode())
 
 
 def _long_enough(passphrase: bytes) -> bytes:
@@ -136,7 +132,7 @@ class Signer:
     def issue(
         self, public: ec.EllipticCurvePublicKey, name: str, role: str, days: int, hosts: tuple[str, ...] = ()
     ) -> x509.Certificate:
-        """A certificate that says: this key is NAME's, and NAME is a site, the server or an operator."""
+        """A certificate that this key belongs to NAME, which is a site, the server or an operator."""
         builder = (
             _builder(subject_of(name, role), self.certificate.subject, public, days)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -156,7 +152,7 @@ class Signer:
 
 @dataclass(frozen=True)
 class Authority:
-    """The authority that stands, and during a rotation the next one."""
+    """The current authority, and during a rotation the next one."""
 
     folder: Path
     current: Signer
@@ -181,21 +177,21 @@ class Authority:
         return cls(folder, current, Signer.read(folder, "next", passphrase) if rotating else None)
 
     def trusted(self) -> bytes:
-        """`ca.crt` of every kit: all authorities that count now."""
+        """`ca.crt` of every kit: all authorities that are trusted now."""
         signers = [self.current] + ([self.following] if self.following else [])
         return b"".join(signer.certificate.public_bytes(PEM) for signer in signers)
 
     def issue(
         self, public: ec.EllipticCurvePublicKey, name: str, role: str, days: int, hosts: tuple[str, ...] = ()
     ) -> x509.Certificate:
-        """By the next authority as soon as there is one, but for the server: sites may not know it yet."""
+        """Signed by the next authority if there is one, except for the server: sites may not know it yet."""
         signer = self.following if self.following and role != "server" else self.current
         certificate = signer.issue(public, name, role, days, hosts)
         self._note(name, role, certificate, signer)
         return certificate
 
     def rotate(self, secret: bytes | None) -> "Authority":
-        """Begin: from now on both are trusted."""
+        """Begin a rotation: from now on both are trusted."""
         if self.following is not None:
             raise UserError("A rotation is under way: renew every party, then `provision rotate --finish`.")
         following = Signer.make()
@@ -203,14 +199,14 @@ class Authority:
         return Authority(self.folder, self.current, following)
 
     def unrenewed(self) -> list[str]:
-        """Who has no certificate of the next authority; the server is the last to get one."""
+        """The parties without a certificate of the next authority; the server gets its own last."""
         assert self.following is not None
         new = fingerprint(self.following.key.public_key())
         issued = self.issued()
         return sorted(n for n, entry in issued.items() if entry["role"] != "server" and entry["by"] != new)
 
     def finish(self) -> "Authority":
-        """End: the next authority is the only one that is trusted in kits made from now on."""
+        """End a rotation: kits made from now on trust the next authority only."""
         assert self.following is not None
         retired = self.folder / f"retired-{self.current.certificate.not_valid_before_utc.date()}"
         retired.mkdir(exist_ok=True)
@@ -248,91 +244,3 @@ def _builder(
         .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
     )
-
-
-# What certificates say ------------------------------------------------------------------------------------
-
-
-def general_name(name: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(name))
-    except ValueError:
-        return x509.DNSName(name)
-
-
-def subject_of(name: str, role: str) -> x509.Name:
-    return x509.Name(
-        [x509.NameAttribute(NameOID.ORGANIZATION_NAME, role), x509.NameAttribute(NameOID.COMMON_NAME, name)]
-    )
-
-
-def who(subject: x509.Name) -> tuple[str, str]:
-    """(name, role), where the subject is one of ours and says each once."""
-    names = [str(found.value) for found in subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-    roles = [str(found.value) for found in subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)]
-    if len(names) != 1 or len(roles) != 1 or roles[0] not in ROLES:
-        raise UserError(f"{subject.rfc4514_string()!r} names no party of a federation.")
-    return names[0], roles[0]
-
-
-def fingerprint(public: ec.EllipticCurvePublicKey) -> str:
-    """Of a key, for two people to compare: SHA-256 over its standard form, as hexadecimal words."""
-    standard = public.public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    digest = hashes.Hash(hashes.SHA256())
-    digest.update(standard)
-    text = digest.finalize().hex()
-    return "-".join(text[start : start + 8] for start in range(0, 64, 8))
-
-
-def serial(certificate: x509.Certificate) -> str:
-    """As nginx writes it: hexadecimal, capital, two digits a byte."""
-    number = f"{certificate.serial_number:X}"
-    return number if len(number) % 2 == 0 else f"0{number}"
-
-
-def read_trusted(path: Path) -> list[x509.Certificate]:
-    """The authorities of a `ca.crt`."""
-    try:
-        return x509.load_pem_x509_certificates(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}): ask for the kit again.") from error
-
-
-def read_certificate(path: Path) -> x509.Certificate:
-    try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}): ask for the certificate again.") from error
-
-
-def problem_of(certificate: x509.Certificate, trusted: list[x509.Certificate]) -> str | None:
-    """Why this certificate is not to be believed: another's, or out of its time."""
-    for authority in trusted:
-        try:
-            certificate.verify_directly_issued_by(authority)
-            break
-        except (ValueError, TypeError, InvalidSignature):
-            continue
-    else:
-        return "it is not of this federation's authority"
-    now = datetime.datetime.now(datetime.UTC)
-    if now < certificate.not_valid_before_utc:
-        return "its time has not come, or this machine's clock is wrong"
-    if now > certificate.not_valid_after_utc:
-        return f"it expired on {certificate.not_valid_after_utc.date()}"
-    return None
-
-
-def signed_by_one_of(text: bytes, signature: bytes, trusted: list[x509.Certificate]) -> bool:
-    for authority in trusted:
-        public = authority.public_key()
-        if not isinstance(public, ec.EllipticCurvePublicKey):
-            continue
-        try:
-            public.verify(signature, text, MANIFEST_HASH)
-            return True
-        except InvalidSignature:
-            continue
-    return False

@@ -1,4 +1,4 @@
-"""Files of a kit, written whole and with their mode from the first byte on."""
+"""Write the files of a kit atomically, with their mode from the first byte."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o755
 
 
 def write(path: Path, content: bytes, mode: int) -> None:
-    """A key is never readable by others, not even for a moment, and no file is ever half there."""
+    """A key is never readable by others, not even briefly, and no file is ever incomplete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     part.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
-"""`fedfrozen site node|exec [KIT]`: a watchdog that starts the process itself, and again where it hangs.
+"""`fedfrozen site node|exec [KIT]`: a watchdog that starts the process, and restarts it if it hangs.
 
-A hung process cannot be trusted to end itself, so its parent does: it reads what the process says of itself
-in the meeting folder, and looks whether it computes where it says that it does. It is small, and touches
-neither network nor data.
+A hung process cannot be trusted to end itself, so its parent does: it reads the state that the process writes
+into the meeting folder, and checks that it computes when it claims to. The watchdog is small, and
+uses neither network nor data.
 """
 
 import contextlib
@@ -19,19 +19,19 @@ from pathlib import Path
 from types import FrameType
 
 import fedfrozen_app
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.sites.sign import Idleness, Sign, last_sign, processor_time
 
 log = logging.getLogger(__name__)
-LOOK = 1.0  # seconds between two looks
-PAUSE = 5.0  # seconds before one that ended by itself is started again
-START = 900.0  # seconds until a process says its first word: it reads torch, maybe from a slow disk
-STOOD_STILL = 10.0  # seconds between two looks that only a stopped process has
-GRACE = 20.0  # seconds for it to end when it is asked to
-BAD_INPUT = 2  # it ended with a sentence, and would again
+LOOK = 1.0  # seconds between two checks
+PAUSE = 5.0  # seconds before a process that ended by itself is restarted
+START = 900.0  # seconds until a process writes its first state: it loads torch, maybe from a slow disk
+STOOD_STILL = 10.0  # a longer pause between two checks means that this process was suspended
+GRACE = 20.0  # seconds for it to end when asked to
+BAD_INPUT = 2  # it ended with an error message, and would again
 LIBC, PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# With these there is nothing to watch: it explains itself, gives up by itself, or is Flower's own way.
+# With these there is nothing to watch: help, its own limit of retries, or Flower's own way.
 ALONE = ("--unguarded", "--help", "-h", "--max-retries", "--run-code-of-server")
 
 
@@ -55,7 +55,7 @@ def _main(word: str, name: str, arguments: list[str]) -> None:
 
 
 def keep(command: Sequence[str], meeting: Path, name: str) -> int:
-    """Keep this process running until it ends with a sentence, or we are told to end; its exit code."""
+    """Keep this process running until it ends with an error message, or until a signal; its exit code."""
     asked: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -79,22 +79,22 @@ def keep(command: Sequence[str], meeting: Path, name: str) -> int:
 
 
 def _watch(child: subprocess.Popen, meeting: Path, name: str, asked: list[int]) -> str | None:
-    """Until it has ended, or we are asked to end: why it was ended, None where it ended by itself."""
-    fresh = looked = time.monotonic()  # from when on its time counts
+    """Wait until the child ends or a signal arrives: why it was killed; None if it ended by itself."""
+    fresh = looked = time.monotonic()  # its time counts from here
     idleness = Idleness()
     while not asked:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(LOOK)
             return None
         now = time.monotonic()
-        if now - looked > STOOD_STILL:  # we did, and maybe it with us
+        if now - looked > STOOD_STILL:  # we were suspended, and maybe it too
             fresh, idleness = now, Idleness()
         looked = now
         try:
             sign, used = last_sign(meeting, name), processor_time(child.pid)
-        except (UserError, OSError):  # a damaged note, or it has just ended: the next look tells
+        except (UserError, OSError):  # a damaged note, or it has just ended: see at the next check
             continue
-        if sign is None or sign.pid != child.pid:  # of one before
+        if sign is None or sign.pid != child.pid:  # of an earlier process
             sign = Sign(child.pid, "starting", fresh, fresh, fresh + START)
         state, hung = sign.state, None
         if (idle := idleness.look(state, used)) > (sign.idle or float("inf")):
@@ -109,7 +109,7 @@ def _watch(child: subprocess.Popen, meeting: Path, name: str, asked: list[int]) 
 
 
 def _end(child: subprocess.Popen, number: int) -> int:
-    """Pass the signal on, and wait; one that does not end is ended. Its exit code, as a shell says it."""
+    """Pass the signal on and wait, then kill. The exit code, as a shell reports it."""
     if child.poll() is None:
         child.send_signal(number)
         try:
@@ -128,8 +128,10 @@ def _sleep(seconds: float, asked: list[int]) -> None:
 
 @contextlib.contextmanager
 def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    heard = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]  # nohup's, not
-    before = {number: signal.signal(number, handler) for number in heard}
+    handled = [
+        number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN
+    ]  # not those that nohup ignores
+    before = {number: signal.signal(number, handler) for number in handled}
     try:
         yield
     finally:
@@ -138,12 +140,12 @@ def _signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]
 
 
 def _environment() -> dict[str, str]:
-    """The child reads the same package, wherever it came from, and nothing from the folder it stands in."""
+    """The child imports the same package, and nothing from the current folder."""
     root = str(Path(fedfrozen_app.__file__).parents[1])
     others = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part and part != root]
     return os.environ | {"PYTHONPATH": os.pathsep.join([root, *others])}
 
 
 def _end_with_parent() -> None:
-    """Linux ends the child with us, however we end: two of them would be worse than none."""
+    """Linux kills the child when the watchdog ends: a second child must not run at the same time."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

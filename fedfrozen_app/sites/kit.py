@@ -1,4 +1,4 @@
-"""A site's kit, as its processes read it: `site.yaml`, and where everything lies."""
+"""A site's kit, as its processes read it: `site.yaml`, and the paths of its files."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.sites.views import View, read_views
 
 KEYS = ("name", "superlink", "views", "model_path", "folder", "cache_gb", "syslog", "limits", "match_key")
@@ -15,11 +15,11 @@ SHORTEST_KEY = 16  # characters
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds after which a part of this site counts as hung, and is started again."""
+    """Seconds after which a process of this site counts as hung, and is restarted."""
 
-    transfer: float = 300  # without a piece of a message coming or going
-    idle: float = 300  # of work on a message that does not compute
-    training: float = 86400  # of work on one message
+    transfer: float = 300  # without a piece of a message received or sent
+    idle: float = 300  # at work on a message without using the processor
+    training: float = 86400  # at work on one message
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Kit:
 
     @property
     def meeting(self) -> Path:
-        """The folder of the socket at which this site's SuperNode and executor meet."""
+        """The folder of the socket between this site's SuperNode and executor."""
         return self.folder / "run"
 
     @property
@@ -98,7 +98,7 @@ class Kit:
         return self.views.get(name)
 
     def node_config(self) -> dict[str, Any]:
-        """What the ClientApp is told of this site, in Flower's own way."""
+        """The node configuration of this site, as Flower passes it to a client."""
         return {"site": self.name, "cache-dir": str(self.var / "cache"), "cache-gb": self.cache_gb}
 
 
@@ -123,7 +123,7 @@ def port_number(value: Any, what: str) -> int:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping, each key once, or a sentence."""
+    """A YAML file that holds a mapping, each key once; `UserError` otherwise."""
     try:
         text = path.read_text("utf-8")
         loader = yaml.SafeLoader(text)

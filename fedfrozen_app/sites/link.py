@@ -1,7 +1,7 @@
-"""Where the SuperNode and the executor of a site meet: a Unix socket that only the kit's owner reaches.
+"""The connection between SuperNode and executor of a site: a Unix socket that only the kit's owner can reach.
 
-No port is opened. Whoever grabbed the socket first would still be refused: both sides show the certificate of
-the kit's own `link.pem`, made here at the first start and known to nobody else, before either says a word.
+No port is opened. Another process that took the socket first would be refused: both sides show the
+certificate of the kit's own `link.pem`, made at the first start and known to no other party.
 """
 
 import datetime
@@ -12,10 +12,11 @@ import ssl
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 from cryptography import x509
@@ -23,53 +24,65 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from flwr.app import Message
-from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse  # internal
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError  # internal
-from flwr.supercore.protobuf.client import ProtobufClientInterceptor  # internal
-from flwr.supercore.runtime import RuntimeHttpClient  # internal
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.flower_internals import (
+    ObjectPullError,
+    ProtobufClientInterceptor,
+    PullObjectRequest,
+    PullObjectResponse,
+    RuntimeHttpClient,
+    replace_http_client,
+)
 from fedfrozen_app.sites.kit import Kit
 
 NAME = "supernode"  # of the socket, and in the certificate that a client checks
-# What Flower's SuperNode does not know, and ours does:
-CONTACT = "/contact"  # a question
-BEGIN = "/begin"  # a new executor says that it is there
-NEVER = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)  # as RFC 5280 says it; the file can be deleted
+# Routes that Flower's SuperNode does not have:
+CONTACT = "/contact"  # returns a Contact
+BEGIN = "/begin"  # a new executor has started
+NEVER = datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC)  # no expiry (RFC 5280); the file can be deleted
 
 
 @dataclass
 class Contact:
-    """A SuperNode's standing with the server; it changes as the server answers."""
+    """When the server last answered this SuperNode."""
 
-    node: int | None = None  # the number by which the server knows it; None: not let in yet
-    heard: float | None = None  # when the server last answered its question for messages (monotonic clock)
+    node: int | None = None  # its node id at the server; None: not admitted yet
+    answered: float | None = None  # when the server last answered a request for messages (monotonic clock)
     beat: float | None = None  # when the server last took its heartbeat; without one it counts as gone
+
+    def to_json(self) -> dict[str, int | float | None]:
+        """For the API; `answered` has an older name there."""
+        return {"node": self.node, "heard": self.answered, "beat": self.beat}
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> "Contact":
+        return cls(found["node"], found["heard"], found["beat"])
 
 
 class SuperNodeClient(RuntimeHttpClient):
     """Flower's client of the SuperNode, over the kit's socket."""
 
     def __init__(self, kit: Kit, interceptors: Sequence[ProtobufClientInterceptor] = ()) -> None:
-        # Flower's own client knows ports alone: it is made without certificates, and never used.
+        # Flower's own HTTP client only knows ports: it is replaced before it is used.
         super().__init__(f"https://{NAME}", interceptors=interceptors, verify=False)
-        self._client.close()
         self._folder = open_folder(kit.meeting)
-        self._client = httpx.Client(
+        self._http = httpx.Client(
             transport=httpx.HTTPTransport(verify=context(kit, server=False), uds=short(self._folder, NAME)),
             timeout=30,
             trust_env=False,  # a proxy in the environment must not get these requests
         )
+        replace_http_client(self, self._http)
 
     def contact(self, timeout: float) -> Contact:
-        """What the SuperNode knows of its server."""
-        answer = self._client.get(f"https://{NAME}{CONTACT}", timeout=timeout)
+        """The SuperNode's contact with its server."""
+        answer = self._http.get(f"https://{NAME}{CONTACT}", timeout=timeout)
         answer.raise_for_status()
-        return Contact(**answer.json())
+        return Contact.read(answer.json())
 
     def begin(self) -> None:
-        """Whatever an executor before this one was at is lost, and the server need not wait for it."""
-        self._client.post(f"https://{NAME}{BEGIN}").raise_for_status()
+        """Report a new executor: the work of an earlier one is lost, and the server need not wait for it."""
+        self._http.post(f"https://{NAME}{BEGIN}").raise_for_status()
 
     def close(self) -> None:
         super().close()
@@ -79,9 +92,9 @@ class SuperNodeClient(RuntimeHttpClient):
 
 
 class Patience:
-    """Whether the pieces of a message still come or go: Flower itself asks for hours for one that does not.
+    """Gives up on a message of which no piece has arrived for too long; Flower itself would ask for hours.
 
-    A piece is asked for again and again until it is there, so that no single request hangs.
+    A piece is requested repeatedly until it is there, so that no single request hangs.
     """
 
     def __init__(self, limit: float) -> None:
@@ -114,7 +127,7 @@ def listening(meeting: Path, who: str) -> Iterator[socket.socket]:
     try:
         with only_one(meeting / f"{who}.lock", f"A {who} of {meeting.parent} is running already"):
             path = short(folder, who)
-            Path(path).unlink(missing_ok=True)  # of one that was killed: nobody else holds the lock
+            Path(path).unlink(missing_ok=True)  # of a process that was killed: this one holds the lock
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
                 bound.bind(path)
                 yield bound
@@ -145,7 +158,7 @@ def running(lock: Path) -> bool:
 
 
 def open_folder(folder: Path) -> int:
-    """A descriptor of the meeting folder, which is refused where others than its owner could enter."""
+    """A descriptor of the meeting folder; `UserError` if anyone but its owner can enter it."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -159,12 +172,12 @@ def open_folder(folder: Path) -> int:
 
 
 def short(folder: int, who: str) -> str:
-    """The socket by its folder's descriptor: a socket's path may have 107 bytes only, and kits lie deep."""
+    """The socket's path by its folder's descriptor: a socket's path is limited to 107 bytes."""
     return f"/proc/self/fd/{folder}/{who}.sock"
 
 
 def context(kit: Kit, *, server: bool) -> ssl.SSLContext:
-    """TLS in which both sides show, and accept, the kit's own certificate alone."""
+    """TLS in which both sides show, and accept, only the kit's own certificate."""
     own = credentials(kit)
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
     made.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -175,14 +188,14 @@ def context(kit: Kit, *, server: bool) -> ssl.SSLContext:
 
 
 def credentials(kit: Kit) -> Path:
-    """`link.pem`, key and certificate; made by whichever process of the site comes first."""
+    """`link.pem`, key and certificate; made by the process of the site that starts first."""
     path = kit.folder / "link.pem"
     if path.exists():
         return path
-    with tempfile.NamedTemporaryFile(dir=kit.folder, prefix=".link.") as file:  # its owner's alone
+    with tempfile.NamedTemporaryFile(dir=kit.folder, prefix=".link.") as file:  # readable by its owner only
         file.write(_make_credentials())
         file.flush()
-        with suppress(FileExistsError):  # unlike a rename, it never replaces what the other made meanwhile
+        with suppress(FileExistsError):  # unlike a rename, it never replaces the file of the other process
             os.link(file.name, path)
     return path
 
@@ -209,6 +222,5 @@ def _make_credentials() -> bytes:
 
 
 def in_time_of(message: Message, reply: Message) -> None:
-    """Date the reply by the clock of whoever asked: one from a machine whose clock is an hour ahead would be
-    thrown away as out of date."""
+    """Date the reply by the sender's clock: Flower drops replies from a machine whose clock is ahead."""
     reply.metadata.created_at, reply.metadata.ttl = message.metadata.created_at, message.metadata.ttl

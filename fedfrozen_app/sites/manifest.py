@@ -1,7 +1,7 @@
-"""The signed list of a kit's files: what the authority handed out, and whether it is still that.
+"""The signed list of a kit's files, and whether the files still match it.
 
-`files` are the federation's and stay as they are; `yours` (site.yaml, policy.yaml) are checked on the way to
-the party, and are then its own to change. Keys are in no list: they never travel.
+`files` are the federation's and must not change; `yours` (site.yaml, policy.yaml) are checked when the kit is
+installed, and are then the party's own to change. Keys are in no list: they are never sent.
 """
 
 import hashlib
@@ -9,8 +9,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.sites.authority import Signer, read_trusted, signed_by_one_of
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.sites.authority import Signer
+from fedfrozen_app.sites.certificates import read_trusted, signed_by_one_of
 from fedfrozen_app.sites.files import PUBLIC, write
 
 LIST, SIGNATURE = "manifest.json", "manifest.sig"
@@ -29,14 +30,14 @@ class Manifest:
 def sign(folder: Path, names: list[str], signer: Signer, name: str, role: str) -> None:
     """Write the list of these files of the folder, and the authority's signature on it."""
     digests = {file: _digest(folder / file) for file in sorted(names)}
-    told = {
+    content = {
         "format": FORMAT,
         "name": name,
         "role": role,
         "files": {file: digest for file, digest in digests.items() if file not in YOURS},
         "yours": {file: digest for file, digest in digests.items() if file in YOURS},
     }
-    text = json.dumps(told, indent=1).encode()
+    text = json.dumps(content, indent=1).encode()
     write(folder / LIST, text, PUBLIC)
     write(folder / SIGNATURE, signer.sign(text), PUBLIC)
 
@@ -52,19 +53,19 @@ def read(folder: Path, trust: Path) -> Manifest:
         ) from error
     if not signed_by_one_of(text, signature, read_trusted(trust)):
         raise UserError(f"{folder / LIST} is not signed by the authority of {trust}: do not use this kit.")
-    told = json.loads(text)  # signed: whoever wrote it is believed
-    if told.get("format") != FORMAT:
+    found = json.loads(text)  # signed by the authority, so its types are not checked
+    if found.get("format") != FORMAT:
         raise UserError(f"{folder / LIST} is of another version of this package: install the same one.")
-    return Manifest(told["name"], told["role"], told["files"], told["yours"])
+    return Manifest(found["name"], found["role"], found["files"], found["yours"])
 
 
 def changed(folder: Path, files: dict[str, str]) -> list[str]:
-    """Files that are missing or not as they were signed."""
+    """Files that are missing or differ from what was signed."""
     return [name for name, digest in files.items() if _digest(folder / name) != digest]
 
 
 def check(folder: Path) -> Manifest:
-    """The list of an installed kit, all of whose files are as the authority signed them."""
+    """The list of an installed kit; `UserError` if a file differs from what the authority signed."""
     found = read(folder, folder / "ca.crt")
     if wrong := changed(folder, found.files):
         raise UserError(

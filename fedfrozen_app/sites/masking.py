@@ -1,7 +1,7 @@
-"""A site's part in masked rounds: who it is to the other sites, whom it believes, and what it keeps secret.
+"""A site's part in masked rounds: its identity, the sites that it trusts, and its sessions.
 
-Its keys of a round are signed with the key of its certificate, and it believes only keys that were signed so
-by a site of the federation: a server cannot invent neighbours. The secrets of a round are in memory alone. If
+Its keys of a round are signed with the key of its certificate, and it accepts only keys that a certified site
+of the federation has signed: a server cannot invent neighbours. The secrets of a round are in memory only. If
 the executor ends, they are gone, and the site has dropped out of the round.
 """
 
@@ -17,11 +17,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedfrozen_app.config import SecureAggregationConfig
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.secure import talk
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.exchange.train_request import TrainRequest
+from fedfrozen_app.secure import secagg_messages
 from fedfrozen_app.secure.client import DONE, Session
-from fedfrozen_app.secure.roster import Refused
-from fedfrozen_app.sites.authority import problem_of, read_certificate, read_trusted, who
+from fedfrozen_app.secure.roster import ProtocolError
+from fedfrozen_app.sites.certificates import problem_of, read_certificate, read_trusted, who
 from fedfrozen_app.sites.request import key_of
 
 SIGNATURE = ec.ECDSA(hashes.SHA384())
@@ -29,7 +30,7 @@ SIGNATURE = ec.ECDSA(hashes.SHA384())
 
 @dataclass(frozen=True, eq=False)
 class Certified:
-    """A site as its certificate names it."""
+    """The identity of a certified site."""
 
     key: ec.EllipticCurvePrivateKey
     certificate: x509.Certificate
@@ -48,7 +49,7 @@ class Certified:
 
 @dataclass(frozen=True, eq=False)
 class OfThisFederation:
-    """Believes the sites that the federation's authority has certified, each in its own name."""
+    """Accepts the signatures of sites that the federation's authority has certified."""
 
     trusted: tuple[x509.Certificate, ...]
 
@@ -78,11 +79,11 @@ class OfThisFederation:
 
 @dataclass
 class SiteMasks:
-    """The rounds that this site is in: of each run one, its newest."""
+    """The masked rounds of this site: one session per proposal, the newest."""
 
     kit: Path
     name: str
-    _sessions: dict[str, Session] = field(default_factory=dict)  # by run
+    _sessions: dict[str, Session] = field(default_factory=dict)  # by proposal's hash
 
     @cached_property
     def _identity(self) -> Certified:
@@ -92,27 +93,30 @@ class SiteMasks:
     def _trust(self) -> OfThisFederation:
         return OfThisFederation.read(self.kit)
 
-    def session(self, run: str) -> Session | None:
-        return self._sessions.get(run)
+    def session(self, proposal: str) -> Session | None:
+        return self._sessions.get(proposal)
 
-    def answer(
-        self, run: str, question: Mapping[str, Any], asked: SecureAggregationConfig, fewest: int
+    def answer_step(
+        self, proposal: str, question: Mapping[str, Any], asked: SecureAggregationConfig
     ) -> tuple[Session, str]:
-        """The session after this step, not yet kept, and the answer; `Refused` otherwise."""
+        """The session after this step, not yet kept, and the answer. `ProtocolError` if it is refused."""
         if question["step"] == "keys":
-            terms = talk.read_terms(question["terms"])
+            terms = secagg_messages.read_terms(question["terms"])
             if (terms.threshold, terms.neighbours) != (asked.threshold, asked.neighbours):
-                raise Refused("its terms are not those of the proposal")
-            before = self.session(run)
+                raise ProtocolError("its terms are not those of the proposal")
+            before = self.session(proposal)
             if before is not None and before.terms.session == terms.session:
-                raise Refused("the session was begun before")
-        return talk.answer(question, self.name, self.session(run), self._identity, self._trust, fewest)
+                raise ProtocolError("the session was begun before")
+        return secagg_messages.answer_step(
+            *(question, self.name, self.session(proposal), self._identity, self._trust),
+            asked.min_cohort,
+        )
 
-    def keep(self, run: str, session: Session) -> None:
+    def keep(self, proposal: str, session: Session) -> None:
         if session.state == DONE:
-            self._sessions.pop(run, None)
+            self._sessions.pop(proposal, None)
         else:
-            self._sessions[run] = session
+            self._sessions[proposal] = session
 
-    def opened(self, run: str, envelopes: str, order: str) -> Session:
-        return talk.opened(envelopes, self.session(run), order)
+    def opened(self, proposal: str, envelopes: str, request: TrainRequest) -> Session:
+        return secagg_messages.opened(envelopes, self.session(proposal), request)

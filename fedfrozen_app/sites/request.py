@@ -1,7 +1,7 @@
-"""A party's own half of getting a kit: the key is made here, and never leaves.
+"""How a party gets its kit: it makes its key itself, and the key never leaves.
 
     fedfrozen site request NAME      makes the key and a signing request, for the authority
-    fedfrozen site install KIT       puts the kit that came back beside the key, after checking all of it
+    fedfrozen site install KIT       checks the kit that came back, and copies it next to the key
     fedfrozen site renew             a request for a new certificate, before the old one ends
 
 The server and operators do the same, with `--as server` and `--as operator`.
@@ -16,9 +16,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.sites import manifest
-from fedfrozen_app.sites.authority import (
+from fedfrozen_app.sites.certificates import (
     PEM,
     fingerprint,
     problem_of,
@@ -29,12 +30,11 @@ from fedfrozen_app.sites.authority import (
 )
 from fedfrozen_app.sites.files import PUBLIC, SCRIPT, SECRET, write
 from fedfrozen_app.sites.kit import read_yaml
-from fedfrozen_app.verb_table import parse
 
 KEYS = {"site": "node.key", "server": "server.key", "operator": "operator.key"}
-NAME = re.compile(r"[a-z][a-z0-9_-]{0,40}")  # also a file name, and a word in scripts and in nginx's list
+NAME = re.compile(r"[a-z][a-z0-9_-]{0,40}")  # also a file name, and a word in scripts and in the proxy's list
 LOST = "bring it back from a backup, or move it away and make another with `fedfrozen site request`."
-OUTDATED = ("executor.secret", "node.key.pub", "register.sh", "revoke.sh")  # of kits before signed ones
+OUTDATED = ("executor.secret", "node.key.pub", "register.sh", "revoke.sh")  # of kits older than signed ones
 
 
 def certificate_file(role: str) -> str:
@@ -53,7 +53,7 @@ def request(arguments: list[str]) -> None:
     if (folder / KEYS[options.role]).exists():
         raise UserError(f"{folder} has a key: `fedfrozen site renew {folder}` asks for a new certificate.")
     made = make_request(folder, options.name, options.role)
-    _say(made, make_key(folder / KEYS[options.role]))
+    _print_fingerprint(made, make_key(folder / KEYS[options.role]))
 
 
 def renew(arguments: list[str]) -> None:
@@ -62,12 +62,12 @@ def renew(arguments: list[str]) -> None:
     folder = options.kit.expanduser().resolve()
     role = role_of(folder)
     key = folder / KEYS[role]
-    key_of(key)  # an older kit's is brought into today's form
+    key_of(key)  # converts the key of an older kit
     if options.new_key:
         key = key.with_name(f"{key.name}.next")
         key.unlink(missing_ok=True)
     made = make_request(folder, name_of(folder, role), role, key)
-    _say(made, make_key(key))
+    _print_fingerprint(made, make_key(key))
 
 
 def install(arguments: list[str]) -> None:
@@ -80,7 +80,7 @@ def install(arguments: list[str]) -> None:
         print("Set your data in site.yaml and what you allow in policy.yaml, then: fedfrozen site check .")
 
 
-def _say(made: Path, key: ec.EllipticCurvePrivateKey) -> None:
+def _print_fingerprint(made: Path, key: ec.EllipticCurvePrivateKey) -> None:
     print(f"Send {made} to the authority. It holds no secret; the key stays in {made.parent}.")
     print("Tell the authority this fingerprint by another way, a telephone for instance:")
     print(f"  {fingerprint(key.public_key())}")
@@ -90,7 +90,7 @@ def _say(made: Path, key: ec.EllipticCurvePrivateKey) -> None:
 
 
 def make_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The key of this file; a new one where there is none."""
+    """The key of this file; a new one if there is none."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.parent.chmod(0o700)
@@ -99,7 +99,7 @@ def make_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def key_of(path: Path) -> ec.EllipticCurvePrivateKey:
-    """Of a kit; the form that older ones had, OpenSSH's, is replaced by what TLS reads too."""
+    """The key of a kit; the OpenSSH format of older kits is converted to PKCS 8."""
     try:
         content = path.read_bytes()
         older = b"OPENSSH" in content
@@ -120,7 +120,7 @@ def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
 
 
 def make_request(folder: Path, name: str, role: str, key_file: Path | None = None) -> Path:
-    """The signing request, which proves that whoever asks holds the key."""
+    """The signing request, which proves that its sender holds the key."""
     key = make_key(key_file or folder / KEYS[role])
     builder = x509.CertificateSigningRequestBuilder().subject_name(subject_of(name, role))
     path = folder / f"{name}.csr"
@@ -136,7 +136,7 @@ def role_of(folder: Path) -> str:
 
 
 def name_of(folder: Path, role: str) -> str:
-    """As the kit's own list says, or the site.yaml of a kit before there were lists."""
+    """From the kit's signed list, or from the site.yaml of an older kit."""
     if (folder / manifest.LIST).exists():
         return manifest.read(folder, folder / "ca.crt").name
     if role == "site" and (folder / "site.yaml").exists():
@@ -145,14 +145,14 @@ def name_of(folder: Path, role: str) -> str:
 
 
 def install_kit(received: Path, folder: Path, authority: str | None = None) -> manifest.Manifest:
-    """Check a received kit against the authority and against the key that lies here, then copy it."""
+    """Check a received kit against the authority and against the key in this folder, then copy it."""
     if not received.is_dir():
         raise UserError(f"There is no folder {received}: give the one that the authority sent back.")
     trust = received / "ca.crt"
     if authority is not None:
         _check_fingerprint(received, authority)
     elif (folder / "ca.crt").exists():
-        trust = folder / "ca.crt"  # who is trusted already vouches for who is trusted from now on
+        trust = folder / "ca.crt"  # the trusted authority signs the next one
     elif received != folder:
         _ask_for_fingerprint(received)
     found = manifest.read(received, trust)
@@ -170,7 +170,7 @@ def install_kit(received: Path, folder: Path, authority: str | None = None) -> m
     _take_key(folder, found.role, certificate)
     for name in [*found.files, *found.yours, manifest.LIST, manifest.SIGNATURE]:
         if name in found.yours and (folder / name).exists():
-            continue  # what the site has made its own is never written over
+            continue  # the site's own settings are never overwritten
         mode = SCRIPT if name.endswith(".sh") else PUBLIC
         write(folder / name, (received / name).read_bytes(), mode)
     for name in (*OUTDATED, f"{found.name}.csr"):
@@ -181,7 +181,7 @@ def install_kit(received: Path, folder: Path, authority: str | None = None) -> m
 
 
 def make_secret(folder: Path) -> None:
-    """By which Flower's SuperExec shows its SuperLink that it is the server's own."""
+    """The secret with which Flower's SuperExec authenticates to its SuperLink."""
     if not (folder / "superexec.secret").exists():
         write(folder / "superexec.secret", secrets.token_bytes(32), SECRET)
 
@@ -198,20 +198,20 @@ def _take_key(folder: Path, role: str, certificate: x509.Certificate) -> None:
     following.replace(path)
 
 
-def _check_fingerprint(received: Path, told: str) -> None:
-    """That the authority which signed the list is the one whose fingerprint was told."""
-    wanted = re.sub(r"[^0-9a-f]", "", told.lower())
+def _check_fingerprint(received: Path, expected: str) -> None:
+    """The authority that signed the list must have this fingerprint."""
+    wanted = re.sub(r"[^0-9a-f]", "", expected.lower())
     for authority in read_trusted(received / "ca.crt"):
         public = authority.public_key()
         if isinstance(public, ec.EllipticCurvePublicKey) and fingerprint(public).replace("-", "") == wanted:
             text, signature = ((received / name).read_bytes() for name in (manifest.LIST, manifest.SIGNATURE))
             if signed_by_one_of(text, signature, [authority]):
                 return
-    raise UserError(f"{received} is of another authority than {told}: do not use it.")
+    raise UserError(f"{received} is of another authority than {expected}: do not use it.")
 
 
 def _ask_for_fingerprint(received: Path) -> None:
-    """Of the one that signed the list: a `ca.crt` from nobody knows where may name others beside it."""
+    """Let a person compare the fingerprint of the authority that signed the list."""
     manifest.read(received, received / "ca.crt")
     text, signature = ((received / name).read_bytes() for name in (manifest.LIST, manifest.SIGNATURE))
     trusted = read_trusted(received / "ca.crt")

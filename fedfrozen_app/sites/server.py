@@ -1,42 +1,45 @@
-"""`fedfrozen server link|admit|revoke [KIT]`: Flower's SuperLink, and whom it lets in.
+"""`fedfrozen server link|admit|revoke [KIT]`: Flower's SuperLink, and the parties that it admits.
 
-Flower puts the Control API, which asks for nothing, on the same port as everything else. This SuperLink has
-no port: it listens at a socket in a folder that only its own account enters. The proxy in front of it lets
-sites to the Fleet API, holders of an operator's certificate to the Control API, and on 127.0.0.1 the server's
-own processes to the Runtime API, which asks for a secret. Names marked internal are no public API of
-Flower's.
+Flower serves the Control API, which has no authentication, on the same port as everything else. This
+SuperLink has no port: it listens on a socket in a folder that only its own account can enter. The proxy in
+front of it lets sites reach the Fleet API, operators the Control API, and on 127.0.0.1 the server's own
+processes the Runtime API, which requires a secret.
 """
 
+import fcntl
 import logging
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import uvicorn
-from flwr.common.constant import FLWR_INTERNAL_GRPC_CONTROL_API, FLWR_INTERNAL_GRPC_FLEET_API  # internal
-from flwr.proto.control_pb2 import (  # internal
+
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.flower_internals import (
+    FLWR_INTERNAL_GRPC_CONTROL_API,
+    FLWR_INTERNAL_GRPC_FLEET_API,
+    ControlHttpClient,
     ListNodesRequest,
     ListNodesResponse,
     RegisterNodeRequest,
-    UnregisterNodeRequest,
-)
-from flwr.supercore.control import ControlHttpClient  # internal
-from flwr.supercore.http_logging import get_uvicorn_log_config  # internal
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes  # internal
-from flwr.superlink.cli.flower_superlink import (  # internal
     SuperLinkLifespan,
-    _parse_superlink_lifespan_config,
+    UnregisterNodeRequest,
+    create_superlink_app,
+    get_uvicorn_log_config,
+    parse_superlink_arguments,
+    public_key_to_bytes,
+    replace_http_client,
 )
-from flwr.superlink.main import create_app  # internal
-
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.sites import admitted, manifest
-from fedfrozen_app.sites.authority import who
+from fedfrozen_app.sites.certificates import who
 from fedfrozen_app.sites.link import listening, open_folder, running, short
-from fedfrozen_app.verb_table import parse
 
 log = logging.getLogger(__name__)
 NAME = "superlink"
@@ -62,20 +65,24 @@ def link(arguments: list[str]) -> None:
     os.umask(0o077)
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     for name in (FLWR_INTERNAL_GRPC_CONTROL_API, FLWR_INTERNAL_GRPC_FLEET_API):
-        os.environ.pop(name, None)  # Flower's older servers would open ports of their own, without a guard
+        os.environ.pop(
+            name, None
+        )  # Flower's older servers would open ports of their own, without authentication
     with listening(folder / "run", NAME) as bound:
-        # Flower reads its settings from the command line. It wants certificates before it lets nodes show
-        # keys; TLS itself ends at the proxy, and its words come over the socket.
+        # Flower reads its settings from the command line. It requires certificates before it authenticates
+        # nodes; TLS itself ends at the proxy.
         sys.argv = ["flower-superlink", *(word.replace("{}", str(folder)) for word in FLAGS.split())]
-        app = create_app(_parse_superlink_lifespan_config(), SuperLinkLifespan)
+        app = create_superlink_app(parse_superlink_arguments(), SuperLinkLifespan)
         settings = get_uvicorn_log_config(logging.INFO)
         config = uvicorn.Config(app, loop="asyncio", access_log=False, log_config=settings, workers=1)
         log.info("The SuperLink listens in %s, and on no port.", folder / "run")
+        # Whom it admitted before, or was told to admit while it did not run; it asks itself, once it answers.
+        threading.Thread(target=_register_known, args=(folder,), name="registration", daemon=True).start()
         uvicorn.Server(config).run([bound])
 
 
 def admit(arguments: list[str]) -> None:
-    """`fedfrozen server admit KIT [CERTIFICATE ...]`: let parties in; without one, all that were before."""
+    """`fedfrozen server admit KIT [CERTIFICATE ...]`: admit parties; without one, all known ones."""
     options = parse("server admit", arguments)
     folder = _folder(options.kit)
     for path in options.certificates:
@@ -87,9 +94,16 @@ def admit(arguments: list[str]) -> None:
     admitted.write_list(folder)
     _reload_proxy(folder)
     if not running(folder / "run" / f"{NAME}.lock"):
-        print("The SuperLink does not run: once it does, `fedfrozen server admit` again tells it the keys.")
+        print("The SuperLink does not run: it learns their keys when it starts.")
         return
-    with control(folder) as client:
+    for name, is_new in register(folder).items():
+        print(f"{name}: registered{'' if is_new else ' before'}")
+
+
+def register(folder: Path) -> dict[str, bool]:
+    """Tell the SuperLink the keys of all admitted sites; by name, whether a key is new to it."""
+    found: dict[str, bool] = {}
+    with _one_at_a_time(folder / "run" / "admit.lock"), control(folder) as client:
         known = _nodes(client)
         for name, certificate in admitted.admitted(folder).items():
             if who(certificate.subject)[1] != "site":
@@ -97,15 +111,30 @@ def admit(arguments: list[str]) -> None:
             key = public_key_to_bytes(certificate.public_key())  # type: ignore[arg-type]
             for old in [node for node, other in known.get(name, []) if other != key]:
                 client.UnregisterNode(UnregisterNodeRequest(node_id=old))
-            if any(other == key for _, other in known.get(name, [])):
-                print(f"{name}: registered before")
-                continue
-            client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
-            print(f"{name}: registered")
+            found[name] = all(other != key for _, other in known.get(name, []))
+            if found[name]:
+                client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+    return found
+
+
+def _register_known(folder: Path) -> None:
+    try:
+        if new := [name for name, is_new in register(folder).items() if is_new]:
+            log.info("Registered the admitted sites %s.", ", ".join(new))
+    except (UserError, httpx.HTTPError) as error:
+        log.warning("The admitted sites were not registered (%s): run `fedfrozen server admit`.", error)
+
+
+@contextmanager
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    """Wait until no other process or thread is in this block: a key is registered once."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def revoke(arguments: list[str]) -> None:
-    """`fedfrozen server revoke KIT NAME`: a party is turned away from now on."""
+    """`fedfrozen server revoke KIT NAME`: refuse a party from now on."""
     options = parse("server revoke", arguments)
     folder = _folder(options.kit)
     path = folder / "admitted" / f"{options.name}.crt"
@@ -131,7 +160,7 @@ def _nodes(client: ControlHttpClient) -> dict[str, list[tuple[int, bytes]]]:
 
 
 def _list(client: ControlHttpClient, until: float) -> ListNodesResponse:
-    """A SuperLink that has just begun has its lock and its socket before it listens."""
+    """Retried, because a SuperLink that is starting has its lock and its socket before it listens."""
     while True:
         try:
             return client.ListNodes(ListNodesRequest())
@@ -144,12 +173,11 @@ def _list(client: ControlHttpClient, until: float) -> ListNodesResponse:
 
 
 def control(folder: Path) -> ControlHttpClient:
-    """Flower's Control API by the socket, for whoever may enter the server's own folder."""
+    """Flower's Control API over the socket, for the owner of the server's folder."""
     client = ControlHttpClient("http://superlink", verify=False)
-    client._client.close()
     number = open_folder(folder / "run")  # open until the process ends, which is soon
     transport = httpx.HTTPTransport(uds=short(number, NAME))
-    client._client = httpx.Client(transport=transport, timeout=30, trust_env=False)
+    replace_http_client(client, httpx.Client(transport=transport, timeout=30, trust_env=False))
     return client
 
 

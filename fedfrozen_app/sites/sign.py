@@ -1,7 +1,7 @@
-"""What a process of a site says of itself in its meeting folder, and how one tells that it hangs.
+"""The state that a process of a site writes into its meeting folder, and how to detect that it hangs.
 
-Read by the watchdog, which must stay small: nothing heavy is imported here. All times are of the machine's
-monotonic clock, which all its processes share and nobody can step.
+The watchdog imports this, so nothing heavy is imported here. All times are of the machine's monotonic clock,
+which all processes share and which is never set.
 """
 
 import json
@@ -11,28 +11,28 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 
-SIGN_OF_LIFE = 2.0  # seconds between two notes that say the same
-SHARE = 0.02  # of a processor: who uses less does not compute (a heartbeat alone needs far less)
+SIGN_OF_LIFE = 2.0  # seconds between two identical notes
+SHARE = 0.02  # of a processor: a process that uses less does not compute (a heartbeat needs far less)
 
 
 @dataclass(frozen=True)
 class Sign:
-    """What a process said of itself, and when: one that hangs says nothing more."""
+    """The last state that a process wrote, and when: one that hangs writes no more."""
 
     pid: int
     # Of an executor: waiting | alone (no SuperNode answers it) | pulling | working | without room | pushing
     state: str
     since: float
     seen: float
-    until: float  # it has said something new by then, or it hangs
-    idle: float | None = None  # it computes meanwhile: after so many seconds without it hangs
+    until: float  # by then it has written again, or it hangs
+    idle: float | None = None  # in this state it computes: after so many idle seconds it hangs
     answer: str = ""  # to the last question that it has read
 
 
 class Note:
-    """Keeps NAME.json in the meeting folder. Who works writes it himself: a thread beside would not hang."""
+    """Writes NAME.json in the meeting folder, from the thread that works: it is the one that can hang."""
 
     def __init__(self, meeting: Path, name: str) -> None:
         self._path = meeting / f"{name}.json"
@@ -49,7 +49,7 @@ class Note:
         return self._last.state
 
     def write(self, state: str, limit: float, *, idle: float | None = None, now: bool = False) -> None:
-        """Say what is done now, and within how many seconds the next note comes."""
+        """Write the current state, and within how many seconds the next note follows."""
         with self._lock:
             moment, last = time.monotonic(), self._last
             answer = _read_text(self._question)
@@ -62,17 +62,17 @@ class Note:
             try:
                 part.write_text(json.dumps(asdict(self._last)))
                 part.replace(self._path)
-            except OSError:  # a full disk: the note grows old, and whoever reads it sees that
+            except OSError:  # a full disk: readers see that the note grows old
                 part.unlink(missing_ok=True)
 
     def again(self) -> None:
-        """The same is still done, and goes on."""
+        """The same state again, with a new time."""
         last = self._last
         self.write(last.state, last.until - last.seen, idle=last.idle)
 
 
 def last_sign(meeting: Path, name: str) -> Sign | None:
-    """The last note of this process, None where none has run yet."""
+    """The last note of this process; None if none has run yet."""
     path = meeting / f"{name}.json"
     try:
         return Sign(**json.loads(path.read_text()))
@@ -83,7 +83,7 @@ def last_sign(meeting: Path, name: str) -> Sign | None:
 
 
 def ask(meeting: Path, name: str, patience: float) -> float | None:
-    """Put a question to the loop of a process: the seconds until its answer, None where there is none."""
+    """Ask the loop of a process for an answer: the seconds until it arrives; None if there is none."""
     question = f"{os.getpid()}-{time.monotonic_ns()}"
     path = meeting / f"{name}.question"
     began = time.monotonic()
@@ -100,15 +100,14 @@ def ask(meeting: Path, name: str, patience: float) -> float | None:
 
 
 class Idleness:
-    """Since when a process has not computed, from looks at the processor time that it has used."""
+    """How long a process has been idle, from samples of its processor time."""
 
     def __init__(self) -> None:
         self._mark: tuple[float, float] | None = None  # when it last computed, and what it had used by then
         self._state = ""
 
     def look(self, state: str, used: float) -> float:
-        """Seconds without computing in this state, after a look that found so many seconds of processor
-        time used."""
+        """Add a sample of its processor time: for how many seconds it has been idle in this state."""
         moment = time.monotonic()
         if self._mark is None or state != self._state:
             self._mark, self._state = (moment, used), state
@@ -118,7 +117,7 @@ class Idleness:
 
 
 def processor_time(pid: int) -> float:
-    """Seconds that all threads of a process have computed; OSError where it has ended."""
+    """Processor seconds of all threads of a process; OSError if it has ended."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,18 +1,24 @@
-"""What a site keeps on its own disk, by run and round: private arrays, its last replies, and what is spent.
+"""What a site keeps on its own disk of a run: the accepted proposal, its private arrays and its last replies.
 
-    STATE/budget.json               what each private run may cost and which of its rounds were answered
-    STATE/RUN/proposal.json         what was accepted: every order of the run is held against it
-    STATE/RUN/ROUND/private.safetensors   what the site kept for itself after that round
-    STATE/RUN/ROUND/reply.safetensors     what it sent, and reply.json: to which order, with which figures
+    STATE/RUN/proposal.json              the accepted proposal: every request of the run is held against it
+    STATE/RUN/HASH/proposal.json         the proposal with this hash, to which all that is beside it belongs
+    STATE/RUN/HASH/ROUND/private.safetensors   what the site kept for itself after that round
+    STATE/RUN/HASH/ROUND/HASH.safetensors      a reply, and HASH.json: to which request, with which metrics
+    STATE/RUN/HASH/privacy/              the client's own record of a private run
 
-A resumed run asks for a round again. The site then sends the very reply that it sent before: no work is done
-twice, no private array moves twice, no noise is drawn twice. RUN is our own id and survives Flower's runs.
+A resumed run repeats a round. The site then sends the same reply again: it trains once, moves its private
+arrays once and draws noise once. RUN is our own id and survives Flower's runs.
+
+What is kept belongs to one proposal: no other proposal of the run finds it. The one exception is a run that
+is resumed with more rounds: its proposal differs from the earlier one in that and nothing else, and it takes
+the private arrays over. A reply is written after its noise was added and its epsilon charged, and holds
+nothing that may not be sent. Masks are not part of it: they belong to one session, and a resumed round has
+another. `store_migration` moves what earlier versions wrote.
 """
 
-import math
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,56 +26,76 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import DAMAGED, UserError
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.proposal import Proposal, read_proposal
 from fedfrozen_app.files.disk import flush, fresh_folder, patient, replace_file, save_tensors
-from fedfrozen_app.files.seal import DAMAGED, sealed, unsealed
-from fedfrozen_app.sites.audit_log import FIRST, AuditLog
+from fedfrozen_app.files.seal import sealed, unsealed
 
-UPDATES = 2  # for each round of a run: one that is resumed may ask for a round anew, from another model
+UPDATES = 2  # per round of a run: a resumed run may repeat a round from another model
 
 
 @dataclass(frozen=True)
 class RunStore:
     folder: Path
-    keep: int  # rounds; as many as a resumed run may go back
+    keep: int  # rounds that a resumed run may go back
 
     def proposal(self) -> Proposal | None:
-        """What this run was accepted as; None where it was not."""
+        """The accepted proposal of this run; None if there is none."""
         path = self.folder / "proposal.json"
         return read_proposal(path.read_text("utf-8")) if path.exists() else None
 
     @patient
     def accept(self, proposal: Proposal) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        own = self.of(proposal.hash)
+        own.mkdir(parents=True, exist_ok=True)
+        replace_file(own / "proposal.json", proposal.text)
         replace_file(self.folder / "proposal.json", proposal.text)
 
-    def rounds(self) -> list[int]:
-        if not self.folder.is_dir():
+    def of(self, proposal: str) -> Path:
+        """The folder of all that belongs to the proposal with this hash."""
+        return self.folder / proposal
+
+    def rounds(self, proposal: str) -> list[int]:
+        folder = self.of(proposal)
+        if not folder.is_dir():
             return []
-        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdigit())
+        return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
 
-    def reply_to(self, server_round: int, order: str) -> Reply | None:
-        """What was sent for this very order, if it was."""
-        folder = self.folder / str(server_round)
+    def reply_to(self, proposal: str, server_round: int, request: str) -> Reply | None:
+        """The stored reply to this request of the proposal with this hash, if there is one."""
+        path = self.of(proposal) / str(server_round) / f"{proposal}.json"
         try:
-            record = unsealed(folder / "reply.json")
-            if record["order"] != order:
+            record = unsealed(path)
+            if record["order"] != request:
                 return None
-            arrays = load_file(folder / "reply.safetensors") if record["names"] else {}
+            arrays = load_file(path.with_suffix(".safetensors")) if record["names"] else {}
             arrays = {name: arrays[name] for name in record["names"]}
-            return Reply(order, int(record["examples"]), arrays, dict(record["metrics"]))
+            return Reply(request, int(record["examples"]), arrays, dict(record["metrics"]))
         except (SafetensorError, *DAMAGED):
-            return None  # not there, or damaged: as if it had not been kept
+            return None  # missing or damaged: as if it had not been stored
 
-    def private_before(self, server_round: int) -> dict[str, Tensor] | None:
-        """What the site kept after its newest round before this one."""
-        for number in reversed([number for number in self.rounds() if number < server_round]):
-            path = self.folder / str(number) / "private.safetensors"
+    def private_for(self, proposal: Proposal, server_round: int) -> dict[str, Tensor] | None:
+        """The private arrays after the newest round before this one, of this proposal or of the one that it
+        continues."""
+        own = self.private_before(proposal.hash, server_round)
+        if own is not None:
+            return own
+        found = [
+            (number, earlier)
+            for earlier in self._continued_by(proposal)
+            for number in self.rounds(earlier)
+            if number < server_round
+        ]
+        return self.private_before(max(found)[1], server_round) if found else None
+
+    def private_before(self, proposal: str, server_round: int) -> dict[str, Tensor] | None:
+        """The private arrays after the newest round before this one, of the proposal with this hash."""
+        for number in reversed([number for number in self.rounds(proposal) if number < server_round]):
+            path = self.of(proposal) / str(number) / "private.safetensors"
             if path.exists():
                 try:
-                    unsealed(path.with_name("reply.json"))
+                    unsealed(path.with_name(f"{proposal}.json"))
                     return load_file(path)
                 except (SafetensorError, *DAMAGED) as error:
                     raise UserError(
@@ -77,140 +103,54 @@ class RunStore:
                     ) from error
         return None
 
+    def _continued_by(self, proposal: Proposal) -> list[str]:
+        """The hashes of earlier proposals that this one continues with more rounds."""
+        found = []
+        for path in self.folder.glob("*/proposal.json"):
+            try:
+                earlier = read_proposal(path.read_text("utf-8"))
+            except DAMAGED:
+                continue
+            if earlier.hash == path.parent.name and continues(proposal, earlier):
+                found.append(earlier.hash)
+        return found
+
     @patient
-    def write(self, server_round: int, reply: Reply, private: Mapping[str, Tensor]) -> None:
-        """Whole or not at all. Later rounds belong to a future that a resumed run has given up."""
-        part = self.folder / f".{server_round}.part"
+    def write(self, proposal: str, server_round: int, reply: Reply, private: Mapping[str, Tensor]) -> None:
+        """All or nothing. Later rounds are deleted: a resumed run repeats them."""
+        folder = self.of(proposal)
+        part = folder / f".{server_round}.part"
         with fresh_folder(part):
             if private:
                 save_tensors(private, part / "private.safetensors")
             if reply.arrays:
-                save_tensors(reply.arrays, part / "reply.safetensors")
+                save_tensors(reply.arrays, part / f"{proposal}.safetensors")
             record = {
-                "order": reply.order,
+                "order": reply.request,
                 "names": list(reply.arrays),
                 "examples": reply.examples,
                 "metrics": reply.metrics,
             }
-            (part / "reply.json").write_text(sealed(record, *sorted(part.iterdir())))
+            (part / f"{proposal}.json").write_text(sealed(record, *sorted(part.iterdir())))
             for path in part.iterdir():
                 flush(path)
-        for number in self.rounds():
+        for number in self.rounds(proposal):
             if number >= server_round:
-                shutil.rmtree(self.folder / str(number))
-        part.rename(self.folder / str(server_round))
-        flush(self.folder)
-        for number in self.rounds()[: -self.keep]:
-            shutil.rmtree(self.folder / str(number))
+                shutil.rmtree(folder / str(number))
+        part.rename(folder / str(server_round))
+        flush(folder)
+        for number in self.rounds(proposal)[: -self.keep]:
+            shutil.rmtree(folder / str(number))
 
 
-UNNAMED_DELTA = 1e-5  # of a run in a record that knew of no delta
+def continues(proposal: Proposal, earlier: Proposal) -> bool:
+    """Whether it is the same run with more rounds, or from a server that was updated; without differential
+    privacy, which has no such runs."""
+    longer = (proposal.run.num_rounds, proposal.format) > (earlier.run.num_rounds, earlier.format)
+    return longer and proposal.epsilon is None and _without_length(proposal) == _without_length(earlier)
 
 
-@dataclass(frozen=True)
-class Price:
-    """What a private run may cost, and whom that protects."""
-
-    epsilon: float
-    delta: float
-    unit: str
-    proposal: str  # hash
-
-    @classmethod
-    def of(cls, proposal: Proposal, unit: str) -> "Price | None":
-        """None where the run promises nothing."""
-        epsilon = proposal.epsilon
-        return None if epsilon is None else cls(epsilon, proposal.delta, unit, proposal.hash)
-
-
-@dataclass
-class Budget:
-    """Epsilon and delta over all runs. A run is charged in full when it begins; each of its rounds is
-    answered once. By basic composition both add up: no run's noise is taken to help another's."""
-
-    path: Path
-
-    def problem(self, run: str, price: Price, max_epsilon: float, max_delta: float) -> str | None:
-        """Why the run may not begin or go on; nothing is written."""
-        runs = self._read()
-        if run in runs:
-            same = runs[run].get("proposal") == price.proposal
-            return None if same else "a private run of this name began with other settings"
-        others = {unit for entry in runs.values() if (unit := entry.get("unit", price.unit)) != price.unit}
-        if others:
-            return (
-                f"its budget is spent per {sorted(others)[0]}, which does not add up with epsilon per "
-                f"{price.unit}"
-            )
-        for what, asked, spent, limit in (
-            ("epsilon", price.epsilon, self.spent()[0], max_epsilon),
-            ("delta", price.delta, self.spent()[1], max_delta),
-        ):
-            if spent + asked > limit * (1 + 1e-9):  # 0.1 + 0.1 + 0.1 is more than 0.3 in floating point
-                left = max(0.0, limit - spent)
-                return f"the run asks for {what} {asked:g}, and {round(left, 12):g} is left"
-        return None
-
-    def problem_of_round(self, run: str, server_round: int, order: str) -> str | None:
-        done = self._read().get(run, {"rounds": {}})["rounds"].get(str(server_round))
-        return (
-            None
-            if done in (None, order)
-            else f"round {server_round} of this private run was answered already"
-        )
-
-    def rounds(self, run: str) -> int:
-        """How many rounds of this private run were answered."""
-        return len(self._read().get(run, {"rounds": {}})["rounds"])
-
-    @patient
-    def charge(self, run: str, price: Price, server_round: int, order: str, head: str) -> None:
-        """`head`: the audit log's last digest now, which the log must still hold when the site starts."""
-        runs = self._read()
-        entry = runs.setdefault(run, {**asdict(price), "rounds": {}})
-        entry["rounds"][str(server_round)] = order
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(self.path, sealed({"runs": runs, "log": head}))
-        flush(self.path.parent)
-
-    def spent(self) -> tuple[float, float]:
-        """(epsilon, delta) of all runs."""
-        runs = self._read().values()
-        return (
-            math.fsum(entry["epsilon"] for entry in runs),
-            math.fsum(entry.get("delta", UNNAMED_DELTA) for entry in runs),
-        )
-
-    def check(self, log: AuditLog) -> None:
-        """A `UserError` where this record and the audit log contradict each other: one of them was lost."""
-        record = self._record()
-        for run, rounds in log.spending.items():
-            known = record["runs"].get(run, {"rounds": {}})["rounds"]
-            lost = [number for number in rounds if number not in known]
-            if lost:
-                raise UserError(
-                    f"{self.path}, the record of spent epsilon, does not know round {lost[0]} of the run "
-                    f"{run}, which {log.path} says was sent: bring it back from a backup. Until then this "
-                    "site answers nothing."
-                )
-        if not log.holds(record.get("log", FIRST)):
-            raise UserError(
-                f"{log.path} lacks what it held when {self.path} was written: it was shortened or replaced. "
-                "Bring it back from a backup. Until then this site answers nothing."
-            )
-
-    def _read(self) -> dict[str, dict[str, Any]]:
-        return self._record()["runs"]
-
-    def _record(self) -> dict[str, Any]:
-        """A damaged file ends all work: what it held cannot be guessed."""
-        if not self.path.exists():
-            return {"runs": {}}
-        try:
-            found = unsealed(self.path)
-            return {**found, "runs": found["runs"]}
-        except DAMAGED as error:
-            raise UserError(
-                f"{self.path}, the record of spent epsilon, is damaged: bring it back from a backup. "
-                "Without it this site answers nothing."
-            ) from error
+def _without_length(proposal: Proposal) -> dict[str, Any]:
+    """All of a proposal but how long the run is, and what changes no array."""
+    run = replace(proposal.run, num_rounds=0, eval_every=1, threads=None, keep_rounds=1)
+    return {**proposal.plain, "run": asdict(run), "format": 0}

@@ -1,8 +1,8 @@
-"""`fedfrozen site WORD`: what a site runs in its kit."""
+"""`fedfrozen site VERB` and `fedfrozen server VERB`: what runs in a kit."""
 
 import importlib
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 
 WORDS = {
     "node": "fedfrozen_app.sites.guard:node",
@@ -11,7 +11,7 @@ WORDS = {
     "request": "fedfrozen_app.sites.request:request",
     "install": "fedfrozen_app.sites.request:install",
     "renew": "fedfrozen_app.sites.request:renew",
-    "audit": "fedfrozen_app.sites.site_check:audit",
+    "audit": "fedfrozen_app.sites.show_audit:show_audit",
     "pending": "fedfrozen_app.sites.approval:pending",
     "show": "fedfrozen_app.sites.approval:show",
     "approve": "fedfrozen_app.sites.approval:approve",

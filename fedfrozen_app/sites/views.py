@@ -4,7 +4,7 @@
       notes-2024: {kind: parquet, path: notes.parquet, text_column: text, label_column: icd, classes: [...],
                    unit: patient, unit_column: patient_id}
 
-A run names a view. It cannot change which rows, columns or classes the view has, nor whom epsilon protects.
+A run names a view. It cannot change the rows, columns or classes of the view, nor the unit of privacy.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from fedfrozen_app import registry
 from fedfrozen_app.config import DatasetConfig, setting
-from fedfrozen_app.config.typed import typed
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.config.strict_values import read_strict
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.proposal import NAME
 
 ROUNDED_TO = 10  # rows, where a view declares no number
@@ -30,54 +30,55 @@ class View:
     name: str = setting("", "")
     kind: str = setting("", "")
     path: str | None = None
-    classes: tuple[str, ...] | None = None  # of all sites together; needed before a run can use the view
+    classes: tuple[str, ...] | None = None  # of all sites; a run cannot use a view without them
     unit: str = setting("example", "", choices=("example", "document", "patient"))
     unit_column: str | None = None
-    examples: int | None = setting(None, "", least=1)  # what the server is told in place of the true number
+    examples: int | None = setting(None, "", least=1)  # sent to the server instead of the true number
     task: str | None = None
     train_split: str = "train"
     test_split: str = "test"
     image_column: str | None = None
     text_column: str | None = None
     label_column: str | None = None
-    prompt_column: str | None = None  # of a language model's rows, with the three below
+    prompt_column: str | None = None  # for language models, with the three below
     answer_column: str | None = None
     separator: str | None = None
     prompt_loss: bool = False
+    unmarked: str = setting("files", "", choices=("sentences", "files"))  # as before there was a choice
     keep_classes: tuple[str, ...] | None = None
     top_labels: int | None = setting(None, "", least=2)
     limit: int | None = setting(None, "", least=1)
     image_size: int | None = setting(None, "", least=1)
     channels: int | None = None
-    max_tokens: int = setting(128, "", least=2)
+    max_tokens: int | None = setting(None, "", least=2)  # no run that reads other lengths fits the view
     test_fraction: float = setting(0.2, "", above=0, most=0.9)
     client_validation: float = setting(0.1, "", least=0, most=0.9)
     split_seed: int = setting(0, "", least=0)
-    window: tuple[float, ...] | None = None  # of DICOM and NIfTI: centre and width
+    window: tuple[float, ...] | None = None  # for DICOM and NIfTI: centre and width
     slices: int | None = setting(None, "", least=1)
-    query: str | None = None  # of a database: the cohort, in this site's own words
+    query: str | None = None  # for a database: the cohort as SQL, written at this site
 
     @property
     def column(self) -> str | None:
-        """The column that says whose a row is; None where every row stands for itself."""
+        """The column with the unit of a row (person, document); None if every row is its own unit."""
         return None if self.unit == "example" else self.unit_column or self.unit
 
     def dataset(self) -> DatasetConfig:
-        """As a client reads data; nothing in it is the server's."""
+        """The dataset configuration; nothing in it comes from the server."""
         names = {one.name for one in fields(DatasetConfig)} & {one.name for one in fields(View)}
         return DatasetConfig(**{name: getattr(self, name) for name in names}, validation=0.0)
 
     def fits(self, classes: tuple[str, ...]) -> bool:
-        """Whether these are the classes that the steward wrote down; for entities, their types will do."""
+        """Whether these are the view's classes; for entities, types or tags."""
         return set(classes) in (set(self.classes or ()), set(self.tags))
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """What the classes are on words, where they are types of entities."""
+        """The tags of words, if the classes are types of entities."""
         return ("O", *(f"{place}-{kind}" for kind in self.classes or () for place in "BI"))
 
-    def told(self, count: int) -> int:
-        """The number that leaves the site in place of its true number of rows or units."""
+    def public_count(self, count: int) -> int:
+        """The number that leaves the site instead of its true number of rows or units."""
         return self.examples or rounded(count)
 
 
@@ -87,7 +88,7 @@ def rounded(count: int) -> int:
 
 
 def read_views(found: Mapping[str, Any], path: Path) -> dict[str, View]:
-    """The views of a `site.yaml`, or a sentence."""
+    """The views of a `site.yaml`; `UserError` if they cannot be read."""
     if "data" in found:
         data = found["data"] if isinstance(found["data"], dict) else {}
         shown = ", ".join(f"{key}: {value}" for key, value in data.items())
@@ -111,9 +112,13 @@ def _read_view(name: Any, given: Any, path: Path) -> View:
     if isinstance(given.get("classes"), list):  # YAML reads 0 and yes as other things than words
         given = given | {"classes": [str(item) for item in given["classes"]]}
     try:
-        view = typed(View, given, without=("name",))
+        view = read_strict(View, given, without=("name",))
     except ValueError as error:
         raise UserError(f"{where}: {error}.") from error
+    if view.unit == "document" and view.unmarked != "files":
+        raise UserError(
+            f"{where} is per document: leave out unmarked, which would make a document of every sentence."
+        )
     folder = path.parent
     elsewhere = view.path is None or view.kind == "hub" or "://" in view.path
     place = view.path if elsewhere else str(folder / Path(str(view.path)).expanduser())

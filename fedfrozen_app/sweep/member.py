@@ -1,4 +1,4 @@
-"""One run of a sweep: find its folder, keep what is complete, go on with what is not."""
+"""One run of a sweep: find its folder, keep what is complete, continue what is not."""
 
 import logging
 import os
@@ -14,42 +14,44 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from fedfrozen_app.config import Config, device_of, read, stack_runs, with_absolute_paths
-from fedfrozen_app.errors import RunFailed, UserError
-from fedfrozen_app.files import checkpoint, status
-from fedfrozen_app.files.rows import read_rows
+from fedfrozen_app.config import ComposedConfig, device_of, stack_runs
+from fedfrozen_app.core.errors import RunFailed, UserError
+from fedfrozen_app.core.logs import prepare_logging
+from fedfrozen_app.files import checkpoint, lease, status
+from fedfrozen_app.files import folder_manifest as manifest
+from fedfrozen_app.files.integrity import check_folder, mend_manifest
+from fedfrozen_app.files.readers import Damaged
+from fedfrozen_app.files.rows import read_rows, whole_rows
 from fedfrozen_app.launch import check_place, execute, execute_side_by_side
-from fedfrozen_app.local.resident import same_shape
-from fedfrozen_app.logs import prepare_logging
+from fedfrozen_app.local.reuse import same_shape
 from fedfrozen_app.report.sweep_clock import run_ended
 from fedfrozen_app.run.job import Job, fork_start
 from fedfrozen_app.sweep.sweep_table import ASKED
 
 log = logging.getLogger(__name__)
-TOKEN = "FEDFROZEN_SWEEP"  # the environment variable that tells a member which sweep asked for it
+TOKEN = "FEDFROZEN_SWEEP"  # the environment variable that names a member's sweep
 
 
 @dataclass(frozen=True)
 class Asked:
     """A run that a sweep asks for."""
 
-    resolved_config: dict[str, Any]
-    overrides: list[str]
+    composed: ComposedConfig
     wanted: Path  # its folder, if no other run has it
 
 
 def member(composed: DictConfig, later: list[Asked] | None = None) -> float | None:
-    """What Hydra's launchers call, in whichever process: the figure to optimise, None for a failed run.
+    """What Hydra's launchers call, in any process: the metric to optimise, None for a failed run.
 
-    What may train side by side with others is added to `later` instead, where that is given.
+    With `later`, a run that may train together with others is added to it instead.
     """
     prepare_logging()  # a launcher's process begins without it
     logging.getLogger("flwr").setLevel(logging.WARNING)
     settings = HydraConfig.get()
     log.info("Run %s: %s", settings.job.num, " ".join(settings.overrides.task))
     wanted = Path(settings.runtime.output_dir).resolve()
-    asked = Asked(*with_absolute_paths(composed, settings.overrides.task), wanted)
-    # Other launchers have other processes, and other sweepers wait for the figure.
+    asked = Asked(ComposedConfig.of(composed, settings.overrides.task).with_absolute_paths(), wanted)
+    # Other launchers have other processes, and other sweepers wait for the metric.
     basic = all("BasicLauncher" in part or "BasicSweeper" in part for part in targets(settings))
     if later is not None and basic and may_stack(asked):
         later.append(asked)
@@ -62,9 +64,9 @@ def targets(settings: Any) -> tuple[str, str]:
 
 
 def may_stack(asked: Asked) -> bool:
-    """Whether this run asks for others beside it; one that cannot run at all is told so on its own."""
+    """Whether this run may train together with others. A bad configuration fails later, on its own."""
     try:
-        config = read(asked.resolved_config)
+        config = asked.composed.config
     except UserError:
         return False
     if config.runtime.name != "inprocess":
@@ -74,7 +76,7 @@ def may_stack(asked: Asked) -> bool:
 
 
 def run_member(asked: Asked, sweep: str, *, wait: bool = False) -> float | None:
-    """Run it in its folder, or beside it if another run has that. Failures stay in its status file.
+    """Run it in its folder, or in the next one if another run has that. Failures stay in its status file.
 
     What another process runs at this moment is left to it; with `wait` its end is waited for.
     """
@@ -88,7 +90,7 @@ def run_member(asked: Asked, sweep: str, *, wait: bool = False) -> float | None:
         run_ended(kept=True)
     else:
         try:
-            with status.recorded(folder, asked.resolved_config, asked.overrides, sweep):
+            with status.recorded(folder, asked.composed.resolved, asked.composed.overrides, sweep):
                 execute(job_of(asked, folder))
         except (UserError, RunFailed) as error:
             log.warning("%s failed: %s", folder, error)
@@ -138,10 +140,15 @@ def recorded(sweep: str, job: Job) -> AbstractContextManager[None]:
 
 def open_folder(asked: Asked, sweep: str) -> tuple[Path, str]:
     """The run's folder, and whether it is "complete", "to do", or another process's and "left alone"."""
-    folder = claim(asked.wanted, status.new_status(asked.resolved_config, asked.overrides, sweep))
+    composed = asked.composed
+    folder = claim(asked.wanted, status.new_status(composed.resolved, composed.overrides, sweep))
     note_asked(folder, sweep)
     before = status.read(folder)
-    if before is not None and before.state == "complete":
+    if not is_others(before) and (mended := mend_manifest(folder)):
+        log.warning("%s: %s", folder, mended)
+    if before is not None and before.state == "complete" and (damage := damaged(folder)):
+        log.warning("%s: %s, so its results are written again.", folder, damage)
+    elif before is not None and before.state == "complete":
         if before.sweep != sweep:  # a second look at a run of this sweep's own
             status.write(folder, replace(before, sweep=sweep, kept=True))
         log.info("%s is complete and was kept.", folder)
@@ -153,13 +160,21 @@ def open_folder(asked: Asked, sweep: str) -> tuple[Path, str]:
     return folder, "to do"
 
 
+def damaged(folder: Path) -> str:
+    """Which results of a complete run are damaged, "" where none is."""
+    found = [one for one in check_folder(folder) if one.is_bad and not one.name.startswith("checkpoints/")]
+    return ", ".join(f"{one.name} is {one.state}" for one in found)
+
+
 def job_of(asked: Asked, folder: Path) -> Job:
-    config, start = starting_point(read(asked.resolved_config), folder)
-    return Job(config, asked.resolved_config, asked.overrides, folder, start)
+    composed, start = starting_point(asked.composed, folder)
+    return Job(composed, folder, start)
 
 
 def note_asked(folder: Path, sweep: str) -> None:
     """Beside the runs, because the status file of one that others run is theirs."""
+    if not manifest.is_recorded(folder.parent):
+        manifest.begin(folder.parent, manifest.SWEEP)
     place = folder.parent / ASKED
     place.mkdir(exist_ok=True)
     with (place / (sweep or "alone")).open("a", encoding="utf-8") as file:
@@ -172,43 +187,83 @@ def is_others(found: status.Status | None) -> bool:
 
 
 def wait_for_others(folders: list[Path]) -> None:
-    """Until no other process runs any of these; says for whom."""
-    told: set[int] = set()
+    """Wait until no other process runs any of these; logs which ones."""
+    logged: set[int] = set()
     while busy := {f: found.pid for f in folders if is_others(found := status.read(f)) and found}:
-        if new := sorted(set(busy.values()) - told):
-            told.update(new)
+        if new := sorted(set(busy.values()) - logged):
+            logged.update(new)
             names = ", ".join(sorted(folder.name for folder in busy))
             log.info("Waiting for process %s, which runs %s.", ", ".join(map(str, new)), names)
         time.sleep(1)
 
 
 def claim(wanted: Path, new: status.Status) -> Path:
-    """The folder in which this configuration was begun, or else one that no other run has."""
-    for path in sorted(wanted.parent.glob(f"*/{status.FILE}")):
-        found = status.read(path.parent)
-        if found is not None and found.digest == new.digest:
-            return path.parent
+    """The folder in which this configuration was started, or else one that no other run has."""
+    known = {path.parent for name in (status.FILE, manifest.FILE) for path in wanted.parent.glob(f"*/{name}")}
+    for folder in sorted(known):
+        if known_digest(folder) == new.digest:
+            if status.read(folder) is None:
+                what = "damaged" if (folder / status.FILE).exists() else "missing"
+                log.warning("%s was %s and is written again.", folder / status.FILE, what)
+                status.write(folder, replace(new, state="interrupted"))
+            return folder
     numbered = (wanted.parent / str(number) for number in count())
     # Hydra numbers every sweep from 0: a folder may be that of another configuration.
     for folder in chain([wanted], numbered):
+        if half_written(folder):
+            (folder / status.FILE).unlink(missing_ok=True)
         if not (folder / "metrics.jsonl").exists() and status.create(folder, new):
             return folder
     raise AssertionError("numbers do not end")
 
 
-def starting_point(config: Config, folder: Path) -> tuple[Config, checkpoint.Checkpoint | None]:
-    """Where to go on: the newest checkpoint of an earlier attempt, else what the configuration says."""
+def known_digest(folder: Path) -> str | None:
+    """Of the run's configuration: by its status file or, if that is damaged, by its manifest."""
+    if (found := status.read(folder)) is not None:
+        return found.digest
+    try:
+        known = manifest.read(folder)
+    except OSError:
+        return None
+    return None if known is None else known.header.get("digest")
+
+
+def half_written(folder: Path) -> bool:
+    """A run that a full disk or a kill ended before its first word: there is nothing to lose."""
+    return (
+        status.damage(folder) is not None
+        and known_digest(folder) is None
+        and lease.holder(folder) is None
+        and not checkpoint.numbers(folder / "checkpoints")
+        and not any((folder / name).exists() for name in ("metrics.jsonl", "summary.json"))
+    )
+
+
+def starting_point(
+    composed: ComposedConfig, folder: Path
+) -> tuple[ComposedConfig, checkpoint.Checkpoint | None]:
+    """The newest checkpoint of an earlier attempt, else the start that the configuration names."""
     # What clients keep for themselves is lost with a simulation's processes: those start again.
-    if config.runtime.name == "inprocess" and checkpoint.numbers(folder / "checkpoints"):
-        start = checkpoint.newest(folder)
-        log.info("Going on after round %d.", start.round)
-        return replace(config, start_from=None), start  # a fork goes on from its own rows, not its origin's
-    return config, fork_start(config)
+    if composed.config.runtime.name == "inprocess" and checkpoint.numbers(folder / "checkpoints"):
+        try:
+            if damage := whole_rows(folder).damage:  # a comparison needs all rows
+                raise Damaged(folder / "metrics.jsonl", damage)
+            start = checkpoint.newest(folder)
+        except UserError as error:
+            log.warning("%s begins again: %s", folder, error)
+        else:
+            log.info("Going on after round %d.", start.round)
+            return composed.continuing(), start
+    return composed, fork_start(composed.config)
 
 
 def objective(folder: Path) -> float | None:
     """The best accuracy on validation rows: the server's, or else the clients' own. Never the test set's."""
-    rows = [row for row in read_rows(folder) if row["round"] > 0]
+    try:
+        rows = [row for row in read_rows(folder) if row["round"] > 0]
+    except UserError as error:
+        log.warning("%s", error)
+        return None
     for key in ("val_accuracy", "client_val_after"):
         if values := [row[key] for row in rows if key in row]:
             return max(values)

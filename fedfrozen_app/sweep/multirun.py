@@ -1,6 +1,6 @@
 """`fedfrozen -m ...`: a Hydra multirun whose folder is the same when the command is given again.
 
-Hydra's own default is a folder with the time in its name: whoever repeats an interrupted command would start
+Hydra's own default is a folder with the time in its name: a repeated command would start
 over. Ours is named after the swept keys and the fixed settings, so that more values of a swept key (more
 seeds) find the runs that are there.
 """
@@ -11,20 +11,25 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig
-from rich.console import Console
 
-from fedfrozen_app.compare.collect import collect
-from fedfrozen_app.compare.command import show, write_all
-from fedfrozen_app.config import quoted, sentence, with_hydra
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.config import compose_config, quoted, resolved, sentence, with_hydra
+from fedfrozen_app.config.unused_keys import check_used
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.formatting import counted
+from fedfrozen_app.core.terminal import Console
+from fedfrozen_app.files import folder_manifest as manifest
+from fedfrozen_app.files.kinds import check_sweep_place
 from fedfrozen_app.files.status import SweepFailed
+from fedfrozen_app.report.compare.collect import collect
+from fedfrozen_app.report.compare.command import show, write_all
 from fedfrozen_app.report.sweep_clock import over_all_runs
 from fedfrozen_app.sweep.member import (
     ASKED,
@@ -36,7 +41,6 @@ from fedfrozen_app.sweep.member import (
     wait_for_others,
 )
 from fedfrozen_app.sweep.sweep_table import Member, members, state_of, sweep_table
-from fedfrozen_app.words import counted
 
 ROOT = Path("outputs") / "sweeps"
 NAME_LENGTH = 60
@@ -46,6 +50,33 @@ def multirun(arguments: list[str]) -> None:
     """Run every combination, then show what became of each and how they compare."""
     overrides = [word for word in arguments if word not in ("-m", "--multirun")]
     folder, overrides = sweep_folder(overrides)
+    check_used_keys(overrides)
+    with disk_explained(folder):
+        _multirun(folder, overrides)
+
+
+@contextmanager
+def disk_explained(folder: Path) -> Iterator[None]:
+    """A full or unwritable disk ends a sweep with a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise SweepFailed(
+            f"{error.filename or folder} could not be written ({error.strerror or error}): make room there, "
+            "then the same command continues."
+        ) from error
+
+
+def check_place(folder: Path) -> None:
+    """Whether the folder is, or may become, this sweep's. Its first run records what it is."""
+    check_sweep_place(folder)
+    known = manifest.read(folder)
+    if known is not None and known.damage:  # it records pages and tables, which are written again at the end
+        manifest.rewrite(folder, manifest.Manifest({"is": manifest.SWEEP}))
+
+
+def _multirun(folder: Path, overrides: list[str]) -> None:
+    check_place(folder)
     token = new_token()
     added = [f"hydra.sweep.dir={quote(folder)}", f"+hydra.job.env_set.{TOKEN}={token}"]
     if not any(word.startswith("hydra.output_subdir=") for word in overrides):
@@ -63,7 +94,7 @@ def multirun(arguments: list[str]) -> None:
         with over_all_runs(count):
             with_hydra(each, ["-m", *overrides, *added])
             run_members(later, token)
-        # An equal sweep at the same time shares the work: what it has begun is waited for, and run here
+        # An equal sweep at the same time shares the work: what it has started is waited for, and run here
         # after all if that process dies.
         while busy := [one.folder for one in members(folder, token) if is_others(one.status)]:
             wait_for_others(busy)
@@ -72,7 +103,9 @@ def multirun(arguments: list[str]) -> None:
             run_members(later, token)
     except KeyboardInterrupt:
         done = sum(one.status.state == "complete" for one in members(folder, token))
-        print(f"Interrupted with {counted(done, 'run')} complete: the same command goes on.", file=sys.stderr)
+        print(
+            f"Interrupted with {counted(done, 'run')} complete: the same command continues.", file=sys.stderr
+        )
         raise
     finally:
         # However the launcher ended, report what its runs left behind.
@@ -89,6 +122,24 @@ def how_many(overrides: list[str]) -> int:
         [word for word in overrides if not word.startswith("-")]
     )
     return math.prod(len(list(word.sweep_string_iterator())) for word in parsed if word.is_discrete_sweep())
+
+
+def check_used_keys(overrides: list[str]) -> None:
+    """Refuse a key without effect before any run begins, by the first combination and the last. Each run
+    looks for itself too."""
+    parsed = OverridesParser.create().parse_overrides(
+        [word for word in overrides if not word.startswith("-") and not word.startswith("hydra")]
+    )
+    if any(word.is_sweep_override() and not word.is_discrete_sweep() for word in parsed):
+        return
+    for place in (0, -1):
+        words = [
+            f"{str(word.input_line).partition('=')[0]}={list(word.sweep_string_iterator())[place]}"
+            if word.is_discrete_sweep()
+            else str(word.input_line)
+            for word in parsed
+        ]
+        check_used(words, resolved(compose_config(words)))
 
 
 def new_token() -> str:
@@ -134,7 +185,7 @@ def conclude(folder: Path, token: str) -> None:
     """Compare what is complete, naming the rest, and fail if anything is not."""
     found = members(folder, token)
     if not found:  # others run them all, or a launcher's processes never began
-        raise SweepFailed(f"No run of this sweep is on record in {folder}: what is said above tells why.")
+        raise SweepFailed(f"No run of this sweep is on record in {folder}: the lines above give the reason.")
     if any(one.status.state == "complete" for one in found):
         comparison = collect([one.folder for one in found])
         show(comparison, write_all(comparison, folder))

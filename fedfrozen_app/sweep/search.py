@@ -4,29 +4,30 @@ Values to search over are written as Hydra's sweeps are: client.batch_size=8,16,
 'client.lr=interval(1e-4,1e-1)' draws between, 'client.lr=tag(log,interval(1e-4,1e-1))' on a log scale, and
 'num_clients=range(5,20)' takes a whole number.
 
-There is no database: the sampler is seeded and finished runs are kept, so the same command again is told the
-same results, asks the same questions, and goes on where it stopped.
+There is no database: the sampler is seeded and finished runs are kept, so the same command gets the
+same results, proposes the same trials, and continues where it stopped.
 """
 
 import json
 import shlex
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 from joblib import Parallel, delayed
-from rich.console import Console
 
-from fedfrozen_app.config import compose_config, resolved, with_absolute_paths
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.config import compose_run
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.logs import prepare_logging
+from fedfrozen_app.core.terminal import Console
+from fedfrozen_app.core.verb_table import parser
 from fedfrozen_app.files.disk import replace_file
-from fedfrozen_app.logs import prepare_logging
 from fedfrozen_app.sweep.member import Asked, run_member
-from fedfrozen_app.sweep.multirun import new_token, raise_failures, sweep_folder
+from fedfrozen_app.sweep.multirun import check_place, disk_explained, new_token, raise_failures, sweep_folder
 from fedfrozen_app.sweep.sweep_table import members, sweep_table
-from fedfrozen_app.verb_table import parser
 
 Ask = Callable[[Any], str]  # an Optuna trial in, an override out
 
@@ -38,17 +39,22 @@ def search(arguments: list[str]) -> None:
         raise UserError("--trials and --jobs must be at least 1, and --seed at least 0.")
     if unknown:
         raise UserError(f"Searching takes no {unknown[0]}: see fedfrozen search --help.")
-    try:
-        import optuna
-    except ImportError as error:
-        raise UserError('Searching needs Optuna: pip install "fedfrozen[search]".') from error
+    if find_spec("optuna") is None:
+        raise UserError('Searching needs Optuna: pip install "fedfrozen[search]".')
     folder, overrides = sweep_folder(overrides)
     parsed = OverridesParser.create().parse_overrides(overrides)
     asks = [ask for word in parsed if (ask := question(word)) is not None]
     fixed = [str(word.input_line) for word in parsed if not word.is_sweep_override()]
     if not asks:
         raise UserError("There is nothing to search: give values, such as client.batch_size=8,16,32.")
-    resolved(compose_config(fixed))  # a typo ends here, not in every trial
+    compose_run(fixed)  # a typo ends here, not in every trial
+    with disk_explained(folder):
+        check_place(folder)
+        _search(given, folder, fixed, asks)
+
+
+def _search(given: Any, folder: Path, fixed: list[str], asks: list[Ask]) -> None:
+    import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=given.seed))
@@ -88,7 +94,7 @@ def search(arguments: list[str]) -> None:
 
 def attempt(line: list[str], folder: Path, token: str) -> float | None:
     prepare_logging()
-    asked = Asked(*with_absolute_paths(compose_config(line), line), folder)
+    asked = Asked(compose_run(line).with_absolute_paths(), folder)
     return run_member(asked, token, wait=True)
 
 

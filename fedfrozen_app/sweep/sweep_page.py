@@ -1,38 +1,42 @@
-"""The page of a sweep, finished or not: how each run stands, then the comparison of those that are done."""
+"""The page of a sweep, finished or not: the state of each run, then the comparison of those that are done."""
 
 import shlex
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
-from fedfrozen_app.compare import compare_page as comparison
-from fedfrozen_app.compare.collect import collect
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files import status
 from fedfrozen_app.files.folders import run_folders
 from fedfrozen_app.files.rows import metric_name, number, read_rows
+from fedfrozen_app.report.compare import compare_page as comparison
+from fedfrozen_app.report.compare.collect import collect
 from fedfrozen_app.report.console import rounds_text
 from fedfrozen_app.report.curves import series
-from fedfrozen_app.report.html import document, fold, raw_table
+from fedfrozen_app.report.html import linked_cell, render_page, render_part
 from fedfrozen_app.report.summary import read_summary
 
 
 def sweep_page(folder: Path, *, link: comparison.Link, version: str = "") -> str:
     runs = run_folders([folder])
-    states = f"<h2>Runs so far</h2>{_states(runs, link)}"
+    states = _states(runs, link)
     try:
         found = collect(runs)
     except UserError as error:  # nothing has finished, or the runs cannot be compared: the page says so
-        header = f'<h1>{escape(folder.resolve().name)}</h1><p class="soft">{escape(str(error))}</p>'
-        return document(folder.name, header, states, [], version=version)
+        name = folder.resolve().name
+        return render_page(
+            "sweep.html", folder.name, version=version, name=name, reason=str(error), states=states
+        )
     return comparison.render(found, link=link, first=states, version=version)
 
 
 def _states(runs: Sequence[Path], link: comparison.Link) -> str:
     lines = []
     for run in runs:
-        rows = read_rows(run) if (run / "metrics.jsonl").is_file() else []
-        summary = read_summary(run, rows)
+        try:
+            rows = read_rows(run) if (run / "metrics.jsonl").is_file() else []
+            summary = read_summary(run, rows)
+        except UserError as error:  # one damaged run does not take the page from the others
+            rows, summary = [], {"status": str(error)}
         metric = metric_name(rows)
         scores = series(rows, f"test_{metric}").values
         known = status.read(run)  # the only word of a run that failed before its first checkpoint
@@ -44,12 +48,9 @@ def _states(runs: Sequence[Path], link: comparison.Link) -> str:
     body = []
     for run, overrides, rows, summary, scores in lines:
         label = " ".join(word for word in overrides if word not in everywhere) or run.name
-        target = link(run)
-        name = escape(label) if target is None else f'<a href="{escape(target)}">{escape(label)}</a>'
         score = f"{number(scores[-1]):.4f}" if scores else ""
-        state = escape(str(summary.get("status", "completed")))
+        state = str(summary.get("status", "completed"))
         done = rounds_text(rows, {**summary, "status": "completed"})  # the state has its own column
-        body.append([name, escape(run.name), state, score, escape(done)])
-    table = raw_table(["settings", "run", "state", "test", "rounds"], body)
+        body.append([linked_cell(label, link(run)), run.name, state, score, done])
     complete = all(summary.get("status", "completed") == "completed" for *_, summary, _ in lines)
-    return fold(f"How each run stands ({len(body)})", table, unfolded=not complete)
+    return render_part("sweep_states.html", body=body, unfolded=not complete)

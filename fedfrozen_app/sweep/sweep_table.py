@@ -1,6 +1,5 @@
 """What became of the runs of a sweep, gathered from their folders."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,10 +7,14 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files import status
+from fedfrozen_app.files.integrity import quick_look
+from fedfrozen_app.files.kinds import SWEEPS
 from fedfrozen_app.report.console import human_bytes, human_seconds
+from fedfrozen_app.report.summary import stored_summary
 
-ASKED = ".sweeps"  # in a sweep's folder: for each sweep that is going on, which runs it asked for
+ASKED = SWEEPS
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,7 @@ class Member:
     folder: Path
     status: status.Status
     summary: dict[str, Any]  # empty where there is none yet
+    damage: str = ""  # which of its files are damaged
 
 
 def members(sweep: Path, token: str | None = None) -> list[Member]:
@@ -31,7 +35,7 @@ def members(sweep: Path, token: str | None = None) -> list[Member]:
     for folder in folders:
         known = status.read(folder)
         if known is not None:
-            found.append(Member(folder, known, read_summary(folder)))
+            found.append(Member(folder, known, *summary_or_damage(folder)))
     return sorted(found, key=lambda one: (len(one.folder.name), one.folder.name))
 
 
@@ -42,13 +46,17 @@ def _asked(sweep: Path, token: str) -> set[str]:
         return set()
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
-    """Of a run that has one; a run that is going on has not."""
+def summary_or_damage(folder: Path) -> tuple[dict[str, Any], str]:
+    """For tables of many runs: the summary, and what is wrong with the run's files, "" where nothing is."""
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        return {}
-    return summary if isinstance(summary, dict) else {}
+        return read_summary(folder), quick_look(folder)
+    except UserError as error:
+        return {}, quick_look(folder) or str(error).partition(": ")[0].removeprefix(f"{folder}/")
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Of a run that has one; a run that is going on has not. Raises `Damaged`."""
+    return stored_summary(folder) or {}
 
 
 def state_of(known: status.Status) -> str:
@@ -62,6 +70,10 @@ def state_of(known: status.Status) -> str:
     return f"{known.state}: {known.reason}" if known.reason else known.state
 
 
+def shown_state(one: Member) -> str:
+    return f"{state_of(one.status)}; {one.damage}" if one.damage else state_of(one.status)
+
+
 def sweep_table(folder: Path, found: list[Member]) -> Table:
     swept = [word for one in found for word in one.status.overrides]
     everywhere = {word for word in swept if swept.count(word) == len(found)}
@@ -72,14 +84,12 @@ def sweep_table(folder: Path, found: list[Member]) -> Table:
         )
     for one in found:
         settings = " ".join(word for word in one.status.overrides if word not in everywhere)
-        table.add_row(
-            *map(Text, (one.folder.name, settings, *result_cells(one.summary), state_of(one.status)))
-        )
+        table.add_row(*map(Text, (one.folder.name, settings, *result_cells(one.summary), shown_state(one))))
     return table
 
 
 def result_cells(summary: dict[str, Any]) -> tuple[str, str, str]:
-    """Final test figure, bytes up, time."""
+    """Final test metric, bytes up, time."""
     final = summary.get("final_test_f1", summary.get("final_test_accuracy"))
     sent, seconds = summary.get("total_bytes_up"), summary.get("seconds")
     return (

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 AUTO, NEVER = "auto", "100 %"
-CHOSEN_ON = 5  # the best fixed warm-up is chosen on seeds 0 to 4 and judged on the others
+CHOSEN_ON = 5  # the best fixed warm-up is chosen on seeds 0 to 4 and evaluated on the others
 Scores = dict[str, dict[str, dict[int, float]]]  # setting -> warm-up -> seed -> test accuracy
 
 
@@ -38,8 +38,8 @@ def scores_of(cells: Iterable[Mapping[str, Any]]) -> Scores:
     return scores
 
 
-def judge(cells: Iterable[Mapping[str, Any]]) -> list[Verdict]:
-    """One verdict a setting that has seeds to choose on and seeds to judge on."""
+def evaluate(cells: Iterable[Mapping[str, Any]]) -> list[Verdict]:
+    """One verdict per setting that has seeds to choose on and seeds to evaluate on."""
     cells = list(cells)
     verdicts = []
     for setting, by_warmup in scores_of(cells).items():

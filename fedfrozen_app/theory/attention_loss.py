@@ -22,12 +22,12 @@ FEATURE_MAPS = ("identity", "elu+1", "relu", SOFTMAX)
 
 
 def feature(name: str, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """φ(x) and φ'(x); None for a slope of one."""
+    """φ(x) and φ'(x); None where the derivative is one."""
     if name == "identity":
         return x, None
     if name == "relu":
         return x.relu(), (x > 0).to(x)
-    low = x.clamp(max=0).exp()  # elu(x) + 1 is exp(x) below zero, and so is its slope
+    low = x.clamp(max=0).exp()  # elu(x) + 1 is exp(x) below zero, and so is its derivative
     return torch.where(x > 0, x + 1, low), low
 
 
@@ -84,14 +84,14 @@ class Data:
 
 
 def _features(data: Data, kernel: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-    """φ of queries and keys, (b, 2r, tokens, n), its slope, and Kᵀ H of every sequence, (b, d, r, n)."""
+    """φ of queries and keys, (b, 2r, tokens, n), its derivative, and Kᵀ H of every sequence, (b, d, r, n)."""
     batch, _, length, count = data.inputs.shape
     rank = kernel.shape[-1] // 2
     before = torch.bmm(kernel.mT, data.flat).view(batch, 2 * rank, length, count)
-    after, slope = feature(data.feature_map, before)
+    after, derivative = feature(data.feature_map, before)
     scale = 1 / (length * rank**0.5)
     memory = contract(data.inputs.unsqueeze(2), after[:, rank:].unsqueeze(1), 3).mul_(scale)
-    return after, slope, memory
+    return after, derivative, memory
 
 
 def _weights(data: Data, kernel: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,7 +129,7 @@ def gradients(data: Data, kernel: Tensor, value: Tensor) -> tuple[Tensor, Tensor
     """∂fᵢ/∂Φ, (b, d, 2r), and ∂fᵢ/∂W, (b, d, o), of every client, without the ridge."""
     if data.feature_map == SOFTMAX:
         return _softmax_gradients(data, kernel, value)
-    after, slope, memory = _features(data, kernel)
+    after, derivative, memory = _features(data, kernel)
     batch, _, rank, count = memory.shape
     outputs = value.shape[-1]
     queries = after[:, :rank]
@@ -144,8 +144,8 @@ def gradients(data: Data, kernel: Tensor, value: Tensor) -> tuple[Tensor, Tensor
     to_features[:, :rank] = contract(reading.unsqueeze(3), residual.unsqueeze(2), 1)
     to_features[:, rank:] = contract(to_memory.unsqueeze(3), data.inputs.unsqueeze(2), 1)
     to_features[:, rank:] /= data.inputs.shape[2] * rank**0.5
-    if slope is not None:
-        to_features.mul_(slope)
+    if derivative is not None:
+        to_features.mul_(derivative)
     return torch.bmm(data.flat, to_features.flatten(2).mT), to_value
 
 

@@ -12,11 +12,12 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from rich.console import Console
 from rich.table import Table
 
 from fedfrozen_app.config import sentence, with_hydra
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.formatting import counted
+from fedfrozen_app.core.terminal import Console
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.report.summary import git_commit, versions
 from fedfrozen_app.theory.controls import calm, controls, record, sweep
@@ -33,13 +34,12 @@ from fedfrozen_app.theory.studies import (
     table_settings,
 )
 from fedfrozen_app.theory.theory_page import CONTROL_HEAD, control_row, write_controls, write_page
-from fedfrozen_app.words import counted
 
 log = logging.getLogger(__name__)
-# Seeds where none are given: a look at one setting is quick; what is judged needs more.
+# Seeds where none are given: a look at one setting is quick; what is evaluated needs more.
 SEEDS = {"run": 3, "table": 10, "all": 10, "controls": 100}
 STUDIES = tuple(SEEDS)
-LEAST_SEEDS = {"all": 10, "controls": 4}  # some choose the best fixed warm-up, the others judge it
+LEAST_SEEDS = {"all": 10, "controls": 4}  # some choose the best fixed warm-up, the others evaluate it
 
 
 @dataclass
@@ -94,7 +94,7 @@ def read(composed: DictConfig) -> TheoryConfig:
         raise UserError(f"seeds={config.seeds} must be a number of at least 1.")
     if config.study in LEAST_SEEDS and config.seeds < LEAST_SEEDS[config.study]:
         raise UserError(
-            f"seeds={config.seeds} is too few for study={config.study}, which judges on "
+            f"seeds={config.seeds} is too few for study={config.study}, which evaluates on "
             f"{LEAST_SEEDS[config.study]} or more."
         )
     warmup = config.warmup_rounds
@@ -109,7 +109,7 @@ def read(composed: DictConfig) -> TheoryConfig:
 
 
 def run_one(config: TheoryConfig, folder: Path) -> float:
-    """All seeds of one setting: a row a round in metrics.jsonl, means over the seeds; returns the final F."""
+    """All seeds of one setting: one row per round in metrics.jsonl, means over the seeds. Returns final F."""
     setting, seeds = config.setting, tuple(range(config.seeds))
     problem = make(setting, seeds)
     walked = walk(problem, watched=True)
@@ -122,7 +122,7 @@ def run_one(config: TheoryConfig, folder: Path) -> float:
         [fixed] * len(seeds) if isinstance(fixed, int) else found if fixed == "auto" else [None] * len(seeds)
     )
     if any(stop is not None and stop < setting.rounds for stop in stops):
-        # Seeds may freeze at different rounds: each goes on from its own.
+        # Seeds may freeze at different rounds: each continues from its own.
         parts = []
         for seed, stop in zip(seeds, stops, strict=True):
             own, whole = (

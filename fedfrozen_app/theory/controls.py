@@ -95,7 +95,7 @@ def sweep_one(setting: Setting, seeds: tuple[int, ...]) -> Sweep:
 # Verdicts --------------------------------------------------------------------------------------------------
 
 
-def judge(control: Control, found: Sweep) -> Regret:
+def evaluate(control: Control, found: Sweep) -> Regret:
     """As in the other studies, but half of the seeds choose the best fixed warm-up."""
     warmups = list(grid(control.setting.rounds).values())
     half = len(found.auto) // 2
@@ -109,7 +109,7 @@ def estimate(values: Tensor) -> list[float]:
 
 def record(control: Control, found: Sweep) -> dict[str, Any]:
     """One line of controls.json. Differences are paired over the seeds; below 0: better than never."""
-    labels, verdict = list(grid(control.setting.rounds)), judge(control, found)
+    labels, verdict = list(grid(control.setting.rounds)), evaluate(control, found)
     half, never = len(found.auto) // 2, found.final[:, -1]
     best = list(grid(control.setting.rounds).values()).index(verdict.best)
     by_warmup = dict(zip(labels, found.final.unbind(1), strict=True))
@@ -120,7 +120,7 @@ def record(control: Control, found: Sweep) -> dict[str, Any]:
         "final": {label: estimate(values) for label, values in by_warmup.items()},
         "against_never": {label: estimate(values - never) for label, values in by_warmup.items()},
         "still_falls": ((found.late - never).mean() / never.mean()).item(),  # in the last fifth, never frozen
-        "best": labels[best],  # chosen on the first half of the seeds, judged on the other
+        "best": labels[best],  # chosen on the first half of the seeds, evaluated on the other
         "best_against_never": estimate((found.final[:, best] - never)[half:]),
         "auto": estimate(found.auto),
         "auto_median": float(found.chosen.double().quantile(0.5)) / control.setting.rounds,

@@ -19,10 +19,10 @@ from multiprocessing import get_context
 from typing import Any, TypeVar
 
 import torch
-from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
+from fedfrozen_app.core.terminal import Console
 from fedfrozen_app.server.agreement import Rule, follow, freeze_after
 from fedfrozen_app.theory.attention_loss import Moments, gradients, moments
 from fedfrozen_app.theory.problem import Problem, Setting, make
@@ -60,7 +60,7 @@ def walk(
     setting, seeds = problem.setting, len(problem.seeds)
     kernel = problem.kernel if origin is None else origin.kernel[:, start]
     value = problem.value if origin is None else origin.value[:, start]
-    kernels, values, figures = [kernel], [value], []
+    kernels, values, movements = [kernel], [value], []
     rounds = range(start, setting.rounds if until is None else until)
     for number in shown(rounds, len(rounds)) if watched else rounds:
         cohort = problem.cohorts[:, number]  # (seeds, m)
@@ -79,8 +79,8 @@ def walk(
         kernel, value = new_kernel, new_value
         kernels.append(kernel)
         values.append(value)
-        figures.append(torch.stack([*of_kernel, *of_value]))
-    stacked = torch.stack(figures, dim=2) if figures else torch.zeros(4, seeds, 0, dtype=kernel.dtype)
+        movements.append(torch.stack([*of_kernel, *of_value]))
+    stacked = torch.stack(movements, dim=2) if movements else torch.zeros(4, seeds, 0, dtype=kernel.dtype)
     return Walk(torch.stack(kernels, 1), torch.stack(values, 1), *stacked)
 
 
@@ -95,7 +95,7 @@ def agreements(walked: Walk) -> Tensor:
 
 
 def auto_stops(setting: Setting, walked: Walk, losses: Tensor, rule: Rule) -> list[int | None]:
-    """Where `auto` freezes each seed's walk. `losses`, (seeds, T+1), stand for those that clients report."""
+    """Where `auto` freezes each seed's walk. `losses`, (seeds, T+1), replace those that clients report."""
     if setting.local_steps == 1:
         return [None] * len(losses)
     seen = zip(agreements(walked).tolist(), walked.kernel_drift.tolist(), losses[:, 1:].tolist(), strict=True)
@@ -116,7 +116,7 @@ class Measures:
 
     objective: Tensor  # F(Φ, W)
     profile: Tensor  # P(Φ)
-    slope: Tensor  # ‖∇P(Φ)‖
+    slope: Tensor  # ‖∇P(Φ)‖, by its key in metrics.jsonl
     value_gap: Tensor  # ‖W − W*(Φ)‖
 
 
@@ -149,16 +149,16 @@ def measure(problem: Problem, walked: Walk) -> Measures:
     setting = problem.setting
     pooled = pooled_along(problem, walked.kernel)
     best = pooled.best_value(setting.ridge)
-    slopes = []
+    norms = []
     for place in range(best.shape[1]):
         own = (part[:, place].repeat_interleave(setting.clients, 0) for part in (walked.kernel, best))
         to_kernel, _ = gradients(problem.data, *own)
         mean = to_kernel.unflatten(0, (-1, setting.clients)).mean(1)
-        slopes.append((mean + setting.ridge * walked.kernel[:, place]).square().sum((1, 2)).sqrt())
+        norms.append((mean + setting.ridge * walked.kernel[:, place]).square().sum((1, 2)).sqrt())
     return Measures(
         objective=_objective(pooled, walked.kernel, walked.value, setting.ridge),
         profile=_objective(pooled, walked.kernel, best, setting.ridge),
-        slope=torch.stack(slopes, dim=1),
+        slope=torch.stack(norms, dim=1),
         value_gap=(walked.value - best).square().sum((-2, -1)).sqrt(),
     )
 
@@ -238,7 +238,7 @@ def split(seeds: Sequence[int], clients: int) -> list[tuple[int, ...]]:
 
 
 def in_processes(work: Callable[..., T], jobs: Sequence[tuple]) -> list[T]:
-    """A process a core: the arrays are so small that threads would wait for Python. Few jobs stay here."""
+    """One process per core: the arrays are so small that threads would wait for Python. Few jobs run here."""
     threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
     torch.set_num_threads(1)  # its own threads would only wait
     try:
@@ -252,7 +252,7 @@ def in_processes(work: Callable[..., T], jobs: Sequence[tuple]) -> list[T]:
 
 
 def shown(found: Iterable[T], total: int) -> Iterator[T]:
-    """The same one by one, with a bar and the time left where somebody looks on."""
+    """The same one by one, with a bar and the time left on a terminal."""
     console = Console(stderr=True)
     yield from track(found, "walking", total=total, console=console, disable=not console.is_terminal)
 

@@ -1,8 +1,8 @@
-"""What the theory page says: a title, a picture and a paragraph each. Names in braces are filled in."""
+"""The text of the theory page: a title, a picture and a paragraph each. Names in braces are filled in."""
 
 INTRODUCTION = """
 A tiny federation that can be solved on paper: clients hold sequences, the model is attention Z(H; Φ) W,
-linear where nothing else is said, with kernel Φ = (W_Q, W_K) and value block W, the loss is squared, and a
+linear unless stated otherwise, with kernel Φ = (W_Q, W_K) and value block W, the loss is squared, and a
 ridge keeps both small. F is what FedAvg minimises. P(Φ) is the best F that a kernel allows: with Φ fixed,
 the best W is the solution of a linear system. The heterogeneity dial makes the clients' true kernels and
 inputs differ; at 0 they are all alike. Lines are means of {seeds} seeds, bands their 95 % confidence.
@@ -13,7 +13,7 @@ SECTIONS = (
         "1. Warm-up goes down the profile, up to a point",
         "profile.png",
         """
-Nobody computes P during training, yet FedAvg goes down it: warm-up learns a kernel that serves everybody.
+P is never computed during training, yet FedAvg goes down it: warm-up learns a kernel that serves all clients.
 With clients that are alike it goes down to the end. With clients that differ, each pulls the kernel its
 own way in its local steps (kernel drift), and the average settles where the pulls cancel, which is not
 where P is lowest: after its minimum the profile rises again.
@@ -79,7 +79,7 @@ the kernel as well. `fedfrozen theory study=controls` asks the same of smaller p
 """
 
 REGRET = """
-The best fixed warm-up is chosen on seeds 0 to 4 and judged, beside auto, on the others. Regret is how
+The best fixed warm-up is chosen on seeds 0 to 4 and evaluated, as auto is, on the others. Regret is how
 much higher auto's final F is, as a share of the range between the best and the worst warm-up.
 """
 
@@ -91,7 +91,7 @@ that auto lacks are counted on the others.
 CONTROLS = """
 What else could make freezing look good? Problems of four clients with eight sequences each, {seeds} seeds;
 bands and intervals are 95 % confidence, differences are paired over the seeds, and the best warm-up is
-chosen on the first half of the seeds and judged on the other. "Last": frozen in the last round alone.
+chosen on the first half of the seeds and evaluated on the other. "Last": frozen in the last round alone.
 """
 
 CONTROL_SECTIONS = {

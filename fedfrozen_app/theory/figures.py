@@ -75,7 +75,7 @@ def profile(outcomes: Outcomes, path: Path) -> None:
     figure, axes = _figure(2, 2, height=3.0)
     panels: list[tuple[str, Callable[[Outcome], Tensor]]] = [
         ("Profile P(Φ): the best F this kernel allows", lambda o: o.measures.profile),
-        ("Its slope ‖∇P(Φ)‖", lambda o: o.measures.slope),
+        ("Its gradient norm ‖∇P(Φ)‖", lambda o: o.measures.slope),
         ("Kernel drift: clients' spread around their mean", lambda o: o.walk.kernel_drift.sqrt()),
         ("Distance ‖W − W*(Φ)‖ to the best value block", lambda o: o.measures.value_gap),
     ]

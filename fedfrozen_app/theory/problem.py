@@ -8,7 +8,7 @@ import torch
 from scipy.special import softmax
 from torch import Tensor
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.theory.attention_loss import FEATURE_MAPS, SOFTMAX, Data
 
 KERNEL_PART, INPUT_PART = 0.7, 0.5  # of heterogeneity: to a client's true kernel, to its inputs' mean

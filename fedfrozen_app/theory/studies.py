@@ -8,11 +8,11 @@ import torch
 from scipy.stats import t as student
 from torch import Tensor
 
+from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.server.agreement import Rule
 from fedfrozen_app.server.warmup import AUTO, Settings
 from fedfrozen_app.theory.descent import Outcome, auto_stops, in_processes, objective, split, walk
 from fedfrozen_app.theory.problem import Setting, make
-from fedfrozen_app.words import counted
 
 LEVELS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0)  # heterogeneity
 LOCAL_STEPS = (1, 5, 10, 20, 40)
@@ -35,7 +35,7 @@ REFERENCE = {
     (2.0, 40): (1.800, 1.584, 1.496, 1.482, 1.484, 1.597),
 }
 CLEAR = 0.03  # a difference above this must have the reference's sign
-CHOSEN_ON = 5  # the best fixed warm-up is chosen on seeds 0 to 4 and judged on the others
+CHOSEN_ON = 5  # the best fixed warm-up is chosen on seeds 0 to 4 and evaluated on the others
 
 
 def table_settings() -> dict[tuple[float, int], Setting]:
@@ -146,7 +146,7 @@ def default_rule(setting: Setting) -> Rule:
     return Settings(warmup_rounds=AUTO).checked(setting.rounds).rule
 
 
-def judge_auto(outcomes: Mapping[Setting, Outcome]) -> list[Regret]:
+def evaluate_auto(outcomes: Mapping[Setting, Outcome]) -> list[Regret]:
     found = []
     for setting, outcome in outcomes.items():
         stops = auto_stops(setting, outcome.walk, outcome.measures.objective, default_rule(setting))

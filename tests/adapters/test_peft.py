@@ -12,10 +12,10 @@ from transformers import (
 )
 
 from fedfrozen_app import commands
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.models import lora, peft_folder
+from fedfrozen_app.adapters import lora, peft_folder
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.models.export import export_model
 from fedfrozen_app.models.roles import roles_of
-from fedfrozen_app.models.transformer import export_model
 from tests.conftest import slowly
 from tests.models.conftest import SETTINGS, _build, _example, shape_of
 
@@ -53,9 +53,9 @@ def folds_for(model, ranks):
     read, given = lora.sizes(module)
     found = {}
     for number, rank in enumerate(ranks, 1):
-        found |= lora.fold_of(number, path, draw(given, rank), draw(rank, read))
+        found |= lora.merged_delta_of(number, path, draw(given, rank), draw(rank, read))
     if found:
-        change = lora.sum_of(lora.folds_by_path(found)[path])
+        change = lora.sum_of(lora.merged_deltas_by_path(found)[path])
         module.weight.data = lora.added_to(module.weight.data, change, module)
     return found
 
@@ -67,11 +67,11 @@ def test_peft_loads_the_folder_and_gives_the_same_scores(tmp_path, family, targe
     classes = shape_of(family).classes
     export_model(_build(family, dtype="float64"), tmp_path / "base", classes)
     model = trained(family, targets, "float64")
-    folds = folds_for(model, ranks)
+    merged_deltas = folds_for(model, ranks)
     expected = scores(family, model)
     (tmp_path / "adapter").mkdir()
     given = {"rank": RANK, "alpha": ALPHA, "base": "", "base_path": None, "classes": classes}
-    peft_folder.write(model, tmp_path / "adapter", folds=folds, **given)
+    peft_folder.write(model, tmp_path / "adapter", merged_deltas=merged_deltas, **given)
     base = AUTO[shape_of(family).task].from_pretrained(tmp_path / "base", dtype=torch.float64)
     assert (scores(family, base) - expected).abs().max() > 1e-3
     loaded = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
@@ -84,7 +84,7 @@ def test_peft_loads_the_folder_and_gives_the_same_scores(tmp_path, family, targe
 def test_a_folder_is_read_again(tmp_path, family):
     model = trained(family, ["query", "value"])
     given = {"rank": RANK, "alpha": ALPHA, "base": "x"}
-    peft_folder.write(model, tmp_path, folds={}, base_path=None, classes=(), **given)
+    peft_folder.write(model, tmp_path, merged_deltas={}, base_path=None, classes=(), **given)
     other = adapt(family, ["query", "value"])
     names = peft_folder.read(other, str(tmp_path), **given)
     assert set(names) == {n for n, r in roles_of(other).items() if r.adapter or r.kind == "head"}
@@ -117,7 +117,9 @@ def test_a_folder_that_peft_wrote_is_read(tmp_path, family):
 )
 def test_a_folder_that_does_not_fit_is_one_sentence(tmp_path, change, said):
     given = {"rank": RANK, "alpha": ALPHA, "base": "x"}
-    peft_folder.write(trained("vit", ["value"]), tmp_path, folds={}, base_path=None, classes=(), **given)
+    peft_folder.write(
+        trained("vit", ["value"]), tmp_path, merged_deltas={}, base_path=None, classes=(), **given
+    )
     with pytest.raises(UserError, match=said):
         peft_folder.read(adapt("vit", ["value"]), str(tmp_path), **(given | change))
     with pytest.raises(UserError, match=r"has none for vit.*q_proj.*choose adapter\.targets"):

@@ -5,13 +5,13 @@ import re
 import pytest
 import torch
 
+from fedfrozen_app.adapters import lora
+from fedfrozen_app.adapters.merged_deltas import is_merged_delta
 from fedfrozen_app.commands.forecast import forecast
 from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.models import lora
-from fedfrozen_app.models.folds import is_fold
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.run import federate
-from tests.conftest import SMALL, resident_of, same_bits, slowly
+from tests.conftest import SMALL, same_bits, slowly, worker_of
 
 # ViT of SMALL: width 16, mlp 32, two layers, ten classes; three clients.
 LORA = ["strategy=fedavg", "adapter=lora", "adapter.rank=2", "adapter.alpha=3", "track.tensorboard=false"]
@@ -35,12 +35,14 @@ def uploads(monkeypatch):
 
 def changes(model):
     """By projection: how far its weight is from the base, with all that the model says."""
-    folds = lora.folds_by_path({name: value for name, value in model.items() if is_fold(name)})
+    merged_deltas = lora.merged_deltas_by_path(
+        {name: value for name, value in model.items() if is_merged_delta(name)}
+    )
     found = {}
     for path in lora.adapted(model):
         found[path] = SCALE * model[f"{path}.{lora.B}"] @ model[f"{path}.{lora.A}"]
-        if path in folds:
-            found[path] = found[path] + lora.sum_of(folds[path])
+        if path in merged_deltas:
+            found[path] = found[path] + lora.sum_of(merged_deltas[path])
     return found
 
 
@@ -169,10 +171,10 @@ def test_a_client_that_comes_late_is_sent_all_folds_and_others_the_new_one(train
         number, expected = row["round"], 0
         model = run.model_after(number - 1) if number > 1 else {}
         for client in row["clients"]:
-            folds = [n for n in model if is_fold(n) and n not in seen.get(client, ())]
-            expected += sum(model[n].numel() * 4 for n in folds)
+            merged_deltas = [n for n in model if is_merged_delta(n) and n not in seen.get(client, ())]
+            expected += sum(model[n].numel() * 4 for n in merged_deltas)
             expected += WIDTH * 4 + (0 if client in seen else WIDTH * 4)  # A, and at first B
-            seen[client] = [n for n in model if is_fold(n)]
+            seen[client] = [n for n in model if is_merged_delta(n)]
         sizes[number] = expected
     assert {row["round"]: row["bytes_down_by_role"]["value"] for row in run.rows[1:]} == sizes
 
@@ -286,6 +288,12 @@ def test_safl_takes_of_fewer_layers_where_fewer_have_adapters(train, uploads):
     assert layers_in(shared_in(uploads, 1)) == {"1"}
 
 
+def test_safl_scores_the_layers_with_adapters_alone(train, uploads):
+    words = ["model.config.num_hidden_layers=3", "adapter.layers=1-2", "strategy.top_k=1", "num_rounds=1"]
+    run = train(*LORA, "strategy=safl", *words)
+    assert layers_in(shared_in(uploads, 1)) <= {"1", "2"} and len(run.rows[1]["layer_scores"]) == 2
+
+
 @pytest.mark.parametrize("rule", ["average", "ffa", "stack"])
 def test_differential_privacy_clips_and_noises_adapters_and_head_alone(train, rule):
     words = ["privacy=dp_sgd", "privacy.epsilon=5", "privacy.seeded_noise=true", f"adapter.rule={rule}"]
@@ -332,7 +340,7 @@ def test_a_base_in_bfloat16_under_adapters_in_float32(train):
     """Half the memory of the frozen weights; what trains and travels is what it was, and so are its bytes."""
     words = [*LORA, "client.precision=bf16", "client.lr=0.01", "checkpoint.keep=9"]
     coarse = [*words, "model.dtype=bfloat16"]
-    fine, half = resident_of(*SMALL, *words).parameters, resident_of(*SMALL, *coarse).parameters
+    fine, half = worker_of(*SMALL, *words).parameters, worker_of(*SMALL, *coarse).parameters
     trained = [name for name in half if lora.is_adapter(name) or name.startswith("classifier")]
     assert len(trained) == 2 * 4 + 2
     for name, value in half.items():

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.data.table import InputShape
-from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.exchange.proposal import propose, read_proposal
 from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.models.build import build_model
-from fedfrozen_app.models.transformer import export_model
+from fedfrozen_app.models.export import export_model
 from tests.conftest import slowly
 
 LORA = ["strategy=fedavg", "adapter=lora", "adapter.rank=2", "num_rounds=2", "track.tensorboard=false"]
@@ -34,8 +34,8 @@ def test_sites_that_let_adapters_leave_take_part_and_the_base_never_travels(site
 
 def test_what_is_proposed_of_adapters_is_read_again_and_nothing_else_is():
     config = read(resolved(compose_config([*LORA, "+adapter.ranks.north=1", "adapter.layers=0-1"])))
-    card = {"classes": ["a", "b"], "mean": [], "std": [], "base": "0" * 64}
-    proposal = propose(config, card, "run", ["adapter", "head"])
+    data_spec = {"classes": ["a", "b"], "mean": [], "std": [], "base": "0" * 64}
+    proposal = propose(config, data_spec, "run", ["adapter", "head"])
     assert read_proposal(proposal.text).adapter == config.adapter and "path" not in proposal.plain["adapter"]
     for change in ({"ranks": {"../x": 1}}, {"ranks": {"north": "1"}}, {"path": "/etc"}, {"rule": "a/b"}):
         found = proposal.plain | {"adapter": proposal.plain["adapter"] | change}

@@ -9,10 +9,10 @@ from PIL import Image
 from transformers import BertConfig, BertModel, Dinov2Config, Dinov2Model, VisionTextDualEncoderModel
 
 from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.adapters.dual_load import load_dual
 from fedfrozen_app.align.tiny import aligned_folder
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import align_rows, load_corpus, share_out
-from fedfrozen_app.models.dual import load_dual
 
 TOWER = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 SLICE = ["dataset=digit_words", "dataset.align=0.3"]

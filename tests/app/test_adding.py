@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,48 +10,25 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedfrozen_app import registry
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.federated import load_corpus, share_out
-from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.names import flattened
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.algorithm import Algorithm
+from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.server.base import PlannedFedAvg
 from strategies.fedfrozen import FedFrozen
+from tests.app.page_package import BLOCKS, FILES, SGD, VARIATES
+from tests.comparing import is_key_bias
 from tests.conftest import SMALL, Run, same_bits
-from tests.flower.test_runtimes import is_key_bias
-from tests.server.test_kills import killed_before_checkpoint
-from tests.wheels import install, make_wheel, on_path
+from tests.resuming import killed_before_checkpoint
 
-PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-strategy.md").read_text()
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-FILES = {
-    text.splitlines()[0].removeprefix("# "): text
-    for language, text in BLOCKS
-    if language in ("python", "yaml", "toml")
-}
 COMMANDS = [line for _, text in BLOCKS for line in text.splitlines() if line.startswith("fedfrozen ")]
-METHODS = ("headfirst", "variates", "heavyball", "ownhead")
-SGD = ["client=sgd", "client.momentum=0", "client.lr=0.05", "client.lr_schedule=constant"]
-VARIATES = ["strategy=variates", *SGD, "model.dtype=float64"]
-
-
-@pytest.fixture(scope="session")
-def package(tmp_path_factory):
-    """The folder into which pip has installed the page's package."""
-    folder = tmp_path_factory.mktemp("page")
-    files = {name: text for name, text in FILES.items() if name.startswith("mymethods/")}
-    points = tomllib.loads(FILES["pyproject.toml"])["project"]["entry-points"]
-    wheel = make_wheel(folder, "mymethods", {"mymethods/__init__.py": "", **files}, points)
-    return install(wheel, folder / "site")
-
-
-@pytest.fixture
-def installed(package):
-    with on_path(package, "mymethods") as folder:
-        yield folder
+SEAMS = (Path(__file__).parents[2] / "docs" / "seams.md").read_text("utf-8")
+METHODS = ("headfirst", "variates", "heavyball", "signs", "ownhead")
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -62,10 +38,20 @@ def test_a_method_is_small(name):
 
 
 def test_every_seam_of_the_table_is_there():
-    told = re.findall(r"^\| [\w' ]+ \| ([^|]+)\|", PAGE, re.MULTILINE)
-    names = {name for cell in told for name in re.findall(r"`(\w+)(?:\([^)]*\))?`", cell)}
-    names -= {"comes", "stays", "trains", "goes", "where", "server_optimizer"}
-    names -= {"look", "seen", "numbers"}  # of an algorithm
+    cells = re.findall(r"^\| [\w' ]+ \| ([^|]+)\|", SEAMS, re.MULTILINE)
+    names = {name for cell in cells for name in re.findall(r"`(\w+)(?:\([^)]*\))?`", cell)}
+    names -= {"where", "server_optimizer"}
+    of_algorithms = {"from_server", "to_server", "client_state", "trainable_state", "scalar_state"}
+    of_algorithms |= {
+        "step_state",
+        "private_step",
+        "first_batch_loss",
+        "adapt",
+        "start_loss",
+        "start_gradient",
+    }
+    assert all(hasattr(Algorithm, name) for name in of_algorithms)
+    names -= of_algorithms
     assert len(names) > 15 and all(hasattr(PlannedFedAvg, name) for name in names), names
 
 
@@ -120,17 +106,17 @@ def test_two_clients_by_hand(installed, train):
     run = train(*words, *VARIATES, "num_rounds=3", "checkpoint.keep=9", small=False)
     config = read(resolved(compose_config([*words, *VARIATES])))
     corpus = load_corpus(config)
-    resident = Resident(config, corpus, shares=share_out(corpus, config, 2))
+    worker = Worker(config, corpus, shares=share_out(corpus, config, 2))
 
     def gradient(weights, client):
-        inputs, labels = resident.take(resident.rows(client).train)
+        inputs, labels = worker.take(worker.rows(client).train)
         own = {name: value.clone().requires_grad_(True) for name, value in weights.items()}
-        pixels = resident.task.prepare(inputs)["pixel_values"].flatten(1)
+        pixels = worker.task.prepare(inputs)["pixel_values"].flatten(1)
         loss = functional.cross_entropy(functional.linear(pixels, *own.values()), labels)
         return dict(zip(own, torch.autograd.grad(loss, list(own.values())), strict=True))
 
     rate, steps, clients = 0.05, 2, ("0", "1")
-    model = {name: value.clone() for name, value in resident.initial().items()}
+    model = {name: value.clone() for name, value in worker.initial().items()}
     assert [name.rpartition(".")[2] for name in model] == ["weight", "bias"]
     c = {name: torch.zeros_like(value) for name, value in model.items()}
     own = {client: dict(c) for client in clients}
@@ -140,8 +126,8 @@ def test_two_clients_by_hand(installed, train):
         (client,) = cohort
         w = dict(model)
         for _ in range(steps):
-            slope = gradient(w, client)
-            w = {n: w[n] - rate * (slope[n] + c[n] - own[client][n]) for n in w}
+            step = gradient(w, client)
+            w = {n: w[n] - rate * (step[n] + c[n] - own[client][n]) for n in w}
         new = {n: own[client][n] - c[n] + (model[n] - w[n]) / (steps * rate) for n in w}
         c = {n: c[n] + (new[n] - own[client][n]) / len(clients) for n in w}  # (1/N) Σ over one of N = 2
         own[client], model = new, w
@@ -224,7 +210,7 @@ def test_frozen_names_are_in_none_of_its_arrays(installed, train, monkeypatch):
 
 
 def test_privacy_does_not_cover_what_nobody_clips(installed, train, capsys):
-    with pytest.raises(Exception, match="keeps or sends arrays of its own, which nobody clips"):
+    with pytest.raises(Exception, match="keeps or sends arrays of its own, which are not clipped"):
         train("strategy=variates", "privacy=dp_sgd", "privacy.seeded_noise=true", "num_rounds=1")
 
 

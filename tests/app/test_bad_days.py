@@ -274,8 +274,8 @@ def test_an_export_is_whole_or_as_it_was_and_others_can_read_it(train, tmp_path,
 
 @pytest.mark.slow
 def test_pictures_and_pages_are_whole_or_absent(train, tmp_path):
-    from fedfrozen_app.data.picture import label_picture
     from fedfrozen_app.report.curves import write_curves
+    from fedfrozen_app.report.label_picture import label_picture
     from fedfrozen_app.report.run_page import write_report
 
     run = train("num_rounds=1")

@@ -4,21 +4,12 @@ import json
 
 import pytest
 import torch
-import transformers
 
 from tests.conftest import SMALL, slowly
+from tests.models.tiny_checkpoints import BERT, CLIENTS, GPT2, LAYERS, LLAMA, ROUNDS, D, checkpoint
 
-D, LAYERS, ROUNDS, CLIENTS = 16, 2, 4, 3
 FLOAT = 4
 
-BERT = transformers.BertConfig(
-    vocab_size=384, hidden_size=D, num_hidden_layers=LAYERS, num_attention_heads=2, intermediate_size=32
-)
-LLAMA = transformers.LlamaConfig(
-    **{"vocab_size": 384, "hidden_size": D, "num_hidden_layers": LAYERS, "intermediate_size": 32},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0},
-)
-GPT2 = transformers.GPT2Config(vocab_size=384, n_embd=D, n_layer=LAYERS, n_head=2, pad_token_id=0)
 
 # Weights and biases of query and key in one layer.
 KERNEL = {
@@ -35,12 +26,6 @@ def texts(tmp_path):
     lines = [{"text": f"{'good' if n % 2 else 'bad'} note {n}", "label": n % 2} for n in range(90)]
     path.write_text("\n".join(map(json.dumps, lines)))
     return path
-
-
-def checkpoint(config, folder):
-    torch.manual_seed(0)
-    transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.parametrize("name", ["vit", *slowly("gpt2", "bert", "llama")])

@@ -5,7 +5,7 @@ import torch
 
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.models.task import Batch
 from tests.conftest import SMALL
 
@@ -24,7 +24,7 @@ def test_one_federated_step_is_one_central_step(train, dtype, tolerance):
     corpus = load_corpus(config)
     shares = share_out(corpus, config, config.num_clients)
     assert len({len(rows) for rows in shares.partition.indices}) > 1  # unequal sizes: weights matter
-    central = Resident(config, corpus, shares=shares)
+    central = Worker(config, corpus, shares=shares)
     start = {name: value.detach().clone() for name, value in central.parameters.items()}
     loss = central.task.loss(central.parameters, Batch(corpus.train.inputs, corpus.train.labels))
     loss.backward()

@@ -15,23 +15,22 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 import fedfrozen
-from fedfrozen_app import registry
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.api import api_page
 from fedfrozen_app.commands import VERBS, reference
-from fedfrozen_app.conf_files import conf_dir
+from fedfrozen_app.commands.api import api_page
 from fedfrozen_app.config import Config, compose_config, docs, read, resolved
 from fedfrozen_app.config.schema import NAMED, sections
 from fedfrozen_app.config.settings import about
 from fedfrozen_app.config.sources import base
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.conf_files import conf_dir
+from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.theory import command as theory
 from strategies.fedfrozen import SCOPES
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-README, CONFIGURATION, ADDING = (
-    (ROOT / name).read_text() for name in ("README.md", "docs/configuration.md", "docs/adding-a-strategy.md")
-)
+README, CONFIGURATION = ((ROOT / name).read_text() for name in ("README.md", "docs/configuration.md"))
 
 
 def blocks(page, *languages):
@@ -81,6 +80,8 @@ def test_a_command_is_understood(words, tmp_path, monkeypatch, capsys):
         assert all(theory.read(composed).study in theory.STUDIES for composed in laboratory(words[1:]))
     elif "--help" in words:
         assert command(words) == 0
+    elif verb == "try-sites":  # carried out in tests/commands/test_try_sites.py
+        assert parse(verb, words[1:])
     elif verb == "methods":  # takes as long as all methods together, and is run in tests/commands
         read(resolved(compose_config(words[1:])))
     elif verb in ("", "search"):
@@ -94,7 +95,9 @@ def test_a_command_is_understood(words, tmp_path, monkeypatch, capsys):
             words = [*words, "--unguarded"]  # what the watchdog would start in another process
         assert command(words) == 2  # RUN stands for a folder: that it is not there is all that is wrong
         said = capsys.readouterr().err
-        assert re.search("There is no |does not exist|cannot be read|is no (site|server)'s kit", said)
+        assert re.search(
+            "There is no |does not exist|cannot be read|is no (site|server)'s kit|has no key", said
+        )
 
 
 def laboratory(words):
@@ -182,9 +185,9 @@ def expanded(words):
 
 
 def with_real_path(word, folder):
-    """DIR, FILE and RUN are the reader's: something that exists takes their place."""
+    """DIR, FILE and RUN are the reader's, and ana a kit that the page makes: folders take their place."""
     key, _, value = word.partition("=")
-    if not re.fullmatch(r"(DIR|FILE|RUN)(/.*)?", value):
+    if not re.fullmatch(r"(DIR|FILE|RUN|ana)(/.*)?", value):
         return word
     (folder / value).mkdir(parents=True, exist_ok=True)
     return f"{key}={folder / value}"
@@ -267,13 +270,13 @@ def test_the_page_of_commands_is_the_one_that_the_table_makes():
 
 def test_the_page_of_the_python_api_is_the_one_that_the_source_makes():
     told = (ROOT / "docs/python-api.md").read_text()
-    assert api_page.page() == told, "run `python -m fedfrozen_app.api.api_page`"
+    assert api_page.page() == told, "run `python -m fedfrozen_app.commands.api.api_page`"
     assert sorted(re.findall(r"^### (\w+)$", told, re.M)) == sorted(fedfrozen.__all__)
 
 
 def test_every_setting_has_its_sentence():
     for section in (*sections().values(), *(cls.Settings for kind in NAMED.values() for cls in named(kind))):
-        assert all(about(field).says for field in fields(section))
+        assert all(about(field).meaning for field in fields(section))
 
 
 def test_every_key_is_explained_and_no_other():

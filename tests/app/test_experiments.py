@@ -10,8 +10,8 @@ import pytest
 from omegaconf import OmegaConf
 from PIL import Image
 
-from fedfrozen_app.conf_files import conf_dir
 from fedfrozen_app.config import compose_config
+from fedfrozen_app.core.conf_files import conf_dir
 
 FILES = sorted((conf_dir() / "experiment").glob("*.yaml"))
 TINY = {

@@ -8,30 +8,31 @@ import pytest
 from sklearn.metrics import f1_score, roc_auc_score
 
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.fairness.groups import flat, gaps, judge_groups, together, unflat
-from fedfrozen_app.fairness.scores import (
-    Judged,
+from fedfrozen_app.census.fairness_groups import evaluate_groups, flat, gaps, together, unflat
+from fedfrozen_app.census.fairness_scores import (
+    Predictions,
     auroc,
     bootstrap,
     calibration_error,
-    figures,
+    compute_metrics,
     newcombe,
     reliability,
     wilson,
 )
+from fedfrozen_app.report.fairness import fairness_section, group_rows
 
 
-def predictions(rows: int = 400, classes: int = 4, seed: int = 0) -> Judged:
+def predictions(rows: int = 400, classes: int = 4, seed: int = 0) -> Predictions:
     rng = np.random.default_rng(seed)
     labels = rng.integers(classes, size=rows)
     logits = rng.normal(size=(rows, classes)) + 1.5 * np.eye(classes)[labels]
     shares = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-    return Judged(shares, labels, np.arange(rows) // 2)
+    return Predictions(shares, labels, np.arange(rows) // 2)
 
 
 def test_figures_are_those_of_scikit_learn():
     judged = predictions()
-    found, said = figures(judged), judged.probabilities.argmax(axis=1)
+    found, said = compute_metrics(judged), judged.probabilities.argmax(axis=1)
     assert found["accuracy"] == pytest.approx((said == judged.labels).mean())
     assert found["f1"] == pytest.approx(f1_score(judged.labels, said, average="macro"))
     area = roc_auc_score(judged.labels, judged.probabilities, multi_class="ovr", average="macro")
@@ -42,9 +43,9 @@ def test_figures_are_those_of_scikit_learn():
 def test_several_labels_are_those_of_scikit_learn():
     rng = np.random.default_rng(1)
     truth = rng.integers(2, size=(300, 5))
-    judged = Judged(np.clip(truth * 0.4 + rng.random((300, 5)) * 0.6, 0, 1), truth, np.arange(300))
+    judged = Predictions(np.clip(truth * 0.4 + rng.random((300, 5)) * 0.6, 0, 1), truth, np.arange(300))
     said = judged.probabilities > 0.5
-    found = figures(judged)
+    found = compute_metrics(judged)
     assert found["f1"] == pytest.approx(f1_score(truth, said, average="macro"))
     assert found["auroc"] == pytest.approx(roc_auc_score(truth, judged.probabilities, average="macro"))
     assert found["accuracy"] == pytest.approx((truth == said).all(axis=1).mean())
@@ -53,8 +54,8 @@ def test_several_labels_are_those_of_scikit_learn():
 def test_by_hand():
     """Four rows of two classes: 0.9 right, 0.8 wrong, 0.6 right, 0.6 right."""
     shares = np.array([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.6, 0.4]])
-    judged = Judged(shares, np.array([0, 1, 1, 0]), np.arange(4))
-    found = figures(judged)
+    judged = Predictions(shares, np.array([0, 1, 1, 0]), np.arange(4))
+    found = compute_metrics(judged)
     assert found["accuracy"] == 0.75
     # Class 0: said thrice, two of them so; class 1: said once, and so, of two. F1 4/5 and 2/3.
     assert found["f1"] == pytest.approx((4 / 5 + 2 / 3) / 2)
@@ -77,12 +78,12 @@ def test_intervals_are_the_published_ones():
 def test_bootstrap_draws_people_and_covers_the_figure():
     judged = predictions()
     found = bootstrap(judged, 100)
-    for name, value in figures(judged).items():
+    for name, value in compute_metrics(judged).items():
         if name in found:
             low, high = found[name]
             assert low < value + 0.03 and high > value - 0.03 and 0 < high - low < 0.2
     # Twenty copies of every person's row tell no more than one.
-    copies = Judged(*(np.repeat(part, 20, axis=0) for part in vars(judged).values()))
+    copies = Predictions(*(np.repeat(part, 20, axis=0) for part in vars(judged).values()))
     wide, narrow = (found["accuracy"][1] - found["accuracy"][0], *np.diff(bootstrap(copies, 100)["accuracy"]))
     assert narrow > 0.7 * wide
 
@@ -90,26 +91,26 @@ def test_bootstrap_draws_people_and_covers_the_figure():
 def test_a_small_group_is_hidden_and_cannot_be_taken_from_the_others():
     judged = predictions()
     sex = np.array(["F"] * 200 + ["M"] * 190 + ["X"] * 10, dtype=object)  # five people of the last
-    found = judge_groups(judged, {"sex": sex}, list("abcd"), floor=10)
+    found = evaluate_groups(judged, {"sex": sex}, list("abcd"), floor=10)
     assert set(found["groups"]["class"]) == set("abcd")
     assert "X" not in found["groups"]["sex"] and found["hidden"]["sex"] >= 2
-    assert set(judge_groups(judged, {"sex": sex}, list("abcd"), 5)["groups"]["sex"]) == {"F", "M", "X"}
+    assert set(evaluate_groups(judged, {"sex": sex}, list("abcd"), 5)["groups"]["sex"]) == {"F", "M", "X"}
 
 
 def test_sites_together_and_the_worst_group():
     parts = {name: predictions(seed=seed) for seed, name in enumerate(("north", "south"))}
     by_site = {
-        name: judge_groups(judged, {"sex": ["F", "M"] * 200}, list("abcd"), 10)
+        name: evaluate_groups(judged, {"sex": ["F", "M"] * 200}, list("abcd"), 10)
         for name, judged in parts.items()
     }
     sent = {name: unflat(flat("global", found))["global"] for name, found in by_site.items()}
     for name in parts:  # what travels is what was found
         assert sent[name]["groups"] == by_site[name]["groups"] and sent[name]["all"] == by_site[name]["all"]
     found = together(sent)
-    both = Judged(
+    both = Predictions(
         *(np.concatenate([getattr(j, key) for j in parts.values()]) for key in vars(parts["north"]))
     )
-    assert found["all"]["accuracy"] == pytest.approx(figures(both)["accuracy"])
+    assert found["all"]["accuracy"] == pytest.approx(compute_metrics(both)["accuracy"])
     assert found["all"]["rows"] == 800 and set(found["groups"]["site"]) == {"north", "south"}
     # Calibration of the pooled rows, from the sites' bins.
     pooled = {part["from"]: part for part in reliability(both)}
@@ -118,6 +119,40 @@ def test_sites_together_and_the_worst_group():
     gap = gaps(found)["class"]
     assert gap["gap"] == gap["best_accuracy"] - gap["worst_accuracy"] >= 0
     assert gap["low"] <= gap["gap"] <= gap["high"]
+
+
+def test_one_class_alone_has_recall_and_nothing_else():
+    judged = predictions()
+    found = evaluate_groups(judged, {}, list("abcd"), floor=1, times=20)
+    for own in found["groups"]["class"].values():
+        assert set(own) == {"rows", "people", "accuracy", "intervals"} and set(own["intervals"]) == {
+            "accuracy"
+        }
+    assert {"f1", "auroc", "ece"} <= found["all"].keys()
+    assert "class" in gaps(found)  # the best and the worst class are worth naming
+
+
+def test_a_site_with_one_class_is_neither_the_best_nor_given_figures():
+    """Its model always names that class: 1.000, which is no merit."""
+    easy = Predictions(np.tile([0.9, 0.1], (40, 1)), np.zeros(40, int), np.arange(40))
+    good = Predictions(
+        np.tile([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]], (20, 1)), np.tile([0, 1, 0], 20), np.arange(60)
+    )
+    poor = Predictions(good.probabilities[:, ::-1], good.labels, good.people)
+    parts = {"north": easy, "south": good, "west": poor}
+    found = together({name: evaluate_groups(one, {}, ["a", "b"], 1) for name, one in parts.items()})
+    assert found["groups"]["site"]["north"]["accuracy"] == 1.0
+    gap = gaps(found)["site"]
+    assert (gap["best"], gap["worst"]) == ("south", "west")
+    assert found["all"]["f1"] == pytest.approx(np.mean([compute_metrics(one)["f1"] for one in (good, poor)]))
+    told = {"floor": 1, "models": {"global": {**found, "gaps": gaps(found)}}}
+    lines = {line[0]: line for line in group_rows(told, "site")}
+    assert lines["north"][3:] == ["1.000", "0.912 to 1.000", "one class only", "", ""]
+    assert lines["south"][5] != "one class only"
+    section = fairness_section(told)
+    by_class = next(one for one in section["groups"] if one[0].startswith("By class"))
+    assert by_class[1] == ["class", "model", "rows", "recall", "95 % interval"]
+    assert all(len(line) == 5 for line in by_class[2])
 
 
 @pytest.mark.slow

@@ -6,11 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedfrozen_app import client_app
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.run import federate as running
 from tests.conftest import Run, same_bits, slowly
+from tests.resuming import kill_in_round, without_times
 
 KEEP_ALL = "checkpoint.keep=100"
 
@@ -207,37 +207,6 @@ def test_a_run_that_was_killed_in_a_used_folder_has_no_summary(train, monkeypatc
     monkeypatch.setattr(running, "write_outputs", lambda *args, **kwargs: {})
     train("strategy=fedavg", "num_rounds=2")
     assert not (run.folder / "summary.json").exists() and not (run.folder / "personal.json").exists()
-
-
-def kill_in_round(monkeypatch, server_round, how=KeyboardInterrupt):
-    """Ctrl-C while the second client of that round trains, when one reply is already in the sum."""
-    real, seen = client_app.train_client, []
-
-    def killed(resident, client, order, start, steps):
-        seen.append(order.round)
-        if seen.count(server_round) == 2:
-            raise how
-        return real(resident, client, order, start, steps)
-
-    monkeypatch.setattr(client_app, "train_client", killed)
-
-
-def resumed_and_whole(train, monkeypatch, *words):
-    """A run that was killed in its third round and resumed, and the unbroken one; their models and rows are
-    the same."""
-    whole = train(*words, folder="whole")
-    kill_in_round(monkeypatch, 3)
-    with pytest.raises(KeyboardInterrupt):
-        train(*words, folder="broken")
-    monkeypatch.undo()
-    resumed = train(*words, folder="broken", resume=True)
-    assert same_bits(whole.model, resumed.model)
-    assert [without_times(row) for row in resumed.rows] == [without_times(row) for row in whole.rows]
-    return resumed, whole
-
-
-def without_times(row):
-    return {key: value for key, value in row.items() if key not in ("seconds", "client_seconds")}
 
 
 @pytest.mark.slow

@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from fedfrozen_app import registry
 from fedfrozen_app.commands.forecast import forecast
 from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.sources import DatasetSpec, load, needs_path
 from fedfrozen_app.data.sources.raw_rows import Found, Rows, reads
 from fedfrozen_app.data.table import InputShape
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.role import Role
 from fedfrozen_app.models.build import build_model, outline_model
-from fedfrozen_app.models.roles import Role, roles_of
+from fedfrozen_app.models.roles import roles_of
 
 SHAPE = InputShape("image", ("a", "b"), channels=1, image_size=8)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedfrozen_app.run.evaluation import majority_share
+from fedfrozen_app.run.evaluation import majority_share, trivial_scores
 from tests.conftest import slowly
 
 SMALL_TEXT = [
@@ -31,8 +31,8 @@ def test_every_task_trains_under_safl(train, task, extra):
     key = "test_accuracy" if task == "classification" else "test_f1"
     assert 0 <= row[key] <= 1 and f"final_{key}" in run.summary
     assert (key == "test_f1") == ("test_accuracy" not in row)
-    floor = run.summary.get("majority_accuracy")
-    assert (floor is not None and 1 / 12 <= floor < 1) if task == "classification" else floor is None
+    floor = run.summary[key.replace("test", "majority")]
+    assert floor == 0 if task == "entities" else 1 / 12 <= floor < 1
     assert row["selection"].keys() == {"0", "1", "2"} and "selected_round" in run.summary
     assert all(0 < score < 1 for score in row["layer_scores"])
 
@@ -50,3 +50,12 @@ def test_the_share_of_the_most_frequent_class_by_hand():
     assert majority_share(torch.tensor([4, 1, 1, 2])) == 0.5
     assert majority_share(torch.tensor([[0, 1], [1, 1]])) is None
     assert majority_share(torch.tensor([])) is None
+
+
+def test_scores_of_what_looks_at_no_row_by_hand():
+    assert trivial_scores("text", torch.tensor([4, 1, 1, 2])) == {"majority_accuracy": 0.5}
+    assert trivial_scores("tokens", torch.tensor([[0, 3], [1, -100]])) == {"majority_f1": 0.0}
+    # Label 1 for all of three rows: right twice, wrong once, and one label is missed: 2*2/(3+3).
+    several = torch.tensor([[0, 1], [1, 1], [0, 0]])
+    assert trivial_scores("multilabel", several) == {"majority_f1": 4 / 6}
+    assert trivial_scores("tokens", torch.zeros(0, 3)) == {}

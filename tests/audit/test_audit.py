@@ -8,7 +8,7 @@ import torch
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.audit import command as audit_command
-from fedfrozen_app.audit.membership import area, interval, pool_of
+from fedfrozen_app.audit.membership_inference import area, interval, pool_of
 from fedfrozen_app.commands.training import load_run
 from fedfrozen_app.data.table import Table
 

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from scipy.stats import beta, binom, norm
 
-from fedfrozen_app.audit.bound import DOUBT, epsilon_lower, impossible, judge, likelihoods, p_value
+from fedfrozen_app.audit.bound import (
+    DOUBT,
+    epsilon_lower,
+    evaluate_canaries,
+    impossible,
+    likelihoods,
+    p_value,
+)
 from fedfrozen_app.privacy.accountant import Curve, curve_of, epsilon_bounds, solve_noise
 from fedfrozen_app.privacy.steps import Steps
 
@@ -95,12 +102,12 @@ def test_what_was_broken_is_refuted_and_what_was_not_is_not(epsilon):
     generator = np.random.default_rng(0)
     noise = solve_noise(0.3, 20, epsilon=epsilon, delta=DELTA, kind="prv")
     paid_for = (Steps(noise, 0.3, 20),)
-    honest = judge(*play(generator, noise, 0.3, 20, 1000), paid_for, DELTA)
+    honest = evaluate_canaries(*play(generator, noise, 0.3, 20, 1000), paid_for, DELTA)
     assert not honest.refuted and honest.could_refute
     assert honest.epsilon_lower < epsilon < honest.epsilon_most
     assert honest.epsilon_lower_any <= honest.epsilon_lower + 0.1
     for broken in ({"scale": 1e-9}, {"length": 10.0}):
-        found = judge(*play(generator, noise, 0.3, 20, 1000, **broken), paid_for, DELTA)
+        found = evaluate_canaries(*play(generator, noise, 0.3, 20, 1000, **broken), paid_for, DELTA)
         assert found.refuted and found.epsilon_lower > 0.99 * epsilon
 
 
@@ -109,8 +116,8 @@ def test_so_few_canaries_could_not_tell():
     noise = solve_noise(0.3, 20, epsilon=8.0, delta=DELTA, kind="prv")
     coins = np.arange(20) % 2 == 0
     certain = np.where(coins, 1.0, 0.0)[None, :].repeat(20, axis=0)
-    found = judge(certain, coins, (Steps(noise, 0.3, 20),), DELTA)
+    found = evaluate_canaries(certain, coins, (Steps(noise, 0.3, 20),), DELTA)
     assert found.right == found.guesses == 20 and not found.refuted and not found.could_refute
     assert found.epsilon_lower == found.epsilon_most < 8
-    none = judge(np.zeros((20, 0)), np.zeros(0, dtype=bool), (Steps(noise, 0.3, 20),), DELTA)
+    none = evaluate_canaries(np.zeros((20, 0)), np.zeros(0, dtype=bool), (Steps(noise, 0.3, 20),), DELTA)
     assert none.epsilon_most == 0 and not none.could_refute

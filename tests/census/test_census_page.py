@@ -24,7 +24,12 @@ def test_the_page_in_a_browser(visit, tmp_path, width):
     seen = visit(tmp_path / "census.html", width=width)
     assert sideways(seen) == 0 and len(seen.asked) == 1  # it needs nothing else
     text = seen.inner_text("body")
-    for words in ("Census of 5 sites", "far-north told nothing", "west has no class pneumonia", "darker: "):
+    for words in (
+        "Census of 5 sites",
+        "far-north reported nothing",
+        "west has no class pneumonia",
+        "darker: ",
+    ):
         assert words in text
     # Sites below one another, classes side by side, each cell with its rows.
     assert seen.locator("svg.heat rect").count() == 5 * 4
@@ -46,5 +51,5 @@ def test_one_site_and_no_answer_of_some_still_make_a_page():
     rng = np.random.default_rng(0)
     assert "There is one site" in page(census({"alone": planted.pictures(rng)}))
     nobody = census({"a": planted.pictures(rng, rows=5), "b": planted.pictures(rng, rows=4)})
-    assert "No site told its classes" in page(nobody)
+    assert "No site reported its classes" in page(nobody)
     assert "Characters of a text" in page(census({"a": planted.texts(rng), "b": planted.texts(rng)}, "text"))

@@ -19,8 +19,8 @@ from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.census.ask import Ask
 from fedfrozen_app.census.measure import LENGTHS, LEVELS, SIZES
 from fedfrozen_app.census.merge import merge
+from fedfrozen_app.census.record_source import counting, records_of_folder
 from fedfrozen_app.census.site import Rules, answer
-from fedfrozen_app.census.whose import counting, records_of_folder
 from fedfrozen_app.config import DatasetConfig
 from fedfrozen_app.data.sources.synthetic import word_tokenizer
 

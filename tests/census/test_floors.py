@@ -236,7 +236,7 @@ def test_a_mean_hides_who_is_behind_it():
 
 
 def test_a_damaged_memory_is_no_fresh_start(tmp_path):
-    from fedfrozen_app.errors import UserError
+    from fedfrozen_app.core.errors import UserError
 
     path = tmp_path / "main.json"
     assert memory.read_memory(path) == {}

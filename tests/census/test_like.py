@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.data.partition import PartitionSpec, partition
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.data.partition import partition
+from fedfrozen_app.data.partition_spec import PartitionSpec
 from tests.census import planted
 from tests.census.planted import census
 from tests.conftest import slowly

@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from fedfrozen_app import registry
+from fedfrozen_app.core import registry
 from fedfrozen_app.files import lease, status
-from fedfrozen_app.flower.processes import free_port
+from fedfrozen_app.runtimes.flower.processes import free_port
 from fedfrozen_app.sites.audit_log import read_audit
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.sign import last_sign
@@ -178,10 +178,9 @@ class Chaos:
         found = {f"server/{name}": value for name, value in run.model.items()}
         run_id = run.summary["config"]["run_id"]
         for site in SITES:
-            kept = (
-                self.deployment.kits / site / "var" / "state" / run_id / str(ROUNDS) / "private.safetensors"
-            )
-            if kept.exists():
+            for kept in (self.deployment.kits / site / "var" / "state" / run_id).glob(
+                f"*/{ROUNDS}/private.safetensors"
+            ):
                 found |= {f"{site}/{name}": value for name, value in load_file(kept).items()}
         return found
 

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.safl import AtRandom, ByAttention, ByGradient
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.choice import top_k
 from fedfrozen_app.models.profile import check_tokens
 from fedfrozen_app.models.task import Batch
-from tests.conftest import resident_of
+from tests.conftest import worker_of
 
 
 def test_top_k_takes_the_largest_and_ties_go_up():
@@ -38,17 +38,17 @@ def test_a_tenth_of_the_rows_is_looked_at_and_no_fewer_than_eight():
 
 
 def test_the_layers_that_the_loss_pulls_at_most():
-    resident = resident_of("strategy=safl", "dataset=digits", "model=vit_tiny", "model.dtype=float64")
+    worker = worker_of("strategy=safl", "dataset=digits", "model=vit_tiny", "model.dtype=float64")
     rows = torch.arange(40)  # in three parts: the norm is that of their sum
-    found = ByGradient(1).scores(resident, rows)
-    resident.task.loss(resident.parameters, Batch(*resident.take(rows))).backward()
+    found = ByGradient(1).scores(worker, rows)
+    worker.task.loss(worker.parameters, Batch(*worker.take(rows))).backward()
     squares = torch.zeros(found.shape[1], dtype=torch.float64)
-    for name, value in resident.parameters.items():
-        if (layer := resident.roles[name].layer) is not None:
+    for name, value in worker.parameters.items():
+        if (layer := worker.roles[name].layer) is not None:
             squares[layer] += value.grad.square().sum()
     assert torch.allclose(found.flatten(), squares / squares.sum(), rtol=1e-9)
     with pytest.raises(UserError, match="needs a score of each"):  # of one row of many nothing is known
-        ByGradient(1).check(resident)
+        ByGradient(1).check(worker)
 
 
 def test_token_sets_that_tell_no_layers_apart():

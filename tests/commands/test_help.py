@@ -7,15 +7,15 @@ from dataclasses import fields
 
 import pytest
 
-from fedfrozen_app import conf_files, registry
 from fedfrozen_app.__main__ import run
 from fedfrozen_app.commands import VERBS as PLACES
 from fedfrozen_app.commands.help_page import answer, help_page
 from fedfrozen_app.commands.training import what_was_brought
-from fedfrozen_app.config import check_keys, compose_config
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.config import built_in, check_keys, compose_config
+from fedfrozen_app.core import conf_files, registry
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.verb_table import GROUPS, VERBS, parser
 from fedfrozen_app.sites.verbs import SERVER_WORDS, WORDS
-from fedfrozen_app.verb_table import GROUPS, VERBS, parser
 
 HEAVY = {"torch", "transformers", "datasets", "flwr", "ray", "matplotlib", "scipy", "sklearn", "numpy"}
 HEAVY |= {"hydra", "omegaconf"}  # half a second on a slow core
@@ -107,15 +107,26 @@ def test_what_this_process_has_added_is_a_name(monkeypatch):
 
 
 @pytest.mark.parametrize("group", ["strategies", "server_optimizers"])
-def test_settings_read_off_the_source_are_those_of_the_class(group):
-    for name in registry.names(group):
+def test_settings_in_the_table_are_those_of_the_class(group):
+    for name in registry.BUILT_IN[group]:
         made = registry.find(group, name).Settings()
-        assert registry.settings_of(group, name) == {
+        assert registry.DECLARED[group][name]["settings"] == {
             one.name: getattr(made, one.name) for one in fields(made)
         }
 
 
-def test_what_the_source_does_not_tell_is_imported(monkeypatch, tmp_path):
+def test_the_table_of_built_in_methods_is_current():
+    found = built_in.TABLE.read_text(encoding="utf-8")
+    assert built_in.table_source() == found, "run `python -m fedfrozen_app.config.built_in`"
+
+
+def test_a_table_that_is_not_current_gives_a_sentence(monkeypatch, capsys):
+    monkeypatch.setitem(registry.DECLARED["strategies"]["fedprox"]["settings"], "mu", 7.0)
+    assert run(["plan", "strategy=fedprox"]) == 2
+    assert "fedfrozen: The settings of strategy 'fedprox' have changed: run" in capsys.readouterr().err
+
+
+def test_what_the_table_lacks_is_imported(monkeypatch, tmp_path):
     (tmp_path / "worked_out.py").write_text(
         "from dataclasses import dataclass\n@dataclass\nclass Settings:\n    size: int = 2 ** 3\n"
         "class Method:\n    Settings = Settings\n"

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from fedfrozen_app import registry
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.commands import combinations
 from fedfrozen_app.commands.combinations import WORKS, answer, columns
 from fedfrozen_app.commands.methods import in_words
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.errors import UserError
 from tests.conftest import SMALL
 
 MODEL = {"query": 4, "key": 4, "mlp": 8, "head": 2}

@@ -1,9 +1,10 @@
-"""What `plan` foretells is what the run then does, byte by byte; and it needs no weights."""
+"""What `plan` predicts is what the run then does, byte by byte; and it needs no weights."""
 
 import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.commands.forecast import forecast
@@ -130,6 +131,7 @@ def test_a_large_model_is_planned_without_its_memory(tmp_path, capsys):
     data = tmp_path / "texts.csv"
     data.write_text("text,label\n" + "".join(f"word {n},{n % 2}\n" for n in range(200)))
     words = ["dataset=text", f"dataset.path={data}", "num_clients=4", "num_rounds=10", *LLAMA_1B]
+    words.append("strategy.warmup_rounds=5")
     assert command(["plan", "--json", *words]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     # 128256·2048 embedding; 16 layers of 2·2048² + 2·2048·512 attention, 3·2048·8192 mlp; norms and head.
@@ -184,3 +186,23 @@ def test_the_plan_reads_as_tables(capsys, monkeypatch):
     assert command(["plan", "model=linear"]) == 2
     assert command(["plan", "model.dtype=int8"]) == 2
     assert torch.get_default_device() == torch.device("cpu")
+
+
+@pytest.mark.parametrize("strategy", ["scaffold", "local_momentum"])
+def test_the_client_state_of_the_plan_is_what_a_client_keeps(train, strategy, capsys, monkeypatch):
+    words = [f"strategy={strategy}", "num_rounds=1"]
+    found = forecast(read(resolved(compose_config([*SMALL, *words]))))
+    kept = load_file(train(*words).folder / "checkpoints" / "1" / "clients.safetensors")
+    clients = {name.partition("/")[0] for name in kept}
+    planned = sum(found.stages[0].client_state.values())
+    assert planned * len(clients) == sum(array.nbytes for array in kept.values()) > 0
+    monkeypatch.setenv("COLUMNS", "200")
+    assert command(["plan", *SMALL, *words]) == 0
+    assert "client state" in capsys.readouterr().out
+
+
+def test_a_method_that_sends_more_than_the_model_is_not_said_to_save(capsys):
+    assert command(["plan", *SMALL, "strategy=scaffold", "num_rounds=1"]) == 0
+    assert "Sent up: 100.0% more than sending the whole model every time." in capsys.readouterr().out
+    assert command(["plan", *SMALL, "strategy=fedavg", "num_rounds=1"]) == 0
+    assert "Sent up: as much as sending the whole model every time." in capsys.readouterr().out

@@ -10,8 +10,8 @@ from fedfrozen_app.commands import step_memory as memory
 from fedfrozen_app.commands.show_plan import plan
 from fedfrozen_app.commands.step_memory import kept_for_gradients, step_memory
 from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.table import InputShape
-from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.build import build_model, outline_model, parameters_of
 from fedfrozen_app.models.task import Batch, Task
 from tests.conftest import SMALL

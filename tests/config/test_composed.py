@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from fedfrozen_app.conf_files import conf_dir
 from fedfrozen_app.config import compose_config
-from fedfrozen_app.words import flatten
+from fedfrozen_app.core.conf_files import conf_dir
+from fedfrozen_app.core.formatting import flatten
 from tests.conftest import slowly
 
 RECORD = Path(__file__).with_name("composed.json")

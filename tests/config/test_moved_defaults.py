@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.config import checks, compose_config, read, resolved
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.run.job import Job, as_it_was
+from fedfrozen_app.config import compose_run, named_settings, read
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.run.job import Job, checked_settings
+from fedfrozen_app.run.stored_config import as_it_was
 from fedfrozen_app.server import warmup
 from tests.conftest import Run
 
@@ -18,12 +19,11 @@ WORDS = ["num_rounds=10", "dataset.keep_classes=[a,b]"]
 
 def kept(words):
     """What a run of these words writes down of its configuration."""
-    composed = resolved(compose_config(words))
-    return Job(read(composed), composed, words, Path()).with_settings().resolved_config | {"num_clients": 4}
+    return Job(compose_run(words), Path()).with_settings().resolved_config | {"num_clients": 4}
 
 
 def test_where_nothing_has_moved_nothing_is_said():
-    assert as_it_was(WORDS, kept(WORDS)) == WORDS
+    assert as_it_was(WORDS, kept(WORDS)).overrides == WORDS
 
 
 def test_what_has_moved_is_held():
@@ -32,7 +32,7 @@ def test_what_has_moved_is_held():
     had["model"]["config"]["patch_size"] = 2
     had["client"]["lr_schedule"] = "linear"
     del had["runtime"]["stack_runs"]  # a key that is new since then has today's default
-    words = as_it_was(WORDS, had)
+    words = as_it_was(WORDS, had).overrides
     assert words[:2] == WORDS and len(words) == 5
     again = kept(words)
     assert again["runtime"].pop("stack_runs") and again == had
@@ -43,11 +43,11 @@ def test_what_has_moved_is_held():
 def test_files_that_have_moved_since_and_another_machine_are_no_reason_to_refuse(tmp_path):
     """Words that come later may say where they are: only what then runs must be there."""
     words = ["dataset=text", f"dataset.path={tmp_path}/gone.csv", "device=cuda", "runtime.gpus=9"]
-    composed = resolved(compose_config(words))
+    composed = compose_run(words)
     with pytest.raises(UserError, match=r"device=cuda|runtime.gpus=9"):
-        read(composed)
-    had = Job(read(composed, here=False), composed, words, Path()).with_settings().resolved_config
-    assert as_it_was(words, had) == words
+        read(composed.resolved)
+    had = composed.resolved | checked_settings(read(composed.resolved, here=False))
+    assert as_it_was(words, had).overrides == words
 
 
 @pytest.mark.slow
@@ -56,9 +56,9 @@ def test_a_resumed_run_and_its_model_are_what_they_were(train, monkeypatch):
     usual = ["num_rounds=5", "checkpoint.keep=5"]
     with monkeypatch.context() as then:
         then.setattr(warmup, "SHARES", {"warmup_rounds": 0.2, "warmup_minimum": 0.1})
-        checks._typed.cache_clear()
+        named_settings._checked.cache_clear()
         run = train(*usual)
-    checks._typed.cache_clear()
+    named_settings._checked.cache_clear()
     stages = [row["stage"] for row in run.rows]
     assert stages == ["initial", "warmup", *4 * ["frozen"]]
     assert [row["stage"] for row in train(*usual, folder="today").rows] != stages

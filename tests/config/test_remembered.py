@@ -5,10 +5,10 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
-from fedfrozen_app import registry
 from fedfrozen_app.config import compose_config
-from fedfrozen_app.errors import UserError
-from tests import composed_once
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.errors import UserError
+from tests import cached_composition
 from tests.conftest import SMALL
 
 WORDS = ["strategy=fedprox", "partition=iid", "strategy.mu=0.5", "output_dir=a/b-c", "from=null", *SMALL]
@@ -39,9 +39,9 @@ def folder(tmp_path_factory):
 def test_files_from_memory_and_then_values_give_what_hydra_gives(files, folder, monkeypatch):
     words = ["output_dir=a/b-c", "from=null", *SMALL, *files]
     plain = OmegaConf.to_container(compose_config(words, hydra=True))
-    with composed_once.remembered(folder):
+    with cached_composition.remembered(folder):
         other = compose_config(["seed=3", *words])  # of the same files
-        monkeypatch.setattr(composed_once, "_KNOWN", {})  # as another process, which reads what this one knew
+        monkeypatch.setattr(cached_composition, "_KNOWN", {})  # as another process
         again = OmegaConf.to_container(compose_config(words, hydra=True))
     assert other.seed == 3
     assert again == plain and json.dumps(again, default=str) == json.dumps(
@@ -60,11 +60,11 @@ def test_only_what_names_a_new_thing_is_left_to_hydra(files, again, folder, monk
         asked.append(overrides)
         return hydras_own(self, config_name, overrides, *args, **keys)
 
-    hydras_own = composed_once._PLAIN
+    hydras_own = cached_composition._PLAIN
     monkeypatch.setitem(registry.REGISTERED, ("strategies", "mine"), registry.find("strategies", "fedavg"))
-    with composed_once.remembered(folder):
+    with cached_composition.remembered(folder):
         compose_config(files or ["strategy=mine"])
-        monkeypatch.setattr(composed_once, "_PLAIN", plain)
+        monkeypatch.setattr(cached_composition, "_PLAIN", plain)
         compose_config([*(files or ["strategy=mine"]), "seed=5", "+model.config.a=1"])
     assert len(asked) == again
 
@@ -84,6 +84,6 @@ def test_only_what_names_a_new_thing_is_left_to_hydra(files, again, folder, monk
 def test_a_refusal_is_the_same(word, folder):
     with pytest.raises(UserError) as plain:
         compose_config([*WORDS, word])
-    with composed_once.remembered(folder), pytest.raises(UserError) as again:
+    with cached_composition.remembered(folder), pytest.raises(UserError) as again:
         compose_config([*WORDS, word])
     assert str(again.value) == str(plain.value)

@@ -9,11 +9,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import pad
 
 from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.seeds import torch_generator
 from fedfrozen_app.data.augment import CODES, PLACES, check_pictures, taken, with_codes
 from fedfrozen_app.data.table import Table
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.local.resident import Resident
-from fedfrozen_app.seeds import torch_generator
+from fedfrozen_app.local.worker import Worker
 
 # Two pictures of 5x6 whose pixels are their own places: row, column, and 100 for the second picture.
 PIXELS = (10 * torch.arange(5)[:, None] + torch.arange(6)).to(torch.uint8)
@@ -84,9 +84,9 @@ def test_texts_and_very_small_pictures_are_refused():
 def test_features_that_are_read_once_cannot_change():
     config = SimpleNamespace(dataset=SimpleNamespace(augment="crop_flip"))
     frozen = SimpleNamespace(features=lambda model: "an encoder")
-    resident = SimpleNamespace(device="cpu", wrapper=frozen, model=None, config=config, augments=True)
+    worker = SimpleNamespace(device="cpu", wrapper=frozen, model=None, config=config, augments=True)
     with pytest.raises(UserError, match="frozen encoder are read once"):
-        Resident._on_device(resident, Table({"pixel_values": PICTURES}, LABELS))
+        Worker._on_device(worker, Table({"pixel_values": PICTURES}, LABELS))
 
 
 def test_private_training_refuses_it(capsys):

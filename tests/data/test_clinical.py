@@ -9,6 +9,7 @@ import torch
 from transformers import AutoTokenizer
 
 from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.federated import client_rows, load_corpus, share_out
 from fedfrozen_app.data.sources import DatasetSpec, load
 from fedfrozen_app.data.sources.entities import iob2, tag_spans
@@ -16,7 +17,6 @@ from fedfrozen_app.data.sources.labels import unit_numbers
 from fedfrozen_app.data.sources.raw_rows import Rows
 from fedfrozen_app.data.sources.synthetic import word_tokenizer
 from fedfrozen_app.data.table import CONTINUED, IGNORED
-from fedfrozen_app.errors import UserError
 
 
 def spec(kind, path, **options):
@@ -110,8 +110,8 @@ def test_files_of_one_name_in_two_folders_are_two_documents(tmp_path):
         (tmp_path / site / "1.conll").write_text("fever\tB-problem\n")
         (tmp_path / site / "1.txt").write_text("fever")
         (tmp_path / site / "1.ann").write_text("T1\tproblem 0 5\tfever\n")
-    for kind in ("conll", "brat"):
-        corpus = load(spec(kind, tmp_path, test_fraction=0.0))
+    for kind, more in {"conll": {"unmarked": "files"}, "brat": {}}.items():
+        corpus = load(spec(kind, tmp_path, test_fraction=0.0, **more))
         assert corpus.columns["document"].tolist() == ["north/1", "south/1"], kind
 
 
@@ -123,11 +123,32 @@ def test_odd_spaces_and_line_ends_within_a_word_stay_there(tmp_path):
 
 def test_one_document_cannot_give_test_rows(tmp_path):
     (tmp_path / "a.conll").write_text("fever\tB-problem\n\ncough\tB-problem\n")
-    config = read(resolved(compose_config(["dataset=conll", f"dataset.path={tmp_path}", "model=bert_tiny"])))
+    words = ["dataset=conll", f"dataset.path={tmp_path}", "model=bert_tiny", "dataset.unmarked=files"]
+    config = read(resolved(compose_config(words)))
     with pytest.raises(UserError, match=r"no test rows.*documents"):
         load_corpus(config)
     # A site is judged by the server's test rows, not by its own.
     assert len(load_corpus(config, str(tmp_path), ("O", "B-problem", "I-problem")).train) == 2
+
+
+def test_sentences_are_units_where_no_document_is_marked(tmp_path, caplog):
+    sentence = "the\tO\nfever\tB-problem\n\n"
+    (tmp_path / "train.conll").write_text(sentence * 600)
+    with caplog.at_level(logging.INFO):
+        corpus = load(spec("conll", tmp_path))
+    assert len(np.unique(corpus.units)) == len(corpus.train) == 480 and len(corpus.test) == 120
+    assert "no -DOCSTART-, so that each of 600 sentences is a unit of its own" in caplog.text
+    (tmp_path / "test.conll").write_text(f"-DOCSTART- 7 O\n\n{sentence * 3}")  # this one has marks
+    assert load(spec("conll", tmp_path)).test_columns["document"].tolist() == ["7"] * 3
+
+
+def test_epsilon_per_document_keeps_an_unmarked_file_together(tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.conll").write_text("the\tO\nfever\tB-problem\n\n" * 4)
+    words = ["dataset=conll", f"dataset.path={tmp_path}", "privacy=dp_sgd", "strategy=fedavg"]
+    for unit, units in ("document", 3), ("example", 12):
+        corpus = load_corpus(read(resolved(compose_config([*words, f"privacy.unit={unit}"]))))
+        assert len(np.unique([*corpus.columns["document"], *corpus.test_columns["document"]])) == units
 
 
 # i2b2 2010 ------------------------------------------------------------------------------------------------
@@ -340,7 +361,8 @@ def test_mimic_keeps_patients_apart(tmp_path):
         "num_clients=4",
         "partition.min_size=3",
     ]
-    config = read(resolved(compose_config([*words, "partition.alpha=0.5", "dataset.client_validation=0.2"])))
+    words += ["partition.alpha=0.5", "dataset.client_validation=0.2", "dataset.tokenizer=own"]  # bytes
+    config = read(resolved(compose_config(words)))
     corpus = load_corpus(config)
 
     def patients(table):

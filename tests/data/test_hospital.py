@@ -11,11 +11,11 @@ import pytest
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.census.ask import Ask
+from fedfrozen_app.census.record_source import records_of_folder
 from fedfrozen_app.census.site import Rules, answer
-from fedfrozen_app.census.whose import records_of_folder
 from fedfrozen_app.config import DatasetConfig
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.sources import DatasetSpec, load
-from fedfrozen_app.errors import UserError
 
 NAME = "Doe^John"
 

@@ -10,10 +10,10 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.federated import load_corpus
 from fedfrozen_app.data.sources import DatasetSpec, load
 from fedfrozen_app.data.table import IGNORED
-from fedfrozen_app.errors import UserError
 
 BYTES = 3  # ByT5's numbers begin with padding, end and unknown
 END = 1

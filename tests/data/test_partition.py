@@ -6,20 +6,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedfrozen_app.data.partition import (
-    Partition,
-    PartitionSpec,
-    deal_test,
-    label_counts,
-    partition,
-    split_validation,
-)
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.data.client_splits import deal_test, label_counts, split_validation
+from fedfrozen_app.data.partition import partition
 from fedfrozen_app.data.partition_file import read_clients
 from fedfrozen_app.data.partition_noise import with_noise
 from fedfrozen_app.data.partition_rules import fill_up, fitted, label_entropy, whole
-from fedfrozen_app.data.picture import label_picture
+from fedfrozen_app.data.partition_spec import Partition, PartitionSpec
 from fedfrozen_app.data.table import Table
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.report.label_picture import label_picture
 from tests.conftest import slowly
 
 LABELS = np.arange(200) % 4

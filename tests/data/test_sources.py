@@ -17,9 +17,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.sources import DatasetSpec, load
 from fedfrozen_app.data.sources.digits import _digits
-from fedfrozen_app.errors import UserError
 
 
 def images_spec(path, **options):
@@ -326,7 +326,7 @@ def test_json_lines_with_a_split_field(tmp_path, caplog):
     (tmp_path / "notes.jsonl.gz").write_bytes(gzip.compress(lines(ROWS).encode()))
     with caplog.at_level(logging.INFO):
         corpus = load(text_spec(tmp_path))
-    assert "dropped 2 of 4 rows" in caplog.text and "1 rows not read" in caplog.text
+    assert "dropped 2 of 4 rows" in caplog.text and "1 row not read" in caplog.text
     assert corpus.task == "text" and corpus.classes == ("a", "b")
     # Bytes as ByT5 numbers them: a is 97 + 3, then the end token 1; train and test equally wide.
     assert corpus.train.inputs["input_ids"].tolist() == [[100, 101, 102, 1, 0], [103, 104, 1, 0, 0]]
@@ -369,10 +369,10 @@ def test_a_patient_in_both_of_the_data_s_own_splits_is_said(tmp_path, caplog):
 
 
 def test_csv_with_train_and_test_files(tmp_path):
-    (tmp_path / "train.csv").write_text('id,sentence,label\n007,"a, b\nc",NA\n008,d,10\n009,,9\n')
+    (tmp_path / "train.csv").write_text('id,sentence,label\n007,"a, b\nc",XA\n008,d,10\n009,,9\n')
     (tmp_path / "test.csv").write_text("id,sentence,label\n1,e,10\n")
     corpus = load(text_spec(tmp_path, max_tokens=4))
-    assert corpus.classes == ("10", "NA")
+    assert corpus.classes == ("10", "XA")
     assert corpus.columns["id"].tolist() == ["007", "008"]
     assert corpus.train.inputs["input_ids"].tolist() == [[100, 47, 35, 1], [103, 1, 0, 0]]
     assert corpus.test.labels.tolist() == [0]
@@ -435,7 +435,7 @@ def test_unusable_text_folders(tmp_path):
     with pytest.raises(UserError, match="'test' file but no 'train' file"):
         load(text_spec(tmp_path))
     (tmp_path / "train.csv").write_text("")
-    with pytest.raises(UserError, match="cannot be read as a table"):
+    with pytest.raises(UserError, match="holds no table"):
         load(text_spec(tmp_path))
     (tmp_path / "notes.doc").write_text("")
     with pytest.raises(UserError, match=r"is not a \.csv or"):

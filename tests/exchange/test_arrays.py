@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from fedfrozen_app.digests import digest
+from fedfrozen_app.core.digests import digest
 from fedfrozen_app.exchange.arrays import PACKED, LocalArray, to_record, to_tensor, to_tensors
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)

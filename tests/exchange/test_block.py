@@ -6,8 +6,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedfrozen_app.exchange.block import Block, Layout
 from fedfrozen_app.exchange.messages import block_replies, message_to, read_reply, train_message
-from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.server.aggregate import RunningMean
 
 
@@ -19,7 +19,7 @@ def block():
     return Block(("a", "b", "c"), layout, torch.zeros(layout.width), values, [10, 20, 30], losses, extra)
 
 
-def orders(count):
+def requests(count):
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, 0, 0
     found = [Message(RecordDict(), dst_node_id=n + 1, message_type=MessageType.TRAIN) for n in range(count)]
     for number, message in enumerate(found):
@@ -31,15 +31,15 @@ def test_what_is_looked_at_comes_with_the_figures_in_one_wait(monkeypatch):
     found, waits, real = block(), [], torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: waits.append(1) or real(self))
     found.look_at("is odd", torch.tensor([False, True, False]))
-    assert found.figures_of(1) == {"train_loss": 1.5, "client_val_after": 1.0}
-    assert found.seen("is odd") == [0.0, 1.0, 0.0] and found.figures_of(2) == {"train_loss": 2.5}
+    assert found.metrics_of(1) == {"train_loss": 1.5, "client_val_after": 1.0}
+    assert found.seen("is odd") == [0.0, 1.0, 0.0] and found.metrics_of(2) == {"train_loss": 2.5}
     assert len(waits) == 1
     found.look_at("comes later", torch.tensor([1.0, 2.0, 3.0]))
     assert found.seen("comes later") == [1.0, 2.0, 3.0] and len(waits) == 2
 
 
 def test_every_client_of_a_block_has_a_reply_of_its_own():
-    sent = orders(3)
+    sent = requests(3)
     replies = block_replies(block(), sent, ["one", "other", "one"], shared=True)
     for number, (question, message) in enumerate(zip(sent, replies, strict=True)):
         assert message.metadata.reply_to_message_id == question.metadata.message_id
@@ -54,14 +54,14 @@ def test_every_client_of_a_block_has_a_reply_of_its_own():
         reply.settle()
         assert reply.metrics["train_loss"] == number + 0.5 and reply.pending is None
         assert reply.examples == 10 * (number + 1) and reply.arrays["w"].tolist() == [number, number]
-        assert reply.order == ("one", "other", "one")[number] and reply.order in reply.text
+        assert reply.request == ("one", "other", "one")[number] and reply.request in reply.text
 
 
 def test_a_copied_message_is_the_one_that_flower_makes():
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, 0, 0
-    order, content = Order(3, Plan(("w",), ("w",)), {"w": "0" * 64}), RecordDict()
-    one = train_message(1, order, content, ttl=60.0)
-    copied, made = message_to(2, one), train_message(2, order, content, ttl=60.0)
+    request, content = TrainRequest(3, Plan(("w",), ("w",)), {"w": "0" * 64}), RecordDict()
+    one = train_message(1, request, content, ttl=60.0)
+    copied, made = message_to(2, one), train_message(2, request, content, ttl=60.0)
     assert copied.metadata.created_at >= one.metadata.created_at
     copied.metadata.created_at = made.metadata.created_at
     assert vars(copied).keys() == vars(made).keys() and copied.content is made.content
@@ -71,7 +71,7 @@ def test_a_copied_message_is_the_one_that_flower_makes():
 
 
 def test_clients_that_share_nothing_send_no_arrays():
-    (message,) = block_replies(block(), orders(1), ["one"], shared=False)
+    (message,) = block_replies(block(), requests(1), ["one"], shared=False)
     assert read_reply(message).arrays == {}
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from fedfrozen_app.digests import digest
+from fedfrozen_app.core.digests import digest
 from fedfrozen_app.exchange.cache import Cache
 from tests.conftest import full_disk
 

@@ -4,7 +4,7 @@ import hashlib
 
 import torch
 
-from fedfrozen_app.digests import PIECE, digest, digests, digests_begun
+from fedfrozen_app.core.digests import PIECE, digest, digests, digests_begun
 
 
 def test_a_digest_is_of_type_shape_and_pieces():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedfrozen_app.exchange.count import bytes_by_role
 from fedfrozen_app.exchange.prune import MASK, Prune
-from fedfrozen_app.models.roles import Role
+from fedfrozen_app.exchange.role import Role
 
 ROLES = {"a": Role("query", 0), "b": Role("mlp", 1), "head": Role("head")}
 BASE = {"a": torch.zeros(2, 3), "b": torch.ones(5), "head": torch.zeros(2)}

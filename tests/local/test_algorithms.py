@@ -1,23 +1,21 @@
 """What a client's algorithm may say, in both runners: any parameters' loss, arrays of its own, phases."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from torch.nn import functional
 
 from clients.fedprox import FedProx
-from fedfrozen_app import registry
 from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.core import registry
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.exchange.plan import Phase
-from fedfrozen_app.files import checkpoint
-from fedfrozen_app.local.algorithm import Algorithm, Finished, squared_distance
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.algorithm import Algorithm
+from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.models.task import Batch
 from fedfrozen_app.server.base import PlannedFedAvg
+from tests.comparing import assert_alike, is_key_bias
 from tests.conftest import SMALL, same_bits
-from tests.flower.test_runtimes import is_key_bias
+from tests.local.algorithms import Contrast, Normalised, OwnModel, head_first, private_head
 
 WORDS = ["strategy=fedavg", "model.dtype=float64", "client=sgd", "client.momentum=0", "client.lr=0.05"]
 WORDS += ["num_rounds=3", "participation=0.7", "checkpoint.keep=9", "model.config.num_hidden_layers=1"]
@@ -45,22 +43,6 @@ def both(train, monkeypatch):
     return both
 
 
-def assert_alike(one, other):
-    """Models, what clients keep, and figures of two runs, within 1e-9 of their size."""
-    states = [{"": run.model} | checkpoint.newest(run.folder).clients for run in (one, other)]
-    assert states[0].keys() == states[1].keys()
-    for client, arrays in states[0].items():
-        assert arrays.keys() == states[1][client].keys()
-        for name, value in arrays.items():
-            if not is_key_bias(name):
-                apart = float((states[1][client][name] - value).norm())
-                assert apart <= 1e-9 * max(1.0, float(value.norm())), (client, name)
-    for row, twin in zip(one.rows[1:], other.rows[1:], strict=True):
-        assert row["train_loss"] == pytest.approx(twin["train_loss"], rel=1e-9)
-        assert row["bytes_up"] == twin["bytes_up"] and row["bytes_down"] == twin["bytes_down"]
-    return states[0]
-
-
 class LooksBack(Algorithm):
     """f(w) + f(w_t): the second term moves nothing, and must be the anchor's loss, not the model's."""
 
@@ -78,28 +60,13 @@ def test_the_loss_of_an_anchor_is_the_anchor_s_in_both_runners(both, train, monk
     assert one.rows[1]["train_loss"] > 1.5 * plain.rows[1]["train_loss"]
 
 
-@dataclass(frozen=True)
-class OwnModel(Algorithm):
-    """Ditto, Li et al. 2021: FedAvg for w, and beside it v with f(v) + (λ/2)‖v − w_t‖²."""
-
-    stays, trains = ("v",), ("v",)
-
-    def start(self, model, own):
-        return {"v": {name: own.get("v", {}).get(name, value) for name, value in model.items()}}
-
-    def loss(self, parameters, batch, task, start):
-        v = start.own["v"]
-        near = squared_distance(v, start.anchor)
-        return task.loss(parameters, batch) + task.loss(v, batch) + 0.5 * near
-
-
 @pytest.mark.slow
-def test_arrays_that_train_beside_the_parameters(both, train, monkeypatch):
+def test_arrays_that_train_besides_the_parameters(both, train, monkeypatch):
     one, other = both(OwnModel)
     states = assert_alike(one, other)
     monkeypatch.undo()
     plain = train(*WORDS, folder="plain")
-    for name, value in plain.model.items():  # what is shared is FedAvg's, whatever trains beside it
+    for name, value in plain.model.items():  # what is shared is FedAvg's, whatever trains besides it
         torch.testing.assert_close(states[""][name], value, rtol=1e-9, atol=1e-10)
     owners = states.keys() - {""}
     assert owners and all(set(states[who]) == {f"v/{name}" for name in plain.model} for who in owners)
@@ -110,40 +77,9 @@ def test_arrays_that_train_beside_the_parameters(both, train, monkeypatch):
     assert any(moved)
 
 
-@dataclass(frozen=True)
-class Contrast(Algorithm):
-    """MOON, Li et al. 2021: a row's representation near the global model's, far from its own one before."""
-
-    stays = ("previous",)
-
-    def start(self, model, own):
-        return own if own else {"previous": dict(model)}  # then both terms are equal, and nothing is pulled
-
-    def loss(self, parameters, batch, task, start):
-        logits, here = task.features(parameters, batch)
-        near, far = (task.features(other, batch)[1] for other in (start.anchor, start.own["previous"]))
-        pairs = torch.stack([functional.cosine_similarity(here, other) for other in (near, far)], dim=1)
-        apart = functional.cross_entropy(pairs, torch.zeros_like(batch.labels), reduction="none")
-        weight = torch.ones_like(apart) if batch.mask is None else batch.mask
-        return task.loss_of(logits, batch) + (apart * weight).sum() / weight.sum().clamp(min=1e-9)
-
-    def finish(self, start, trained, steps, rate):
-        return Finished(own={"previous": dict(trained)})
-
-
 def test_representations_of_the_global_and_the_previous_model(both):
     states = assert_alike(*both(Contrast))
     assert all(name.startswith("previous/") for who in states if who for name in states[who])
-
-
-class Normalised(Algorithm):
-    """FedNova, Wang et al. 2020: what is sent is w_t + Δᵢ/K, and K beside it."""
-
-    def finish(self, start, trained, steps, rate):
-        sent = {
-            name: start.model[name] + (value - start.model[name]) / steps for name, value in trained.items()
-        }
-        return Finished(model=sent, figures={"steps": steps})
 
 
 def test_what_is_sent_may_differ_from_what_was_trained(both):
@@ -152,22 +88,12 @@ def test_what_is_sent_may_differ_from_what_was_trained(both):
     assert one.rows[1]["steps"] == pytest.approx(other.rows[1]["steps"]) and one.rows[1]["steps"] > 1
 
 
-def private_head(plan, roles):
-    return plan.keep_private(name for name in plan.trained if roles[name].kind == "head")
-
-
 def test_a_pull_towards_one_s_own_private_part(both):
     class Own(FedProx):
         def __init__(self):
             super().__init__(mu=0.5)
 
     assert_alike(*both(Own, plan=private_head))
-
-
-def head_first(plan, roles):
-    head = tuple(name for name in plan.trained if roles[name].kind == "head")
-    body = tuple(name for name in plan.trained if name not in head)
-    return private_head(plan, roles).in_phases(Phase(head, epochs=2), Phase(body))
 
 
 @pytest.mark.parametrize("client", ["client.weight_decay=0.1", "client.clip=0.1", "client.head_lr=0.01"])
@@ -215,11 +141,11 @@ def test_the_head_turns_a_representation_into_logits(words):
     small = [word for word in SMALL if "model.config" not in word and "limit" not in word]
     config = read(resolved(compose_config([*small, "dataset.limit=40", "strategy=fedavg", *words])))
     corpus = load_corpus(config)
-    resident = Resident(config, corpus, shares=share_out(corpus, config, 1))
-    batch = Batch(*resident.take(torch.arange(5)))
-    resident.model.eval()
-    logits, read_by_head = resident.task.features(resident.parameters, batch)
-    assert torch.equal(logits, resident.task.logits(resident.parameters, batch))
+    worker = Worker(config, corpus, shares=share_out(corpus, config, 1))
+    batch = Batch(*worker.take(torch.arange(5)))
+    worker.model.eval()
+    logits, read_by_head = worker.task.features(worker.parameters, batch)
+    assert torch.equal(logits, worker.task.logits(worker.parameters, batch))
     assert read_by_head.shape[0] == 5 and read_by_head.ndim == 2
-    weight, bias = (resident.parameters[f"classifier.{part}"] for part in ("weight", "bias"))
+    weight, bias = (worker.parameters[f"classifier.{part}"] for part in ("weight", "bias"))
     torch.testing.assert_close(functional.linear(read_by_head, weight, bias), logits)

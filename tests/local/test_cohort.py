@@ -11,47 +11,22 @@ from safetensors.torch import load_file
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
-from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.files.checkpoint import read as checkpoint_of
-from fedfrozen_app.local import cohort
+from fedfrozen_app.local import cohort, cohort_evaluation
 from fedfrozen_app.local.cohort import CohortRunner
-from fedfrozen_app.local.resident import Resident
-from fedfrozen_app.local.slots import cheapest_size, take_turns
+from fedfrozen_app.local.slot_memory import try_step
+from fedfrozen_app.local.slots import assign_slots, cheapest_size
+from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.models.task import Task
-from tests.app.test_bytes import BERT, GPT2, LLAMA, checkpoint
+from tests.comparing import is_key_bias
 from tests.conftest import same_bits, slowly
-from tests.flower.test_runtimes import is_key_bias
-
-THREE_ROUNDS = ["num_rounds=3", "checkpoint.keep=9"]  # FedFrozen's default freezes after the first
-
-
-def compare(one, other, tolerance, per_tensor):
-    """Movements of both runs in every round, within `tolerance` of each tensor's or of the whole."""
-    for server_round in (2, 3):
-        before = one.model_after(server_round - 1)
-        apart, moved = {}, {}
-        for name, value in one.model_after(server_round).items():
-            difference = value.double() - other.model_after(server_round)[name].double()
-            apart[name] = difference.norm().item()
-            moved[name] = (value.double() - before[name].double()).norm().item()
-        biases = [name for name in apart if is_key_bias(name)]
-        if per_tensor:
-            # Softmax ignores key biases: their true movement is zero, so only its size can be compared.
-            assert all(apart[name] <= 1e-9 for name in biases)
-            for name in apart:
-                # A frozen tensor does not move, but carries what the warm-up's rounding left.
-                assert is_key_bias(name) or apart[name] <= tolerance * max(moved[name], before[name].norm())
-        else:
-            whole = sum(value**2 for name, value in moved.items() if name not in biases) ** 0.5
-            error = sum(value**2 for name, value in apart.items() if name not in biases) ** 0.5
-            assert error <= tolerance * whole
-    for row, twin in zip(one.rows, other.rows, strict=True):
-        for key in ("bytes_up", "bytes_down", "bytes_up_by_role", "clients", "stage", "trained_params"):
-            assert row.get(key) == twin.get(key), key
+from tests.local.runners import THREE_ROUNDS, compare, no_dropout
+from tests.models.tiny_checkpoints import BERT, GPT2, LLAMA, checkpoint
 
 
-def test_clients_judged_together_are_those_judged_one_by_one(train, monkeypatch):
+def test_clients_evaluated_together_are_those_evaluated_one_by_one(train, monkeypatch):
     """Whatever their sizes, and however many rows at once."""
     words = ["strategy=fedavg", "runtime.runner=cohort", "model.dtype=float64", "num_rounds=2"]
     words += ["num_clients=5", "partition.alpha=0.1", "partition.min_size=1", "runtime.max_block=3"]
@@ -59,7 +34,10 @@ def test_clients_judged_together_are_those_judged_one_by_one(train, monkeypatch)
     for name, change in (
         ("together", lambda: None),
         ("in pieces", lambda: monkeypatch.setattr(Task, "rows_at_once", lambda self, table: 7)),
-        ("apart", lambda: monkeypatch.setattr(CohortRunner, "_judges_apart", lambda self, order: True)),
+        (
+            "apart",
+            lambda: monkeypatch.setattr(cohort_evaluation, "evaluates_one_by_one", lambda *given: True),
+        ),
     ):
         change()
         rows.append([row["by_client"] for row in train(*words, folder=name).rows[1:]])
@@ -116,10 +94,10 @@ def test_slots_do_not_change_the_result(train):
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["apfl", "scaffold", "moon"])
 def test_a_step_that_only_measures_memory_suits_every_kind_of_method(train, monkeypatch, strategy):
-    """On a GPU it comes before the first round: with arrays from the order, kept ones, and trained ones."""
+    """On a GPU it comes before the first round: with arrays from the request, kept ones, and trained ones."""
 
-    def measured(self, clients, order):
-        assert self._try_step(clients[0], order, 2) > 0
+    def measured(self, clients, request):
+        assert try_step(self.worker, self._layouts(request), clients[0], request, 2) > 0
         return len(clients)
 
     words = (f"strategy={strategy}", "runtime.runner=cohort", "client=sgd", "client.momentum=0")
@@ -131,11 +109,6 @@ def test_a_step_that_only_measures_memory_suits_every_kind_of_method(train, monk
 def test_a_cohort_run_repeats_to_the_bit(train):
     one, other = (train("runtime.runner=cohort", folder=name) for name in "ab")
     assert same_bits(one.model, other.model)
-
-
-def no_dropout(config):
-    """Dropout draws differ between the runners."""
-    return type(config)(**{k: 0.0 if "drop" in k and v else v for k, v in config.to_dict().items()})
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama", "gpt2"])
@@ -171,7 +144,7 @@ def test_one_diverging_client_is_set_aside_alone(train, monkeypatch):
 
 
 @pytest.mark.parametrize("value, what", [(torch.nan, "not finite"), (1e33, "too large")])
-def test_one_client_s_figure_that_is_no_loss_sets_it_aside_alone(train, monkeypatch, value, what):
+def test_one_client_s_metric_that_is_no_loss_sets_it_aside_alone(train, monkeypatch, value, what):
     from fedfrozen_app.local.step import Step
 
     real = Step.finish
@@ -190,15 +163,15 @@ def test_one_client_s_figure_that_is_no_loss_sets_it_aside_alone(train, monkeypa
         assert 0 < row["train_loss"] < 10
 
 
-def test_a_block_of_which_nobody_is_sound_changes_nothing(train, monkeypatch):
+def test_a_block_without_a_sound_client_changes_nothing(train, monkeypatch):
     from fedfrozen_app.local.step import Step
 
     real = Step.finish
 
-    def diverge(self, turns, *given):
+    def diverge(self, assignments, *given):
         """The first block of the second round."""
-        values, losses = real(self, turns, *given)
-        calls.append(len(turns))
+        values, losses = real(self, assignments, *given)
+        calls.append(len(assignments))
         return values, losses * torch.nan if len(calls) == 3 else losses
 
     calls = []
@@ -260,22 +233,22 @@ def test_batches_laid_out_ahead_are_those_of_the_round(train, monkeypatch, strat
     words += [f"strategy={strategy}", "checkpoint.every=4"]
     real, calls = cohort.lay_out, []
 
-    def counted(resident, clients, order, slots):
-        calls.append((order.round, len(clients)))
-        return real(resident, clients, order, slots)
+    def counted(worker, clients, request, slots):
+        calls.append((request.round, len(clients)))
+        return real(worker, clients, request, slots)
 
     monkeypatch.setattr(cohort, "lay_out", counted)
     expected = train(*words, folder="expected")
     assert calls == [(number, 3) for number in (1, 2, 3, 4)]  # each once, ahead or not
-    expect = CohortRunner.expect
-    for name, clients in (("nobody", None), ("others", ["0", "1"]), ("as many", ["3", "2", "1"])):
+    expect = CohortRunner.lay_out_ahead
+    for name, clients in (("none", None), ("others", ["0", "1"]), ("as many", ["3", "2", "1"])):
         calls.clear()
 
-        def foresees(self, _, order, its=clients):
+        def foresees(self, _, request, its=clients):
             if its is not None:
-                expect(self, its, order)
+                expect(self, its, request)
 
-        monkeypatch.setattr(CohortRunner, "expect", foresees)
+        monkeypatch.setattr(CohortRunner, "lay_out_ahead", foresees)
         unexpected = train(*words, folder=name)
         assert len(calls) == (4 if clients is None else 7)
         assert same_bits(expected.model_after(4), unexpected.model_after(4))
@@ -284,36 +257,38 @@ def test_batches_laid_out_ahead_are_those_of_the_round(train, monkeypatch, strat
 def test_what_was_laid_out_for_another_run_is_not_taken():
     config = read(resolved(compose_config(["num_clients=4"])))
     corpus = load_corpus(config)
-    resident = Resident(config, corpus, shares=share_out(corpus, config, 4))
-    runner, order = CohortRunner(resident), Order(2, Plan.full(list(resident.parameters)), {})
+    worker = Worker(config, corpus, shares=share_out(corpus, config, 4))
+    runner, request = CohortRunner(worker), TrainRequest(2, Plan.full(list(worker.parameters)), {})
     clients = ["0", "1", "2", "3"]
-    before = runner._schedule(clients, order)
-    assert runner._schedule(clients, order) is before
-    assert runner._schedule(clients[:3], order) is not before
-    runner.expect(clients, order)
+    before = runner._schedule(clients, request)
+    assert runner._schedule(clients, request) is before
+    assert runner._schedule(clients[:3], request) is not before
+    runner.lay_out_ahead(clients, request)
     other = replace(config, seed=config.seed + 1)
-    resident.switch_to(other, share_out(corpus, other, 4))
-    assert not torch.equal(runner._schedule(clients, order).index, before.index)
+    worker.switch_to(other, share_out(corpus, other, 4))
+    assert not torch.equal(runner._schedule(clients, request).index, before.index)
 
 
 def test_slots_follow_the_clients_batches():
     assert cheapest_size([5] * 50, 50) == 50  # equal clients: all at once
-    assert cheapest_size([5] * 50, 20) == 17  # as many as fit: three turns of 17 cost less than of 20
+    assert cheapest_size([5] * 50, 20) == 17  # as many as fit: three times 17 cost less than of 20
     assert cheapest_size([100, 100, 10, 10, 10, 10], 6) == 2  # the short ones after one another
     assert cheapest_size([7], 1) == 1
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 12))
 def test_every_client_has_one_turn_and_a_slot_one_client_at_a_time(counts, slots):
-    turns = take_turns(counts, slots)
-    assert sorted(turn.client for turn in turns) == list(range(len(counts)))
-    assert all(turn.end - turn.begin == counts[turn.client] for turn in turns)
-    assert [turn.end for turn in turns] == sorted(turn.end for turn in turns)
+    assignments = assign_slots(counts, slots)
+    assert sorted(one.client for one in assignments) == list(range(len(counts)))
+    assert all(one.end - one.begin == counts[one.client] for one in assignments)
+    assert [one.end for one in assignments] == sorted(one.end for one in assignments)
     for slot in range(slots):
-        own = sorted((turn for turn in turns if turn.slot == slot), key=lambda turn: turn.begin)
-        assert [turn.begin for turn in own] == [0, *(turn.end for turn in own)][: len(own)]  # no gap
+        own = sorted((one for one in assignments if one.slot == slot), key=lambda one: one.begin)
+        assert [one.begin for one in own] == [0, *(one.end for one in own)][: len(own)]  # no gap
     # Longest first is never more than a third above the best there is (Graham, 1969).
-    assert turns[-1].end <= 4 / 3 * max(max(counts), -(-sum(counts) // slots), _two_in_a_slot(counts, slots))
+    assert assignments[-1].end <= 4 / 3 * max(
+        max(counts), -(-sum(counts) // slots), _two_in_a_slot(counts, slots)
+    )
 
 
 def _two_in_a_slot(counts, slots):

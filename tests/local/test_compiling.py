@@ -9,22 +9,23 @@ import logging
 import pytest
 import torch
 
-from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.config import compose_run
 from fedfrozen_app.data.federated import load_corpus
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.inprocess.stacked import Bench, run_stacked
-from fedfrozen_app.local import cohort, compiling, step
+from fedfrozen_app.local import cohort, compiling, gradient
 from fedfrozen_app.local.cohort import CohortRunner
+from fedfrozen_app.local.prefetch import ahead_of
 from fedfrozen_app.local.step import Step
-from fedfrozen_app.models import blocks
-from fedfrozen_app.models.blocks import Blocks, compiled_by_torch
 from fedfrozen_app.run.job import Job
-from tests.app.test_bytes import BERT, GPT2, LLAMA
-from tests.app.test_bytes import checkpoint as folder_of
+from fedfrozen_app.runtimes.inprocess.concurrent_runs import WorkerPool, run_concurrently
+from fedfrozen_app.vmap import blocks
+from fedfrozen_app.vmap.blocks import Blocks, compiled_by_torch
+from tests.comparing import is_key_bias
 from tests.conftest import SMALL, Run, same_bits, slowly
-from tests.flower.test_runtimes import is_key_bias
-from tests.local.test_cohort import no_dropout
-from tests.server.test_kills import killed_before_checkpoint
+from tests.local.runners import no_dropout
+from tests.models.tiny_checkpoints import BERT, GPT2, LLAMA
+from tests.models.tiny_checkpoints import checkpoint as folder_of
+from tests.resuming import killed_before_checkpoint
 
 WORDS = ["runtime.runner=cohort", "model.dtype=float64", "client.local_steps=2"]
 
@@ -33,7 +34,7 @@ WORDS = ["runtime.runner=cohort", "model.dtype=float64", "client.local_steps=2"]
 def compiles(monkeypatch):
     """As on a GPU; the modes of the steps that were made, and how many graphs each compilation brought."""
     monkeypatch.setattr(compiling, "DEVICES", ("cuda", "cpu"))
-    for module in (blocks, step):
+    for module in (blocks, gradient):
         monkeypatch.setattr(module, "compiled_by_torch", lambda traced: traced)
     found = {"modes": [], "graphs": []}
     make, compile_for = Step.__init__, Blocks.compile_for
@@ -98,9 +99,9 @@ def test_blocks_of_runs_side_by_side(train, tmp_path, compiles, by_blocks):
     compiles["graphs"].clear()
     jobs = []
     for number, own in enumerate(each):
-        resolved_config = resolved(compose_config(own))
-        jobs.append(Job(read(resolved_config), resolved_config, own, tmp_path / f"beside{number}"))
-    found = run_stacked(jobs, Bench(load_corpus(jobs[0].config), 2))
+        composed = compose_run(own)
+        jobs.append(Job(composed, tmp_path / f"stacked{number}"))
+    found = run_concurrently(jobs, WorkerPool(load_corpus(jobs[0].config), 2))
     assert [outcome["status"] for outcome in found] == ["completed"] * 2
     assert compiles["graphs"] == [1, 1]
     for job, run in zip(jobs, alone, strict=True):
@@ -138,7 +139,7 @@ def test_a_model_without_blocks_is_compiled_as_a_whole(train, compiles):
 @pytest.mark.parametrize("mode", ["compiled", "blocks"])
 def test_what_torch_compiles_gives_the_same_numbers(train, compiles, monkeypatch, backend, mode):
     monkeypatch.setitem(compiling.MODES, "true", mode)
-    for module in (blocks, step):
+    for module in (blocks, gradient):
         monkeypatch.setattr(module, "compiled_by_torch", compiled_by_torch)
     monkeypatch.setattr(blocks, "BACKEND", backend)
     plain = train(*WORDS, "runtime.compile=false", folder="plain")
@@ -148,18 +149,18 @@ def test_what_torch_compiles_gives_the_same_numbers(train, compiles, monkeypatch
 
 
 @pytest.mark.parametrize("mode", [pytest.param("compiled", marks=pytest.mark.slow), "blocks"])
-def test_a_compiler_that_fails_is_told_of_and_done_without(train, compiles, monkeypatch, caplog, mode):
+def test_a_compiler_that_fails_is_logged_and_done_without(train, compiles, monkeypatch, caplog, mode):
     monkeypatch.setitem(compiling.MODES, "true", mode)
 
     def fails(run):
         raise RuntimeError("no such compiler\nand more")
 
-    for module in (blocks, step):
+    for module in (blocks, gradient):
         monkeypatch.setattr(module, "compiled_by_torch", fails)
     plain = train(*WORDS, "runtime.compile=false", folder="plain")
     with caplog.at_level(logging.WARNING, "fedfrozen_app"):
         run = train(*WORDS, "runtime.compile=true", folder="run")
-    assert "could not be compiled, and goes on without: RuntimeError: no such compiler" in caplog.text
+    assert "could not be compiled, and continues without: RuntimeError: no such compiler" in caplog.text
     assert "and more" not in caplog.text
     assert same_bits(plain.model, run.model)
 
@@ -179,7 +180,7 @@ def test_auto_records_first_and_compiles_where_the_rest_pays(train, compiles, mo
     assert "With 4 rounds to go the step is not compiled" in caplog.text
     assert state_after(short, 1)["compiled"] is None and state_after(short, 2)["compiled"] is False
     compiles["modes"].clear()
-    monkeypatch.setattr(compiling, "SPARED", 1.0)
+    monkeypatch.setattr(compiling, "SAVED", 1.0)
     with caplog.at_level(logging.INFO, "fedfrozen_app"):
         long = train(*words, folder="long")
     assert compiles["modes"] == ["captured", "blocks"] * 2  # rounds 1, 2, 3 and 4
@@ -192,35 +193,35 @@ def test_auto_records_first_and_compiles_where_the_rest_pays(train, compiles, mo
 @pytest.mark.parametrize("killed", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_resumed_run_takes_the_steps_of_an_unbroken_one(train, compiles, monkeypatch, killed):
     """Killed in the round in which it switches, or after it: then what is worth what has no say any more."""
-    monkeypatch.setattr(compiling, "SPARED", 1.0)
+    monkeypatch.setattr(compiling, "SAVED", 1.0)
     words = [*WORDS, "num_rounds=4", "strategy=fedavg"]
     whole = train(*words, folder="whole")
     with killed_before_checkpoint(monkeypatch, killed):
         train(*words, folder="broken")
     compiles["modes"].clear()
-    monkeypatch.setattr(compiling, "SPARED", 1.0 if killed == 2 else 0.0)
+    monkeypatch.setattr(compiling, "SAVED", 1.0 if killed == 2 else 0.0)
     resumed = train(*words, folder="broken", resume=True)
     assert compiles["modes"] == ["blocks"]
     assert same_bits(whole.model, resumed.model)
 
 
-def test_what_is_begun_ahead_decides_nothing(train, compiles, monkeypatch):
-    """A round is begun before its order comes only when it is settled how its steps are taken."""
-    monkeypatch.setattr(compiling, "SPARED", 1.0)
+def test_what_is_prefetched_decides_nothing(train, compiles, monkeypatch):
+    """A round is prefetched only when it is settled how its steps are taken."""
+    monkeypatch.setattr(compiling, "SAVED", 1.0)
     words = [*WORDS, "num_rounds=6", "strategy.warmup_rounds=3", "checkpoint.keep=9"]
     words += ["dataset.client_validation=0"]
     usual, modes = train(*words, folder="usual"), list(compiles["modes"])
-    begun, begin = [], CohortRunner.begin
+    prefetched, prefetch = [], CohortRunner.prefetch
 
-    def told(runner, clients, order, base):
-        begin(runner, clients, order, base)
-        begun.extend([order.round] if runner.resident.begun is not None else [])
+    def counted(runner, clients, request, base):
+        prefetch(runner, clients, request, base)
+        prefetched.extend([request.round] if ahead_of(runner.worker).prefetched is not None else [])
 
-    monkeypatch.setattr(CohortRunner, "begin", told)
+    monkeypatch.setattr(CohortRunner, "prefetch", counted)
     monkeypatch.setattr(cohort, "AHEAD_ON", ("cpu",))
     compiles["modes"].clear()
     ahead = train(*words, folder="ahead")
-    assert begun == [3, 6]  # 2 and 5 decide, 4 is the freeze
+    assert prefetched == [3, 6]  # 2 and 5 decide, 4 is the freeze
     assert compiles["modes"] == modes == ["captured", "blocks"] * 2
     for number in range(1, 7):
         assert state_after(usual, number) == state_after(ahead, number)
@@ -228,7 +229,7 @@ def test_what_is_begun_ahead_decides_nothing(train, compiles, monkeypatch):
 
 
 def test_plans_that_change_every_round_are_never_compiled(train, compiles, monkeypatch):
-    monkeypatch.setattr(compiling, "SPARED", 1.0)
+    monkeypatch.setattr(compiling, "SAVED", 1.0)
     train(*WORDS, "strategy=fedpart", "strategy.full_rounds=0", "strategy.group_rounds=1")
     assert set(compiles["modes"]) == {"captured"}
 

@@ -12,31 +12,31 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from fedfrozen_app import registry
-from fedfrozen_app.audit.command import judge_claims
-from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.audit.command import check_claims
+from fedfrozen_app.config import compose_run
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.digests import digests
 from fedfrozen_app.data.federated import load_corpus
 from fedfrozen_app.data.table import Table
-from fedfrozen_app.digests import digests
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.inprocess.stacked import Bench, run_stacked
-from fedfrozen_app.local import cohort, compiling, private_sums, step
+from fedfrozen_app.local import cohort, compiling, prefetch, private_sums, slot_memory, step_optimizer
 from fedfrozen_app.local.algorithm import Algorithm
-from fedfrozen_app.models import own_weights, thin
-from fedfrozen_app.models.own_weights import OwnWeights
 from fedfrozen_app.privacy import keystream
-from fedfrozen_app.privacy.dpsgd import ExampleGradients, plain_loss
+from fedfrozen_app.privacy.example_gradients import ExampleGradients, plain_loss
 from fedfrozen_app.privacy.ghost import GhostClipping
 from fedfrozen_app.privacy.noise import SecretNoise
 from fedfrozen_app.run.job import Job
+from fedfrozen_app.runtimes.inprocess.concurrent_runs import WorkerPool, run_concurrently
 from fedfrozen_app.server.base import PlannedFedAvg
+from fedfrozen_app.vmap import factored_gradients, per_client_kernels
+from fedfrozen_app.vmap.per_client_kernels import PerClientKernels
+from tests.comparing import is_key_bias
 from tests.conftest import SMALL, Run, same_bits
-from tests.flower.test_runtimes import is_key_bias
-from tests.local.test_algorithms import Contrast, Normalised, OwnModel, head_first
-from tests.privacy.test_dpsgd import parts, task_of
-from tests.privacy.test_stack import reply_of, spoil_first_example
-from tests.server.test_kills import killed_before_checkpoint
-from tests.server.test_wire import run_wired
+from tests.local.algorithms import Contrast, Normalised, OwnModel, head_first
+from tests.privacy.bad_clients import reply_of, spoil_first_example
+from tests.privacy.dpsgd_steps import parts, task_of
+from tests.resuming import killed_before_checkpoint
+from tests.server.wire import run_wired
 from tests.strategies import dual
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -90,7 +90,7 @@ def test_compiled_and_recorded_steps_equal_plain_ones(train, strategy, client, h
 
 @pytest.mark.parametrize("killed", [2, 4])
 def test_auto_resumes_to_the_bit_before_and_after_it_switches(train, monkeypatch, caplog, killed):
-    monkeypatch.setattr(compiling, "SPARED", 1.0)  # it compiles with the second round
+    monkeypatch.setattr(compiling, "SAVED", 1.0)  # it compiles with the second round
     words = [*WORDS, "num_rounds=4", "strategy=fedavg", "runtime.runner=cohort"]
     words += ["model.config.hidden_dropout_prob=0.1"]
     with caplog.at_level(logging.INFO, "fedfrozen_app"):
@@ -128,21 +128,21 @@ def test_bf16_of_stacked_clients_is_that_of_one_after_another(train, strategy, c
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lead", [(3, 70), (2, 3, 1, 2)])
 def test_kernels_for_own_weights_are_torch_s_own(lead, dtype):
-    """Norms, biases and their slopes, for numbers of rows and columns that fill no tile."""
-    from fedfrozen_app.models.row_kernels import Normalised, Shifted
+    """Norms, biases and their gradients, for numbers of rows and columns that fill no tile."""
+    from fedfrozen_app.vmap.row_kernels import Normalised, Shifted
 
     width, like = 200, {"device": "cuda", "dtype": dtype}
     rows = torch.randn(*lead, width, **like).requires_grad_()
     own = [torch.randn(lead[0], width, device="cuda").requires_grad_() for _ in range(2)]
     spread = [each.view(lead[0], *(1 for _ in lead[1:]), width) for each in own]
-    slopes = torch.randn_like(rows)
+    gradients = torch.randn_like(rows)
     normal = torch.nn.functional.layer_norm(rows.double(), (width,), eps=1e-6)
     found = Normalised.apply(rows, *own, 1e-6, dtype)
     expected = normal * spread[0] + spread[1]
     close(found, expected, dtype)
     for one, other in zip(
-        torch.autograd.grad(found, [rows, *own], slopes),
-        torch.autograd.grad(expected, [rows, *own], slopes.double()),
+        torch.autograd.grad(found, [rows, *own], gradients),
+        torch.autograd.grad(expected, [rows, *own], gradients.double()),
         strict=True,
     ):
         close(one, other, dtype)
@@ -150,8 +150,8 @@ def test_kernels_for_own_weights_are_torch_s_own(lead, dtype):
     moved, usual = Shifted.apply(rows, bias), rows + bias.view(spread[1].shape)
     assert torch.equal(moved, usual)
     for one, other in zip(
-        torch.autograd.grad(moved, [rows, bias], slopes),
-        torch.autograd.grad(usual, [rows, bias], slopes),
+        torch.autograd.grad(moved, [rows, bias], gradients),
+        torch.autograd.grad(usual, [rows, bias], gradients),
         strict=True,
     ):
         close(one, other, dtype)
@@ -167,7 +167,7 @@ def close(found, expected, dtype, bound=None):
 @pytest.mark.parametrize("precision", ["highest", "high"])
 def test_kernels_for_own_convolutions_are_torch_s_own(channels, out, size, padding, precision):
     """In float32 as exact as float32 is, in TF32 as exact as that."""
-    from fedfrozen_app.models.conv_kernels import Convolved
+    from fedfrozen_app.vmap.conv_kernels import Convolved
 
     pictures = torch.randn(2, 3, 9, 11, channels, device="cuda", requires_grad=True)
     kernels = torch.randn(2, out, size, size, channels, device="cuda", requires_grad=True)
@@ -175,8 +175,8 @@ def test_kernels_for_own_convolutions_are_torch_s_own(channels, out, size, paddi
     torch.set_float32_matmul_precision(precision)
     try:
         found = Convolved.apply(pictures, kernels, (padding, padding))
-        slopes = torch.randn_like(found)
-        back = torch.autograd.grad(found, [pictures, kernels], slopes)
+        gradients = torch.randn_like(found)
+        back = torch.autograd.grad(found, [pictures, kernels], gradients)
     finally:
         torch.set_float32_matmul_precision(before)
     exact = [each.detach().double().requires_grad_() for each in (pictures, kernels)]
@@ -188,27 +188,27 @@ def test_kernels_for_own_convolutions_are_torch_s_own(channels, out, size, paddi
     ).movedim(2, -1)
     bound = 2e-6 if precision == "highest" else 2e-3
     close(found, expected, torch.float32, bound)
-    for one, other in zip(back, torch.autograd.grad(expected, exact, slopes.double()), strict=True):
+    for one, other in zip(back, torch.autograd.grad(expected, exact, gradients.double()), strict=True):
         close(one, other, torch.float32, bound)
 
 
 @pytest.mark.parametrize("precision", ["highest", "high"])
 @pytest.mark.parametrize("count, out, width", [(10, 128, 12544), (3, 72, 1000), (64, 40, 5000)])
 def test_kernels_for_few_rows_are_torch_s_own(count, out, width, precision):
-    from fedfrozen_app.models.thin_kernels import multiply, take_off
+    from fedfrozen_app.vmap.factored_kernels import multiply, subtract_product
 
     whole = torch.randn(4, out * width + 64, device="cuda")
     weight = whole[:, : out * width].unflatten(1, (out, width))  # the clients' weights lie apart
-    rows, slopes = torch.randn(4, count, width, device="cuda"), torch.randn(4, count, out, device="cuda")
+    rows, gradients = torch.randn(4, count, width, device="cuda"), torch.randn(4, count, out, device="cuda")
     rates = torch.tensor([0.5, 2.0], device="cuda")
     each = rates.double().repeat_interleave(2).view(-1, 1, 1)
-    expected = weight.double() - each * torch.bmm(slopes.double().mT, rows.double())
+    expected = weight.double() - each * torch.bmm(gradients.double().mT, rows.double())
     product, rest = torch.bmm(rows.double(), weight.double().mT), whole[:, out * width :].clone()
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
         close(multiply(rows, weight), product, torch.float32, 2e-6 if precision == "highest" else 2e-3)
-        take_off(weight, slopes, rows, rates)
+        subtract_product(weight, gradients, rows, rates)
     finally:
         torch.set_float32_matmul_precision(before)
     close(weight, expected, torch.float32, 2e-6 if precision == "highest" else 2e-3)
@@ -218,13 +218,15 @@ def test_kernels_for_few_rows_are_torch_s_own(count, out, width, precision):
 @pytest.mark.parametrize("how", ["recorded", "compiled"])
 @pytest.mark.parametrize("precision", ["float32", "tf32"])
 def test_stacked_convolutions_train_as_one_client_after_another(train, precision, how, monkeypatch):
-    monkeypatch.setattr(thin, "LEAST", 1000)  # the slopes of its hidden layer stay factors
+    monkeypatch.setattr(factored_gradients, "LEAST", 1000)  # the gradients of its hidden layer stay factored
     words = [*WORDS, "strategy=fedavg", "model=simple_cnn", f"client.precision={precision}", "client=sgd"]
     words += ["dataset=digits", "dataset.limit=160", "partition.min_size=8", "+model.config.dropout=false"]
     words += ["client.momentum=0", "client.weight_decay=0"]
     plain = train(*words, *EAGER, folder="plain", small=False)
     taken = []
-    monkeypatch.setattr(step, "descend", lambda *given: (taken.append(given), thin.descend(*given)))
+    monkeypatch.setattr(
+        step_optimizer, "descend", lambda *given: (taken.append(given), factored_gradients.descend(*given))
+    )
     quick = train(*words, *HOW[how], folder="quick", small=False)
     assert taken
     start = train(*words, "num_rounds=0", folder="start", small=False).model
@@ -232,18 +234,18 @@ def test_stacked_convolutions_train_as_one_client_after_another(train, precision
 
 
 def test_without_kernels_of_its_own_a_step_goes_on_and_says_so(train, monkeypatch, caplog):
-    monkeypatch.setattr(own_weights, "NARROW", 8)  # the small model's layers
+    monkeypatch.setattr(per_client_kernels, "NARROW", 8)  # the small model's layers
     words = [*WORDS, "strategy=fedavg", "runtime.runner=cohort", "runtime.compile=false"]
     start = train(*words, "num_rounds=0", folder="start").model
     usual = train(*words, folder="usual")
-    assert "could not be made" not in caplog.text and "runtime.compile" not in caplog.text
+    assert "could not be compiled" not in caplog.text and "runtime.compile" not in caplog.text
 
     def fail(*given):
         raise OSError("no compiler here")
 
-    monkeypatch.setattr(own_weights, "_begun", lambda *given: Failed(fail))
+    monkeypatch.setattr(per_client_kernels, "_compiling", lambda *given: Failed(fail))
     without = train(*words, folder="without")
-    assert "could not be made" in caplog.text and "no compiler here" in caplog.text
+    assert "could not be compiled" in caplog.text and "no compiler here" in caplog.text
     assert 0 < distance(start, usual, without) <= 1e-3  # another kernel rounds in another way
 
 
@@ -298,8 +300,8 @@ def test_what_comes_from_a_checkpoint_gives_what_never_left(train, words):
     assert same_bits(whole.model, halves.model)
 
 
-def test_a_cohort_larger_than_the_free_memory_trains_in_turns_and_says_so(train, caplog, monkeypatch):
-    monkeypatch.setattr(cohort, "SPARE", 0.0)  # as if the card were full: one client at a time
+def test_a_cohort_larger_than_the_free_memory_trains_in_parts_and_logs_it(train, caplog, monkeypatch):
+    monkeypatch.setattr(slot_memory, "MEMORY_SHARE", 0.0)  # as if the card were full: one client at a time
     words = [*WORDS, "runtime.runner=cohort", "num_clients=10", "dataset.limit=400", "partition=iid"]
     with caplog.at_level(logging.INFO, "fedfrozen_app"):
         run = train(*words)
@@ -327,18 +329,19 @@ def test_a_block_that_trains_while_another_is_added_up_changes_nothing(train, mo
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedfrozen"])
 @pytest.mark.parametrize("compiled", ["true", "false", "auto"])
-def test_a_round_that_is_begun_while_another_is_closed_changes_nothing(
+def test_a_round_that_is_prefetched_while_another_is_closed_changes_nothing(
     train, monkeypatch, compiled, strategy
 ):
-    """With dropout, frozen parameters, several blocks, and the model judged in between."""
+    """With dropout, frozen parameters, several blocks, and the model evaluated in between."""
     own = [*WORDS, f"strategy={strategy}", "num_clients=6", "runtime.max_block=2", "partition.alpha=0.3"]
     own += ["runtime.runner=cohort", f"runtime.compile={compiled}", "dataset.client_validation=0"]
     own += ["num_rounds=6", "eval_every=2", "model.config.hidden_dropout_prob=0.1"]
-    served, real = [], cohort.Begun.serves
-    monkeypatch.setattr(cohort.Begun, "serves", lambda *given: served.append(real(*given)) or served[-1])
+    served, real = [], prefetch.PrefetchedRound.serves
+    watched = lambda *given: served.append(real(*given)) or served[-1]  # noqa: E731
+    monkeypatch.setattr(prefetch.PrefetchedRound, "serves", watched)
     first = train(*own, folder="ahead")
     assert all(served) and len(served) >= 2  # not those for which a step is made or chosen first
-    monkeypatch.setattr(cohort.CohortRunner, "begins_ahead", False)
+    monkeypatch.setattr(cohort.CohortRunner, "can_prefetch", False)
     second = train(*own, folder="in turn")
     assert same_bits(first.model_after(6), second.model_after(6))
     for row, twin in zip(first.rows, second.rows, strict=True):
@@ -363,32 +366,32 @@ def test_private_gradients_are_those_of_the_host(train):
 
 def test_private_gradients_of_clients_by_kernels_are_those_of_each(monkeypatch):
     """In float32: the kernels' precision, where float64 goes without."""
-    monkeypatch.setattr(own_weights, "NARROW", 8)  # the small model's layers
+    monkeypatch.setattr(per_client_kernels, "NARROW", 8)  # the small model's layers
     model, inputs, labels = parts("bert")
     model, names = model.float().to("cuda"), [name for name, _ in model.named_parameters()]
     given = {key: value.to("cuda").expand(2, *value.shape) for key, value in inputs.items()}
     rows = {name: torch.stack([value, value * 1.1]).detach() for name, value in model.named_parameters()}
-    kernels = OwnWeights(model, torch.device("cuda"), torch.float32)
+    kernels = PerClientKernels(model, torch.device("cuda"), torch.float32)
     ways = partial(kernels.used, names)
     together = ExampleGradients(model, task_of(model), names, plain_loss, ways)
-    losses, slopes = together.of_clients(rows, given, labels.to("cuda").expand(2, -1))
+    losses, gradients = together.of_clients(rows, given, labels.to("cuda").expand(2, -1))
     assert any("row_kernels" in name for name in sys.modules)
     for client in range(2):
         model.load_state_dict({name: row[client] for name, row in rows.items()}, strict=False)
         alone = ExampleGradients(model, task_of(model), names, plain_loss)
         expected, by_name = alone({key: value[client] for key, value in given.items()}, labels.to("cuda"))
         torch.testing.assert_close(losses[client], expected, rtol=1e-5, atol=0)
-        for name, slope in by_name.items():  # keys' biases have none but what rounding makes
-            torch.testing.assert_close(slopes[name][client], slope, rtol=1e-3, atol=1e-6)
+        for name, gradient in by_name.items():  # keys' biases have none but what rounding makes
+            torch.testing.assert_close(gradients[name][client], gradient, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("precision", ["highest", "high"])
 @pytest.mark.parametrize("tokens, width, masked", [(20, 8, False), (17, 16, True), (128, 32, True)])
 def test_the_kernel_for_short_attention_is_torch_s_own(tokens, width, masked, precision):
-    from fedfrozen_app.models.attention_kernels import Attended
+    from fedfrozen_app.vmap.attention_kernels import Attended
 
     shape = (3, tokens, 2, width)
-    query, key, value, slope = (torch.randn(shape, device="cuda").transpose(1, 2) for _ in range(4))
+    query, key, value, gradient = (torch.randn(shape, device="cuda").transpose(1, 2) for _ in range(4))
     given = [each.requires_grad_() for each in (query, key, value)]
     seen = torch.arange(tokens, device="cuda") < torch.tensor([[tokens], [5], [0]], device="cuda")
     mask = seen[:, None, None, :].expand(3, 1, tokens, tokens) if masked else None
@@ -396,21 +399,21 @@ def test_the_kernel_for_short_attention_is_torch_s_own(tokens, width, masked, pr
     torch.set_float32_matmul_precision(precision)
     try:
         found = Attended.apply(*given, mask, 0.3, 0.0)
-        back = torch.autograd.grad(found, given, slope)
+        back = torch.autograd.grad(found, given, gradient)
     finally:
         torch.set_float32_matmul_precision(before)
     exact = [each.detach().double().requires_grad_() for each in given]
     expected = torch.nn.functional.scaled_dot_product_attention(*exact, mask, scale=0.3)
     bound = 3e-6 if precision == "highest" else 3e-3
     close(found, expected, torch.float32, bound)
-    for one, other in zip(back, torch.autograd.grad(expected, exact, slope.double()), strict=True):
+    for one, other in zip(back, torch.autograd.grad(expected, exact, gradient.double()), strict=True):
         close(one, other, torch.float32, bound)
 
 
 def test_what_the_kernel_for_attention_drops_out_is_dropped_on_the_way_back_too():
-    from fedfrozen_app.models.attention_kernels import Attended
+    from fedfrozen_app.vmap.attention_kernels import Attended
 
-    query, key, slope = (torch.randn(8, 2, 32, 32, device="cuda") for _ in range(3))
+    query, key, gradient = (torch.randn(8, 2, 32, 32, device="cuda") for _ in range(3))
     weights = torch.eye(32, device="cuda").expand(8, 2, 32, 32)  # as values, so that all of them show
     given = [each.clone().requires_grad_() for each in (query, key, weights)]
     found = Attended.apply(*given, None, 0.2, 0.3)
@@ -423,8 +426,8 @@ def test_what_the_kernel_for_attention_drops_out_is_dropped_on_the_way_back_too(
     expected = used @ exact[2]
     close(found, expected, torch.float32)
     for one, other in zip(
-        torch.autograd.grad(found, given, slope),
-        torch.autograd.grad(expected, exact, slope.double()),
+        torch.autograd.grad(found, given, gradient),
+        torch.autograd.grad(expected, exact, gradient.double()),
         strict=True,
     ):
         close(one, other, torch.float32)
@@ -564,7 +567,7 @@ def test_a_watched_client_on_a_gpu_passes(train):
         "privacy.epsilon=1",
     ]
     run = train("device=cuda", "num_rounds=2", "model.config.hidden_dropout_prob=0.2", *words)
-    (claim,) = judge_claims(run.folder)
+    (claim,) = check_claims(run.folder)
     assert claim["verdict"] == "pass", claim["checks"]
 
 
@@ -573,7 +576,7 @@ def test_a_watched_client_on_a_gpu_passes(train):
 def test_stacked_prompts_and_private_rows_equal_one_client_after_another(train, modalities, compile):
     """pFedDC: global prompts, and what each client keeps for itself, within 1e-3 of how far they moved."""
     words = [*dual.WORDS, "device=cuda", "num_rounds=3", "client.local_steps=5", "client.fusion_lr=0.3"]
-    words += [f"strategy.modalities={modalities}", "participation=0.7"]  # some round goes on without each
+    words += [f"strategy.modalities={modalities}", "participation=0.7"]  # each misses some round
     plain = train(*words, *EAGER, folder="plain", small=False)
     quick = train(*words, "runtime.runner=cohort", f"runtime.compile={compile}", folder="quick", small=False)
     start = train(*words, "num_rounds=0", folder="start", small=False).model
@@ -636,9 +639,9 @@ def test_runs_side_by_side_equal_runs_alone(train, tmp_path, client, compiled):
     alone = [train(*own, folder=f"alone{n}", small=False) for n, own in enumerate(each)]
     jobs = []
     for number, own in enumerate(each):
-        resolved_config = resolved(compose_config(own))
-        jobs.append(Job(read(resolved_config), resolved_config, own, tmp_path / f"beside{number}"))
-    found = run_stacked(jobs, Bench(load_corpus(jobs[0].config), 4))
+        composed = compose_run(own)
+        jobs.append(Job(composed, tmp_path / f"stacked{number}"))
+    found = run_concurrently(jobs, WorkerPool(load_corpus(jobs[0].config), 4))
     assert [outcome["status"] for outcome in found] == ["completed"] * 4
     for number, one in enumerate(alone[:3]):
         start = train(*each[number], "num_rounds=0", folder=f"start{number}", small=False).model

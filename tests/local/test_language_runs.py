@@ -7,7 +7,7 @@ import pytest
 
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.worker import Worker
 from tests.conftest import SMALL
 
 WORDS = ["dataset=instructions", "dataset.max_tokens=24", "model.config.num_key_value_heads=1"]
@@ -68,12 +68,12 @@ def test_both_runners_give_the_same_model(train, prompts, words, strategy):
 
 
 @pytest.mark.slow
-def test_personal_figures_are_means_over_tokens(train, prompts):
+def test_personal_metrics_are_means_over_tokens(train, prompts):
     run = train(*WORDS, prompts, "strategy=local", "num_rounds=1", "partition.alpha=0.2")
     row = run.rows[-1]
     config = read(resolved(compose_config(run.summary["command"].split()[1:])))
-    resident = Resident(config, corpus := load_corpus(config), shares=share_out(corpus, config, 3))
-    tokens = [int((resident.client_test_rows(str(n)).labels[:, 1:] >= 0).sum()) for n in range(3)]
+    worker = Worker(config, corpus := load_corpus(config), shares=share_out(corpus, config, 3))
+    tokens = [int((worker.data.client_test_rows(str(n)).labels[:, 1:] >= 0).sum()) for n in range(3)]
     own = row["by_client"]["personal_accuracy"]
     wanted = sum(own[str(n)] * tokens[n] for n in range(3)) / sum(tokens)
     assert row["personal_accuracy"] == pytest.approx(wanted)

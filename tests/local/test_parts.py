@@ -1,4 +1,4 @@
-"""The stacked arrays of a step: views of the clients' rows, rounded once, slopes in their own columns."""
+"""The stacked arrays of a step: views of the clients' rows, rounded once, gradients in their own columns."""
 
 import math
 from contextlib import nullcontext
@@ -10,9 +10,9 @@ from torch.func import functional_call, vmap
 
 from clients.apfl import APFL
 from fedfrozen_app.exchange.block import Layout
-from fedfrozen_app.local import cohort
+from fedfrozen_app.local import round_work
 from fedfrozen_app.local.parts import parts_of, rounded_names
-from fedfrozen_app.models import attention, own_products
+from fedfrozen_app.vmap import attention, per_client_products
 from tests.conftest import slowly
 
 WORDS = ["runtime.runner=cohort", "client.local_steps=2", "num_rounds=1", "client.precision=bf16"]
@@ -25,17 +25,17 @@ def layout_and_rows():
     return layout, torch.randn(4, layout.width, generator=generator, dtype=torch.float64)
 
 
-def test_parts_and_their_slopes_are_those_of_plain_views():
+def test_parts_and_their_gradients_are_those_of_plain_views():
     layout, rows = layout_and_rows()
-    slopes = []
+    gradients = []
     for split in (layout.views, lambda given: parts_of(given, layout)):
         given = rows.clone().requires_grad_(True)
         parts = split(given)
-        # "d" is read twice, "c" by nobody.
+        # "d" is read twice, "c" never.
         loss = (parts["a.weight"].sin().sum() * parts["b"].exp().sum()) + (parts["d"] ** 3 + parts["d"]).sum()
-        slopes.append(torch.autograd.grad(loss, given)[0])
-    assert torch.equal(*slopes)
-    assert slopes[1][:, layout.spans[0] - 1].eq(0).all()  # padding
+        gradients.append(torch.autograd.grad(loss, given)[0])
+    assert torch.equal(*gradients)
+    assert gradients[1][:, layout.spans[0] - 1].eq(0).all()  # padding
 
 
 class Twice(nn.Module):
@@ -51,20 +51,20 @@ class Twice(nn.Module):
 
 @pytest.mark.parametrize("lead", [(3,), (2, 3)], ids=["clients", "clients of runs"])
 @pytest.mark.parametrize("rounded", [(), ("often.weight", "once.weight")], ids=["as they are", "rounded"])
-def test_products_write_their_slopes_where_they_belong(lead, rounded, monkeypatch):
+def test_products_write_their_gradients_where_they_belong(lead, rounded, monkeypatch):
     model = Twice()
     layout = Layout.of(dict(model.named_parameters()))
     count = math.prod(lead)
     rows, seen = torch.randn(count, layout.width), torch.randn(*lead, 5, 6)
-    places, place = [], own_products.Room.place
+    places, place = [], per_client_products.GradientBuffer.place
 
     def noted(room, part):
         places.append(place(room, part))
         return places[-1]
 
-    monkeypatch.setattr(own_products.Room, "place", noted)
+    monkeypatch.setattr(per_client_products.GradientBuffer, "place", noted)
 
-    def slope(room):
+    def gradient(room):
         given = rows.clone().requires_grad_()
         parts = parts_of(given, layout, rounded, room=room)
         by_lead = {name: part.unflatten(0, lead) for name, part in parts.items()}
@@ -77,20 +77,20 @@ def test_products_write_their_slopes_where_they_belong(lead, rounded, monkeypatc
 
         for _ in lead:
             one = vmap(one)
-        ways = own_products.own_products(model, list(layout.names)) if room else nullcontext()
-        with ways, own_products.offered(room), torch.autocast("cpu", enabled=bool(rounded and room)):
+        ways = per_client_products.per_client_products(model, list(layout.names)) if room else nullcontext()
+        with ways, per_client_products.offered(room), torch.autocast("cpu", enabled=bool(rounded and room)):
             losses = one(by_lead, seen)
         return torch.autograd.grad(losses.sum(), given)[0]
 
-    found, expected = slope(own_products.Room()), slope(None)
-    # The layer that is read twice has a place for one of its slopes.
+    found, expected = gradient(per_client_products.GradientBuffer()), gradient(None)
+    # The layer that is read twice has a place for one of its gradients.
     assert [each is None for each in places] == [False, False, True]
     bound = 0.05 if rounded else 1e-5
     assert (found - expected).abs().max() <= bound * expected.abs().max()
     assert found[:, layout.spans[0] - 1].eq(0).all()  # padding
 
 
-def test_rounded_parts_give_the_slopes_of_rounded_weights_in_full_precision():
+def test_rounded_parts_give_the_gradients_of_rounded_weights_in_full_precision():
     layout, rows = layout_and_rows()
     rows = rows.float().requires_grad_(True)
     parts = parts_of(rows, layout, {"a.weight"})
@@ -98,9 +98,9 @@ def test_rounded_parts_give_the_slopes_of_rounded_weights_in_full_precision():
         ("b", "c", "d"), torch.float32
     )
     assert torch.equal(parts["a.weight"], layout.views(rows)["a.weight"].bfloat16())
-    (slope,) = torch.autograd.grad((parts["a.weight"] * 3).float().sum() + parts["d"].sum(), rows)
-    found = layout.views(slope)
-    assert slope.dtype == torch.float32
+    (gradient,) = torch.autograd.grad((parts["a.weight"] * 3).float().sum() + parts["d"].sum(), rows)
+    found = layout.views(gradient)
+    assert gradient.dtype == torch.float32
     assert found["a.weight"].eq(3).all() and found["d"].eq(1).all() and found["c"].eq(0).all()
 
 
@@ -158,20 +158,20 @@ def test_frozen_convolutions_of_stacked_clients_in_bf16(train):
 
 
 def test_a_look_that_fails_leaves_the_model_training(train, monkeypatch):
-    plain, seen = cohort.look_rows, []
+    plain, seen = round_work.adapt_rows, []
 
-    def spied(resident, *given):
-        before = resident.model.training
+    def spied(worker, *given):
+        before = worker.model.training
         try:
-            return plain(resident, *given)
+            return plain(worker, *given)
         finally:
-            seen.append((before, resident.model.training))
+            seen.append((before, worker.model.training))
 
     def fails(self, *given):
         raise RuntimeError("seen enough")
 
-    monkeypatch.setattr(cohort, "look_rows", spied)
-    monkeypatch.setattr(APFL, "seen", fails)
+    monkeypatch.setattr(round_work, "adapt_rows", spied)
+    monkeypatch.setattr(APFL, "first_batch_loss", fails)
     with pytest.raises(RuntimeError, match="seen enough"):
         train("strategy=apfl", "runtime.runner=cohort", "num_rounds=1")
     assert seen == [(True, True)]

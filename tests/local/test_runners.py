@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.local import sequential, step
+from tests.comparing import is_key_bias
 from tests.conftest import same_bits, slowly
-from tests.flower.test_runtimes import is_key_bias
 
 TRAIN_ROWS = {"one": 1, "two": 2, "five": 5, "thirteen": 13, "twenty": 20}
 TEST_ROWS = {
@@ -22,7 +22,7 @@ TEST_ROWS = {
     "five": 1,
     "thirteen": 4,
     "twenty": 9,
-}  # the client with one row has none to be judged by
+}  # the client with one row has none to be evaluated on
 WORDS = ["dataset=images", "partition=domain", "num_clients=null", "dataset.limit=null", "num_rounds=2"]
 WORDS += ["model.dtype=float64", "model.config.num_hidden_layers=1", "track.tensorboard=false"]
 TIMES = ("seconds", "client_seconds")
@@ -111,7 +111,7 @@ def test_random_runs_are_alike(train, pictures, words):
 
 
 @pytest.mark.parametrize("strategy", ["local", *slowly("fedavg")])
-def test_a_client_without_rows_to_be_judged_by_takes_nobody_s_figures_away(train, pictures, strategy):
+def test_a_client_without_validation_rows_changes_no_other_s_metrics(train, pictures, strategy):
     words = [f"strategy={strategy}", "personal=false"]
     check_alike(train, pictures, words)
     by_client = train(*WORDS, *words, f"dataset.path={pictures}", "runtime.runner=cohort").rows[-1][
@@ -124,11 +124,11 @@ def test_a_client_without_rows_to_be_judged_by_takes_nobody_s_figures_away(train
 
 @pytest.mark.parametrize("runner", ["sequential", "cohort"])
 def test_a_round_that_diverged_does_not_stay_with_a_client_for_good(train, monkeypatch, runner):
-    """Its private arrays would be NaN in every later round: it goes on from those of the round before."""
+    """Its private arrays would be NaN in every later round: it continues with those of the round before."""
     real = sequential.learning_rate
 
-    def too_high(settings, server_round, resident):
-        return 1e30 if server_round == 2 else real(settings, server_round, resident)
+    def too_high(settings, server_round, num_rounds):
+        return 1e30 if server_round == 2 else real(settings, server_round, num_rounds)
 
     for module in (sequential, step):
         monkeypatch.setattr(module, "learning_rate", too_high)

@@ -9,12 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, SiglipConfig, SiglipModel
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.table import InputShape
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.role import KERNEL, KINDS
 from fedfrozen_app.models.build import build_model
+from fedfrozen_app.models.export import export_model
 from fedfrozen_app.models.role_file import read_roles, use_roles
-from fedfrozen_app.models.roles import KERNEL, KINDS, roles_of
-from fedfrozen_app.models.transformer import export_model
+from fedfrozen_app.models.roles import roles_of
 from tests.conftest import SMALL, slowly
 
 WIDTH, LAYERS = 8, 3

@@ -18,11 +18,11 @@ from transformers import (
     ViTModel,
 )
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.table import InputShape
-from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.build import build_model, parameters_of
+from fedfrozen_app.models.export import export_model
 from fedfrozen_app.models.roles import roles_of
-from fedfrozen_app.models.transformer import export_model
 from tests.conftest import slowly
 
 SMALL = {

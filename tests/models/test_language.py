@@ -7,12 +7,12 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.table import IGNORED, InputShape, Table
-from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.build import build_model
+from fedfrozen_app.models.export import export_model
 from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.models.task import Batch, Task
-from fedfrozen_app.models.transformer import export_model
 from tests.models.conftest import SETTINGS
 
 LANGUAGE = InputShape("language", (), vocab_size=20, max_tokens=8, pad_token_id=0)

@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch.func import vmap
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.table import InputShape
-from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.pixels import cnn, lenet, linear, moderate_cnn
 from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.models.spec import ModelSpec
 from tests.conftest import slowly
-from tests.local.test_augmented import RUNNERS
-from tests.local.test_cohort import THREE_ROUNDS, compare
+from tests.local.runners import RUNNERS, THREE_ROUNDS, compare
 
 SHAPE = InputShape("image", ("a", "b", "c"), channels=1, image_size=8)
 

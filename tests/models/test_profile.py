@@ -12,8 +12,8 @@ from transformers import (
     LlamaForSequenceClassification,
 )
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.table import CONTINUED
-from fedfrozen_app.errors import UserError
 from fedfrozen_app.models.profile import head_scores, layer_scores, relevant
 from fedfrozen_app.models.task import Batch
 

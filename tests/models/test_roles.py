@@ -21,10 +21,11 @@ from transformers import (
     ViTModel,
 )
 
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.models import roles
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.exchange.role import KERNEL, KINDS, Role
+from fedfrozen_app.models import architectures
 from fedfrozen_app.models.pixels import LinearClassifier, PixelConfig
-from fedfrozen_app.models.roles import KERNEL, KINDS, Role, roles_of
+from fedfrozen_app.models.roles import roles_of
 
 FAMILIES = [
     "vit",
@@ -110,10 +111,10 @@ def test_no_name_is_claimed_by_two_rows(family, tiny, monkeypatch):
     """The table is checked, not trusted: a second claim on any name is an error."""
     model = LinearClassifier(PixelConfig("linear", 1, 2, 2)) if family == "linear" else tiny(family)
     roles_of(model)
-    architecture = roles.ARCHITECTURES[family]
+    architecture = architectures.ARCHITECTURES[family]
     row = architecture.rows[-1]
     twice = dataclasses.replace(architecture, rows=(*architecture.rows, row))
-    monkeypatch.setitem(roles.ARCHITECTURES, family, twice)
+    monkeypatch.setitem(architectures.ARCHITECTURES, family, twice)
     with pytest.raises(RuntimeError, match="two roles"):
         roles_of(model)
 

@@ -8,8 +8,9 @@ from torch import nn
 from transformers import GPT2Config, GPT2ForSequenceClassification
 from transformers.pytorch_utils import Conv1D
 
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.roles import KERNEL, roles_of
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.exchange.role import KERNEL
+from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.models.split import SplitProjection, join_fused, split_fused
 
 D = 8

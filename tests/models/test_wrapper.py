@@ -9,12 +9,14 @@ from transformers import ViTForImageClassification
 
 from fedfrozen_app.commands.forecast import forecast
 from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.core.digests import digest
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.federated import load_corpus, share_out
-from fedfrozen_app.digests import digest
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.exchange.role import Role
 from fedfrozen_app.launch import load_run
-from fedfrozen_app.local.resident import Resident, make_card
-from fedfrozen_app.models.roles import Role, roles_of
+from fedfrozen_app.local.model_evaluation import evaluate_test
+from fedfrozen_app.local.worker import Worker, make_data_spec
+from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.models.wrapper import Wrapper, wrapper_of
 from strategies.fedavg import FedAvg
 from tests.conftest import SMALL, same_bits
@@ -52,10 +54,10 @@ class HeadAdapter(Wrapper):
     def outline(self, config, shape):
         return Tuned(super().outline(config, shape), self.rank)
 
-    def card(self, config, corpus):
+    def data_spec(self, config, corpus):
         return {"base": digest(super().build(config, corpus).classifier.weight)}
 
-    def check_card(self, own, federation):
+    def check_data_spec(self, own, federation):
         if own["base"] != federation["base"]:
             raise UserError("The base model here is not the federation's.")
 
@@ -63,7 +65,7 @@ class HeadAdapter(Wrapper):
         return frozenset(name for name, _ in model.named_parameters() if name.startswith("base."))
 
     @torch.no_grad()
-    def figures(self, model):
+    def metrics(self, model):
         return {"adapter_norm": float((model.b @ model.a).norm())}
 
     def export(self, model, folder, classes, *, merged=True):
@@ -82,9 +84,9 @@ def config_of(*words):
     return read(resolved(compose_config([*SMALL, *words])))
 
 
-def resident_of(config, **more):
+def worker_of(config, **more):
     corpus = load_corpus(config)
-    return Resident(config, corpus, shares=share_out(corpus, config, 3), **more)
+    return Worker(config, corpus, shares=share_out(corpus, config, 3), **more)
 
 
 @pytest.mark.slow
@@ -97,7 +99,7 @@ def test_adapters_alone_train_and_travel(adapted, train):
     assert all(row["adapter_norm"] > 0 for row in run.rows[1:])
     # Built once more, the base is the one that the run trained them on.
     assert (
-        load_run(run.folder, []).evaluate_test()["loss"]
+        evaluate_test(load_run(run.folder, []))["loss"]
         == run.rows[-1]["test_loss"]
         != run.rows[0]["test_loss"]
     )
@@ -118,11 +120,11 @@ def test_both_runners_train_them_alike(adapted, train):
 @pytest.mark.slow
 def test_the_export_is_the_merged_model(adapted, train, tmp_path):
     run = train(*adapted, "num_rounds=1")
-    resident = load_run(run.folder, [])
+    worker = load_run(run.folder, [])
     pixels = torch.randn(4, 1, 8, 8)
     with torch.no_grad():
-        expected = resident.model(pixels).logits
-        resident.export(tmp_path / "exported")
+        expected = worker.model(pixels).logits
+        worker.export(tmp_path / "exported")
         merged = ViTForImageClassification.from_pretrained(tmp_path / "exported").eval()(pixels).logits
     torch.testing.assert_close(merged, expected)
 
@@ -131,31 +133,41 @@ def test_the_export_is_the_merged_model(adapted, train, tmp_path):
 def test_a_node_with_another_base_is_refused(adapted):
     config = config_of(*adapted)
     corpus = load_corpus(config)
-    card = make_card(corpus, config)
-    assert card["base"] and card["classes"] == list(corpus.classes)
-    assert resident_of(config, card=card).card == card
+    data_spec = make_data_spec(corpus, config)
+    assert data_spec["base"] and data_spec["classes"] == list(corpus.classes)
+    assert worker_of(config, data_spec=data_spec).data_spec == data_spec
     with pytest.raises(UserError, match="not the federation's"):
-        resident_of(config_of(*adapted, "seed=1"), card=card)
+        worker_of(config_of(*adapted, "seed=1"), data_spec=data_spec)
 
 
 @pytest.mark.slow
 def test_a_model_goes_on_to_a_run_with_an_equal_wrapper(adapted, monkeypatch):
-    resident = resident_of(config_of(*adapted))
-    assert resident.can_switch_to(config_of(*adapted))
+    worker = worker_of(config_of(*adapted))
+    assert worker.can_switch_to(config_of(*adapted))
     monkeypatch.setattr(FedAvg, "wrapper", classmethod(lambda cls, settings: HeadAdapter(rank=2)))
-    assert not resident.can_switch_to(config_of(*adapted))
+    assert not worker.can_switch_to(config_of(*adapted))
     # fedfrozen, of a plain model
-    assert not resident.can_switch_to(config_of("client=sgd", "client.lr=0.01"))
+    assert not worker.can_switch_to(config_of("client=sgd", "client.lr=0.01"))
 
 
 def test_a_plain_model_answers_nothing():
     config = config_of()
     wrapper = wrapper_of(config)
     assert wrapper == Wrapper() and wrapper.reusable and not wrapper.has_global
-    resident = resident_of(config)
-    assert resident.exchanged.keys() == resident.parameters.keys()
-    assert wrapper.features(resident.model) is None and resident.figures() == {}
-    before = {name: value.clone() for name, value in resident.exchanged.items()}
-    with resident.only_global():
-        assert same_bits(before, resident.exchanged)
-    assert set(resident.card) == {"classes", "mean", "std"}
+    worker = worker_of(config)
+    assert worker.exchanged.keys() == worker.parameters.keys()
+    assert wrapper.features(worker.model) is None and worker.figures() == {}
+    before = {name: value.clone() for name, value in worker.exchanged.items()}
+    with worker.only_global():
+        assert same_bits(before, worker.exchanged)
+    assert set(worker.data_spec) == {"classes", "mean", "std"}
+
+
+def test_an_old_name_of_an_overridden_method_still_works():
+    with pytest.warns(DeprecationWarning, match="Old: `figures` is now `metrics`"):
+
+        class Old(Wrapper):
+            def figures(self, model):
+                return {"seen": 1.0}
+
+    assert Old().metrics(None) == {"seen": 1.0}

@@ -9,14 +9,16 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import RDPAccountant as OpacusRdp
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.privacy.accountant import (
     PrvAccountant,
     Truncated,
+    curve_of,
     epsilon_bounds,
     epsilon_of,
     loss_below,
     merged,
+    rough_epsilon,
     solve_noise,
 )
 from fedfrozen_app.privacy.opacus_parts import (
@@ -54,9 +56,9 @@ CASES = [pytest.param(0.8, 10.0, marks=pytest.mark.slow), (3.0, 60.0)]
 def test_renyi_agrees_with_dp_accounting(noise, selection):
     steps = list(twenty_rounds(noise, selection))
     # The same orders, or the two would optimise over different curves.
-    orders = OpacusRdp.DEFAULT_ALPHAS
+    alphas = OpacusRdp.DEFAULT_ALPHAS
     ours = epsilon_of(steps, DELTA, "rdp", 8.0)
-    assert ours == pytest.approx(independent(steps, RdpAccountant(orders)), rel=0.01)
+    assert ours == pytest.approx(independent(steps, RdpAccountant(alphas)), rel=0.01)
 
 
 @pytest.mark.parametrize(("noise", "selection"), CASES)
@@ -157,3 +159,19 @@ def test_a_quicker_mean_is_opacus_own(noise, rate, times):
 def test_a_loss_far_out_is_certain():
     chance = loss_below(0.3, 0.2)
     assert chance(-1.0) == 0.0 and chance(699.0) == chance(800.0) == 1.0
+
+
+@pytest.mark.slow
+def test_a_rate_of_one_in_a_million_is_accounted():
+    """With so few rows in a sample δ alone may cover the loss. Before, Opacus' "Cannot compute epsilon" for
+    the little noise at which the search begins."""
+    noise = solve_noise(1e-6, 30, epsilon=3.0, delta=1e-3, kind="prv")
+    assert 0.05 < noise < 1 and 0 <= epsilon_of([Steps(noise, 1e-6, 30)], 1e-3, "prv", 3.0) <= 3.0
+
+
+def test_where_opacus_computes_no_epsilon_its_renyi_bound_counts():
+    steps = (Steps(0.1, 1e-6, 30),)
+    bound = rough_epsilon(steps, 1e-3)
+    assert bound > 1000 and epsilon_of(steps, 1e-3, "prv", 1000.0) == bound
+    assert epsilon_bounds(steps, 1e-3) == (0.0, bound)
+    assert curve_of(steps, 1e-3, points=5).epsilons[-1] == bound

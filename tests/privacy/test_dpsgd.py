@@ -6,30 +6,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.optim import SGD
 from torch.utils._pytree import tree_leaves
 
 from fedfrozen_app.data.table import Table
-from fedfrozen_app.models.blocks import outermost_lists
+from fedfrozen_app.models.frozen_backbone import frozen_backbone
 from fedfrozen_app.models.pixels import Output
-from fedfrozen_app.models.task import Batch, Task
-from fedfrozen_app.models.trunk import frozen_trunk
-from fedfrozen_app.privacy.dpsgd import ExampleGradients, Packed, Recipe, train_steps
-from fedfrozen_app.privacy.noise import SeededNoise
-from tests.models.conftest import SETTINGS, _build, _example
-
-CPU = torch.device("cpu")
-
-
-def plain(parameters, batch, task):
-    return task.loss(parameters, batch)
-
-
-def parts(model_type, **settings):
-    """A tiny model in float64, four examples, and their labels."""
-    model = _build(model_type, dtype="float64", **settings).eval()
-    inputs = _example(model_type, torch.float64)
-    return model, inputs, torch.tensor([0, 1, 1, 0])
+from fedfrozen_app.models.task import Batch
+from fedfrozen_app.privacy.example_gradients import ExampleGradients, Packed
+from fedfrozen_app.vmap.blocks import outermost_lists
+from tests.models.conftest import SETTINGS, _example
+from tests.privacy.dpsgd_steps import norm, parts, plain, steps, task_of
 
 
 @pytest.mark.parametrize("model_type", SETTINGS)
@@ -37,11 +23,11 @@ def test_example_gradients_are_those_of_batches_of_one(model_type):
     model, inputs, labels = parts(model_type)
     task = task_of(model)
     names = [name for name, _ in model.named_parameters()]
-    losses, slopes = ExampleGradients(model, task, names, plain)(inputs, labels)
+    losses, per_example = ExampleGradients(model, task, names, plain)(inputs, labels)
     for number, (loss, expected) in enumerate(each_alone(model, task, names, inputs, labels)):
         torch.testing.assert_close(losses[number], loss, rtol=1e-10, atol=0)
-        for name, slope in expected.items():
-            torch.testing.assert_close(slopes[name][number], slope, rtol=1e-8, atol=1e-12)
+        for name, gradient in expected.items():
+            torch.testing.assert_close(per_example[name][number], gradient, rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize("recorded", [False, True])
@@ -53,7 +39,7 @@ def test_gradients_of_clients_side_by_side_are_those_of_each(model_type, recorde
     index = torch.tensor([[0, 1], [2, 3], [1, 1]])
     own = {key: value[index] for key, value in inputs.items()}
     together = ExampleGradients(model, task_of(model), list(rows), plain)
-    losses, slopes = together.of_clients(rows, own, labels[index], recorded=recorded)
+    losses, per_example = together.of_clients(rows, own, labels[index], recorded=recorded)
     for client in range(3):
         alone = copy.deepcopy(model)
         alone.load_state_dict({name: row[client] for name, row in rows.items()}, strict=False)
@@ -61,8 +47,8 @@ def test_gradients_of_clients_side_by_side_are_those_of_each(model_type, recorde
         each = ExampleGradients(alone, task_of(alone), list(rows), plain)
         expected, by_name = each(part, labels[index[client]])
         torch.testing.assert_close(losses[client], expected, rtol=1e-10, atol=0)
-        for name, slope in by_name.items():
-            torch.testing.assert_close(slopes[name][client], slope, rtol=1e-8, atol=1e-12)
+        for name, gradient in by_name.items():
+            torch.testing.assert_close(per_example[name][client], gradient, rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -96,12 +82,12 @@ def test_a_text_without_a_word_has_the_same_gradient_alone_and_beside_others(mod
     inputs["attention_mask"][2] = 0
     rows = {name: value.unsqueeze(0) for name, value in detached(model).items()}
     gradients = ExampleGradients(model, task_of(model), list(rows), plain)
-    losses, slopes = gradients(inputs, labels)
+    losses, per_example = gradients(inputs, labels)
     together = {key: value.unsqueeze(0) for key, value in inputs.items()}
     found, by_name = gradients.of_clients(rows, together, labels.unsqueeze(0))
     torch.testing.assert_close(found[0], losses, rtol=1e-10, atol=0)
-    for name, slope in slopes.items():
-        torch.testing.assert_close(by_name[name][0], slope, rtol=1e-8, atol=1e-12)
+    for name, gradient in per_example.items():
+        torch.testing.assert_close(by_name[name][0], gradient, rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize("model_type", SETTINGS)
@@ -114,7 +100,7 @@ def test_what_lies_below_reads_only_examples_that_are_there(model_type):
     index, places = torch.tensor([[0, 1, 3], [2, 0, 0]]), torch.tensor([[0, 1, 2], [3, 0, 0]])
     own = {key: value[index] for key, value in inputs.items()}
     gradients = ExampleGradients(model, task_of(model), list(rows), plain)
-    losses, slopes = gradients.of_clients(rows, own, labels[index])
+    losses, per_example = gradients.of_clients(rows, own, labels[index])
     sizes = []
     hook = stack[0].register_forward_hook(
         lambda module, given, output: sizes.append(len(tree_leaves(output)[0]))
@@ -124,8 +110,8 @@ def test_what_lies_below_reads_only_examples_that_are_there(model_type):
     hook.remove()
     assert max(sizes) == 4
     torch.testing.assert_close(found, losses, rtol=1e-10, atol=0)
-    for name, slope in slopes.items():
-        torch.testing.assert_close(by_name[name], slope, rtol=1e-8, atol=1e-12)
+    for name, gradient in per_example.items():
+        torch.testing.assert_close(by_name[name], gradient, rtol=1e-8, atol=1e-12)
 
 
 def detached(model):
@@ -140,19 +126,19 @@ def test_what_trains_has_the_same_gradients_and_what_lies_below_reads_all_rows_a
     # With BERT's pooler, which stands within its base.
     names = [name for name, _ in model.named_parameters() if name not in inside(model) or ".pooler." in name]
     pooled = any(".pooler." in name for name in names)
-    trunk = frozen_trunk(model, names)
-    assert trunk.parts == ((model.base_model.encoder if pooled else model.base_model),)
+    backbone = frozen_backbone(model, names)
+    assert backbone.parts == ((model.base_model.encoder if pooled else model.base_model),)
     if layers:
         (stack,) = outermost_lists(model)
         last = set(stack[-1].parameters())
         names += [name for name, value in model.named_parameters() if value in last]
-        trunk = frozen_trunk(model, names)
-        assert trunk.parts == tuple(stack[:-1]) and trunk.above == (stack[-1],)
+        backbone = frozen_backbone(model, names)
+        assert backbone.parts == tuple(stack[:-1]) and backbone.above == (stack[-1],)
     sizes = []
     # Each call of the last one: with its first tensor's rows.
     note = lambda module, given, output: sizes.append(len(tree_leaves(output)[0]))  # noqa: E731
-    hook = trunk.parts[-1].register_forward_hook(note)
-    losses, slopes = ExampleGradients(model, task, names, plain)(inputs, labels)
+    hook = backbone.parts[-1].register_forward_hook(note)
+    losses, per_example = ExampleGradients(model, task, names, plain)(inputs, labels)
     two = {name: value.detach().expand(2, *value.shape) for name, value in model.named_parameters()}
     pairs = {key: value.unflatten(0, (2, 2)) for key, value in inputs.items()}
     rows = {name: two[name] for name in names}
@@ -162,9 +148,9 @@ def test_what_trains_has_the_same_gradients_and_what_lies_below_reads_all_rows_a
     assert sizes == [2, 2, 4, 1, 4, 1]
     for number, (loss, expected) in enumerate(each_alone(model, task, names, inputs, labels)):
         torch.testing.assert_close(losses[number], loss, rtol=1e-6, atol=0)
-        for name, slope in expected.items():
-            torch.testing.assert_close(slopes[name][number], slope, rtol=1e-4, atol=1e-7)
-            torch.testing.assert_close(beside[name][number // 2, number % 2], slope, rtol=1e-4, atol=1e-7)
+        for name, gradient in expected.items():
+            torch.testing.assert_close(per_example[name][number], gradient, rtol=1e-4, atol=1e-7)
+            torch.testing.assert_close(beside[name][number // 2, number % 2], gradient, rtol=1e-4, atol=1e-7)
 
 
 def each_alone(model, task, names, inputs, labels):
@@ -173,22 +159,22 @@ def each_alone(model, task, names, inputs, labels):
         one = Batch({key: value[number : number + 1] for key, value in inputs.items()}, labels[number, None])
         loss = task.loss(dict(model.named_parameters()), one)
         own = [model.get_parameter(name) for name in names]
-        slopes = torch.autograd.grad(loss, own, materialize_grads=True)
-        yield loss.detach(), dict(zip(names, slopes, strict=True))
+        per_example = torch.autograd.grad(loss, own, materialize_grads=True)
+        yield loss.detach(), dict(zip(names, per_example, strict=True))
 
 
 def inside(model):
     return {f"{model.base_model_prefix}.{name}" for name, _ in model.base_model.named_parameters()}
 
 
-def test_a_trunk_in_which_rows_see_one_another_is_not_read_as_one_batch():
+def test_a_backbone_in_which_rows_influence_each_other_is_not_computed_as_one_batch():
     model, _, _ = parts("vit")
     head = [name for name, _ in model.named_parameters() if name not in inside(model)]
-    assert frozen_trunk(model, head).parts == (model.vit,)
-    assert frozen_trunk(model, [*head, "vit.layernorm.weight"]) is None
-    assert frozen_trunk(model, [*head, "vit.pooler.dense.weight", "vit.layernorm.weight"]) is None
+    assert frozen_backbone(model, head).parts == (model.vit,)
+    assert frozen_backbone(model, [*head, "vit.layernorm.weight"]) is None
+    assert frozen_backbone(model, [*head, "vit.pooler.dense.weight", "vit.layernorm.weight"]) is None
     model.vit.mixing = torch.nn.BatchNorm1d(4)
-    assert frozen_trunk(model, head) is None
+    assert frozen_backbone(model, head) is None
 
 
 def looks_back(stack):
@@ -199,7 +185,7 @@ def looks_back(stack):
 
 
 @pytest.mark.parametrize("spoiled", ["an earlier part trains", "a later one looks back"])
-def test_layers_of_which_more_is_needed_than_what_the_last_gives_are_no_trunk(spoiled):
+def test_layers_of_which_more_is_needed_than_the_last_output_are_no_backbone(spoiled):
     model, inputs, labels = parts("vit")
     (stack,) = outermost_lists(model)
     last = set(stack[-1].parameters())
@@ -209,14 +195,14 @@ def test_layers_of_which_more_is_needed_than_what_the_last_gives_are_no_trunk(sp
     else:
         looks_back(stack)
     task = task_of(model)
-    assert frozen_trunk(model, names) is not None
-    _, slopes = ExampleGradients(model, task, names, plain)(inputs, labels)
+    assert frozen_backbone(model, names) is not None
+    _, per_example = ExampleGradients(model, task, names, plain)(inputs, labels)
     for number, (_, expected) in enumerate(each_alone(model, task, names, inputs, labels)):
-        for name, slope in expected.items():
-            torch.testing.assert_close(slopes[name][number], slope, rtol=1e-4, atol=1e-7)
+        for name, gradient in expected.items():
+            torch.testing.assert_close(per_example[name][number], gradient, rtol=1e-4, atol=1e-7)
 
 
-def test_rows_that_overflow_do_not_tell_a_trunk_from_another():
+def test_rows_that_overflow_do_not_change_the_backbone():
     """Where the first rows give no numbers, the others' gradients are computed as ever."""
     model, inputs, labels = parts("vit")
     (stack,) = outermost_lists(model)
@@ -228,42 +214,12 @@ def test_rows_that_overflow_do_not_tell_a_trunk_from_another():
     task = task_of(model)
     sizes = []
     stack[0].register_forward_hook(lambda module, given, output: sizes.append(len(tree_leaves(output)[0])))
-    _, slopes = ExampleGradients(model, task, names, plain)(broken, labels)
+    _, per_example = ExampleGradients(model, task, names, plain)(broken, labels)
     assert sizes == [2, 2, 4, 1]  # tried, read, and given row by row
     expected = list(each_alone(model, task, names, inputs, labels))
     for number in (2, 3):
-        for name, slope in expected[number][1].items():
-            torch.testing.assert_close(slopes[name][number], slope, rtol=1e-4, atol=1e-7)
-
-
-def task_of(model):
-    return Task(model, mean=(0.0,) * 3, std=(1 / 255,) * 3)  # which leaves pixels as they are
-
-
-def steps(model, table, *, trained=None, units=None, seed=0, make=None, **settings):
-    """The change of every parameter after SGD with rate 1: minus the sum of the noisy gradients."""
-    model = copy.deepcopy(model)
-    names = trained or [name for name, _ in model.named_parameters()]
-    before = {name: value.detach().clone() for name, value in model.named_parameters()}
-    parameters = {name: value for name, value in model.named_parameters() if name in names}
-    recipe = Recipe(
-        **{"rate": 1.0, "steps": 1, "noise": 0.0, "max_grad_norm": 1.0, "batch": 1.0, "physical_batch": 3}
-        | settings
-    )
-    train_steps(
-        make(model, recipe.max_grad_norm) if make else ExampleGradients(model, task_of(model), names, plain),
-        parameters,
-        SGD(list(parameters.values()), lr=1.0),
-        table,
-        units or [np.array([row]) for row in range(len(table))],
-        recipe,
-        SeededNoise(CPU, seed, "0", 1),
-    )
-    return {name: value.detach() - before[name] for name, value in model.named_parameters()}
-
-
-def norm(change):
-    return math.sqrt(sum(float(value.square().sum()) for value in change.values()))
+        for name, gradient in expected[number][1].items():
+            torch.testing.assert_close(per_example[name][number], gradient, rtol=1e-4, atol=1e-7)
 
 
 class Linear(torch.nn.Module):

@@ -6,14 +6,15 @@ import pytest
 import torch
 from torch import nn
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.table import Table
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.roles import is_embedding, roles_of
+from fedfrozen_app.exchange.role import is_embedding
+from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.models.task import Task
-from fedfrozen_app.privacy.dpsgd import ExampleGradients, plain_loss
+from fedfrozen_app.privacy.example_gradients import ExampleGradients, plain_loss
 from fedfrozen_app.privacy.ghost import GhostClipping
 from tests.models.conftest import SETTINGS
-from tests.privacy.test_dpsgd import norm, parts, steps, task_of
+from tests.privacy.dpsgd_steps import norm, parts, steps, task_of
 
 SAFL = ("strategy=safl", "strategy.top_k=1", "privacy=dp_sgd", "privacy.seeded_noise=true", "num_rounds=1")
 
@@ -25,10 +26,10 @@ def layers_and_head(model: nn.Module) -> list[str]:
 
 def clipped(model, inputs, labels, names, bound):
     """The clipped sum, from every single example's gradient."""
-    _, slopes = ExampleGradients(model, task_of(model), names, plain_loss)(inputs, labels)
-    norms = torch.stack([value.flatten(1).norm(dim=1) for value in slopes.values()]).norm(dim=0)
+    _, gradients = ExampleGradients(model, task_of(model), names, plain_loss)(inputs, labels)
+    norms = torch.stack([value.flatten(1).norm(dim=1) for value in gradients.values()]).norm(dim=0)
     factor = (bound / (norms + 1e-6)).clamp(max=1.0)
-    return norms, {name: torch.einsum("e...,e->...", value, factor) for name, value in slopes.items()}
+    return norms, {name: torch.einsum("e...,e->...", value, factor) for name, value in gradients.items()}
 
 
 @pytest.mark.parametrize("model_type", SETTINGS)

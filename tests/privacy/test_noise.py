@@ -17,10 +17,10 @@ import pytest
 import torch
 from scipy import stats
 
+from fedfrozen_app.core.seeds import numpy_generator
 from fedfrozen_app.privacy import keystream
 from fedfrozen_app.privacy.keystream import CHUNK, Keystream
 from fedfrozen_app.privacy.noise import STEP_BITS, SecretNoise, SeededNoise
-from fedfrozen_app.seeds import numpy_generator
 
 CPU = torch.device("cpu")
 RARE = 1e-6

@@ -14,17 +14,17 @@ from dp_accounting.pld import PLDAccountant
 from flwr.app import Context, RecordDict
 from safetensors import safe_open
 
-from fedfrozen_app import client_app
 from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.data.federated import load_corpus, share_out
-from fedfrozen_app.errors import RunFailed, UserError
 from fedfrozen_app.exchange.messages import Reply, read_reply
-from fedfrozen_app.exchange.order import NamedSettings, Order
 from fedfrozen_app.exchange.plan import Plan
-from fedfrozen_app.local import private
+from fedfrozen_app.exchange.train_request import NamedSettings, TrainRequest
+from fedfrozen_app.handlers import request_check, train_handler
+from fedfrozen_app.local import private, private_training
 from fedfrozen_app.local.algorithm import Start
-from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.local.sequential import LocalResult
+from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.privacy.accountant import epsilon_of
 from fedfrozen_app.privacy.budget import Budget, BudgetFile
 from fedfrozen_app.privacy.noise import SecretNoise, SeededNoise
@@ -34,7 +34,7 @@ from fedfrozen_app.server.aggregate import RunningMean
 from fedfrozen_app.server.record import RoundRecord
 from fedfrozen_app.server.sampling import participations
 from tests.conftest import SMALL, same_bits, slowly
-from tests.server.test_wire import run_wired
+from tests.server.wire import run_wired
 
 PRIVATE = ("privacy=dp_sgd", "privacy.seeded_noise=true", "client.local_steps=2")
 
@@ -43,7 +43,7 @@ PRIVATE = ("privacy=dp_sgd", "privacy.seeded_noise=true", "client.local_steps=2"
 def replies(monkeypatch):
     """Every message that leaves a client, as the server reads it."""
     seen = []
-    send = client_app.train_reply
+    send = train_handler.train_reply
 
     def watch(message, reply, *, local):
         sent = send(message, reply, local=local)
@@ -52,7 +52,7 @@ def replies(monkeypatch):
         seen.append((message.metadata.dst_node_id - 1, read))
         return sent
 
-    monkeypatch.setattr(client_app, "train_reply", watch)
+    monkeypatch.setattr(train_handler, "train_reply", watch)
     return seen
 
 
@@ -174,18 +174,18 @@ def test_a_repeated_round_resends_the_stored_reply_or_pays_again(train, replies)
 
 def test_an_order_is_the_same_whoever_came_first():
     """Flower names its nodes at random in every run: a resumed round must find the replies that were kept."""
-    orders = [
-        Order(1, Plan.full(["w"]), {}, participations=participations(names, 0.5, 0, 8))
+    requests = [
+        TrainRequest(1, Plan.full(["w"]), {}, participations=participations(names, 0.5, 0, 8))
         for names in (("0", "1", "2", "10"), ("10", "2", "0", "1"))
     ]
-    assert orders[0].digest == orders[1].digest
+    assert requests[0].digest == requests[1].digest
 
 
 def test_a_client_that_dies_has_paid(train, monkeypatch, tmp_path):
     def die(*args, **kwargs):
         raise RuntimeError("power cut")
 
-    monkeypatch.setattr(private, "train_steps", die)
+    monkeypatch.setattr(private_training, "train_steps", die)
     with pytest.raises(RunFailed, match="power cut"):
         train("strategy=fedavg", *PRIVATE, "num_rounds=1")
     assert sum(step.times for step in BudgetFile(tmp_path / "run" / "privacy", "0").read().steps) == 2
@@ -198,10 +198,10 @@ def attending(folder, *words):
     corpus = load_corpus(config)
 
     def client(server_round):
-        resident = Resident(config, corpus, shares=share_out(corpus, config, 1))
-        plan, choice = Plan.full(resident.parameters), NamedSettings("attention", {"top_k": 1})
-        order = Order(server_round, plan, {}, choice=choice, participations={"0": 4})
-        return private.PrivateClient(resident, "0", order, folder), Start(resident.initial(), plan.trained)
+        worker = Worker(config, corpus, shares=share_out(corpus, config, 1))
+        plan, choice = Plan.full(worker.parameters), NamedSettings("attention", {"top_k": 1})
+        request = TrainRequest(server_round, plan, {}, choice=choice, participations={"0": 4})
+        return private.PrivateClient(worker, "0", request, folder), Start(worker.initial(), plan.trained)
 
     return client
 
@@ -321,7 +321,7 @@ def test_what_cannot_be_private_is_refused(train):
 
 def test_a_private_client_is_not_judged_whoever_asks(train, monkeypatch):
     """A server that asks for it all the same is told no."""
-    monkeypatch.setattr("fedfrozen_app.config.checks._check_private", lambda config: None)
+    monkeypatch.setattr("fedfrozen_app.config.checks.check_private", lambda config: None)
     run = train("strategy=fedavg", *PRIVATE, "num_rounds=1", "personal=true")
     assert json.loads((run.folder / "personal.json").read_text())["clients"] == []
 
@@ -426,8 +426,8 @@ def test_a_reply_that_is_set_aside_was_paid_for_all_the_same():
 def test_a_site_that_gives_nothing_declines(train, monkeypatch, replies):
     real = private.PrivateClient.__init__
 
-    def at_the_limit(self, *args, declared=None, limit=None):
-        real(self, *args, limit=0.0)
+    def at_the_limit(self, *args, **more):
+        real(self, *args, **(more | {"limit": 0.0}))
 
     monkeypatch.setattr(private.PrivateClient, "__init__", at_the_limit)
     with pytest.raises(RunFailed, match="declines: of its privacy budget of epsilon 0"):
@@ -446,7 +446,7 @@ def test_a_site_may_insist_on_privacy():
     def at(overrides, **node):
         config = read(resolved(compose_config(overrides)))
         context = Context(0, 1, {"site": "a", **node}, RecordDict(), {})
-        return client_app.refusal(context, config, Order(1, Plan((), (), ()), {}))
+        return request_check.refusal(context, config, TrainRequest(1, Plan((), (), ()), {}))
 
     assert at(["privacy=none"]) == ""
     assert "declines" in at(["privacy=none"], **{"max-epsilon": 4.0})

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.block import Layout
-from fedfrozen_app.inprocess import runtime
-from fedfrozen_app.local import private_noise, private_stack, private_sums, resident
-from fedfrozen_app.local.private import PrivateClient
+from fedfrozen_app.local import private_noise, private_stack, private_sums, worker
 from fedfrozen_app.privacy import accountant, budget
 from fedfrozen_app.privacy.budget import BudgetFile
 from fedfrozen_app.privacy.noise import SecretNoise
+from fedfrozen_app.runtimes.inprocess import runtime
 from fedfrozen_app.server.base import PlannedFedAvg
 from tests.conftest import same_bits, slowly
+from tests.privacy.bad_clients import reply_of, spoil_first_example
 
 EXACT = ("model.dtype=float64", "privacy=dp_sgd", "privacy.seeded_noise=true", "num_rounds=2")
 UNEQUAL = ("partition.alpha=0.3", "num_clients=4", "client.batch_size=8")
@@ -113,7 +113,7 @@ def test_secret_noise_is_drawn_ahead_and_used_once(train, monkeypatch):
     begun, together = [], private_stack.together
 
     def looks(trainings, most, **named):
-        if (threads := trainings[0].client.resident.private_noise) is not None:
+        if (threads := trainings[0].client.worker.kept.find(private_noise.Threads)) is not None:
             threads.pause()
         begun.append(len(drawn))
         return together(trainings, most, **named)
@@ -132,14 +132,16 @@ def test_secret_noise_is_drawn_ahead_and_used_once(train, monkeypatch):
 
 def test_noise_that_was_drawn_for_others_is_not_used(train, monkeypatch):
     """In the second round a client fails: what was drawn for three does not fit two, nor theirs the third."""
-    (drawn, used), pay = noted_noise(monkeypatch), PrivateClient._pay
+    (drawn, used), write = noted_noise(monkeypatch), BudgetFile.write
 
-    def fails(self, *given):
-        if self.client == "1" and self.order.round == 2:
+    def fails(self, budget):
+        if budget.client == "1" and budget.rounds == 2 and not failed:
+            failed.append(budget)
             raise RuntimeError("its disk is gone")
-        pay(self, *given)
+        write(self, budget)
 
-    monkeypatch.setattr(PrivateClient, "_pay", fails)
+    failed = []
+    monkeypatch.setattr(BudgetFile, "write", fails)
     run = train(*SECRET, "partition=iid", "client.batch_size=8", "client.local_steps=2")
     assert [row["clients_ok"] for row in run.rows[1:]] == [3, 2, 3]
     assert [len(noise) for noise in used] == [3, 3, 2, 2, 3, 3] and len(drawn) > len(used)
@@ -233,11 +235,6 @@ def losses_at(path):
     return [line["train_loss"] for line in lines if "train_loss" in line]
 
 
-def reply_of(run, client):
-    file = BudgetFile(run.folder / "privacy", client)
-    return file.kept_reply(file.read().last_order)
-
-
 def test_others_start_where_a_watched_client_starts(train):
     """It trains the model that is loaded, by itself; and its canaries are drawn anew in every run."""
     own = (*EXACT, *UNEQUAL, "strategy=fedavg", "privacy.audited=1", "privacy.canaries=4", "num_rounds=1")
@@ -245,22 +242,6 @@ def test_others_start_where_a_watched_client_starts(train):
     for client in "023":
         one, other = (reply_of(run, client) for run in runs)
         assert all(float((one[name] - other[name]).abs().max()) <= 1e-9 for name in one)
-
-
-def spoil_first_example(monkeypatch):
-    """Of every chunk the first client's first example is not finite; which chunks there were."""
-    seen = []
-    plain = private_sums.norms_of
-
-    def spoiled(slopes, lead):
-        norms = plain(slopes, lead)
-        seen.append(norms.shape)
-        slopes[0][0, 0] = torch.nan
-        norms[0, 0] = torch.nan
-        return norms
-
-    monkeypatch.setattr(private_sums, "norms_of", spoiled)
-    return seen
 
 
 def test_an_example_that_is_not_finite_gives_nothing(train, monkeypatch):
@@ -316,16 +297,16 @@ def test_they_train_in_blocks_that_fit(train, monkeypatch):
 def test_an_embedding_that_changes_by_what_it_reads_is_refused_before_anyone_pays(
     train, monkeypatch, clipping
 ):
-    build = resident.Resident._build
+    build = worker.Worker._build
 
-    def limited(self):
-        model = build(self)
+    def limited(self, corpus):
+        model = build(self, corpus)
         model.get_input_embeddings().max_norm = 1.0
         return model
 
-    monkeypatch.setattr(resident.Resident, "_build", limited)
+    monkeypatch.setattr(worker.Worker, "_build", limited)
     paid = []
-    monkeypatch.setattr(PrivateClient, "_pay", lambda *given: paid.append(given))
+    monkeypatch.setattr(BudgetFile, "write", lambda *given: paid.append(given))
     words = ("strategy=safl", "strategy.select=none", f"privacy.clipping={clipping}")
     with pytest.raises(UserError, match="max_norm"):
         train(*EXACT, *words)
@@ -333,14 +314,14 @@ def test_an_embedding_that_changes_by_what_it_reads_is_refused_before_anyone_pay
 
 
 def test_a_client_that_fails_leaves_the_others_alone(train, monkeypatch, caplog):
-    pay = PrivateClient._pay
+    write = BudgetFile.write
 
-    def fails(self, *given):
-        if self.client == "1":
+    def fails(self, budget):
+        if budget.client == "1":
             raise RuntimeError("its disk is gone")
-        pay(self, *given)
+        write(self, budget)
 
-    monkeypatch.setattr(PrivateClient, "_pay", fails)
+    monkeypatch.setattr(BudgetFile, "write", fails)
     run = train(*EXACT, "strategy=fedavg", "runtime.runner=cohort", "num_rounds=1")
     assert run.rows[1]["clients_ok"] == 2 and run.rows[1]["clients_failed"] == 1
     assert "its disk is gone" in caplog.text
@@ -368,24 +349,29 @@ def test_clients_pay_beside_one_another_and_all_before_a_step_is_taken(train, mo
 
 def test_an_answer_does_not_wait_for_the_disk_and_the_next_round_does(train, monkeypatch):
     """Here no reply is kept before the round's new model is there."""
-    keep, merge, together = BudgetFile._keep, PlannedFedAvg._merge, private_stack.together
+    keeping, step, together = BudgetFile.keeping, PlannedFedAvg.step, private_stack.together
     merged, kept = Semaphore(0), []
 
-    def waits(self, *given):
-        assert merged.acquire(timeout=60)
-        keep(self, *given)
-        kept.append(self)
+    def keeps_later(self, *given, **named):
+        keep = keeping(self, *given, **named)
 
-    def merges(self, update):
+        def waits():
+            assert merged.acquire(timeout=60)
+            keep()
+            kept.append(self)
+
+        return waits
+
+    def steps(self, update):
         merged.release(3)
-        return merge(self, update)
+        return step(self, update)
 
     def looks(trainings, most, **named):
-        assert len(kept) == 3 * (trainings[0].client.order.round - 1)
+        assert len(kept) == 3 * (trainings[0].client.request.round - 1)
         return together(trainings, most, **named)
 
-    monkeypatch.setattr(BudgetFile, "_keep", waits)
-    monkeypatch.setattr(PlannedFedAvg, "_merge", merges)
+    monkeypatch.setattr(BudgetFile, "keeping", keeps_later)
+    monkeypatch.setattr(PlannedFedAvg, "step", steps)
     monkeypatch.setattr(private_stack, "together", looks)
     run = train(*EXACT, "strategy=fedavg", "runtime.runner=cohort", "num_rounds=2")
     assert len(kept) == 6 and all(reply_of(run, client) for client in "012")
@@ -396,7 +382,7 @@ def test_a_reply_that_cannot_be_kept_counts_and_is_said(train, monkeypatch, capl
     def full(*given):
         raise error("no room")
 
-    monkeypatch.setattr(BudgetFile, "_keep", full)
+    monkeypatch.setattr(BudgetFile, "note", full)
     run = train(*EXACT, "strategy=fedavg", "runtime.runner=cohort", "num_rounds=2")
     said = f"could not keep its reply ({error.__name__}: no room)"
     assert run.rows[-1]["clients_ok"] == 3 and caplog.text.count(said) == 6
@@ -438,7 +424,7 @@ def test_after_steps_that_failed_the_next_round_goes_on(train, monkeypatch):
 def test_noise_that_could_not_be_drawn_between_rounds_costs_nobody_a_round(train, monkeypatch):
     """While the server judges its model, say, which takes the memory."""
     noted_noise(monkeypatch)
-    standards, merge, drawn = SecretNoise.standards, PlannedFedAvg._merge, []
+    standards, step, drawn = SecretNoise.standards, PlannedFedAvg.step, []
 
     def fails(*given):
         drawn.append(given)
@@ -447,49 +433,49 @@ def test_noise_that_could_not_be_drawn_between_rounds_costs_nobody_a_round(train
         return standards(*given)
 
     def waits(self, update):
-        if threads := residents[0].private_noise:
+        if threads := workers[0].kept.find(private_noise.Threads):
             threads.pause()
-        return merge(self, update)
+        return step(self, update)
 
     monkeypatch.setattr(SecretNoise, "standards", staticmethod(fails))
-    monkeypatch.setattr(PlannedFedAvg, "_merge", waits)
-    residents = noted_residents(monkeypatch)
+    monkeypatch.setattr(PlannedFedAvg, "step", waits)
+    workers = noted_workers(monkeypatch)
     run = train(*SECRET, "partition=iid", "client.batch_size=8", "client.local_steps=2")
     assert [row["clients_ok"] for row in run.rows[1:]] == [3, 3, 3]
 
 
-def noted_residents(monkeypatch):
-    found, make = [], runtime.Resident
+def noted_workers(monkeypatch):
+    found, make = [], runtime.Worker
     monkeypatch.setattr(
-        runtime, "Resident", lambda *given, **named: found.append(make(*given, **named)) or found[-1]
+        runtime, "Worker", lambda *given, **named: found.append(make(*given, **named)) or found[-1]
     )
     return found
 
 
 def test_noise_for_a_round_that_never_comes_is_let_go(train, monkeypatch):
     drawn, used = noted_noise(monkeypatch)
-    residents = noted_residents(monkeypatch)
+    workers = noted_workers(monkeypatch)
 
     def stops(self, update):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(PlannedFedAvg, "_merge", stops)
+    monkeypatch.setattr(PlannedFedAvg, "step", stops)
     with pytest.raises(KeyboardInterrupt):
         train(*SECRET, "client.local_steps=2")
-    assert len(drawn) > len(used) and not residents[0].private_noise._begun
+    assert len(drawn) > len(used) and not workers[0].kept.find(private_noise.Threads)._started
 
 
 @pytest.mark.usefixtures("impatient")
 def test_alone_a_client_that_cannot_keep_its_reply_has_failed_and_goes_on(train, monkeypatch):
-    keep, tried = BudgetFile._keep, []
+    note, tried = BudgetFile.note, []
 
     def full(self, *given):
         tried.append(self)
         if len(tried) <= 3:
             raise OSError("no room")
-        keep(self, *given)
+        note(self, *given)
 
-    monkeypatch.setattr(BudgetFile, "_keep", full)
+    monkeypatch.setattr(BudgetFile, "note", full)
     run = train(*EXACT, "strategy=fedavg", "runtime.runner=sequential")
     assert [row["clients_ok"] for row in run.rows[1:]] == [0, 3]
 

@@ -12,15 +12,15 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from fedfrozen_app import client_app
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.messages import train_content, train_message
-from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan
-from fedfrozen_app.inprocess.grid import InProcessGrid
-from fedfrozen_app.local import resident as residents
-from fedfrozen_app.local.private import units_of
+from fedfrozen_app.exchange.train_request import TrainRequest
+from fedfrozen_app.local import worker_for as workers
+from fedfrozen_app.local.private_units import units_of
 from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.privacy.budget import BudgetFile
+from fedfrozen_app.runtimes.inprocess.grid import InProcessGrid
 
 WEIGHTS = Path(os.environ.get("FEDFROZEN_WEIGHTS", "/nowhere"))  # a folder that holds stories15m
 PRIVATE = ("privacy=dp_sgd", "client.local_steps=2", "num_rounds=2", "partition=iid", "num_clients=2")
@@ -105,17 +105,17 @@ def test_the_same_file_by_another_path_is_the_same_file(train, notes, tmp_path, 
 def site_context(tmp_path, given):
     context = Context(0, 1, {"site": "a", "data-path": str(tmp_path / "notes.csv")}, RecordDict(), {})
     context.run_config = {"overrides": shlex.join(given)}
-    card = {"classes": ["0", "1"], "mean": [], "std": []}
-    context.state["card"] = ConfigRecord({"json": json.dumps(card)})
+    data_spec = {"classes": ["0", "1"], "mean": [], "std": []}
+    context.state["card"] = ConfigRecord({"json": json.dumps(data_spec)})
     return context
 
 
 def at_a_site(notes, tmp_path, *words):
     """The rows that a site would train on, as texts."""
     given = ["strategy=fedavg", "model=bert_tiny", *notes, "dataset.max_tokens=64", *words]
-    resident = residents._build_for(site_context(tmp_path, given))
-    rows = resident.rows("a").train
-    return {tuple(text) for text in resident.train_table.inputs["input_ids"][rows].tolist()}
+    worker = workers._build_for(site_context(tmp_path, given))
+    rows = worker.rows("a").train
+    return {tuple(text) for text in worker.train_table.inputs["input_ids"][rows].tolist()}
 
 
 def test_at_a_site_one_note_more_is_one_row_more(notes, tmp_path):
@@ -137,8 +137,8 @@ def test_what_a_site_stumbles_over_stays_there(notes, tmp_path, caplog):
     context = site_context(tmp_path, ["strategy=fedavg", "model=bert_tiny", *notes, "privacy=dp_sgd"])
     grid = InProcessGrid(client_app.app, 1, {})
     grid.contexts[1] = context
-    order = Order(1, Plan((), ()), {})
-    message = train_message(1, order, train_content(order, {}, local=False), ttl=60)
+    request = TrainRequest(1, Plan((), ()), {})
+    message = train_message(1, request, train_content(request, {}, local=False), ttl=60)
     (answer,) = grid.send_and_receive([message])
     assert "its own log says why" in answer.error.reason and "John" not in answer.error.reason
     assert "Label 'John Doe'" in caplog.text
@@ -164,8 +164,8 @@ def test_a_patient_is_one_unit_and_is_not_split(train, notes, monkeypatch):
         train(*words, small=False)
     seen = {}
 
-    def watch(resident, client):
-        seen[client] = units_of(resident, client)
+    def watch(worker, client):
+        seen[client] = units_of(worker, client)
         return seen[client]
 
     monkeypatch.setattr("fedfrozen_app.local.private.units_of", watch)

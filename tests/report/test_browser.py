@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from fedfrozen_app.data.picture import label_picture
+from fedfrozen_app.report.label_picture import label_picture
 from fedfrozen_app.report.run_page import write_report
 
 from .browser import numbers_drawn, sideways

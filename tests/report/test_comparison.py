@@ -6,9 +6,9 @@ from statistics import fmean, stdev
 
 import pytest
 
-from fedfrozen_app.compare.collect import collect
-from fedfrozen_app.compare.compare_page import COLOURS, make_charts, write_comparison
 from fedfrozen_app.files.rows import read_rows
+from fedfrozen_app.report.compare.collect import collect
+from fedfrozen_app.report.compare.compare_page import COLOURS, make_charts, write_comparison
 
 from .browser import numbers_drawn, sideways
 from .comparisons import make_sweep

@@ -14,7 +14,7 @@ from rich.console import Console
 from fedfrozen_app.report.console import (
     Progress,
     closing_table,
-    final_figures,
+    final_metrics,
     human_bytes,
     human_seconds,
     show_end,
@@ -59,12 +59,20 @@ def test_what_an_epsilon_leaves_out_stands_beside_it():
     rows = [{"round": 1, "test_accuracy": 0.5, "epsilon_max": 2.0, "selection": {"0": [1]}}]
     summary = {"privacy_unit": "patient", "selection_changes": 0.6667, "private": True}
     summary["config"] = {"privacy": {"selection": "noisy"}}
-    told = dict(final_figures(rows, summary))
+    told = dict(final_metrics(rows, summary))
     assert told["Largest epsilon of a client"] == "2.000 per patient"
     assert told["Layers new to a client in a round, mean"] == "0.67"
     summary["config"] = {"privacy": {"selection": "unaccounted"}}
-    left_out = "2.000 per patient (the choice of layers, which everybody sees, is not counted)"
-    assert dict(final_figures(rows, summary))["Largest epsilon of a client"] == left_out
+    left_out = "2.000 per patient (the choice of layers, which is public, is not counted)"
+    assert dict(final_metrics(rows, summary))["Largest epsilon of a client"] == left_out
+
+
+def test_a_few_rounds_show_no_stability():
+    for rounds, shown in ((3, False), (19, False), (20, True)):
+        rows = make_rows(rounds=rounds)
+        told = dict(final_metrics(rows, make_summary(rows)))
+        assert ("Standard deviation, last 10 rounds" in told) is shown, rounds
+        assert "Best minus final" in told
 
 
 def lines_of(rows, total, **options) -> list[str]:
@@ -236,7 +244,7 @@ def test_the_first_round_does_not_stand_for_those_to_come(rows):
 def test_figures_of_an_interrupted_f1_run_with_failures():
     rows = make_rows(rounds=7, metric="f1")
     rows[3]["clients_failed"] = 2
-    figures = dict(final_figures(rows, make_summary(rows, status="interrupted")))
+    figures = dict(final_metrics(rows, make_summary(rows, status="interrupted")))
     assert figures["Final test f1"] == f"{rows[-1]['test_f1']:.4f}"
     assert figures["Rounds"] == "7 of 20, interrupted: 5 warmup, 2 frozen"
     assert figures["Client replies failed or set aside"] == "2"
@@ -245,7 +253,7 @@ def test_figures_of_an_interrupted_f1_run_with_failures():
 def test_a_bare_summary_still_gives_a_table(save_run):
     run_dir: Path = save_run([{"round": 0, "test_accuracy": 0.1}])
     assert "Rounds" in shown(closing_table({}, run_dir))
-    nan = dict(final_figures([], {"final_test_accuracy": math.nan, "total_bytes_up": 5}))
+    nan = dict(final_metrics([], {"final_test_accuracy": math.nan, "total_bytes_up": 5}))
     assert nan["Final test accuracy"] == "nan"
     assert nan["Sent up, all clients"] == "5 B (5 bytes)"
 
@@ -253,5 +261,15 @@ def test_a_bare_summary_still_gives_a_table(save_run):
 @pytest.mark.parametrize(("final", "text"), [(0.3, "0.2080"), (0.208, "0.2080: the model is no better")])
 def test_a_model_that_learned_nothing_is_called_so(final, text):
     rows = [{"round": 1, "test_accuracy": final}]
-    figures = dict(final_figures(rows, {"final_test_accuracy": final, "majority_accuracy": 0.208}))
+    figures = dict(final_metrics(rows, {"final_test_accuracy": final, "majority_accuracy": 0.208}))
     assert figures["The most frequent class alone"] == text
+
+
+def test_no_better_is_said_of_f1_too():
+    def said(final: float, floor: float) -> dict[str, str]:
+        rows = [{"round": 1, "test_f1": final}]
+        return dict(final_metrics(rows, {"final_test_f1": final, "majority_f1": floor}))
+
+    assert said(0.0, 0.0)["Tagging nothing"] == "0.0000: the model is no better"
+    assert said(0.2, 0.0)["Tagging nothing"] == "0.0000"
+    assert said(0.3, 0.31)["The most frequent label alone"] == "0.3100: the model is no better"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files.rows import metric_name, read_rows
 from fedfrozen_app.report.curves import running_total, series, stage_marks, write_curves
 
@@ -73,6 +73,13 @@ def test_a_cut_last_line_is_left_out_with_a_warning(tmp_path: Path, caplog):
 def test_broken_rows_are_refused_by_line(tmp_path: Path, text, message):
     (tmp_path / "metrics.jsonl").write_text(text)
     with pytest.raises(UserError, match=message):
+        read_rows(tmp_path)
+
+
+def test_rows_nested_too_deeply_are_one_sentence(tmp_path):
+    """Before, a RecursionError."""
+    (tmp_path / "metrics.jsonl").write_text('{"round":1,"a":' + "[" * 100_000 + "]" * 100_000 + "}\n")
+    with pytest.raises(UserError, match=r"line 1 is not JSON"):
         read_rows(tmp_path)
 
 

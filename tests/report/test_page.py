@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.report.charts import make_charts
 from fedfrozen_app.report.fairness import reliability_chart
 from fedfrozen_app.report.run_page import render, run_page, write_report
@@ -216,7 +216,7 @@ def test_zero_rounds(tmp_path):
 def test_a_broken_summary_is_refused(tmp_path):
     run_dir = save(tmp_path / "run", make_rows(rounds=1), None)
     (run_dir / "summary.json").write_text("{")
-    with pytest.raises(UserError, match=r"summary\.json is not JSON"):
+    with pytest.raises(UserError, match=r"summary\.json is damaged \(it is not JSON\)"):
         write_report(run_dir)
 
 
@@ -258,7 +258,7 @@ def test_clients_that_told_nothing_are_counted(rows):
     summary = make_summary(rows)
     summary["config"]["num_clients"] = 1000
     page = render(told, summary, None, name="run")
-    assert "2 of 1000 clients" in page and "998 told nothing" in page
+    assert "2 of 1000 clients" in page and "998 reported nothing" in page
     assert "0.33<" in page and "0.3333<" not in page.partition("<h2>Clients</h2>")[2].partition("<h2>")[0]
     summary["config"]["num_clients"] = 2
     assert "Every client (2)" in render(told, summary, None, name="run")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from fedfrozen_app import client_app
 from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.handlers import train_handler
 from fedfrozen_app.report import personal
-from fedfrozen_app.report.console import final_figures
+from fedfrozen_app.report.console import final_metrics
 from fedfrozen_app.report.personal import summarise_clients, write_personal
 
 JUDGED = {
@@ -72,14 +72,14 @@ def test_any_strategy_can_be_judged_by_its_clients(train):
 @pytest.mark.slow
 def test_who_could_not_be_judged_is_named_beside_the_mean(train, monkeypatch, capsys):
     """A mean over fewer clients than there are must not look like one over all."""
-    plain = client_app.judge_client
+    plain = train_handler.evaluate_client
 
-    def judge(resident, client, *rest):
+    def evaluate(worker, client, *rest):
         if client == "1":
             raise MemoryError("no memory left")
-        return plain(resident, client, *rest)
+        return plain(worker, client, *rest)
 
-    monkeypatch.setattr(client_app, "judge_client", judge)
+    monkeypatch.setattr(train_handler, "evaluate_client", evaluate)
     run = train("strategy=fedavg", "personal=true", "num_rounds=1", "num_clients=3")
     assert run.summary["personal"]["not_judged"] == {"1": "failed: MemoryError: no memory left"}
     assert command(["personal", str(run.folder)]) == 0
@@ -88,5 +88,5 @@ def test_who_could_not_be_judged_is_named_beside_the_mean(train, monkeypatch, ca
 
 def test_the_closing_table_has_mean_and_worst_of_the_personal_models():
     spread = {"mean": 0.75, "worst": 0.5, "std": 0.1}
-    shown = dict(final_figures([{"round": 1, "test_accuracy": 0.5}], {"personal": {"personal": spread}}))
+    shown = dict(final_metrics([{"round": 1, "test_accuracy": 0.5}], {"personal": {"personal": spread}}))
     assert shown["Personal models, accuracy on own test rows"] == "mean 0.7500, worst 0.5000"

@@ -8,7 +8,7 @@ import pytest
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.config import TrackConfig
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.report.track import Tracking, scalars
 from tests.conftest import slowly
 

@@ -13,9 +13,9 @@ TRUST = OnSight()
 
 
 def terms(
-    threshold: float = 2 / 3, neighbours: int | None = None, session: str = "s", order: str = "o"
+    threshold: float = 2 / 3, neighbours: int | None = None, session: str = "s", request: str = "o"
 ) -> Terms:
-    return Terms(session, order, threshold, neighbours)
+    return Terms(session, request, 1, threshold, neighbours)
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Round:
         some = next(iter(vectors.values()))
         self.collector.expect(len(some.head), len(some.body))
         for name in self._those_at("mask"):
-            opened = client.open_envelopes(self.sessions[name], envelopes[name])
+            opened = client.open_envelopes(self.sessions[name], envelopes[name], self.collector.present(name))
             vector = Vector(vectors[name].head.copy(), vectors[name].body.copy())
             # As a runtime does that carries clients from process to process.
             self.sessions[name] = client.Session.read(client.mask(opened, vector).text())

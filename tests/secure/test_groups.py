@@ -8,24 +8,25 @@ from flwr.app import Error, Message, MessageType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfrozen_app import client_app
 from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.errors import RunFailed, UserError
+from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.exchange.check import problem_of
-from fedfrozen_app.exchange.messages import MASKING, Reply, masking_text, read_train
-from fedfrozen_app.exchange.order import NamedSettings, Order, read_order
+from fedfrozen_app.exchange.masking_messages import MASKING, masking_text
+from fedfrozen_app.exchange.messages import Reply, read_train
 from fedfrozen_app.exchange.plan import Plan, layers_of
-from fedfrozen_app.inprocess.grid import InProcessGrid
+from fedfrozen_app.exchange.role import Role
+from fedfrozen_app.exchange.train_request import NamedSettings, TrainRequest, read_train_request
+from fedfrozen_app.handlers import train_handler
 from fedfrozen_app.local.choose import Chosen
-from fedfrozen_app.models.roles import Role
 from fedfrozen_app.report.console import masked_facts
+from fedfrozen_app.runtimes.inprocess.grid import InProcessGrid
 from fedfrozen_app.secure import work
 from fedfrozen_app.secure.vector import Vector
 from fedfrozen_app.server import masked
 from fedfrozen_app.server.equal_layers import groups_of
 from tests.conftest import same_bits, slowly
-from tests.secure.test_rounds import ON, PLAIN, far, last_bits
-from tests.secure.test_sites import attack, log, with_roster
+from tests.secure.attacks import attack, log, with_roster
+from tests.secure.runs import ON, PLAIN, far, last_bits
 
 GROUPS = "secure_aggregation.choices=groups"
 # Six clients: three chose layer 0, two layer 1, one layer 3.
@@ -89,12 +90,12 @@ def test_nobody_is_lost_and_no_group_is_too_small(choices, fewest):
 def test_a_question_for_the_choice_and_its_answer():
     roles = {f"{n}.mlp": Role("mlp", n) for n in range(3)} | {"head": Role("head")}
     choice = NamedSettings("random", {"top_k": 2, "tokens": None, "examples": 1})
-    order = Order(1, Plan.full(roles), {}, choice=choice, choosing=True)
-    assert read_order(order.json) == order and not order.trains
-    assert "choosing" not in Order(1, Plan.full(roles), {}, choice=choice).json
+    request = TrainRequest(1, Plan.full(roles), {}, choice=choice, choosing=True)
+    assert read_train_request(request.json) == request and not request.trains
+    assert "choosing" not in TrainRequest(1, Plan.full(roles), {}, choice=choice).json
 
     def problem(chosen, **more):
-        return problem_of(Reply(order.digest, chosen=chosen, **more), order, {}, roles)
+        return problem_of(Reply(request.digest, chosen=chosen, **more), request, {}, roles)
 
     assert problem([0, 2]) is None
     assert "chose 1 layers where 2" in problem([0])
@@ -109,16 +110,16 @@ def test_a_question_for_the_choice_and_its_answer():
 @pytest.fixture
 def choosing(monkeypatch):
     """Make clients choose what they are told to; of a group's layers they have no choice."""
-    real = client_app.choose
+    real = train_handler.choose
 
     def make(choices):
-        def choose(resident, client, order, start):
-            if len(layers_of(order.plan.trained, resident.roles)) == order.chooser.top_k:
-                return real(resident, client, order, start)
-            own = order.plan.keep_layers(choices[client], resident.roles)
-            return Chosen(own, real(resident, client, order, start).scores)
+        def choose(worker, client, request, start):
+            if len(layers_of(request.plan.trained, worker.roles)) == request.chooser.top_k:
+                return real(worker, client, request, start)
+            own = request.plan.keep_layers(choices[client], worker.roles)
+            return Chosen(own, real(worker, client, request, start).scores)
 
-        monkeypatch.setattr(client_app, "choose", choose)
+        monkeypatch.setattr(train_handler, "choose", choose)
 
     return make
 
@@ -206,7 +207,7 @@ class Lossy(InProcessGrid):
     def pull_messages(self, message_ids):
         found = []
         for message_id in message_ids:
-            message = self._waiting.pop(message_id)
+            message = self.waiting.pop(message_id)
             client, kind = str(message.metadata.dst_node_id - 1), message.metadata.message_type
             step = "hello"
             if kind == MASKING:
@@ -215,13 +216,13 @@ class Lossy(InProcessGrid):
                 step = "choose" if read_train(message)[0].choosing else "mask"
             lost = client in self.gone and self.STEPS.index(step) >= self.STEPS.index(self.gone[client])
             error = Message(Error(code=2, reason="lost"), reply_to=message)
-            found.append(error if lost else self._answer(message))
+            found.append(error if lost else self.run_client(message))
         return found
 
 
 @pytest.fixture
 def lossy(monkeypatch):
-    monkeypatch.setattr("fedfrozen_app.inprocess.runtime.InProcessGrid", Lossy)
+    monkeypatch.setattr("fedfrozen_app.runtimes.inprocess.runtime.InProcessGrid", Lossy)
     monkeypatch.setattr(Lossy, "gone", {})
     return Lossy
 
@@ -267,7 +268,7 @@ def test_with_no_group_left_the_model_stays_as_it_was(train, choosing, lossy):
 
 
 def test_groups_and_noise_are_refused_with_a_sentence():
-    with pytest.raises(UserError, match="choices=groups has a client tell its choice of layers before it"):
+    with pytest.raises(UserError, match="choices=groups has a client send its choice of layers before it"):
         read(resolved(compose_config([ON, GROUPS, "strategy=safl", "privacy=dp_sgd"])))
 
 
@@ -287,9 +288,17 @@ def test_sites_say_their_layers_and_write_it_down(choosers):
     run = choosers.train(*CHOOSING, GROUPS)
     assert run.rows[1]["secure"]["groups"] == [{"cohort": 3, "summed": 3}]
     events = log(choosers)
-    assert [e["event"] for e in events] == ["hello", "chose", "roster", "sent", "confirmed", "unmasked"]
+    assert [e["event"] for e in events] == [
+        "hello",
+        "chose",
+        "keys",
+        "roster",
+        "sent",
+        "confirmed",
+        "unmasked",
+    ]
     assert len(events[1]["layers"]) == 1 and events[1]["examples"] == 0 and events[1]["arrays"] == {}
-    assert events[3]["masked"]["cohort"] == [*choosers.names]
+    assert events[4]["masked"]["cohort"] == [*choosers.names]
 
 
 def without(count):

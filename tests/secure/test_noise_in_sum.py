@@ -10,14 +10,14 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
 from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.local.private import sampling
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.local.private_units import sampling
 from fedfrozen_app.privacy.accountant import epsilon_of, solve_noise
 from fedfrozen_app.privacy.discrete import discrete_gaussian
 from fedfrozen_app.privacy.keystream import Keystream
 from fedfrozen_app.privacy.steps import Steps
-from fedfrozen_app.secure.layout import Arithmetic, Layout, encode
-from fedfrozen_app.secure.roster import Refused
+from fedfrozen_app.secure.layout import Arithmetic, SumLayout, encode
+from fedfrozen_app.secure.roster import ProtocolError
 from fedfrozen_app.secure.vector import Vector, signed
 from fedfrozen_app.secure.work import NOISE, SENSITIVITY, add_noise
 
@@ -62,11 +62,11 @@ def test_the_shares_of_those_who_are_needed_are_the_whole_noise():
 def test_noise_that_cannot_be_given_is_no_noise_at_all():
     vector = Vector.zeros(4, 10)
     good = Arithmetic(32, 1.0, 1.0, 100, cohort=3, margin=0.25)
-    with pytest.raises(Refused, match="without what its noise is to be"):
+    with pytest.raises(ProtocolError, match="without what its noise is to be"):
         add_noise(vector, good, 2, {}, Keystream().words)
-    with pytest.raises(Refused, match="too coarse"):
+    with pytest.raises(ProtocolError, match="too coarse"):
         add_noise(vector, good, 2, {NOISE: 1.0, SENSITIVITY: 1e-9}, Keystream().words)
-    with pytest.raises(Refused, match="would not fit"):
+    with pytest.raises(ProtocolError, match="would not fit"):
         add_noise(vector, good, 2, {NOISE: 100.0, SENSITIVITY: 50.0}, Keystream().words)
     assert not vector.body.any()
 
@@ -83,7 +83,7 @@ def test_epsilon_is_what_another_library_makes_of_the_same_rounds():
 
 def test_one_unit_moves_the_rounded_sum_by_less_than_is_said():
     """Neighbours: a client's numbers with and without one unit, rounded with the same draws."""
-    rules, layout = Arithmetic(32, 0.05, 1.0, 50, cohort=3), Layout({"w": torch.Size([3000])}, bare=True)
+    rules, layout = Arithmetic(32, 0.05, 1.0, 50, cohort=3), SumLayout({"w": torch.Size([3000])}, bare=True)
     rng = np.random.default_rng(0)
     most = 0.5 * rules.scale("", ()) + math.sqrt(3000)
     for seed in range(20):
@@ -106,6 +106,9 @@ def test_a_private_run_with_noise_in_the_sum(train):
     assert [row["clients_ok"] for row in rows] == [3, 3]
     assert rows[0]["epsilon_max"] < rows[1]["epsilon_max"] <= 4
     assert "train_loss" not in rows[0] and rows[0]["secure"]["clipped"] == 0
+    folder = run.folder / "privacy"
+    assert folder.stat().st_mode & 0o077 == 0  # losses are in it
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".jsonl", ".lock"}  # and no update
     again = train(*words, folder="again")
     assert any(
         (run.model[name] != again.model[name]).any() for name in run.model

@@ -8,7 +8,7 @@ from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.sites.audit_log import read_audit
 from fedfrozen_app.sites.kit import Kit
 from tests.conftest import SMALL, Run
-from tests.secure.test_rounds import ON, PLAIN, far, last_bits, stated, within_rounding
+from tests.secure.runs import ON, PLAIN, far, last_bits, stated, within_rounding
 from tests.sites.federation import ROOT, SITES, federation
 from tests.sites.twin import join, words
 from tests.strategies.dual import WORDS as DUAL
@@ -22,21 +22,23 @@ import json, os, signal, sys, threading, time
 STEPS = json.loads(os.environ.get("KILLED_AT", "{}"))
 
 def watch():
-    while not hasattr(sys.modules.get("fedfrozen_app.sites.desk"), "Executor"):
+    while not hasattr(sys.modules.get("fedfrozen_app.sites.request_handler"), "RequestHandler"):
         time.sleep(0.02)
-    desk = sys.modules["fedfrozen_app.sites.desk"]
-    answer = desk.Executor.answer
+    from fedfrozen_app.exchange.messages import MASKING, masking_text
+
+    handler = sys.modules["fedfrozen_app.sites.request_handler"].RequestHandler
+    handle = handler.handle
 
     def killed(self, message, context, bundle):
         kind, number = message.metadata.message_type, message.metadata.group_id
         step = "hello" if kind == "query" else "mask"
-        if kind == desk.MASKING:
-            step = json.loads(desk.masking_text(message))["step"]
+        if kind == MASKING:
+            step = json.loads(masking_text(message))["step"]
         if step != "hello" and STEPS.get(number) == step:
             os.kill(os.getpid(), signal.SIGKILL)
-        return answer(self, message, context, bundle)
+        return handle(self, message, context, bundle)
 
-    desk.Executor.answer = killed
+    handler.handle = killed
 
 if STEPS and "exec" in sys.orig_argv and "--unguarded" in sys.orig_argv:
     threading.Thread(target=watch, daemon=True).start()

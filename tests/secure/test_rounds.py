@@ -3,46 +3,18 @@
 import json
 
 import pytest
-import torch
 from flwr.app import Error, Message, MessageType
 
 from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.errors import RunFailed, UserError
-from fedfrozen_app.exchange.messages import MASKING, masking_text, read_reply
-from fedfrozen_app.inprocess.grid import InProcessGrid
+from fedfrozen_app.core.errors import RunFailed, UserError
+from fedfrozen_app.exchange.masking_messages import MASKING, masking_text
+from fedfrozen_app.exchange.messages import read_reply
 from fedfrozen_app.report.console import masked_facts
+from fedfrozen_app.runtimes.inprocess.grid import InProcessGrid
 from fedfrozen_app.secure import work
 from tests.conftest import Run, same_bits
+from tests.secure.runs import ON, PLAIN, far, within_rounding
 from tests.strategies.dual import WORDS
-
-ON = "secure_aggregation=on"
-AMPLIFIED = 10  # rounding of the first rounds is trained on in the later ones
-PLAIN = ("client.optimizer=sgd", "client.weight_decay=0", "client.lr=0.05")
-
-
-def far(one: Run, other: Run, after: int | None = None) -> float:
-    """The largest difference of a weight. Key biases move by rounding alone, and are left out."""
-    models = [run.model if after is None else run.model_after(after) for run in (one, other)]
-    names = [name for name in models[0] if "key.bias" not in name]
-    return max(float((models[0][name] - models[1][name]).abs().max()) for name in names)
-
-
-def last_bits(run: Run) -> float:
-    """What a float32 cannot tell apart in these weights, once in each of the two models."""
-    return 2 * torch.finfo(torch.float32).eps * max(float(value.abs().max()) for value in run.model.values())
-
-
-def stated(run: Run) -> float:
-    """What rounding can have moved a weight by, over all rounds, if later rounds did not amplify it."""
-    return sum(row["secure"]["rounding"] for row in run.rows[1:])
-
-
-def within_rounding(plain: Run, masked: Run, times: float = 1) -> None:
-    """In the first round, which begins alike, by no more than what is said; then as training amplifies it.
-    `times`: by how much the server multiplies the clients' mean, which the rounding is of."""
-    assert 0 < stated(masked) < 1e-4
-    assert far(plain, masked, after=1) <= times * masked.rows[1]["secure"]["rounding"] + last_bits(plain)
-    assert far(plain, masked) <= AMPLIFIED * stated(masked) + last_bits(plain)
 
 
 def compare(train, *words: str, times: float = 1) -> tuple[Run, Run]:
@@ -72,6 +44,13 @@ def test_fedfrozen_across_the_switch(train):
         assert by_role.pop(work.MASKED) < 3_000
         assert by_role == one["bytes_up_by_role"]
     assert sum(masked.rows[3]["bytes_up_by_role"].values()) < sum(masked.rows[2]["bytes_up_by_role"].values())
+
+
+def test_masked_clients_are_said_to_train_one_after_another(train, caplog):
+    with caplog.at_level("INFO"):
+        train(ON, "num_rounds=1", "runtime.runner=cohort")
+    assert "Clients train one after another" in caplog.text
+    assert "because each of them masks what it sends" in caplog.text and "together" not in caplog.text
 
 
 @pytest.mark.slow
@@ -168,7 +147,7 @@ class Lossy(InProcessGrid):
     gone: dict[str, str] = {}  # noqa: RUF012
     seen: list[Message] = []  # noqa: RUF012
 
-    def _answer(self, message: Message) -> Message:
+    def run_client(self, message: Message) -> Message:
         client = str(message.metadata.dst_node_id - 1)
         step = "hello" if message.metadata.message_type == MessageType.QUERY else "mask"
         if message.metadata.message_type == MASKING:
@@ -176,16 +155,16 @@ class Lossy(InProcessGrid):
         order = ("hello", "keys", "shares", "mask", "confirm", "unmask")
         if client in self.gone and order.index(step) >= order.index(self.gone[client]):
             raise RuntimeError("lost")
-        answer = super()._answer(message)
+        answer = super().run_client(message)
         self.seen.append(answer)
         return answer
 
     def pull_messages(self, message_ids):
         found = []
         for message_id in message_ids:
-            message = self._waiting.pop(message_id)
+            message = self.waiting.pop(message_id)
             try:
-                found.append(self._answer(message))
+                found.append(self.run_client(message))
             except RuntimeError:
                 found.append(Message(Error(code=2, reason="lost"), reply_to=message))
         return found
@@ -193,7 +172,7 @@ class Lossy(InProcessGrid):
 
 @pytest.fixture
 def lossy(monkeypatch):
-    monkeypatch.setattr("fedfrozen_app.inprocess.runtime.InProcessGrid", Lossy)
+    monkeypatch.setattr("fedfrozen_app.runtimes.inprocess.runtime.InProcessGrid", Lossy)
     monkeypatch.setattr(Lossy, "gone", {})
     monkeypatch.setattr(Lossy, "seen", [])
     return Lossy
@@ -259,8 +238,8 @@ def test_no_reply_of_a_client_holds_anything_in_the_clear(train, lossy):
         (("aggregation.far_out=3",), "aggregation.far_out=3.0 measures updates one by one"),
         (("checkpoint.uploads=0",), "checkpoint.uploads=0 keeps updates one by one"),
         (("privacy=dp_sgd", "privacy.audited=0"), "privacy.audited=0 watches updates one by one"),
-        (("personal=true",), "personal=true tells how each client's model does"),
-        (("strategy=safl", "strategy.keep=0.5"), "strategy.keep=0.5 sends some values and says which"),
+        (("personal=true",), "personal=true reports how each client's model does"),
+        (("strategy=safl", "strategy.keep=0.5"), "strategy.keep=0.5 sends some values and their places"),
         (("secure_aggregation.bits=20",), "use 16, 24 or 32"),
         (("secure_aggregation.threshold=0.4",), "secure_aggregation.threshold=0.4 is out of range"),
         (("secure_aggregation.min_cohort=1",), "secure_aggregation.min_cohort=1 is out of range"),

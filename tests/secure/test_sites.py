@@ -4,49 +4,35 @@ import json
 from dataclasses import replace
 
 import pytest
+import yaml
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
-from fedfrozen_app.errors import RunFailed, UserError
-from fedfrozen_app.exchange.messages import (
-    MASKING,
-    envelopes_of,
-    masking_message,
-    masking_text,
-    order_text,
-    read_reply,
-)
-from fedfrozen_app.exchange.order import read_order
+from fedfrozen_app.core.errors import RunFailed, UserError
+from fedfrozen_app.exchange.masking_messages import MASKING, masking_text
+from fedfrozen_app.exchange.messages import read_reply
 from fedfrozen_app.exchange.strict import canonical
-from fedfrozen_app.secure import client, talk
+from fedfrozen_app.exchange.train_request import read_train_request
+from fedfrozen_app.secure import client, secagg_messages
 from fedfrozen_app.secure.roster import Entry, to_text
 from fedfrozen_app.secure.round_keys import Simulated, new_seed
 from fedfrozen_app.secure.work import MASKED
-from fedfrozen_app.sites.audit_log import read_audit
-from fedfrozen_app.sites.authority import Signer, read_certificate
-from fedfrozen_app.sites.desk import Executor
+from fedfrozen_app.sites.authority import Signer
+from fedfrozen_app.sites.certificates import read_certificate
 from fedfrozen_app.sites.masking import Certified
-from tests.secure.test_rounds import ON, PLAIN, within_rounding
+from fedfrozen_app.sites.request_handler import RequestHandler
+from tests.conftest import slowly
+from tests.secure.attacks import ROUND, Hostile, attack, content, log, ticket, with_roster
+from tests.secure.runs import ON, PLAIN, within_rounding
 from tests.sites.inprocess import SiteGrid
 
 TWO = "secure_aggregation.min_cohort=2"
-ROUND = (ON, "num_rounds=1", "strategy.warmup_rounds=1", *PLAIN)
-
-
-def log(sites, name="north"):
-    return read_audit(sites.kit(name).audit)
 
 
 def require(sites, **more):
     for name in sites.names:
         sites.change(name, "policy.yaml", secure_aggregation="required", **more)
-
-
-def content(sites):
-    """With two sites in a sum: of three, one may go."""
-    for name in sites.names:
-        sites.change(name, "policy.yaml", min_cohort=2)
 
 
 def test_a_masked_run_over_three_sites_and_its_record(sites):
@@ -57,17 +43,17 @@ def test_a_masked_run_over_three_sites_and_its_record(sites):
     within_rounding(plain, masked)
     assert masked.rows[1]["train_loss"] == pytest.approx(plain.rows[1]["train_loss"], abs=1e-3)
     entries = [entry for entry in log(sites) if entry.get("run") == "test"]
-    one_round = ["roster", "sent", "confirmed", "unmasked"]
+    one_round = ["keys", "roster", "sent", "confirmed", "unmasked"]
     assert [entry["event"] for entry in entries] == ["hello", *one_round, *one_round]
-    roster, sent, confirmed, unmasked = entries[1:5]
+    keys, roster, sent, confirmed, unmasked = entries[1:6]
     assert roster["cohort"] == list(sites.names) == sent["masked"]["cohort"] == confirmed["survivors"]
     assert sent["masked"]["neighbours"] == ["south", "west"] and sent["masked"]["needed"] == 2
     assert roster["roster"] == sent["masked"]["roster"] and len(roster["roster"]) == 64
-    assert len({e["session"] for e in (roster, confirmed, unmasked)} | {sent["masked"]["session"]}) == 1
+    assert len({e["session"] for e in (keys, roster, confirmed, unmasked)} | {sent["masked"]["session"]}) == 1
     assert list(sent["arrays"]) == [MASKED] and sent["examples"] == 0 and sent["metrics"] == {}
     assert "train_loss" in sent["masked"]["figures"] and len(sent["masked"]["arrays"]) > 20
-    assert len(entries[6]["masked"]["arrays"]) < len(sent["masked"]["arrays"])  # the kernel stays home
-    assert entries[5]["session"] != roster["session"]
+    assert len(entries[8]["masked"]["arrays"]) < len(sent["masked"]["arrays"])  # the kernel stays home
+    assert entries[6]["session"] != roster["session"]
 
 
 @pytest.mark.slow
@@ -77,6 +63,17 @@ def test_figures_that_a_policy_keeps_are_in_no_sum(sites):
     run = sites.train(*ROUND)
     assert "train_loss" not in run.rows[1] and run.rows[1]["clients_ok"] == 3
     assert next(e for e in log(sites) if e["event"] == "sent")["masked"]["figures"] == []
+
+
+def test_metrics_that_one_site_alone_gives_are_in_no_sum(sites):
+    """Its sum would be its own loss."""
+    for name in ("south", "west"):
+        sites.change(name, "policy.yaml", metrics=False)
+    run = sites.train(*ROUND)
+    assert run.rows[1]["clients_ok"] == 3
+    assert not {"train_loss", "client_val_before", "client_val_after", "client_seconds"} & set(run.rows[1])
+    # The site itself writes down that its metrics went into the vector.
+    assert "train_loss" in next(e for e in log(sites) if e["event"] == "sent")["masked"]["figures"]
 
 
 def refused(sites, *words, name="north"):
@@ -90,9 +87,28 @@ def test_a_site_that_asks_for_masks_takes_no_part_without(sites):
     assert "masked rounds only" in refused(sites, "num_rounds=1", "strategy.warmup_rounds=1")
 
 
-def test_a_cohort_below_the_policy_s_is_refused(sites):
-    require(sites, min_cohort=4)
-    assert "the cohort has 3 clients, and it asks for 4" in refused(sites, *ROUND)
+FLOORS = {
+    "min_cohort": ("min_cohort=4", "secure_aggregation.min_cohort=3, and it asks for 4"),
+    "min_threshold": ("min_threshold=0.75", "secure_aggregation.threshold=0.6667, and it asks for 0.75"),
+    "min_neighbours": ("min_neighbours=200", "secure_aggregation.neighbours=160, and it asks for 200"),
+}
+
+
+@pytest.mark.parametrize("key", ["min_neighbours", *slowly("min_cohort", "min_threshold")])
+def test_a_proposal_below_the_policy_s_floors_is_refused(sites, key):
+    words, sentence = FLOORS[key]
+    require(sites, **yaml.safe_load(words.replace("=", ": ")))
+    assert sentence in refused(sites, *ROUND)
+    assert [entry["event"] for entry in log(sites)] == ["refused"]
+
+
+def test_a_cohort_below_the_proposal_s_is_refused(sites):
+    def tampers(grid, step, site, text):
+        return with_roster(text, lambda r: r[:2]) if step == "shares" else text
+
+    reasons, events, _ = attack(sites, tampers)
+    assert any("the cohort has 2 clients, and it asks for 3" in r for r in reasons["north"]), reasons
+    assert "sent" not in events and "roster" not in events
 
 
 @pytest.mark.parametrize(("value", "sentence"), [("on", "must be required or optional"), (True, "must be")])
@@ -103,80 +119,6 @@ def test_a_policy_with_another_word_is_no_policy(sites, value, sentence):
 
 
 # A server that means harm -------------------------------------------------------------------------------
-
-
-class Hostile(SiteGrid):
-    """Changes what is on its way to the sites; `tampers` gets the step, the site and the text."""
-
-    tampers = staticmethod(lambda grid, step, site, text: text)
-    taken: dict[tuple[str, str], str] = {}  # noqa: RUF012
-
-    def _answer(self, message: Message) -> Message:
-        site = self.executors[message.metadata.dst_node_id - 1].kit.name
-        content = message.content
-        if message.metadata.message_type == MASKING:
-            text = masking_text(message)
-            step = json.loads(text)["step"]
-            changed = self.tampers(self, step, site, text)
-            content["masking"] = ConfigRecord({"json": changed})
-        elif "order" in content:
-            text = self.tampers(self, "order", site, order_text(message))
-            envelopes = self.tampers(self, "envelopes", site, envelopes_of(message))
-            message = self._with(
-                message,
-                RecordDict(
-                    {
-                        **dict(content.items()),
-                        "order": ConfigRecord({"json": text}),
-                        "envelopes": ConfigRecord({"json": envelopes}),
-                    }
-                ),
-            )
-        answer = super()._answer(message)
-        if answer.has_content() and "masking" in answer.content:
-            self.taken[step, site] = masking_text(answer)
-        return answer
-
-    def _with(self, message: Message, content: RecordDict) -> Message:
-        message.__dict__["_content"] = content
-        return message
-
-    def again(self, site: str, text: str, ticket: dict[str, str]) -> Message:
-        """A question of the server's own, beside the round."""
-        node = [e.kit.name for e in self.executors].index(site) + 1
-        message = masking_message(node, 1, text, ttl=60, ticket=ticket)
-        message.metadata.__dict__["_message_id"] = f"again-{site}"
-        return SiteGrid._answer(self, message)
-
-
-def attack(sites, tampers, *words, fails=True):
-    """Run a round through a server that tampers; the reasons that the sites wrote down."""
-    grids = []
-
-    def make_grid(executors, bundle):
-        grid = Hostile(executors, bundle)
-        grid.tampers, grid.taken = tampers, {}
-        grids.append(grid)
-        return grid
-
-    if fails:
-        with pytest.raises((RunFailed, UserError)):
-            sites.train(*(words or ROUND), make_grid=make_grid)
-    else:
-        sites.train(*(words or ROUND), make_grid=make_grid)
-    reasons = {
-        name: [e["reason"] for e in log(sites, name) if e["event"] in ("refused", "failed")]
-        for name in sites.names
-    }
-    events = [entry["event"] for name in sites.names for entry in log(sites, name)]
-    return reasons, events, grids[0]
-
-
-def with_roster(text, change):
-    question = json.loads(text)
-    if question["step"] == "shares":
-        question["roster"] = sorted(change(question["roster"]))
-    return canonical(question)
 
 
 def invented(terms, identity, name="ward"):
@@ -199,7 +141,7 @@ def test_an_invented_neighbour_is_refused(sites):
 
         def tampers(grid, step, site, text, identity=identity):
             if step == "keys":
-                grid.terms = talk.read_terms(json.loads(text)["terms"])
+                grid.terms = secagg_messages.read_terms(json.loads(text)["terms"])
             return (
                 with_roster(text, lambda r: [*r, invented(grid.terms, identity)])
                 if step == "shares"
@@ -232,7 +174,7 @@ def test_a_neighbour_under_the_name_of_another_site_is_refused(sites):
 
     def first(grid, step, site, text):
         if step == "keys":
-            grid.terms = talk.read_terms(json.loads(text)["terms"])
+            grid.terms = secagg_messages.read_terms(json.loads(text)["terms"])
         return tampers(grid, step, site, text)
 
     reasons, events, _ = attack(sites, first)
@@ -314,7 +256,8 @@ def test_a_changed_plan_is_refused(sites):
         return text
 
     content(sites)
-    reasons, events, _ = attack(sites, tampers, *ROUND, TWO, fails=False)
+    words = (*ROUND, TWO, "aggregation.cohorts=free")
+    reasons, events, _ = attack(sites, tampers, *words, fails=False)
     assert "not the one that the round's keys were signed for" in reasons["north"][-1]
     assert events.count("sent") == 2 and events.count("unmasked") == 2  # the two others made a sum
 
@@ -345,11 +288,6 @@ def test_other_masks_than_the_proposal_s_are_refused(sites, key):
     assert all("in another way than the proposal" in found[-1] for found in reasons.values())
 
 
-def ticket(sites) -> dict[str, str]:
-    entry = next(e for e in log(sites) if e["event"] == "roster")
-    return {"run": entry["run"], "proposal": entry["proposal"]}
-
-
 def test_both_halves_of_a_secret_are_never_given(sites):
     """After south was confirmed as in the sum, north is asked to say that it dropped out; and again."""
     asked = []
@@ -357,7 +295,7 @@ def test_both_halves_of_a_secret_are_never_given(sites):
     def tampers(grid, step, site, text):
         if step == "unmask" and site == "north" and not asked:
             session = json.loads(text)["session"]
-            without = talk.ask_confirmation(session, ["north", "west"])
+            without = secagg_messages.ask_confirmation(session, ["north", "west"])
             asked.append(read_masking(grid.again("north", without, ticket(sites))))
         return text
 
@@ -368,7 +306,10 @@ def test_both_halves_of_a_secret_are_never_given(sites):
     last = [json.loads(grid.taken["unmask", site]) for site in sites.names]
     assert all(set(given["own"]) == set(sites.names) and given["keys"] == {} for given in last)
     session = next(e for e in log(sites) if e["event"] == "roster")["session"]
-    for question in (talk.ask_unmasking(session, {}), talk.ask_confirmation(session, ["north", "west"])):
+    for question in (
+        secagg_messages.ask_unmasking(session, {}),
+        secagg_messages.ask_confirmation(session, ["north", "west"]),
+    ):
         assert read_masking(grid.again("north", question, ticket(sites))) is None
     assert "it has not begun, or has ended" in log(sites)[-1]["reason"]
 
@@ -385,7 +326,7 @@ def test_two_lists_of_survivors_are_noticed(sites):
 
     def tampers(grid, step, site, text):
         if step == "confirm" and site == "south":
-            return talk.ask_confirmation(json.loads(text)["session"], ["north", "south"])
+            return secagg_messages.ask_confirmation(json.loads(text)["session"], ["north", "south"])
         return text
 
     content(sites)
@@ -401,17 +342,17 @@ def test_an_order_is_masked_once_in_a_session(sites):
     def tampers(grid, step, site, text):
         if step == "confirm" and site == "north" and not seen:
             message = grid.last
-            seen.append(read_reply(SiteGrid._answer(grid, message)))
+            seen.append(read_reply(SiteGrid.run_client(grid, message)))
         return text
 
-    class Keeping(Hostile):
-        def _answer(self, message):
+    class ReplyToStore(Hostile):
+        def run_client(self, message):
             if "order" in message.content and message.metadata.dst_node_id == 1:
                 self.last = message
-            return super()._answer(message)
+            return super().run_client(message)
 
     def make_grid(executors, bundle):
-        grid = Keeping(executors, bundle)
+        grid = ReplyToStore(executors, bundle)
         grid.tampers, grid.taken = tampers, {}
         return grid
 
@@ -441,7 +382,7 @@ def test_a_round_that_is_asked_for_again_has_new_masks_and_the_same_survivors(si
 
     def tampers(grid, step, site, text):
         if step == "confirm":
-            return talk.ask_confirmation(json.loads(text)["session"], ["north", "south"])
+            return secagg_messages.ask_confirmation(json.loads(text)["session"], ["north", "south"])
         return text
 
     reasons, _, _ = attack(sites, tampers, *words)
@@ -449,32 +390,39 @@ def test_a_round_that_is_asked_for_again_has_new_masks_and_the_same_survivors(si
 
 
 @pytest.mark.slow
-def test_an_executor_that_is_killed_at_a_step_has_dropped_out_of_that_round_alone(sites):
-    """West's process ends at another step of each round, and a new one knows what its disk knows."""
+@pytest.mark.parametrize("cohorts", ["free", "batches"])
+def test_an_executor_that_is_killed_at_a_step_has_dropped_out_of_that_round_alone(sites, cohorts):
+    """West's process ends at another step of each round, and a new one knows what its disk knows.
+
+    Sums over the others are for sites that compare sums of one model alone; a batch is whole, or has no sum.
+    """
     steps = {"1": "keys", "2": "shares", "3": "order", "4": "confirm", "5": "unmask"}
 
     class Killed(SiteGrid):
-        def _answer(self, message):
+        def run_client(self, message):
             kind, number = message.metadata.message_type, message.metadata.group_id
             step = json.loads(masking_text(message))["step"] if kind == MASKING else "order"
             west = self.executors[message.metadata.dst_node_id - 1].kit.name == "west"
             if west and steps.get(number) == step:
-                self.executors[message.metadata.dst_node_id - 1] = Executor(sites.kit("west"))
+                self.executors[message.metadata.dst_node_id - 1] = RequestHandler(sites.kit("west"))
                 return Message(Error(ErrorCode.CLIENT_APP_CRASHED, "killed"), reply_to=message)
-            return super()._answer(message)
+            return super().run_client(message)
 
     content(sites)
-    run = sites.train(ON, TWO, "num_rounds=6", "strategy.warmup_rounds=3", *PLAIN, make_grid=Killed)
-    assert [row["secure"]["summed"] for row in run.rows[1:]] == [2, 2, 2, 3, 3, 3]
-    assert [row["clients_ok"] for row in run.rows[1:]] == [2, 2, 2, 3, 3, 3]
-    assert not any("discarded" in row for row in run.rows)
+    for name in sites.names:
+        sites.change(name, "policy.yaml", differencing="model" if cohorts == "free" else "data")
+    words = (ON, TWO, "num_rounds=6", "strategy.warmup_rounds=3", f"aggregation.cohorts={cohorts}")
+    run = sites.train(*words, *PLAIN, make_grid=Killed)
+    over = 2 if cohorts == "free" else None
+    assert [row["secure"].get("summed") for row in run.rows[1:]] == [over, over, over, 3, 3, 3]
+    assert ["discarded" in row for row in run.rows[1:]] == [over is None] * 3 + [False] * 3
 
 
 def test_entries_are_read_strictly():
     with pytest.raises(ValueError, match="an entry that is none"):
         Entry.read(["north", "AAAA", "AAAA", "", ""])
-    order = read_order(
+    request = read_train_request(
         '{"round":1,"trained":[],"shared":[],"private":[],"base":{},"algorithm":"fedavg","settings":{}}'
     )
-    assert order.masking is None and order.work == order.digest
-    assert replace(order, round=2).work != order.work
+    assert request.masking is None and request.work == request.digest
+    assert replace(request, round=2).work != request.work

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedfrozen_app.secure import layout as layouts
-from fedfrozen_app.secure.layout import Arithmetic, Layout, decode, encode, error_bound
+from fedfrozen_app.secure.layout import Arithmetic, SumLayout, decode, encode, error_bound
 from fedfrozen_app.secure.sum_up import TooFew
 from fedfrozen_app.secure.vector import Vector, unpacked
 from tests.secure.parties import Round, terms
@@ -17,23 +17,23 @@ STEPS = ("keys", "shares", "mask", "confirm", "unmask")
 RELAXED = settings(deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def drawn_plan(rng: np.random.Generator) -> Layout:
+def drawn_plan(rng: np.random.Generator) -> SumLayout:
     """Some arrays, parameters and others beside them, of any shape; figures; layers that clients choose."""
     names = [f"layer.{number}.weight" for number in range(rng.integers(1, 5))]
     names += [f"dc/{name}" for name in names if rng.integers(2)]
     shapes = {name: torch.Size(rng.integers(0, 5, size=rng.integers(0, 4)).tolist()) for name in names}
     shapes["head"] = torch.Size([3])
     figures = tuple(f"figure_{number}" for number in range(rng.integers(0, 3)))
-    return Layout(shapes, figures, equal=("dc",) if rng.integers(2) else (), chosen=bool(rng.integers(2)))
+    return SumLayout(shapes, figures, equal=("dc",) if rng.integers(2) else (), chosen=bool(rng.integers(2)))
 
 
-def drawn_vectors(plan: Layout, rules: Arithmetic, names: list[str], rng: np.random.Generator):
+def drawn_vectors(plan: SumLayout, rules: Arithmetic, names: list[str], rng: np.random.Generator):
     vectors, plain = {}, {}
     for name in names:
         sent = [n for n in plan.shapes if not plan.chosen or rng.integers(2)]
         updates = {n: torch.from_numpy(rng.normal(0, 0.7, tuple(plan.shapes[n]))) for n in sent}
         weight = int(rng.integers(1, rules.max_examples + 1))
-        figures = {figure: float(rng.normal()) for figure in plan.figures if rng.integers(2)}
+        figures = {figure: float(rng.normal()) for figure in plan.figures if rng.integers(4)}
         vectors[name] = encode(plan, rules, updates, weight, figures, rng)
         plain[name] = (updates, weight, figures)
     return vectors, plain
@@ -54,7 +54,7 @@ def drawn_round(seed: int, size: int, fraction: float, neighbours: int | None, b
     return Round(names, about, gone, bits=bits), plan, rules, vectors, plain
 
 
-def check(found: Round, plan: Layout, rules: Arithmetic, vectors, plain) -> None:
+def check(found: Round, plan: SumLayout, rules: Arithmetic, vectors, plain) -> None:
     total = found.run(vectors)
     head = sum(vectors[name].head for name in found.collector.survivors)
     body = sum(vectors[name].body.astype(np.uint64) for name in found.collector.survivors)
@@ -77,7 +77,7 @@ def check(found: Round, plan: Layout, rules: Arithmetic, vectors, plain) -> None
             assert off <= error_bound(plan, rules, name, len(parts), sums.weights[name]) * (1 + 1e-9)
     for figure in plan.figures:
         known = [(w, f[figure]) for _, w, f in taken if figure in f]
-        if known:
+        if len(known) == len(taken):
             mean = sum(w * value for w, value in known) / sum(w for w, _ in known)
             assert sums.figures[figure][0] == pytest.approx(mean, abs=len(known) / layouts.FRACTION)
         else:
@@ -131,7 +131,7 @@ def test_drop_outs_at_each_step_up_to_the_threshold_and_beyond(step):
     """Of seven, five are needed: two may go at any step, and a third ends the round without a sum."""
     names = [f"site-{number}" for number in range(7)]
     rng = np.random.default_rng(1)
-    plan, rules = Layout({"w": torch.Size([40])}), Arithmetic(32, 1.0, 10.0, 100, cohort=7)
+    plan, rules = SumLayout({"w": torch.Size([40])}), Arithmetic(32, 1.0, 10.0, 100, cohort=7)
     vectors, _ = drawn_vectors(plan, rules, names, rng)
     found = Round(names, gone={step: names[2:4]})
     total = found.run(vectors)
@@ -151,15 +151,16 @@ def test_a_sparse_graph_of_a_hundred():
     names = [f"site-{number:03}" for number in range(100)]
     about = terms(neighbours=8)
     rng = np.random.default_rng(2)
-    plan, rules = Layout({"w": torch.Size([20])}), Arithmetic(32, 1.0, 10.0, 100, cohort=100)
+    plan, rules = SumLayout({"w": torch.Size([20])}), Arithmetic(32, 1.0, 10.0, 100, cohort=100)
     vectors, _ = drawn_vectors(plan, rules, names, rng)
     found = Round(names, about, gone={"mask": names[10:12], "unmask": names[60:61]})
     total = found.run(vectors)
     assert (total.body == sum(v.body for n, v in vectors.items() if n not in names[10:12])).all()
-    roster = found.collector.roster
-    assert {len(roster.neighbours(name)) for name in names} == {8}
-    assert all(name in roster.neighbours(other) for name in names for other in roster.neighbours(name))
-    assert all(len(found.collector._envelopes[name]) == 8 for name in names)
+    drawn = {name: set(found.sessions[name].drawn) for name in names}
+    assert {len(own) for own in drawn.values()} == {8} and len({*map(frozenset, drawn.values())}) > 90
+    for name in found.collector.survivors:  # both sides of a pair know of it
+        own = drawn[name] | {other for other in names if name in drawn[other]}
+        assert set(found.sessions[name].partners) == own
 
 
 # What the server sees ---------------------------------------------------------------------------------
@@ -168,7 +169,7 @@ def test_a_sparse_graph_of_a_hundred():
 def test_masked_vectors_are_uniform_over_many_rounds():
     """Chi-square over the bytes of the same tiny update, masked again and again; and over single numbers."""
     names = ["a", "b", "c"]
-    plan, rules = Layout({"w": torch.Size([64])}), Arithmetic(32, 1.0, 10.0, 100, cohort=3)
+    plan, rules = SumLayout({"w": torch.Size([64])}), Arithmetic(32, 1.0, 10.0, 100, cohort=3)
     updates = {"w": torch.full((64,), 1e-3)}
     vectors = {name: encode(plan, rules, updates, 10, {}, np.random.default_rng(0)) for name in names}
     seen = []
@@ -191,7 +192,7 @@ def test_masked_vectors_are_uniform_over_many_rounds():
 def test_no_piece_of_an_update_is_on_the_wire():
     """Of the plain vector, and of the update as float32, no 4 bytes at their place and no 8 anywhere."""
     names = ["a", "b", "c"]
-    plan, rules = Layout({"w": torch.Size([500])}), Arithmetic(32, 1.0, 10.0, 100, cohort=3)
+    plan, rules = SumLayout({"w": torch.Size([500])}), Arithmetic(32, 1.0, 10.0, 100, cohort=3)
     vectors, plain = drawn_vectors(plan, rules, names, np.random.default_rng(3))
     found = Round(names)
     found.masks(found.shares(found.keys()), vectors)
@@ -210,7 +211,7 @@ def test_no_piece_of_an_update_is_on_the_wire():
 
 def test_rounding_is_right_on_average_and_within_one_unit():
     rules = Arithmetic(16, clip=1.0, state_clip=1.0, max_examples=1, cohort=2)
-    plan = Layout({"w": torch.Size([20_000])})
+    plan = SumLayout({"w": torch.Size([20_000])})
     value = 0.300001234
     sums = decode(
         plan,
@@ -232,7 +233,7 @@ def test_rounding_is_right_on_average_and_within_one_unit():
 
 def test_what_is_too_large_is_clipped_and_counted_and_what_is_not_finite_refused():
     rules = Arithmetic(32, clip=0.5, state_clip=2.0, max_examples=10, cohort=2)
-    plan = Layout({"w": torch.Size([3]), "c/w": torch.Size([3])}, equal=("c",))
+    plan = SumLayout({"w": torch.Size([3]), "c/w": torch.Size([3])}, equal=("c",))
     updates = {"w": torch.tensor([0.1, -0.9, 0.7]), "c/w": torch.tensor([-3.0, 1.0, 0.0])}
     sums = decode(plan, rules, encode(plan, rules, updates, 99, {}, np.random.default_rng(0)))
     assert sums.examples == 10 and sums.clipped == 3  # 99 examples count as the 10 that are allowed
@@ -248,7 +249,7 @@ def test_the_largest_sum_of_a_whole_cohort_still_fits():
     for bits in (16, 24, 32):
         for sign in (1.0, -1.0):
             rules = Arithmetic(bits, clip=0.25, state_clip=1.0, max_examples=7, cohort=50)
-            plan = Layout({"w": torch.Size([5])})
+            plan = SumLayout({"w": torch.Size([5])})
             total = Vector.zeros(plan.head, plan.body)
             for number in range(50):
                 total.add(
@@ -257,3 +258,40 @@ def test_the_largest_sum_of_a_whole_cohort_still_fits():
             sums = decode(plan, rules, total)
             bound = error_bound(plan, rules, "w", 50, 350)
             assert (sums.arrays["w"] / 350 - sign * 0.25).abs().max() <= bound
+
+
+def test_a_metric_that_some_lack_is_nobody_s():
+    """One site alone has validation rows: the sum must be neither its metric nor its row count."""
+    plan = SumLayout({"head": torch.Size([2])}, ("client_val_after", "train_loss"))
+    rules = Arithmetic(32, clip=1.0, state_clip=10.0, max_examples=1000, cohort=3)
+    rng, update = np.random.default_rng(0), {"head": torch.zeros(2)}
+    places = [plan._slots[part, "client_val_after"] for part in ("behind", "figure")]
+    found = []
+    for _ in range(200):
+        head = np.zeros(plan.head, np.uint64)
+        for weight, own in ((137, {"client_val_after": 0.8125}), (50, {}), (60, {})):
+            vector = encode(plan, rules, update, weight, own | {"train_loss": 1.5}, rng)
+            head += vector.head
+        sums = decode(plan, rules, Vector(head, np.zeros(2, np.uint32)))
+        assert sums.examples == 247 and sums.figures == {"train_loss": (1.5, 247)}
+        found.append(head[places])
+    # Uniform modulo 2^64: chi-square over the highest four bits of both places.
+    for place in np.array(found).T:
+        counts = np.bincount((place >> np.uint64(60)).astype(int), minlength=16)
+        assert stats.chisquare(counts).pvalue > 1e-6
+
+
+def test_who_lacks_a_metric_and_how_many_do_does_not_show():
+    """Whatever the others have, one client without it makes the places uniform."""
+    plan = SumLayout({"head": torch.Size([1])}, ("m",))
+    rules = Arithmetic(32, clip=1.0, state_clip=10.0, max_examples=10, cohort=4)
+    rng, update = np.random.default_rng(1), {"head": torch.zeros(1)}
+    for lacking in ((0,), (3,), (0, 1, 2), (0, 1, 2, 3)):
+        places = set()
+        for _ in range(50):
+            head = np.zeros(plan.head, np.uint64)
+            for client in range(4):
+                head += encode(plan, rules, update, 5, {} if client in lacking else {"m": 1.0}, rng).head
+            places.add(tuple(head[-2:].tolist()))
+            assert decode(plan, rules, Vector(head, np.zeros(1, np.uint32))).figures == {}
+        assert len(places) == 50  # nothing fixed is left in them

@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedfrozen_app.flower.processes import Children, SimulationFailed, free_port, tail
-from fedfrozen_app.flower.superlink import RunEnd, Scalar, SuperLink
+from fedfrozen_app.runtimes.flower.processes import Children, SimulationFailed, free_port, tail
+from fedfrozen_app.runtimes.flower.run_log import RunEnd
+from fedfrozen_app.runtimes.flower.superlink import SuperLink
+from fedfrozen_app.runtimes.flower.superlink_connection import Scalar
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import Self
 
 import pytest
 
-from fedfrozen_app import registry
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.server import optimizer
 from fedfrozen_app.server.optimizer import ServerOptimizer
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fedfrozen_app import registry
-from fedfrozen_app.models import lora
-from fedfrozen_app.models.folds import is_fold
+from fedfrozen_app.adapters import lora
+from fedfrozen_app.adapters.merged_deltas import is_merged_delta
+from fedfrozen_app.core import registry
 
 PATH, OUT, IN, RANK, SCALE = "x.query", 11, 9, 4, 0.5
 A, B = f"{PATH}.{lora.A}", f"{PATH}.{lora.B}"
@@ -45,9 +45,9 @@ def merged(rule, found, number=1, model=None):
     for name, value in rule.close(number, model).items():
         model[name] = value
     model = {name: value for name, value in model.items() if value is not None}
-    folds = lora.folds_by_path({n: v for n, v in model.items() if is_fold(n)})
+    merged_deltas = lora.merged_deltas_by_path({n: v for n, v in model.items() if is_merged_delta(n)})
     change = SCALE * model[B] @ model[A]
-    return model, change + (lora.sum_of(folds[PATH]) if folds else 0)
+    return model, change + (lora.sum_of(merged_deltas[PATH]) if merged_deltas else 0)
 
 
 def rule_of(name):
@@ -107,8 +107,8 @@ def test_folds_are_never_larger_than_the_weight_twice_and_stay_exact(name):
     sizes = {"a": (3.0, 1), "b": (1.0, 1)}
     rule.ranks = {"a": 1, "b": 1}
     for number in range(1, 9):
-        before = {n: v for n, v in model.items() if is_fold(n)}
-        base = lora.sum_of(lora.folds_by_path(before)[PATH]) if before else 0
+        before = {n: v for n, v in model.items() if is_merged_delta(n)}
+        base = lora.sum_of(lora.merged_deltas_by_path(before)[PATH]) if before else 0
         found = {
             client: (weight, rank, outer * number, inner)
             for client, (weight, rank, outer, inner) in clients(sizes).items()
@@ -116,8 +116,8 @@ def test_folds_are_never_larger_than_the_weight_twice_and_stay_exact(name):
         model, change = merged(rule, found, number, before)
         expected = base + mean_change(found)
         torch.testing.assert_close(change, expected, rtol=0, atol=1e-12)
-        folds = {n: v for n, v in model.items() if is_fold(n)}
-        factors = sum(v.numel() for n, v in folds.items() if not n.endswith(f"/{PATH}.weight"))
-        dense += any(n.endswith(f"/{PATH}.weight") for n in folds)
-        assert factors <= OUT * IN and len(folds) - 2 * (factors > 0) <= 8
+        merged_deltas = {n: v for n, v in model.items() if is_merged_delta(n)}
+        factors = sum(v.numel() for n, v in merged_deltas.items() if not n.endswith(f"/{PATH}.weight"))
+        dense += any(n.endswith(f"/{PATH}.weight") for n in merged_deltas)
+        assert factors <= OUT * IN and len(merged_deltas) - 2 * (factors > 0) <= 8
     assert dense

@@ -94,7 +94,7 @@ def test_any_replies_give_the_weighted_mean_and_a_real_drift(replies):
 @pytest.mark.parametrize("unsound", [None, 1])
 @pytest.mark.parametrize("equal", [(), ("",)])
 @pytest.mark.parametrize("zero_fill", [False, True])
-def test_what_is_foreseen_is_what_comes_of_it(unsound, equal, zero_fill):
+def test_what_is_predicted_is_the_result(unsound, equal, zero_fill):
     """To the bit, and only where all are taken as they were expected."""
     base = {"a": torch.randn(3, 2), "b": torch.randn(4)}
     layout = Layout.of(base)
@@ -102,16 +102,16 @@ def test_what_is_foreseen_is_what_comes_of_it(unsound, equal, zero_fill):
     if unsound is not None:
         rows[unsound, 0] = torch.nan
     updates = []
-    for foresees in (False, True):
+    for predicts in (False, True):
         mean = RunningMean(base, lambda name: name, zero_fill=zero_fill, equal=equal)
         block = Block(("0", "1", "2"), layout, layout.flatten(base), rows.clone(), [5, 3, 8])
         mean.expect(block.slice(0))
-        assert mean.foresee(4) is None  # somebody else is still to come
-        likely = mean.foresee(3) if foresees else None
+        assert mean.predict(4) is None  # somebody else is still to come
+        likely = mean.predict(3) if predicts else None
         refused = [mean.add(block.slice(number), count) for number, count in enumerate(block.examples)]
         assert [reason is not None for reason in refused] == [number == unsound for number in range(3)]
         updates.append(mean.finish())
-        assert (updates[-1] is likely) == (foresees and unsound is None)
+        assert (updates[-1] is likely) == (predicts and unsound is None)
     one, other = updates
     assert one.replies == other.replies and one.drift == other.drift
     assert all(torch.equal(one.model[name], other.model[name]) for name in base)

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.config import ClientConfig
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.roles import Role
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.exchange.role import Role
 from fedfrozen_app.server.agreement import DECAY, Agreement, Rule, follow, freeze_after, ratio, still_learns
-from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server.connection import connect
 from fedfrozen_app.server.federation import Federation
 from strategies.fedfrozen import FedFrozen, Settings
 from tests.conftest import SMALL, Run, same_bits
@@ -132,7 +132,7 @@ def test_a_decision_stands_whatever_comes_later(stream, window, patience):
 
 def test_settings():
     own = Settings(warmup_rounds="auto").checked(40)
-    assert (own.warmup_rounds, own.rule) == ("auto", Rule(minimum=4, span=4))
+    assert (own.warmup_rounds, own.rule) == ("auto", Rule(minimum=30, span=4))
     assert Settings(warmup_rounds="auto").checked(10).rule.span == 3
     for bad in ({"warmup_rounds": "soon"}, {"warmup_minimum": 41}, {"warmup_cap": -1}, {"warmup_window": 0}):
         with pytest.raises(UserError):
@@ -141,7 +141,7 @@ def test_settings():
 
 def auto_strategy(local_steps=None):
     roles = {"query": Role("query", 0), "head": Role("head", None)}
-    federation = Federation(Conversation(None, roles), client=ClientConfig(local_steps=local_steps))
+    federation = Federation(connect(None, roles), client=ClientConfig(local_steps=local_steps))
     settings = Settings(warmup_rounds="auto", warmup_span=1, warmup_patience=1, warmup_minimum=1)
     return FedFrozen(federation, settings.checked(6))
 

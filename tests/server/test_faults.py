@@ -1,32 +1,24 @@
 """Nodes that lose their cache, lie, fail or come late, with the real apps around them."""
 
-import math
-
 import pytest
 import torch
-from flwr.app import Array, ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedfrozen_app import client_app
-from fedfrozen_app.errors import RunFailed
+from fedfrozen_app.core.errors import RunFailed
 from fedfrozen_app.exchange.cache import Cache
-from fedfrozen_app.exchange.messages import Hello, hello_reply
+from fedfrozen_app.exchange.hello_messages import Hello, hello_reply
+from fedfrozen_app.handlers import train_handler
 from tests.conftest import same_bits
-
-
-def first_name(reply):
-    return next(iter(reply.content["arrays"]))
-
-
-def put(reply, name, tensor):
-    data = tensor.numpy().tobytes()
-    reply.content["arrays"][name] = Array(str(tensor.dtype)[6:], tuple(tensor.shape), "raw", data)
-
-
-def with_nan(message, reply):
-    name = first_name(reply)
-    tensor = reply.content["arrays"][name].__dict__["tensor"].clone()
-    tensor.view(-1)[0] = math.nan
-    put(reply, name, tensor)
+from tests.server.bad_replies import (
+    first_name,
+    for_another_order,
+    put,
+    spoil_replies,
+    with_missing_name,
+    with_nan,
+    with_torn_array,
+)
 
 
 def with_wrong_shape(message, reply):
@@ -38,22 +30,8 @@ def with_wrong_type(message, reply):
     put(reply, name, reply.content["arrays"][name].__dict__["tensor"].double())
 
 
-def with_missing_name(message, reply):
-    del reply.content["arrays"][first_name(reply)]
-
-
 def with_extra_name(message, reply):
     put(reply, "intruder", torch.zeros(3))
-
-
-def with_torn_array(message, reply):
-    reply.content["arrays"][first_name(reply)] = Array("float32", (5,), "raw", b"123")
-
-
-def for_another_order(message, reply):
-    text = str(reply.content["reply"]["json"])
-    order = text.split('"')[3]
-    reply.content["reply"] = ConfigRecord({"json": text.replace(order, "0" * 64)})
 
 
 def without_examples(message, reply):
@@ -62,7 +40,7 @@ def without_examples(message, reply):
 
 def unchanged_with_endless_examples(message, reply):
     """An update of zero, so that weight times norm is no warning."""
-    base = client_app.read_train(message)[1]
+    base = train_handler.read_train(message)[1]
     for name, array in reply.content["arrays"].items():
         array.__dict__["tensor"].copy_(base[name])
     reply.content["metrics"]["num-examples"] = 1e300
@@ -97,7 +75,7 @@ def with_nothing(message, reply):
         pytest.param(without_examples, "claims 0 examples", marks=pytest.mark.slow),
         (unchanged_with_endless_examples, "claims 1e+300 examples"),
         pytest.param(with_a_huge_figure, "train_loss, which is too large", marks=pytest.mark.slow),
-        (with_a_warm_up_of_its_own, "warmup, which is not a client's to tell"),
+        (with_a_warm_up_of_its_own, "warmup, which neither its algorithm nor its strategy declares"),
         (with_garbage, "no readable reply"),
         pytest.param(with_nothing, "no readable reply", marks=pytest.mark.slow),
     ],
@@ -183,22 +161,8 @@ def test_a_node_with_a_name_that_is_none_leaves_the_others_alone(train, monkeypa
         return real(message, context)
 
     monkeypatch.setattr(client_app, "app", app)
-    run = train("num_rounds=1", "runtime.min_nodes=2", "runtime.node_timeout=1")
+    run = train("num_rounds=1", "++runtime.min_nodes=2", "++runtime.node_timeout=1")
     assert run.rows[1]["clients_ok"] >= 2 and {"0", "1"} <= set(run.rows[1]["clients"]) <= {"0", "1", "²"}
-
-
-def spoil_replies(monkeypatch, change, clients=("1",), rounds=(2,)):
-    """Change the replies of chosen clients in chosen rounds on their way to the server."""
-    real = client_app.app
-
-    def app(message, context):
-        reply = real(message, context)
-        chosen = str(context.node_config["partition-id"]) in clients
-        if message.metadata.message_type == "train" and chosen and int(message.metadata.group_id) in rounds:
-            return change(message, reply) or reply
-        return reply
-
-    monkeypatch.setattr(client_app, "app", app)
 
 
 def watch_rounds(monkeypatch, state):

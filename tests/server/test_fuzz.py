@@ -14,30 +14,32 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedfrozen_app.digests import digest
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.digests import digest
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.arrays import PACKED, to_record
 from fedfrozen_app.exchange.cache import Cache
 from fedfrozen_app.exchange.check import problem_of
-from fedfrozen_app.exchange.messages import Reply, read_hello, read_reply, train_reply
-from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.exchange.hello_messages import read_hello
+from fedfrozen_app.exchange.messages import Reply, read_reply, train_reply
 from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.exchange.role import Role
+from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.models.roles import Role
 from fedfrozen_app.server.aggregate import RunningMean
 from fedfrozen_app.server.optimizer import NoOptimizer
 from fedfrozen_app.server.record import RoundRecord
 from fedfrozen_app.sites.audit_log import FIRST, AuditLog, read_audit
 from fedfrozen_app.sites.kit import Kit
-from fedfrozen_app.sites.orders import read_strict_order
 from fedfrozen_app.sites.policy import Policy
-from fedfrozen_app.sites.store import Budget, Price, RunStore
+from fedfrozen_app.sites.site_budget import Price, SiteBudget
+from fedfrozen_app.sites.store import RunStore
+from fedfrozen_app.sites.strict_request import read_strict_train_request
 from tests.conftest import same_bits
 
 FUZZ_CASES = 12_000
 MODEL = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(3)}
 ROLES = {"a": Role("mlp", 0), "b": Role("head")}
-ORDER = Order(1, Plan.full(MODEL), {"a": "0" * 64, "b": "1" * 64})
+ORDER = TrainRequest(1, Plan.full(MODEL), {"a": "0" * 64, "b": "1" * 64})
 
 names = st.sampled_from(["a", "b", "c", "", "a\0"])
 numbers = st.one_of(st.integers(-(2**70), 2**70), st.floats(allow_nan=True, allow_infinity=True))
@@ -307,15 +309,17 @@ def test_a_damaged_policy_or_kit_allows_nothing_by_accident(run, tmp_path):
 
 @cases(0.1)
 def test_a_damaged_budget_audit_log_or_store(run, tmp_path):
-    budget = Budget(tmp_path / "budget.json")
+    budget = SiteBudget(tmp_path / "budget.json")
     budget.charge("one", Price(2.0, 1e-6, "example", "hash"), 1, "order", FIRST)
     log = AuditLog(tmp_path / "audit.jsonl")
     for number in range(3):
         log.write("sent", round=number)
     store = RunStore(tmp_path / "run", keep=3)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 0, 0, 0
-    store.write(1, Reply("o", 5, MODEL, {"train_loss": 1.0}), MODEL)
-    files = {path: path.read_bytes() for path in (budget.path, log.path, *(tmp_path / "run" / "1").iterdir())}
+    store.write("h", 1, Reply("o", 5, MODEL, {"train_loss": 1.0}), MODEL)
+    files = {
+        path: path.read_bytes() for path in (budget.path, log.path, *(tmp_path / "run" / "h" / "1").iterdir())
+    }
 
     @run
     @given(st.data())
@@ -329,12 +333,12 @@ def test_a_damaged_budget_audit_log_or_store(run, tmp_path):
             # Cut between two lines it is a whole log of fewer.
             log.path: lambda: [0, 1, 2][: len(rounds := sent_rounds(log.path))] == rounds,
         }
-        look = looks.get(path, lambda: same_bits(store.private_before(2), MODEL))
+        look = looks.get(path, lambda: same_bits(store.private_before("h", 2), MODEL))
         try:
             assert look()
         except UserError as error:
             assert "damaged" in str(error) or "changed or cut" in str(error)
-        reply = store.reply_to(1, "o")
+        reply = store.reply_to("h", 1, "o")
         assert reply is None or (same_bits(reply.arrays, MODEL) and reply.examples == 5)
         if reply is not None:
             train_reply(message(), reply, local=False)
@@ -365,9 +369,11 @@ def test_wild_orders_are_an_order_or_a_sentence(run):
     @given(told | texts)
     def check(text):
         try:
-            order = read_strict_order(text)
+            request = read_strict_train_request(text)
         except ValueError:
             return
-        assert all(isinstance(name, str) for name in (*order.plan.trained, *order.base, *order.base.values()))
+        assert all(
+            isinstance(name, str) for name in (*request.plan.trained, *request.base, *request.base.values())
+        )
 
     check()

@@ -1,37 +1,20 @@
 """Killed anywhere and resumed: 50 random points at which the process dies, against the unbroken run."""
 
 import random
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import pytest
 
-from fedfrozen_app import client_app
-from fedfrozen_app.errors import RunFailed
+from fedfrozen_app.core.errors import RunFailed
 from fedfrozen_app.files import checkpoint, disk
+from fedfrozen_app.handlers import train_handler
+from fedfrozen_app.server import base
 from fedfrozen_app.server.base import PlannedFedAvg
 from tests.conftest import full_disk, same_bits
+from tests.resuming import Killed
 
 WORDS = ("num_clients=2", "num_rounds=3", "strategy.warmup_rounds=1", "dataset.limit=80", "eval_every=3")
 PRIVATE = ("strategy=local", "num_clients=2", "num_rounds=3", "dataset.limit=80", "eval_every=3")
-
-
-class Killed(BaseException):
-    """As SIGKILL would: no handler of ours may catch it and tidy up."""
-
-
-@contextmanager
-def killed_before_checkpoint(monkeypatch, server_round):
-    """Within it the process dies when that round is over, before anything of it is on the disk."""
-    real = PlannedFedAvg._close_round
-
-    def dies(strategy, row, *rest):
-        if row["round"] == server_round:
-            raise Killed
-        return real(strategy, row, *rest)
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(PlannedFedAvg, "_close_round", dies)
-        yield
 
 
 class Reaper:
@@ -41,9 +24,9 @@ class Reaper:
         self.count, self.fatal = 0, None
         for owner, name in (
             (PlannedFedAvg, "plan"),  # configure
-            (client_app, "train_client"),  # wait: a client at work
-            (client_app, "train_reply"),  # wait: its reply on the way
-            (PlannedFedAvg, "_close_round"),  # aggregated, not yet written
+            (train_handler, "train_client"),  # wait: a client at work
+            (train_handler, "train_reply"),  # wait: its reply on the way
+            (base, "close_round"),  # aggregated, not yet written
             (checkpoint, "save_tensors"),  # a file of the checkpoint
             (checkpoint, "flush"),  # between its files, before and after the rename
             (disk, "replace_file"),

@@ -93,10 +93,10 @@ def test_one_that_is_not_finite_is_refused_whole(how):
 
 @pytest.mark.parametrize("how", ["single", "block"])
 def test_far_out_goes_by_the_parameters(how):
-    gate = NormGate(far_out=10, usual=1.0)
+    gate = NormGate(far_out=10, median=1.0)
     large = [({**own, "dc/w": [1e6, 1e6]}, k) for own, k in SENT]
     assert fold(how, large, gate=gate)[1] == [None, None]
-    assert gate.usual() == 3.0  # the median of 1 and 5
+    assert gate.median() == 3.0  # the median of 1 and 5
 
 
 def test_filled_with_zero_by_those_who_did_not_send():

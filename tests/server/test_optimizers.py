@@ -12,16 +12,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedfrozen_app import registry
 from fedfrozen_app.config import AggregationConfig
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
-from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server.connection import connect
 from fedfrozen_app.server.robust import make_aggregator
 from tests.conftest import same_bits, slowly
-from tests.server.test_kills import killed_before_checkpoint
-from tests.server.test_step import run, values
+from tests.resuming import killed_before_checkpoint
+from tests.server.step_runs import run, values
 
 NAMES = ("avgm", "adam", "yogi", "adagrad")
 
@@ -185,7 +185,7 @@ def test_avgm_without_memory_keeps_the_bits_of_rules_that_combine_values():
     aggregator = make_aggregator(AggregationConfig("median"), {"w": base}, lambda name: None, None)
     for _ in range(3):
         aggregator.add({"w": value.clone()}, 1.0)
-    strategy = PlannedFedAvg(Federation(Conversation(None, {}), optimizer=made("avgm", beta=0.0)))
+    strategy = PlannedFedAvg(Federation(connect(None, {}), optimizer=made("avgm", beta=0.0)))
     strategy.model = {"w": base}
     assert torch.equal(strategy.step(aggregator.finish())["w"], value)
 

@@ -6,7 +6,7 @@ import torch
 from fedfrozen_app.config import AggregationConfig
 from fedfrozen_app.server.aggregate import NormGate, RunningMean
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
-from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server.connection import connect
 from fedfrozen_app.server.robust import closest, make_aggregator
 
 MODEL = {"a": torch.zeros(2), "b": torch.ones(1)}
@@ -23,7 +23,7 @@ def fold(how, replies):
 def finish(aggregator, model=MODEL):
     """The new values, by the server's plain step, and the drift."""
     update = aggregator.finish()
-    strategy = PlannedFedAvg(Federation(Conversation(None, {})))
+    strategy = PlannedFedAvg(Federation(connect(None, {})))
     strategy.model = model
     return strategy.step(update), update.drift
 
@@ -75,28 +75,28 @@ def test_each_name_over_those_that_sent_it(name):
 
 
 def test_far_out_is_set_aside_with_its_factor():
-    gate = NormGate(far_out=10, usual=2.0)
+    gate = NormGate(far_out=10, median=2.0)
     mean = RunningMean({"a": torch.zeros(1)}, lambda name: None, gate)
     assert mean.add({"a": torch.tensor([19.0])}, 1) is None
     assert "30 times the usual" in mean.add({"a": torch.tensor([60.0])}, 1)
     assert mean.add({"a": torch.tensor([21.0])}, 1) is not None
     merged, _ = finish(mean, {"a": torch.zeros(1)})
-    assert merged["a"].item() == 19.0 and gate.usual() == 19.0
+    assert merged["a"].item() == 19.0 and gate.median() == 19.0
 
 
 def test_without_a_round_before_nothing_is_far_out():
-    gate = NormGate(far_out=2, usual=None)
+    gate = NormGate(far_out=2, median=None)
     assert gate.problem(1e9) is None and gate.problem(2e9) is None
-    assert gate.usual() == 1.5e9
+    assert gate.median() == 1.5e9
 
 
 @pytest.mark.parametrize("runner", [pytest.param("sequential", marks=pytest.mark.slow), "cohort"])
 @pytest.mark.slow
 def test_a_poisoned_run_and_its_cures(train, monkeypatch, runner):
     """One client of five sends its update times 500 in every round but the first."""
-    from fedfrozen_app.server import conversation
+    from fedfrozen_app.server import reply_check
 
-    real = conversation.read_reply
+    real = reply_check.read_reply
 
     def poison(message):
         reply = real(message)
@@ -104,7 +104,7 @@ def test_a_poisoned_run_and_its_cures(train, monkeypatch, runner):
             reply.arrays = {name: 500 * value.clone() for name, value in reply.arrays.items()}
         return reply
 
-    monkeypatch.setattr(conversation, "read_reply", poison)
+    monkeypatch.setattr(reply_check, "read_reply", poison)
     words = ("num_clients=5", "partition=iid", f"runtime.runner={runner}", "num_rounds=3")
     size = {}
     for cure in ("mean", "trimmed_mean", "median", "krum"):
@@ -118,7 +118,7 @@ def test_a_poisoned_run_and_its_cures(train, monkeypatch, runner):
 
 
 def test_below_the_quorum_the_model_stays(train, monkeypatch):
-    from tests.server.test_faults import spoil_replies, with_nan
+    from tests.server.bad_replies import spoil_replies, with_nan
 
     spoil_replies(monkeypatch, with_nan, clients=("0", "1"), rounds=(2,))
     run = train("aggregation.quorum=0.5", "checkpoint.keep=9")

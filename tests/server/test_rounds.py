@@ -5,83 +5,12 @@ Client i has i + 1 examples and adds (i + 1) to every value it trains.
 
 import pytest
 import torch
-from flwr.clientapp import ClientApp
 
-from fedfrozen_app import registry
-from fedfrozen_app.digests import digests
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.arrays import to_record
-from fedfrozen_app.exchange.cache import Cache
-from fedfrozen_app.exchange.messages import Hello, Reply, hello_reply, read_train, train_reply
-from fedfrozen_app.inprocess.grid import InProcessGrid
-from fedfrozen_app.models.roles import Role
-from fedfrozen_app.server.base import Federation
-from fedfrozen_app.server.conversation import Conversation
-
-ROLES = {
-    "embed": Role("embedding"),
-    "block.query.weight": Role("query", 0),
-    "block.query.bias": Role("query", 0),
-    "block.key.weight": Role("key", 0),
-    "block.key.bias": Role("key", 0),
-    "block.value.weight": Role("value", 0),
-    "block.value.bias": Role("value", 0),
-    "block.out.weight": Role("output", 0),
-    "block.out.bias": Role("output", 0),
-    "block.ln1": Role("norm", 0, feeds_attention=True),
-    "block.ln2": Role("norm", 0),
-    "block.mlp": Role("mlp", 0),
-    "head": Role("head"),
-}
-
-
-def start_model():
-    return {name: torch.zeros(2, 2) if "weight" in name else torch.zeros(2) for name in ROLES}
-
-
-def adding_app():
-    """Adds its number to what it trains; `orders` and `sent` remember what it was told and given."""
-    app, cache, seen = ClientApp(), Cache(), []
-
-    @app.query()
-    def hello(message, context):
-        return hello_reply(message, Hello(str(context.node_config["partition-id"]), 2))
-
-    @app.train()
-    def train(message, context):
-        order, sent = read_train(message)
-        seen.append((context.node_config["partition-id"], order, sorted(sent)))
-        base, lacks = cache.complete(order.base, sent, verify=False)
-        if lacks:
-            return train_reply(message, Reply(order.digest, lacks=lacks), local=True)
-        number = int(context.node_config["partition-id"]) + 1
-        arrays = {name: base[name] + number for name in order.plan.shared}
-        return train_reply(message, Reply(order.digest, number, arrays, {"train_loss": 1.0}), local=True)
-
-    return app, seen
-
-
-def run(name, num_rounds=1, model=None, **settings):
-    app, seen = adding_app()
-    grid = InProcessGrid(app, 2, {"overrides": ""})
-    rows = []
-
-    class Keep:
-        def after_round(self, strategy, row):
-            rows.append(row)
-            return False, {}
-
-    cls = registry.find("strategies", name)
-    strategy = cls(
-        Federation(Conversation(grid, ROLES, local=True)),
-        cls.Settings(**settings).checked(num_rounds),
-        hooks=[Keep()],
-    )
-    strategy.start(grid, to_record(model or start_model(), local=True), num_rounds=num_rounds)
-    return strategy, rows, seen
-
-
-MEAN = (1 * 1 + 2 * 2) / 3  # what a round adds: (n₁u₁ + n₂u₂) / (n₁ + n₂) with nᵢ = uᵢ = i
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.digests import digests
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.exchange.role import Role
+from tests.server.adding_clients import MEAN, ROLES, run, start_model
 
 
 def test_fedavg_by_hand():
@@ -115,8 +44,8 @@ def test_orders_name_what_an_observer_left_of_the_model(monkeypatch):
 
 def test_fedprox_sends_its_strength():
     _, _, seen = run("fedprox", mu=0.5)
-    order = seen[0][1]
-    assert (order.algorithm, order.settings) == ("fedprox", {"mu": 0.5})
+    request = seen[0][1]
+    assert (request.algorithm, request.settings) == ("fedprox", {"mu": 0.5})
 
 
 def test_fedfrozen_by_hand():
@@ -171,7 +100,7 @@ def test_random_scope_keeps_sizes_with_grouped_keys():
 
 
 def test_no_kernel_is_refused(monkeypatch):
-    monkeypatch.setattr("tests.server.test_rounds.ROLES", {"head": Role("head")})
+    monkeypatch.setattr("tests.server.adding_clients.ROLES", {"head": Role("head")})
     with pytest.raises(UserError, match="no attention kernel"):
         run("fedfrozen", model={"head": torch.zeros(1)}, warmup_rounds=0)
 
@@ -180,4 +109,4 @@ def test_local_shares_nothing():
     strategy, rows, seen = run("local")
     assert not any(value.any() for value in strategy.model.values())
     assert rows[1]["bytes_up_by_role"] == {} and rows[1]["bytes_down_by_role"] == {}
-    assert all(order.plan.private == tuple(ROLES) for _, order, _ in seen)
+    assert all(request.plan.private == tuple(ROLES) for _, request, _ in seen)

@@ -8,7 +8,7 @@ import torch
 from flwr.app import Array, ConfigRecord, Error, Message, RecordDict
 
 from fedfrozen_app import client_app
-from tests.server.test_faults import first_name, for_another_order, put, with_missing_name, with_torn_array
+from tests.server.bad_replies import first_name, for_another_order, put, with_missing_name, with_torn_array
 
 NODES = 20
 

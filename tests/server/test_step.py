@@ -6,73 +6,21 @@ By hand: client 0 has 1 example and adds 1 to what it trains, client 1 has 3 and
 
 import pytest
 import torch
-from flwr.clientapp import ClientApp
 
-from fedfrozen_app import registry
 from fedfrozen_app.config import AggregationConfig
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.arrays import to_record
-from fedfrozen_app.exchange.cache import Cache
-from fedfrozen_app.exchange.messages import Hello, Reply, hello_reply, read_train, train_reply
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.inprocess.grid import InProcessGrid
-from fedfrozen_app.models.roles import Role
-from fedfrozen_app.server import conversation
+from fedfrozen_app.local.algorithm import Algorithm
+from fedfrozen_app.server import reply_check
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
-from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server.connection import connect
 from fedfrozen_app.server.optimizer import NoOptimizer
 from fedfrozen_app.server.robust import make_aggregator
 from tests.conftest import same_bits
+from tests.resuming import killed_before_checkpoint
 from tests.server.momentum import Momentum, Settings, momentum  # noqa: F401
-from tests.server.test_kills import killed_before_checkpoint
-
-ROLES = {"query": Role("query", 0), "head": Role("head")}
-
-
-def start_model():
-    return {name: torch.zeros(2, dtype=torch.float64) for name in ROLES}
-
-
-def adding_app(extra=lambda name, number: {}):
-    """Adds its number to what it trains; `seen` remembers each message's base and the names that came."""
-    app, cache, seen = ClientApp(), Cache(), []
-
-    @app.query()
-    def hello(message, context):
-        return hello_reply(message, Hello(str(context.node_config["partition-id"]), 2))
-
-    @app.train()
-    def train(message, context):
-        order, sent = read_train(message)
-        base, lacks = cache.complete(order.base, sent, verify=True)
-        if lacks:
-            return train_reply(message, Reply(order.digest, lacks=lacks), local=True)
-        seen.append((order, base, sorted(sent)))
-        number = (1, 3)[int(context.node_config["partition-id"])]
-        arrays = {name: base[name] + number for name in order.plan.shared}
-        more = {key: value for name in arrays for key, value in extra(name, number).items()}
-        return train_reply(message, Reply(order.digest, number, arrays | more), local=True)
-
-    return app, seen
-
-
-def run(cls, num_rounds, *, app=None, optimizer=None, each=lambda strategy, row: None, **settings):
-    class Hook:
-        def after_round(self, strategy, row):
-            each(strategy, row)
-            return False, {}
-
-    app, seen = app or adding_app()
-    grid = InProcessGrid(app, 2, {"overrides": ""})
-    federation = Federation(Conversation(grid, ROLES, local=True), optimizer=optimizer or NoOptimizer())
-    strategy = cls(federation, cls.Settings(**settings).checked(num_rounds), hooks=[Hook()])
-    strategy.start(grid, to_record(start_model(), local=True), num_rounds=num_rounds)
-    return strategy, seen
-
-
-def values(model):
-    return {name: value[0].item() for name, value in model.items()}
-
+from tests.server.step_runs import adding_app, run, start_model, values
 
 # The plain step -------------------------------------------------------------------------------------------
 
@@ -97,7 +45,7 @@ def test_rules_that_combine_values_give_those_to_the_bit(dtype, rule):
         aggregator.add({"w": value.clone()}, 1.0)
     update = aggregator.finish()
     assert not torch.equal(base + update.model["w"], value)
-    strategy = PlannedFedAvg(Federation(Conversation(None, {})))
+    strategy = PlannedFedAvg(Federation(connect(None, {})))
     strategy.model = model
     assert torch.equal(strategy.step(update)["w"], value)
 
@@ -126,11 +74,11 @@ def test_a_name_that_freezes_leaves_the_optimiser():
 
 
 def test_a_round_without_replies_moves_nothing_and_forgets_nothing(monkeypatch):
-    real = conversation.problem_of
+    real = reply_check.problem_of
     monkeypatch.setattr(
-        conversation,
+        reply_check,
         "problem_of",
-        lambda reply, order, *more: "was lost" if order.round == 2 else real(reply, order, *more),
+        lambda reply, request, *more: "was lost" if request.round == 2 else real(reply, request, *more),
     )
     strategy, _ = run(PlannedFedAvg, 3, optimizer=Momentum(Settings(beta=0.5)))
     assert values(strategy.model) == {"query": 6.25, "head": 6.25}
@@ -211,10 +159,10 @@ def test_a_checkpoint_without_owners_goes_on_to_the_same_bits(train, monkeypatch
 # Arrays that travel with every order ----------------------------------------------------------------------
 
 
-class Control:
+class Control(Algorithm):
     """What the server asks of an algorithm such as SCAFFOLD's."""
 
-    comes, goes = ("c",), ("dc",)
+    from_server, to_server = ("c",), ("dc",)
 
 
 class Controlled(registry.find("strategies", "fedfrozen")):
@@ -226,7 +174,7 @@ class Controlled(registry.find("strategies", "fedfrozen")):
     def step(self, update):
         share = update.replies / update.population
         for name, mean in update.extra.get("dc", {}).items():
-            self.carried["c"][name] = self.carried["c"][name] + share * mean
+            self.server_state["c"][name] = self.server_state["c"][name] + share * mean
         return super().step(update)
 
 
@@ -244,7 +192,7 @@ def test_carried_arrays_by_hand(control):
         Controlled,
         3,
         app=control,
-        each=lambda s, row: found.update({row["round"]: {k: values(v) for k, v in s.carried.items()}}),
+        each=lambda s, row: found.update({row["round"]: {k: values(v) for k, v in s.server_state.items()}}),
         warmup_rounds=2,
     )
     # Client 0 sends dc = 2, client 1 dc = 6, and both count alike: c grows by 2/2 · 4 a round.
@@ -253,10 +201,10 @@ def test_carried_arrays_by_hand(control):
     assert found[2] == {"c": {"query": 8.0, "head": 8.0}}
     assert found[3] == {"c": {"head": 12.0}}  # frozen by then: it has none
     assert values(strategy.model) == {"query": 5.0, "head": 7.5}  # as without them
-    told = {(order.round, name): base[name][0].item() for order, base, _ in seen for name in base}
+    told = {(request.round, name): base[name][0].item() for request, base, _ in seen for name in base}
     assert [told.get((n, "c/head")) for n in (1, 2, 3)] == [0.0, 4.0, 8.0]
     assert [told.get((n, "c/query")) for n in (1, 2, 3)] == [0.0, 4.0, None]
-    assert {"c/head", "c/query"} <= {*seen[0][2]} and all(order.plan.shared for order, *_ in seen)
+    assert {"c/head", "c/query"} <= {*seen[0][2]} and all(request.plan.shared for request, *_ in seen)
     # In the last round the frozen kernel still goes down once; its c does not.
     assert seen[-1][2] == ["c/head", "head", "query"]
 
@@ -283,9 +231,9 @@ def test_carried_arrays_are_checkpointed_under_their_name(control):
     again = Controlled(strategy.federation, strategy.settings)
     again.model = strategy.model
     restore(again, start, config)
-    assert again.carried == strategy.carried
+    assert again.server_state == strategy.server_state
     start.config["strategy"]["name"] = "another"
     fresh = Controlled(strategy.federation, strategy.settings)
     fresh.model = strategy.model
     restore(fresh, start, config)
-    assert fresh.carried == {}
+    assert fresh.server_state == {}

@@ -9,19 +9,26 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 
 from fedfrozen_app import client_app
-from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.config import compose_config, compose_run, read, resolved
+from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.data.federated import load_corpus, share_out
-from fedfrozen_app.errors import RunFailed, UserError
-from fedfrozen_app.exchange.messages import WAITING, Hello, hello_reply
-from fedfrozen_app.inprocess.grid import InProcessGrid
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.exchange.hello_messages import WAITING, Hello, hello_reply
+from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.run.federate import federate
 from fedfrozen_app.run.job import Job
-from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.runtimes.inprocess.grid import InProcessGrid
+from fedfrozen_app.server.connection import connect
+from fedfrozen_app.server.membership import Invitation, Membership
+from fedfrozen_app.server.transport import Transport
 from fedfrozen_app.server_app import gather
 from tests.conftest import SMALL, Run, same_bits
 
-ROUNDS = ("num_rounds=3", "strategy.warmup_rounds=1", "runtime.round_timeout=0.5", "runtime.node_timeout=0.5")
+ROUNDS = (
+    "num_rounds=3",
+    "strategy.warmup_rounds=1",
+    "++runtime.round_timeout=0.5",
+    "++runtime.node_timeout=0.5",
+)
 BAD = 2  # the node that misbehaves: client 1
 
 
@@ -49,14 +56,14 @@ class Grid(InProcessGrid):
 
     def pull_messages(self, message_ids):
         (message_id,) = message_ids
-        message = self._waiting[message_id]
+        message = self.waiting[message_id]
         if message.metadata.dst_node_id == 0:  # nobody is there to answer
             return []
         number = int(message.metadata.group_id or 0)
-        found = self.replies(number, message.metadata.dst_node_id, lambda: self._answer(message))
+        found = self.replies(number, message.metadata.dst_node_id, lambda: self.run_client(message))
         if found:
             self.pulled.append(message_id)
-            del self._waiting[message_id]
+            del self.waiting[message_id]
         return found
 
     def replies(self, server_round, node, answer):
@@ -64,16 +71,16 @@ class Grid(InProcessGrid):
 
 
 def run(tmp_path, make_grid, *more, folder="run"):
-    words = [*SMALL, *ROUNDS, f"runtime.cache_dir={tmp_path}/cache-{folder}", *more]
-    resolved_config = resolved(compose_config(words))
-    config = read(resolved_config)
+    words = [*SMALL, *ROUNDS, f"++runtime.cache_dir={tmp_path}/cache-{folder}", *more]
+    composed = compose_run(words)
+    config = composed.config
     corpus = load_corpus(config)
-    resident = Resident(config, corpus, shares=share_out(corpus, config, 3))
+    worker = Worker(config, corpus, shares=share_out(corpus, config, 3))
     grid = make_grid(words)
-    conversation = Conversation(
-        grid, resident.roles, card=resident.card, hello_timeout=config.runtime.node_timeout
+    connection = connect(
+        grid, worker.roles, data_spec=worker.data_spec, hello_timeout=config.runtime.node_timeout
     )
-    federate(Job(config, resolved_config, words, tmp_path / folder), conversation, resident)
+    federate(Job(composed, tmp_path / folder), connection, worker)
     return Run(tmp_path / folder), grid
 
 
@@ -91,7 +98,7 @@ def _no_pictures(monkeypatch):
 def whole(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         without_pictures(patch)
-        return run(tmp_path_factory.mktemp("whole"), Grid, "runtime.round_timeout=60", folder="whole")[0]
+        return run(tmp_path_factory.mktemp("whole"), Grid, "++runtime.round_timeout=60", folder="whole")[0]
 
 
 class Expiring(Grid):
@@ -124,7 +131,7 @@ def test_a_slow_node_is_waited_for(tmp_path, whole):
             self.polls += 1
             return [answer()] if node != BAD or self.polls % 4 == 0 else []
 
-    found, _ = run(tmp_path, Slow, "runtime.round_timeout=60")
+    found, _ = run(tmp_path, Slow, "++runtime.round_timeout=60")
     assert same_bits(whole.model, found.model)
     assert all(row["clients_failed"] == 0 for row in found.rows[1:])
 
@@ -236,7 +243,7 @@ def test_a_killed_node_that_returns_in_time_is_asked_again_and_nothing_is_lost(t
                     self.online[99] = BAD
             return super().get_node_ids()
 
-    found, grid = run(tmp_path, Back, "runtime.round_timeout=60", "runtime.node_timeout=60")
+    found, grid = run(tmp_path, Back, "++runtime.round_timeout=60", "++runtime.node_timeout=60")
     assert 99 in grid.online and same_bits(whole.model, found.model)
     assert all(row["clients_failed"] == 0 for row in found.rows[1:])
     assert found.rows[2]["bytes_down"] > whole.rows[2]["bytes_down"]
@@ -308,13 +315,13 @@ def test_a_hello_that_cannot_be_read_is_asked_for_again(tmp_path, text, reason):
             return [reply]
 
     grid = Garbage([*SMALL, *ROUNDS])
-    conversation = Conversation(grid, {})
-    assert conversation.greet() == {"0": 1, "2": 3} and reason in conversation.refusals[BAD]
-    assert conversation.greet() == {"0": 1, "1": 2, "2": 3} and not conversation.refusals
+    membership = connect(grid, {}).membership
+    assert membership.greet() == {"0": 1, "2": 3} and reason in membership.refusals[BAD]
+    assert membership.greet() == {"0": 1, "1": 2, "2": 3} and not membership.refusals
 
 
 def reply_to(grid, node):
-    return next(message for message in grid._waiting.values() if message.metadata.dst_node_id == node)
+    return next(message for message in grid.waiting.values() if message.metadata.dst_node_id == node)
 
 
 def test_a_node_cannot_take_the_name_of_another(tmp_path):
@@ -325,11 +332,11 @@ def test_a_node_cannot_take_the_name_of_another(tmp_path):
             return [answer()]
 
     grid = Disguised([*SMALL, *ROUNDS])
-    conversation = Conversation(grid, {})
-    assert conversation.greet() == {"0": 1, "2": 3}
-    assert conversation.refusals[BAD] == "it calls itself 0, and so does another node"
+    membership = connect(grid, {}).membership
+    assert membership.greet() == {"0": 1, "2": 3}
+    assert membership.refusals[BAD] == "it calls itself 0, and so does another node"
     with pytest.raises(UserError, match="it calls itself 0"):
-        conversation.wait_for(3, timeout=0.1)
+        membership.wait_for(3, timeout=0.1)
 
 
 class Mute(Grid):
@@ -341,20 +348,26 @@ class Mute(Grid):
 
 def test_a_mute_node_is_waited_for_once_not_in_every_round(tmp_path):
     grid = Mute([*SMALL, *ROUNDS])
-    conversation = Conversation(grid, {}, hello_timeout=0.6)
+    membership = connect(grid, {}, hello_timeout=0.6).membership
     began = time.monotonic()
-    assert conversation.greet() == {"0": 1, "2": 3}
+    assert membership.greet() == {"0": 1, "2": 3}
     first = time.monotonic() - began
-    asked = len(grid._waiting)
+    asked = len(grid.waiting)
     for _ in range(5):
-        assert conversation.greet() == {"0": 1, "2": 3}
+        assert membership.greet() == {"0": 1, "2": 3}
     assert 0.6 <= first < 0.9 and time.monotonic() - began - first < 0.3
-    assert len(grid._waiting) == asked  # nor is it asked again and again
+    assert len(grid.waiting) == asked  # nor is it asked again and again
     grid.replies = lambda server_round, node, answer: [answer()]
-    assert conversation.greet() == {"0": 1, "1": 2, "2": 3}  # its answer is taken when it comes
+    assert membership.greet() == {"0": 1, "1": 2, "2": 3}  # its answer is taken when it comes
 
 
-def test_a_site_that_is_asked_again_and_again_does_not_make_a_mute_one_waited_for(monkeypatch):
+def become_sites(grid, folder, names):
+    for context in grid.contexts.values():
+        context.node_config.clear()
+        context.node_config.update({"site": names[context.node_id], "cache-dir": str(folder)})
+
+
+def test_a_site_that_is_asked_again_and_again_does_not_make_a_mute_one_waited_for(tmp_path, monkeypatch):
     """One waits for a person's approval and is asked in every round; the other has not said a word."""
 
     class Undecided(Mute):
@@ -366,35 +379,34 @@ def test_a_site_that_is_asked_again_and_again_does_not_make_a_mute_one_waited_fo
             self.polls += 1
             return [hello_reply(reply_to(self, node), Hello("west", state=self.state))]
 
-    monkeypatch.setattr("fedfrozen_app.server.conversation.WAITING_PAUSE", 0.0)
+    monkeypatch.setattr("fedfrozen_app.server.membership.WAITING_PAUSE", 0.0)
     grid = Undecided([*SMALL, *ROUNDS])
-    conversation = Conversation(grid, {}, hello_timeout=0.6)
-    assert conversation.greet() == {"0": 1} and conversation.waiting == {3: "west"}
+    become_sites(grid, tmp_path, {1: "north", BAD: "south", 3: "west"})
+    membership = connect(grid, {}, hello_timeout=0.6).membership
+    assert membership.greet() == {"north": 1} and membership.waiting == {3: "west"}
     began = time.monotonic()
     for _ in range(5):
-        assert conversation.present() == {"0": 1}
+        assert membership.present() == {"north": 1}
     assert grid.polls == 6 and time.monotonic() - began < 0.3
-    told = conversation.who_is_where()
+    told = membership.describe()
     assert "Client west: waiting for a person's approval." in told
     assert f"Node {BAD}: it is connected, and does not answer." in told
     grid.state = ""
-    assert conversation.present() == {"0": 1, "west": 3} and not conversation.waiting
+    assert membership.present() == {"north": 1, "west": 3} and not membership.waiting
 
 
 @pytest.mark.slow
 def test_the_wait_for_nodes_is_one_wait_and_names_them(tmp_path):
     """`gather` waits for the first node and then for all: together no longer than was said."""
     grid = Mute([*SMALL, *ROUNDS])
-    for context in grid.contexts.values():
-        context.node_config.clear()
-        context.node_config.update({"site": f"site{context.node_id}", "cache-dir": str(tmp_path)})
     names = {1: "north", BAD: "south", 3: "west", 9: "east"}
-    conversation = Conversation(
-        grid, {}, hello_timeout=2.0, sites=names, version="sources abc", seen={"south": "answered round 4"}
-    )
+    become_sites(grid, tmp_path, names)
+    invitation = Invitation(timeout=2.0, version="sources abc")
+    last_state = {"south": "answered round 4"}
+    membership = Membership(Transport(grid), invitation, sites=names, last_state=last_state)
     began = time.monotonic()
     with pytest.raises(UserError) as told:
-        gather(conversation, read(resolved(compose_config([*SMALL, "runtime.node_timeout=2"]))))
+        gather(membership, read(resolved(compose_config([*SMALL, "++runtime.node_timeout=2"]))))
     assert 2 <= time.monotonic() - began < 3.8
     text = str(told.value)
     assert "Only 2 of 3 nodes appeared within 2 s" in text
@@ -406,10 +418,10 @@ def test_the_wait_for_nodes_is_one_wait_and_names_them(tmp_path):
 def test_where_nobody_answers_the_sentence_has_the_number_that_was_asked_for(tmp_path):
     grid = Mute([*SMALL, *ROUNDS])
     grid.online = {BAD: BAD}
-    conversation = Conversation(grid, {}, hello_timeout=0.2)
-    words = [*SMALL, "runtime.node_timeout=0.2", "runtime.min_nodes=3"]
+    membership = connect(grid, {}, hello_timeout=0.2).membership
+    words = [*SMALL, "++runtime.node_timeout=0.2", "++runtime.min_nodes=3"]
     with pytest.raises(UserError, match="Only 0 of 3 nodes"):
-        gather(conversation, read(resolved(compose_config(words))))
+        gather(membership, read(resolved(compose_config(words))))
 
 
 class Refusing(Grid):
@@ -423,8 +435,9 @@ class Refusing(Grid):
 
 
 def test_when_everybody_refuses_the_run_ends(tmp_path):
-    with pytest.raises(RunFailed, match=r"Nobody took part in the last 2 rounds: .*it may not"):
+    with pytest.raises(RunFailed, match=r"No client took part in the last 2 rounds: .*it may not") as ended:
         run(tmp_path, Refusing, "num_rounds=30")
+    assert f"continue with `fedfrozen resume {tmp_path / 'run'}`." in str(ended.value)
     found = Run(tmp_path / "run")
     assert [row["round"] for row in found.rows] == [0, 1, 2]
     assert found.summary["status"] == "failed"
@@ -453,7 +466,7 @@ def test_a_client_that_went_between_rounds_is_waited_for_and_the_bits_are_the_sa
                 return [node for node in self.online if node != BAD]
             return super().get_node_ids()
 
-    found, grid = run(tmp_path, Gone, "runtime.round_timeout=60", "runtime.node_timeout=20")
+    found, grid = run(tmp_path, Gone, "++runtime.round_timeout=60", "++runtime.node_timeout=20")
     assert grid.away == 3
     assert [row["clients_ok"] for row in found.rows[1:]] == [3, 3, 3]
     assert same_bits(found.model, whole.model)
@@ -467,7 +480,7 @@ def test_one_that_stays_away_is_done_without_after_one_wait(tmp_path):
             return [node for node in self.online if not (lost and node == BAD)]
 
     began = time.monotonic()
-    found, _ = run(tmp_path, Lost, "num_rounds=6", "runtime.node_timeout=1", "runtime.round_timeout=60")
+    found, _ = run(tmp_path, Lost, "num_rounds=6", "++runtime.node_timeout=1", "++runtime.round_timeout=60")
     assert [row["clients_ok"] for row in found.rows[1:]] == [3, 2, 2, 2, 2, 2]
     waited = [row["seconds"]["total"] for row in found.rows[2:]]
     assert waited[0] >= 1 and max(waited[1:]) < 1, (waited, time.monotonic() - began)

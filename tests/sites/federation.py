@@ -19,8 +19,9 @@ import yaml
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from fedfrozen_app.flower.processes import Children, flower_environment, free_port
-from fedfrozen_app.sites.provision import read_federation, write_kits
+from fedfrozen_app.runtimes.flower.processes import Children, flower_environment, free_port
+from fedfrozen_app.sites.federation_plan import read_federation
+from fedfrozen_app.sites.kit_writer import write_kits
 
 SITES = ("north", "south", "west")
 ROOT = Path(__file__).resolve().parents[2]

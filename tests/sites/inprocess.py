@@ -12,18 +12,18 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedfrozen_app import client_app
-from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.config import compose_run
 from fedfrozen_app.data.federated import load_corpus, server_only
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.inprocess.grid import InProcessGrid
-from fedfrozen_app.local import resident as residents
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local import worker_for as workers
+from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.run.federate import federate
 from fedfrozen_app.run.job import Job
-from fedfrozen_app.server_app import converse, gather
+from fedfrozen_app.runtimes.inprocess.grid import InProcessGrid
+from fedfrozen_app.server_app import gather, open_connection
 from fedfrozen_app.sites import provision
-from fedfrozen_app.sites.desk import Executor
 from fedfrozen_app.sites.kit import Kit
+from fedfrozen_app.sites.request_handler import RequestHandler
 from tests.conftest import SMALL, Run
 from tests.sites.federation import OPEN, VIEWS, write_data
 
@@ -37,10 +37,11 @@ class Sites:
 
     folder: Path
     names: Sequence[str] = ("north", "south", "west")
-    executors: dict[str, Executor] = field(default_factory=dict)
+    executors: dict[str, RequestHandler] = field(default_factory=dict)
     settings: Sequence[str] = tuple(TINY)  # of every run
     flower_run: int = 0
     rows: int = 240  # of all sites together
+    runtime: str = "deployed"
 
     def prepare(self) -> None:
         plan = {"server": {"address": "127.0.0.1", "port": 8443}, "sites": list(self.names)}
@@ -61,11 +62,12 @@ class Sites:
 
     def restart(self) -> None:
         """New processes: only the disks remember."""
-        self.executors = {name: Executor(self.kit(name)) for name in self.names}
+        self.executors = {name: RequestHandler(self.kit(name)) for name in self.names}
 
     def words(self, *overrides: str) -> list[str]:
-        data = [f"dataset.path={self.folder}/data/server", "runtime.node_timeout=0.3"]
-        return [*self.settings, "dataset=images", *data, "runtime.min_nodes=3", "run_id=test", *overrides]
+        data = [f"dataset.path={self.folder}/data/server", "++run_id=test"]
+        wait = [f"runtime={self.runtime}", "runtime.node_timeout=0.3", "++runtime.min_nodes=3"]
+        return [*self.settings, "dataset=images", *data, *wait, *overrides]
 
     def train(
         self,
@@ -77,21 +79,21 @@ class Sites:
     ) -> Run:
         """One run over the sites, each time as if Flower had started it anew."""
         words = self.words(*overrides)
-        resolved_config = resolved(compose_config(words))
-        config = read(resolved_config)
+        composed = compose_run(words)
+        config = composed.config
         self.restart()
         grid = (make_grid or SiteGrid)(self.executors, bundle)
         corpus = load_corpus(config)
-        resident = Resident(config, corpus, shares=server_only(corpus, config))
+        worker = Worker(config, corpus, shares=server_only(corpus, config))
         target = self.folder / folder
         start = checkpoint.newest(target) if resume else None
         if config.start_from is not None:
             start = checkpoint.read(Path(config.start_from))
-        job = Job(config, resolved_config, words, target, start)
+        job = Job(composed, target, start)
         self.flower_run += 1
-        conversation = converse(grid, job, resident, self.flower_run)
-        gather(conversation, config)
-        federate(job, conversation, resident)
+        connection = open_connection(grid, job, worker, self.flower_run)
+        gather(connection.membership, config)
+        federate(job, connection, worker)
         return Run(target)
 
 
@@ -133,7 +135,7 @@ def with_prompts(folder: Path, strategy: str, words: Sequence[str]) -> Sites:
 class SiteGrid(InProcessGrid):
     """Messages go to the sites' executors, as bytes."""
 
-    def __init__(self, executors: dict[str, Executor], bundle: str = BUNDLE) -> None:
+    def __init__(self, executors: dict[str, RequestHandler], bundle: str = BUNDLE) -> None:
         super().__init__(client_app.app, len(executors), {})  # no override reaches a site
         self.executors = list(executors.values())
         self.bundle = bundle
@@ -141,10 +143,10 @@ class SiteGrid(InProcessGrid):
         for context in self.contexts.values():
             context.node_config.clear()
 
-    def _answer(self, message: Message) -> Message:
+    def run_client(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
-        residents._installed = self._loaded.get(node)  # each site is a process with a model of its own
-        reply = self.executors[node - 1].answer(message, self.contexts[node], self.bundle)
-        if residents._installed is not None:
-            self._loaded[node] = residents._installed
+        # Each site is a process with a model of its own.
+        workers.install(*self._loaded.get(node, (None, None)))
+        reply = self.executors[node - 1].handle(message, self.contexts[node], self.bundle)
+        self._loaded[node] = workers.installed()
         return reply

@@ -187,7 +187,7 @@ def test_sites_that_all_refuse_end_the_run(deployment, tmp_path):
         folder = tmp_path / "run"
         code, told = finish(*words(deployment, folder, *LONG, "num_rounds=30"))
         assert code == 1, told
-        assert "Nobody took part in the last 2 rounds" in told and "north" in told, told
+        assert "No client took part in the last 2 rounds" in told and "north" in told, told
         assert len(Run(folder).rows) <= 4  # the first state, the day's only round, and two more
         assert len(status.read(folder).reason) <= 500
     finally:

@@ -7,16 +7,20 @@ import pandas
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedfrozen_app.census.ask import Ask
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.exchange.messages import CENSUS, census_message
+from fedfrozen_app.census.ask import Ask, read_ask
+from fedfrozen_app.census.memory import write_memory
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.exchange.census_messages import CENSUS, census_message
 from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.run.take_census import take_census
-from fedfrozen_app.server.asking import Asking
+from fedfrozen_app.server.asking import Asking, Limits
+from fedfrozen_app.sites import handle_census
 from fedfrozen_app.sites.approval import Approvals, approve, pending, show
 from fedfrozen_app.sites.audit_log import read_audit
-from fedfrozen_app.sites.desk import Executor
 from fedfrozen_app.sites.policy import Policy
+from fedfrozen_app.sites.request_handler import RequestHandler
+from fedfrozen_app.sites.site_budget import Price
+from fedfrozen_app.sites.site_check import check_policy
 from tests.sites.inprocess import BUNDLE, SiteGrid, Sites, copy_of
 
 AGES = [0, 18, 40, 65, 120]
@@ -64,7 +68,7 @@ def sites(prepared, tmp_path):
 
 def ask_all(sites: Sites, ask: Ask, timeout: float = 0.5) -> tuple[dict, Asking]:
     sites.restart()
-    asking = Asking(SiteGrid(sites.executors), ask, least=3, timeout=timeout)
+    asking = Asking(SiteGrid(sites.executors), ask, Limits(3, timeout))
     return take_census(asking, sites.folder / "out"), asking
 
 
@@ -75,7 +79,7 @@ def ask_one(sites: Sites, text: object, name: str = "north", bundle: str = BUNDL
     if message is None:
         message = Message(RecordDict({"census": ConfigRecord({"ask": text})}), 1, CENSUS)
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
-    reply = sites.executors[name].answer(message, context, bundle)
+    reply = sites.executors[name].handle(message, context, bundle)
     assert set(reply.content) == {"census"}
     return dict(reply.content["census"])
 
@@ -205,17 +209,78 @@ def test_noise_is_paid_for_from_the_budget_of_all_runs(sites):
     first = ask_one(sites, noisy.text)
     found = json.loads(first["json"])
     assert found["epsilon"] == 2.0 and found["moments"]["numbers/age"] is None
-    assert sites.executors["north"].budget.spent() == (2.0, 0.0)
+    assert sites.executors["north"].site.budget.spent() == (2.0, 0.0)
     sites.restart()  # the budget and the log agree when it starts anew
-    assert ask_one(sites, canonical(noisy.plain | {"id": "again"}))["json"] == first["json"]  # at no cost
-    assert sites.executors["north"].budget.spent() == (2.0, 0.0)
-    other = Ask("three", epsilon=2.0)  # another question is another draw
+    assert ask_one(sites, noisy.text)["json"] == first["json"]  # at no cost
+    assert sites.executors["north"].site.budget.spent() == (2.0, 0.0)
+    other = Ask("three", columns=ASK.columns, epsilon=2.0)  # under another name it is another draw
     assert ask_one(sites, other.text)["state"] == "refused"
     assert reasons(sites)[-1] == "the run asks for epsilon 2, and 1 is left"
     # A record of what was spent that is lost ends all work.
-    sites.executors["north"].budget.path.unlink()
+    sites.executors["north"].site.budget.path.unlink()
     with pytest.raises(UserError, match="does not know round 1 of the run census-"):
-        Executor(sites.kit("north"))
+        RequestHandler(sites.kit("north"))
+
+
+NOISY = Ask("noisy", columns=ASK.columns, epsilon=2.0)
+
+
+def test_whether_noise_is_drawn_again_depends_on_no_row(sites):
+    """Before, the answer changed when one patient left, and the server knew that one had."""
+    sites.change("north", "policy.yaml", max_epsilon=9.0)
+    first = ask_one(sites, NOISY.text)["json"]
+    notes(0).iloc[:-1].to_csv(sites.folder / "kits" / "north" / "notes.csv", index=False)
+    sites.restart()
+    assert ask_one(sites, NOISY.text)["json"] == first
+    assert sites.executors["north"].site.budget.spent() == (2.0, 0.0)
+    again = ask_one(sites, canonical(NOISY.plain | {"id": "later"}))["json"]
+    assert again != first and sites.executors["north"].site.budget.spent() == (4.0, 0.0)
+
+
+def test_an_answer_with_noise_that_is_lost_is_not_drawn_again(sites):
+    """Before, each loss gave another draw at no cost, and the mean of twelve had next to no noise."""
+    sites.change("north", "policy.yaml", max_epsilon=9.0)
+    first = ask_one(sites, NOISY.text)["json"]
+    memory = sites.kit("north").var / "census" / "main.json"
+    backup = memory.read_bytes()
+    memory.unlink()
+    sites.restart()
+    assert ask_one(sites, NOISY.text)["state"] == "refused"
+    assert "main.json does not hold its answer: bring the file back from a backup" in reasons(sites)[-1]
+    memory.write_bytes(backup)
+    assert ask_one(sites, NOISY.text)["json"] == first
+    assert sites.executors["north"].site.budget.spent() == (2.0, 0.0)
+
+
+def test_a_charge_whose_answer_was_not_written_is_not_drawn_again(sites, monkeypatch):
+    sites.change("north", "policy.yaml", max_epsilon=9.0)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(handle_census, "write_memory", full)
+        assert ask_one(sites, NOISY.text)["json"] == ""
+    assert sites.executors["north"].site.budget.spent() == (2.0, 0.0)
+    assert ask_one(sites, NOISY.text)["state"] == "refused" and "was charged as" in reasons(sites)[-1]
+
+
+def test_answers_with_noise_of_an_earlier_version_stay_answers(sites):
+    """It named charges after the rows, charged an ask again for changed rows, and gave another run_id the
+    same answer: the budget does not know that one, the log does."""
+    sites.change("north", "policy.yaml", max_epsilon=9.0)
+    site = sites.executors["north"].site
+    price = Price(2.0, 0.0, "patient", NOISY.hash)
+    for charged in ("census-of-old-rows", "census-of-new-rows"):
+        site.budget.charge(charged, price, 1, NOISY.hash, site.audit.head)
+    other = Ask("other", columns=ASK.columns, epsilon=2.0)
+    details = {"run": other.id, "proposal": other.hash, "epsilon": 2.0, "charged": "census-of-old-rows"}
+    site.audit.write("census", **details)
+    kept = {"census-of-old-rows": "old", "census-of-new-rows": "new"}
+    write_memory(site.kit.var / "census" / "main.json", {"noised": kept})
+    sites.restart()
+    assert [ask_one(sites, ask.text)["json"] for ask in (NOISY, other)] == ["new", "old"]
+    assert sites.executors["north"].site.budget.spent() == (4.0, 0.0)
 
 
 def test_the_policy_is_strict_where_it_says_nothing(sites, tmp_path):
@@ -253,3 +318,41 @@ def test_hashes_leave_only_under_a_key_of_the_sites_own(sites):
     sites.change("west", "policy.yaml", census_matches=False)
     found, _ = ask_all(sites, asks)
     assert list(found["refused"]) == ["west"] and set(found["matches"]) == {"north | south"}
+
+
+def test_no_hash_of_a_row_leaves_a_site_that_requires_privacy(sites):
+    """Hashes are exact: whoever has the key tests with them whether a row is there, whatever epsilon says."""
+    sites.change("north", "policy.yaml", census_matches=True, privacy_required=True, max_epsilon=1.0)
+    sites.change("north", "site.yaml", match_key="words that only sites know")
+    sites.restart()
+    for ask, reason in (
+        (Ask("a", epsilon=0.01, matches=True), "noise (epsilon) hides no hash of a row"),
+        (Ask("b", matches=True), "counts with noise only"),
+    ):
+        assert ask_one(sites, ask.text) | {"anchor": ""} == {
+            "name": "north", "state": "refused", "json": "", "anchor": "",
+        }  # fmt: skip
+        assert reason in reasons(sites)[-1]
+    assert sites.executors["north"].site.budget.spent() == (0.0, 0.0)
+    kit = sites.kit("north")
+    assert Policy.read(kit.policy).census_rules(kit.match_key).key is None
+    assert "census_matches has no effect" in check_policy(kit)
+
+
+def test_noise_and_hashes_are_not_asked_for_in_one_census():
+    with pytest.raises(ValueError, match="ask for one of the two"):
+        read_ask(Ask("a", epsilon=1.0, matches=True).text)
+
+
+def test_the_steward_is_shown_what_hashes_mean(sites, capsys):
+    sites.change("north", "policy.yaml", census="ask", census_matches=True)
+    sites.change("north", "site.yaml", match_key="words that only sites know")
+    sites.restart()
+    ask = Ask("m", matches=True)
+    assert ask_one(sites, ask.text)["state"] == "waiting"
+    kit = str(sites.folder / "kits" / "north")
+    show([ask.hash, kit])
+    assert "hashes    OF EVERY ROW, exact: whoever has match_key" in capsys.readouterr().out
+    sites.change("north", "policy.yaml", privacy_required=True)
+    show([ask.hash, kit])
+    assert "THE POLICY REFUSES THEM" in capsys.readouterr().out

@@ -84,7 +84,7 @@ def test_a_bundle_without_the_policy_check_changes_nothing(tmp_path, monkeypatch
     target.write_text(target.read_text() + '\nraise SystemExit("the bundle\'s code ran")\n')
     policy = app / "fedfrozen_app" / "sites" / "policy.py"
     policy.write_text(re.sub(r"return f?\"[^\n]*", "return None", policy.read_text()))
-    monkeypatch.setattr("fedfrozen_app.flower.deployed.app_folder", lambda work: app)
+    monkeypatch.setattr("fedfrozen_app.runtimes.flower.deployed.app_folder", lambda work: app)
     rounds = ("num_rounds=1", "strategy.warmup_rounds=1", "runtime.min_nodes=2", "runtime.node_timeout=30")
     with federation(tmp_path / "fed", sites) as deployment:
         join(deployment, sites)
@@ -126,7 +126,7 @@ def test_a_server_killed_in_any_phase_of_a_round_goes_on(tmp_path, phase, monkey
     mark = tmp_path / "killed"
     monkeypatch.setenv("FEDFROZEN_TEST_KILL", f"{phase}:2:{mark}")
     app = app_with_kills(tmp_path / "app")
-    monkeypatch.setattr("fedfrozen_app.flower.deployed.app_folder", lambda work: app)
+    monkeypatch.setattr("fedfrozen_app.runtimes.flower.deployed.app_folder", lambda work: app)
     with federation(tmp_path / "fed", sites) as deployment:
         join(deployment, sites)
         for site in sites:
@@ -162,12 +162,12 @@ def app_with_kills(app):
     for part in ("fedfrozen_app", "strategies", "clients", "conf", "pyproject.toml"):
         copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
         copy(ROOT / part, app / part)
-    base = app / "fedfrozen_app" / "server" / "base.py"
+    base = app / "fedfrozen_app" / "server" / "train_round.py"
     text = base.read_text() + KILLS
     places = {
-        "        nodes = conversation.present()\n": '        _die("configure", server_round)\n',
-        "            if record.take(client, reply):\n": '            _die("wait", server_round)\n',
-        "        update = record.finish(": '        _die("aggregate", server_round)\n',
+        "        nodes = federation.connection.": '        _die("configure", server_round)\n',
+        "        if self.record.take(client, reply):\n": '        _die("wait", self.number)\n',
+        "        update = self.record.finish(": '        _die("aggregate", self.number)\n',
     }
     for line, kill in places.items():
         assert text.count(line) == 1

@@ -1,5 +1,6 @@
 """Who gets where at a running server: real SuperLink, SuperExec and nginx from kits, and many attempts."""
 
+import gzip
 import os
 import re
 import shutil
@@ -28,11 +29,11 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.flower.processes import flower_environment, free_port
+from fedfrozen_app.runtimes.flower.processes import Children, flower_environment, free_port
 from fedfrozen_app.sites.authority import Authority, Passphrase
 from fedfrozen_app.sites.request import key_of
 from fedfrozen_app.sites.server import control
-from tests.sites.federation import federation
+from tests.sites.federation import federation, our_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -161,6 +162,30 @@ def test_one_address_gets_so_many_connections(server):
     wait_for(lambda: post(server, LIST, "operator") == 200)
 
 
+def test_a_compressed_request_is_not_inflated(server):
+    """A bomb in the place of a reply: what north sends is taken as it is, and is no message."""
+    bomb = gzip.compress(bytes(300 * 2**20), 1)
+    pid, url = server.started["server-superlink"], f"https://127.0.0.1:{server.port}/v1/fleet/push-messages"
+    before = memory_of(pid)
+    for encoding in ("gzip", "deflate, gzip", "zstd"):
+        headers = {"content-type": "application/protobuf", "content-encoding": encoding}
+        with httpx.Client(verify=tls(server, "north"), timeout=60) as client:
+            assert client.post(url, content=bomb, headers=headers).status_code >= 400
+    assert memory_of(pid) - before < 100 * 2**20
+    assert post(server, LIST, "operator") == 200
+
+
+def memory_of(pid: int) -> int:
+    """The largest resident memory so far, in bytes, of this process and all that it started."""
+    found, children = 0, [pid]
+    while children:
+        pid = children.pop()
+        status = Path(f"/proc/{pid}/status").read_text()
+        found += 1024 * int(re.search(r"VmHWM:\s+(\d+)", status)[1])
+        children += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return found
+
+
 # Certificates that should not do ---------------------------------------------------------------------------
 
 
@@ -208,6 +233,28 @@ def test_who_is_admitted_late_revoked_and_renewed(server, tmp_path):
     assert server.server("revoke", "west").returncode == 2
 
 
+def test_a_superlink_lets_in_whom_it_was_told_to_admit_before_it_ran(tmp_path):
+    """Before, the sites' keys stayed unknown until `server admit` was given once more."""
+    plan = {"server": {"address": "127.0.0.1", "port": free_port()}, "sites": ["north", "south"]}
+    (tmp_path / "federation.yaml").write_text(yaml.safe_dump(plan))
+    kit = tmp_path / "kits" / "server"
+    assert command(["provision", str(tmp_path / "federation.yaml"), "-o", str(tmp_path / "kits")]) == 0
+    with our_command(tmp_path / "bin"), Children(tmp_path) as children:
+        children.start("superlink", ["sh", str(kit / "superlink.sh")], kit / "flwr")
+        wait_for((kit / "run" / "superlink.sock").exists, 120)
+        with control(kit) as client:
+            wait_for(lambda: sorted(node.name for node in nodes(client)) == ["north", "south"], 120)
+        assert command(["server", "admit", str(kit)]) == 0
+        with control(kit) as client:
+            assert len(nodes(client)) == 2  # each once
+
+
+def nodes(client):
+    with suppress(httpx.TransportError):  # it has its socket before it answers
+        return client.ListNodes(ListNodesRequest()).nodes_info
+    return []
+
+
 def activated(deployment, site: str) -> bool:
     """Whether Flower takes this site's key, asked through the door."""
     key = key_of(deployment.kits / site / "node.key")
@@ -226,9 +273,9 @@ def activated(deployment, site: str) -> bool:
             return False
 
 
-def wait_for(condition) -> None:
+def wait_for(condition, patience: float = 10) -> None:
     """nginx reads its list again a moment later."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -14,18 +14,20 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from safetensors.torch import load_file
 
 from fedfrozen_app import client_app
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.messages import read_reply
 from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.files.disk import waiting_for_room
 from fedfrozen_app.files.seal import sealed
+from fedfrozen_app.handlers import train_handler
 from fedfrozen_app.privacy.budget import Declined
 from fedfrozen_app.sites.audit_log import FIRST, AuditLog, read_audit
 from fedfrozen_app.sites.authority import Authority
 from fedfrozen_app.sites.executor import alone
 from fedfrozen_app.sites.executor import main as executor_of
 from fedfrozen_app.sites.policy import Policy
-from fedfrozen_app.sites.store import Budget, Price
+from fedfrozen_app.sites.row_counts import count_rows
+from fedfrozen_app.sites.site_budget import Price, SiteBudget
 from tests.conftest import full_disk, same_bits, slowly
 from tests.sites.federation import VIEWS
 from tests.sites.inprocess import BUNDLE, SiteGrid
@@ -127,43 +129,52 @@ def test_after_the_switch_a_site_that_keeps_its_kernel_takes_part(sites):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda order: replace(order, algorithm="fedprox"), "the algorithm fedprox"),
-        (lambda order: replace(order, round=9), "round 9 of 1"),
-        (lambda order: replace(order, round=0.5 + order.round / 2), "round 1.0 of 1"),
-        (lambda order: replace(order, plan=Plan.full([*order.plan.trained, "spy"])), "names spy"),
-        (lambda order: replace(order, base=dict.fromkeys(order.base, "../../model")), "that is no digest"),
+        (lambda request: replace(request, algorithm="fedprox"), "the algorithm fedprox"),
+        (lambda request: replace(request, round=9), "round 9 of 1"),
+        (lambda request: replace(request, round=0.5 + request.round / 2), "round 1.0 of 1"),
+        (lambda request: replace(request, plan=Plan.full([*request.plan.trained, "spy"])), "names spy"),
+        (
+            lambda request: replace(request, base=dict.fromkeys(request.base, "../../model")),
+            "that is no digest",
+        ),
         # Otherwise these would be whatever the site's model held before: nobody's values.
-        (lambda order: without_a_frozen_name(order), "does not say what vit.embeddings.cls_token is to be"),
-        (lambda order: as_judgement(without_a_frozen_name(order)), "what vit.embeddings.cls_token is to be"),
+        (
+            lambda request: without_a_frozen_name(request),
+            "does not say what vit.embeddings.cls_token is to be",
+        ),
+        (
+            lambda request: as_judgement(without_a_frozen_name(request)),
+            "what vit.embeddings.cls_token is to be",
+        ),
     ],
 )
 def test_an_order_of_another_kind_is_refused(sites, change, sentence):
     class Changed(SiteGrid):
-        def _answer(self, message):
+        def run_client(self, message):
             if message.metadata.message_type == MessageType.TRAIN:
-                order, _ = client_app.read_train(message)
-                message.content["order"] = ConfigRecord({"json": change(order).json})
-            return super()._answer(message)
+                request, _ = train_handler.read_train(message)
+                message.content["order"] = ConfigRecord({"json": change(request).json})
+            return super().run_client(message)
 
     words = ("num_rounds=1", "strategy.warmup_rounds=1")
     assert sentence in refused(sites, *words, folder="changed", make_grid=Changed)
 
 
-def without_a_frozen_name(order):
+def without_a_frozen_name(request):
     name = "vit.embeddings.cls_token"
-    base = {key: value for key, value in order.base.items() if key != name}
-    return replace(order, plan=order.plan.freeze([name]), base=base)
+    base = {key: value for key, value in request.base.items() if key != name}
+    return replace(request, plan=request.plan.freeze([name]), base=base)
 
 
-def as_judgement(order):
-    return replace(order, plan=replace(order.plan, shared=()), judge=True)
+def as_judgement(request):
+    return replace(request, plan=replace(request.plan, shared=()), evaluate=True)
 
 
 def test_other_messages_are_refused(sites):
     sites.restart()
     grid = SiteGrid(sites.executors)
     message = Message(RecordDict(), dst_node_id=1, message_type=MessageType.EVALUATE)
-    reply = grid._answer(message)
+    reply = grid.run_client(message)
     assert reply.error.reason == client_app.FAILED
     assert "knows no evaluate messages" in events(sites)[-1]["reason"]
 
@@ -172,7 +183,7 @@ def test_an_exception_on_a_site_stays_there(sites, monkeypatch):
     def fail(*args):
         raise RuntimeError("patient Mustermann in /data/patients.csv")
 
-    monkeypatch.setattr(client_app, "train_client", fail)
+    monkeypatch.setattr(train_handler, "train_client", fail)
     with pytest.raises(RuntimeError, match=client_app.FAILED):
         sites.train("num_rounds=1", "strategy.warmup_rounds=1")
     run = (sites.folder / "run" / "metrics.jsonl").read_text()
@@ -186,9 +197,9 @@ def test_a_policy_that_cannot_be_read_allows_nothing(sites):
     sites.restart()
 
     class Break(SiteGrid):
-        def _answer(self, message):
+        def run_client(self, message):
             path.write_text("strategies: [" if message.metadata.message_type == MessageType.TRAIN else good)
-            return super()._answer(message)
+            return super().run_client(message)
 
     run = sites.train("num_rounds=1", "strategy.warmup_rounds=1", make_grid=Break)
     assert run.rows[1]["clients_ok"] == 2 and client_app.FAILED in run.rows[1]["failures"][0]
@@ -290,8 +301,8 @@ def test_people_are_those_of_the_view_s_column(sites, unit, column, people):
     sites.restart()
     view = replace(sites.kit("north").view(None), unit=unit, unit_column=column)
     columns = {"who": np.array(["a", "b", "b", "a", "a", "c"], dtype=object)}
-    resident = SimpleNamespace(corpus=SimpleNamespace(columns=columns))
-    assert sites.executors["north"]._counts(resident, view, torch.arange(5)) == (5, people)
+    worker = SimpleNamespace(corpus=SimpleNamespace(columns=columns))
+    assert count_rows(worker, view, torch.arange(5)) == (5, people)
 
 
 # What a site remembers --------------------------------------------------------------------------------------
@@ -299,12 +310,12 @@ def test_people_are_those_of_the_view_s_column(sites, unit, column, people):
 
 def test_asked_twice_a_site_sends_the_same_reply_and_works_once(sites, monkeypatch):
     trained = []
-    real = client_app.train_client
-    monkeypatch.setattr(client_app, "train_client", lambda *a: trained.append(a[1]) or real(*a))
+    real = train_handler.train_client
+    monkeypatch.setattr(train_handler, "train_client", lambda *a: trained.append(a[1]) or real(*a))
 
     class Twice(SiteGrid):
-        def _answer(self, message):
-            first, second = (super(Twice, self)._answer(message) for _ in range(2))
+        def run_client(self, message):
+            first, second = (super(Twice, self).run_client(message) for _ in range(2))
             if message.metadata.message_type == MessageType.TRAIN:
                 assert dict(first.content["arrays"]) == dict(second.content["arrays"])
             return second
@@ -320,7 +331,7 @@ def test_asked_twice_a_site_sends_the_same_reply_and_works_once(sites, monkeypat
     assert [(entry["round"], entry["again"]) for entry in log[3:]] == [
         (n, a) for n in (1, 2, 3) for a in (0, 1)
     ]
-    logs = AuditLog(sites.kit("north").audit), sites.executors["north"].audit
+    logs = AuditLog(sites.kit("north").audit), sites.executors["north"].site.audit
     assert [log.today("sent") for log in logs] == [6, 6]
 
 
@@ -334,17 +345,17 @@ def test_an_update_that_was_kept_and_never_sent_counts_when_it_is(sites, monkeyp
         real(self, event, **details)
 
     class Twice(SiteGrid):
-        def _answer(self, message):
-            first = super()._answer(message)
+        def run_client(self, message):
+            first = super().run_client(message)
             if message.metadata.message_type == MessageType.TRAIN and read_reply(first).declined:
-                return super()._answer(message)
+                return super().run_client(message)
             return first
 
     failed: list[str] = []
     monkeypatch.setattr(AuditLog, "write", write)
     sites.train("num_rounds=1", "strategy.warmup_rounds=1", make_grid=Twice)
     assert [entry["event"] for entry in events(sites)] == ["hello", "failed", "sent"]
-    assert sites.executors["north"].audit.today("sent") == 1
+    assert sites.executors["north"].site.audit.today("sent") == 1
 
 
 @pytest.mark.parametrize(
@@ -377,13 +388,16 @@ def test_private_state_survives_restarts_and_no_round_counts_twice(sites, strate
     assert [row["round"] for row in broken.rows] == [0, 1, 2, 3, 4]
     if strategy == "local":  # at the end each site is judged on its own test rows, and keeps nothing of it
         assert len(json.loads((whole.folder / "personal.json").read_text())["clients"]) == 3
-        assert not (sites.kit("north").var / "state" / "whole" / "5").exists()
+        assert not [*(sites.kit("north").var / "state" / "whole").glob("*/5")]
     for name in sites.names:
-        kept = [sites.kit(name).var / "state" / run / "4" for run in ("whole", "broken")]
-        for file in ("private.safetensors", "reply.safetensors"):
-            both = [folder / file for folder in kept]
-            assert both[0].exists() == both[1].exists()
-            assert not both[0].exists() or both[0].read_bytes() == both[1].read_bytes()
+        runs = [sites.kit(name).var / "state" / run for run in ("whole", "broken")]
+        kept = [folder for run in runs for folder in run.glob("*/4")]
+        arrays = [
+            sorted(folder.glob("*.safetensors"), key=lambda path: path.stem == "private") for folder in kept
+        ]
+        assert len(arrays[0]) == len(arrays[1]) > 0  # a reply has its proposal's hash as its name
+        for one, other in zip(*arrays, strict=True):
+            assert one.read_bytes() == other.read_bytes()
 
 
 @pytest.mark.parametrize("strategy", ["local", pytest.param("fedfrozen", marks=pytest.mark.slow)])
@@ -416,17 +430,17 @@ def test_what_a_site_kept_is_not_shared_when_the_next_plan_keeps_another_part(si
     asked = {}
 
     class Turns(SiteGrid):
-        def _answer(self, message):
+        def run_client(self, message):
             if message.metadata.message_type == MessageType.TRAIN:
-                order, _ = client_app.read_train(message)
-                names = order.plan.trained
-                kept = [name for name in names if ("classifier" in name) == (order.round == 1)]
+                request, _ = train_handler.read_train(message)
+                names = request.plan.trained
+                kept = [name for name in names if ("classifier" in name) == (request.round == 1)]
                 plan = Plan.full(names).keep_private(kept)
-                base = {name: digest for name, digest in order.base.items() if name not in kept}
-                order = replace(order, plan=plan, base=base)
-                message.content["order"] = ConfigRecord({"json": order.json})
-                asked[order.round] = plan
-            return super()._answer(message)
+                base = {name: digest for name, digest in request.base.items() if name not in kept}
+                request = replace(request, plan=plan, base=base)
+                message.content["order"] = ConfigRecord({"json": request.json})
+                asked[request.round] = plan
+            return super().run_client(message)
 
     # The second round's learning rate is 0: what is sent is what the site began with.
     words = ("num_rounds=2", "strategy.warmup_rounds=2", "client.lr_schedule=linear", "client.lr_final=0")
@@ -434,17 +448,19 @@ def test_what_a_site_kept_is_not_shared_when_the_next_plan_keeps_another_part(si
         sites.train(*words, make_grid=Turns)
     state = sites.kit("north").var / "state" / "test"
     assert asked[2].shared and set(asked[2].shared) == set(asked[1].private)
-    kept = load_file(state / "1" / "private.safetensors")
-    sent = load_file(state / "2" / "reply.safetensors")
+    (private,) = state.glob("*/1/private.safetensors")
+    kept = load_file(private)
+    (reply,) = (path for path in state.glob("*/2/*.safetensors") if path.stem != "private")
+    sent = load_file(reply)
     assert sent and not any(torch.equal(kept[name], value) for name, value in sent.items())
 
 
 @pytest.mark.slow
 def test_a_supernode_that_forgot_the_hello_is_no_harm(sites):
     class Forgets(SiteGrid):
-        def _answer(self, message):
+        def run_client(self, message):
             self.contexts[message.metadata.dst_node_id].state = RecordDict()
-            return super()._answer(message)
+            return super().run_client(message)
 
     assert all(row["clients_failed"] == 0 for row in sites.train(*ROUNDS, make_grid=Forgets).rows[1:])
 
@@ -453,11 +469,11 @@ def test_a_supernode_that_forgot_the_hello_is_no_harm(sites):
 @pytest.mark.slow
 def test_a_site_whose_disk_is_full_sends_nothing_and_is_there_again_when_there_is_room(sites, size):
     class Full(SiteGrid):
-        def _answer(self, message):
+        def run_client(self, message):
             if (message.metadata.group_id, message.metadata.dst_node_id) != ("2", 2):
-                return super()._answer(message)
+                return super().run_client(message)
             with full_disk(size):
-                return super()._answer(message)
+                return super().run_client(message)
 
     run = sites.train(*ROUNDS, make_grid=Full)
     assert [row["clients_ok"] for row in run.rows[1:]] == [3, 2, 3]
@@ -480,9 +496,9 @@ def test_a_site_that_waits_for_room_loses_nothing(sites, size, how):
     waits = []
 
     class Full(SiteGrid):
-        def _answer(self, message):
+        def run_client(self, message):
             if (message.metadata.group_id, message.metadata.dst_node_id) != ("2", 2):
-                return super()._answer(message)
+                return super().run_client(message)
             limit = resource.getrlimit(resource.RLIMIT_FSIZE)
 
             def wait():
@@ -492,7 +508,7 @@ def test_a_site_that_waits_for_room_loses_nothing(sites, size, how):
                 return True
 
             with full_disk(size), waiting_for_room(wait):
-                return super()._answer(message)
+                return super().run_client(message)
 
     whole = sites.train(*ROUNDS, *how, "run_id=whole", folder="whole")
     run = sites.train(*ROUNDS, *how, "run_id=full", folder="full", make_grid=Full)
@@ -525,7 +541,7 @@ def test_epsilon_is_spent_over_all_runs_and_then_refused(sites):
         run = sites.train(*private(3, f"run_id=run{number}"), folder=f"run{number}")
         # The site's own account of this run, and the noise in what it sent: within what was asked for.
         assert all(0 < epsilon <= 3 for epsilon in run.rows[1]["epsilon"].values())
-        assert (sites.kit("north").var / "state" / f"run{number}" / "privacy" / "north.json").exists()
+        assert [*(sites.kit("north").var / "state" / f"run{number}").glob("*/privacy/north.json")]
     reason = refused(sites, *private(3, "run_id=run2"), folder="run2")
     assert reason == "the run asks for epsilon 3, and 2 is left"
     sent = [entry for entry in events(sites) if entry["event"] == "sent"]
@@ -556,11 +572,12 @@ def test_what_is_charged_over_many_runs_bounds_what_they_cost_together(sites):
         words = private(epsilon, f"run_id=run{number}", "privacy.delta=1e-6")
         sites.train(*words, folder=f"run{number}")
     kit = sites.kit("north")
-    epsilon, delta = Budget(kit.var / "state" / "budget.json").spent()
+    epsilon, delta = SiteBudget(kit.var / "state" / "budget.json").spent()
     assert (epsilon, delta) == (3.5, pytest.approx(3e-6))
     together = PLDAccountant()
     for number in range(len(costs)):
-        record = json.loads((kit.var / "state" / f"run{number}" / "privacy" / "north.json").read_text())
+        (path,) = (kit.var / "state" / f"run{number}").glob("*/privacy/north.json")
+        record = json.loads(path.read_text())
         for noise, rate, times in record["steps"]:
             step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
             together.compose(step, times)
@@ -574,7 +591,7 @@ def test_a_site_that_declines_sends_and_pays_nothing(sites, monkeypatch):
         yield from ()
         return Declined(reason)
 
-    monkeypatch.setattr(client_app, "train_privately", declines)
+    monkeypatch.setattr(train_handler, "train_privately", declines)
     assert refused(sites, *private(3)) == reason
     assert events(sites)[-1]["event"] == "declined"
     assert not (sites.kit("north").var / "state" / "budget.json").exists()
@@ -587,13 +604,13 @@ def test_a_private_run_s_name_is_no_way_around_the_budget(sites):
 
     # The same settings, but another base: the round was answered, and its noise is not drawn again.
     class Moved(SiteGrid):
-        def _answer(self, message):
+        def run_client(self, message):
             if message.metadata.message_type == MessageType.TRAIN:
-                order, _ = client_app.read_train(message)
-                base = dict(order.base)
+                request, _ = train_handler.read_train(message)
+                base = dict(request.base)
                 base[next(iter(base))] = "0" * 64
-                message.content["order"] = ConfigRecord({"json": replace(order, base=base).json})
-            return super()._answer(message)
+                message.content["order"] = ConfigRecord({"json": replace(request, base=base).json})
+            return super().run_client(message)
 
     assert "was answered already" in refused(sites, *private(3), folder="moved", make_grid=Moved)
 
@@ -615,7 +632,7 @@ def test_a_run_that_promises_too_little_gets_no_hello(sites, policy, words, sent
 
 
 def test_what_is_left_can_be_spent_to_the_last_tenth(tmp_path):
-    budget = Budget(tmp_path / "budget.json")
+    budget = SiteBudget(tmp_path / "budget.json")
     for number in range(3):  # 0.1 + 0.1 + 0.1 is more than 0.3 in floating point
         assert budget.problem(f"run{number}", TENTH, 0.3, 1.0) is None
         budget.charge(f"run{number}", TENTH, 1, "order", FIRST)
@@ -626,7 +643,7 @@ TENTH = Price(0.1, 1e-6, "example", "a")
 
 
 def test_nothing_is_left_for_the_smallest_run_when_all_is_spent(tmp_path):
-    budget = Budget(tmp_path / "budget.json")
+    budget = SiteBudget(tmp_path / "budget.json")
     budget.charge("all", Price(1.0, 1e-6, "example", "h"), 1, "o", FIRST)
     for epsilon in (1e-3, 1e-6, 1e-9):
         small = Price(epsilon, 0.0, "example", "h2")
@@ -642,12 +659,13 @@ def test_a_private_run_whose_own_record_is_lost_is_no_fresh_start(sites):
     words = ("privacy=dp_sgd", "privacy.epsilon=2", "num_rounds=2", "strategy.warmup_rounds=2")
 
     class Forgetful(SiteGrid):
-        def _answer(self, message):
+        def run_client(self, message):
             if message.metadata.group_id == "2":
-                shutil.rmtree(sites.kit("north").var / "state" / "test" / "privacy", ignore_errors=True)
+                for path in (sites.kit("north").var / "state" / "test").glob("*/privacy"):
+                    shutil.rmtree(path)
                 for context in self.contexts.values():  # Flower's memory ends with its process
                     context.state.clear()
-            return super()._answer(message)
+            return super().run_client(message)
 
     run = sites.train(*words, make_grid=Forgetful)
     assert [row["clients_ok"] for row in run.rows[1:]] == [3, 2]
@@ -655,7 +673,7 @@ def test_a_private_run_whose_own_record_is_lost_is_no_fresh_start(sites):
 
 
 def test_a_damaged_budget_ends_all_work(tmp_path):
-    budget = Budget(tmp_path / "budget.json")
+    budget = SiteBudget(tmp_path / "budget.json")
     budget.charge("one", TENTH, 1, "order", FIRST)
     budget.path.write_text(budget.path.read_text()[:-5])
     with pytest.raises(UserError, match="is damaged"):
@@ -663,7 +681,7 @@ def test_a_damaged_budget_ends_all_work(tmp_path):
 
 
 def test_units_do_not_add_up_with_each_other(tmp_path):
-    budget = Budget(tmp_path / "budget.json")
+    budget = SiteBudget(tmp_path / "budget.json")
     budget.charge("one", Price(1.0, 1e-6, "document", "a"), 1, "order", FIRST)
     problem = budget.problem("two", Price(1.0, 1e-6, "patient", "b"), 8.0, 1.0)
     assert problem == "its budget is spent per document, which does not add up with epsilon per patient"
@@ -671,7 +689,7 @@ def test_units_do_not_add_up_with_each_other(tmp_path):
 
 def test_a_budget_of_before_counts(tmp_path):
     """Earlier records knew neither delta nor unit: what they spent stays spent, at the usual delta."""
-    budget = Budget(tmp_path / "budget.json")
+    budget = SiteBudget(tmp_path / "budget.json")
     runs = {"old": {"epsilon": 5.0, "overrides": "x", "rounds": {"1": "order"}}}
     budget.path.write_text(sealed({"runs": runs}))
     assert budget.spent() == (5.0, 1e-5)
@@ -697,7 +715,7 @@ def test_a_site_whose_two_records_contradict_each_other_answers_nothing(sites, h
     with pytest.raises(UserError, match="Until then this site answers nothing"):
         sites.restart()
     if harm.startswith("budget"):  # the process that runs already looks too
-        reply = running.answer(Message(RecordDict(), dst_node_id=1, message_type="query"), Blank(), BUNDLE)
+        reply = running.handle(Message(RecordDict(), dst_node_id=1, message_type="query"), Blank(), BUNDLE)
         assert json.loads(reply.content["hello"]["json"])["state"] == "refused"
 
 
@@ -761,7 +779,7 @@ def test_the_log_is_json_lines_with_a_mode_of_its_own(tmp_path):
     assert log.today("sent") == 1 and torch.get_num_threads() == 1
 
 
-# Orders that are lost -------------------------------------------------------------------------------------
+# Requests that are lost -------------------------------------------------------------------------------------
 
 
 class Loses(SiteGrid):
@@ -769,16 +787,16 @@ class Loses(SiteGrid):
     nobody ever answers it, and nobody says that it is gone."""
 
     lost: str | None = None
-    orders = 0
+    requests = 0
 
     def push_messages(self, messages):
         messages = list(messages)
-        self.orders += sum(message.metadata.message_type == MessageType.TRAIN for message in messages)
+        self.requests += sum(message.metadata.message_type == MessageType.TRAIN for message in messages)
         return super().push_messages(messages)
 
     def pull_messages(self, message_ids):
         (message_id,) = message_ids
-        about = self._waiting[message_id].metadata
+        about = self.waiting[message_id].metadata
         if (about.message_type, about.group_id, about.dst_node_id) == (MessageType.TRAIN, "2", 1):
             self.lost = self.lost or message_id
             if message_id == self.lost:
@@ -792,7 +810,7 @@ class Busy(Loses):
     polls = 0
 
     def pull_messages(self, message_ids):
-        about = self._waiting[message_ids[0]].metadata
+        about = self.waiting[message_ids[0]].metadata
         if about.dst_node_id == 1 and about.group_id in ("2", ""):
             self.polls += about.group_id == "2"
             if self.polls and (about.group_id == "" or self.polls < 30):
@@ -801,10 +819,10 @@ class Busy(Loses):
 
 
 @pytest.mark.parametrize(
-    ("make_grid", "orders"), [(Loses, 3 * 3 + 1), pytest.param(Busy, 3 * 3, marks=pytest.mark.slow)]
+    ("make_grid", "requests"), [(Loses, 3 * 3 + 1), pytest.param(Busy, 3 * 3, marks=pytest.mark.slow)]
 )
-def test_an_order_that_was_lost_is_sent_again_and_one_in_work_is_not(sites, monkeypatch, make_grid, orders):
-    monkeypatch.setattr("fedfrozen_app.server.conversation.ALIVE_FIRST", 0.02)
+def test_an_order_that_was_lost_is_sent_again_and_one_in_work_is_not(sites, monkeypatch, make_grid, requests):
+    monkeypatch.setattr("fedfrozen_app.server.transport.ALIVE_FIRST", 0.02)
     grids = []
 
     def make(executors, bundle):
@@ -813,7 +831,7 @@ def test_an_order_that_was_lost_is_sent_again_and_one_in_work_is_not(sites, monk
 
     whole = sites.train(*ROUNDS, folder="whole")
     run = sites.train(*ROUNDS, "run_id=again", make_grid=make)
-    assert grids[0].orders == orders
+    assert grids[0].requests == requests
     assert [row["clients_ok"] for row in run.rows[1:]] == [3, 3, 3]
     assert same_bits(run.model, whole.model)
     rounds = [e["round"] for e in events(sites) if e["event"] == "sent" and e["run"] == "again"]

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -27,16 +29,17 @@ from flwr.supercore.run import RunNotRunningException
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode import fleet_http_connection, start_client_internal
 
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.sites import executor, guard, inbox, site_check
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.sites import executor, fleet_client, guard, inbox, process_check
 from fedfrozen_app.sites import supernode as supernodes
+from fedfrozen_app.sites.federation_plan import read_federation
+from fedfrozen_app.sites.fleet_client import SiteFleetClient
 from fedfrozen_app.sites.inbox import InboxFactory
 from fedfrozen_app.sites.kit import Kit, Limits
+from fedfrozen_app.sites.kit_writer import write_kits
 from fedfrozen_app.sites.link import Contact, Patience, credentials
-from fedfrozen_app.sites.provision import read_federation, write_kits
 from fedfrozen_app.sites.sign import Idleness, Note, last_sign
-from tests.sites.test_link import kit_in, supernode
-from tests.sites.test_provision import PLAN, wait_until
+from tests.sites.processes import PLAN, kit_in, supernode, wait_until
 
 TASKS = AcquireTaskRequest(supported_task_types=["CLIENT_APP"])
 VERSION = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
@@ -284,13 +287,13 @@ def quick(kit: Kit, **limits: float) -> Kit:
     return replace(kit, limits=Limits(**({"transfer": 1, "idle": 1, "training": 60} | limits)))
 
 
-class Desk:
-    """Answers as the site's desk does, after `work`."""
+class Handler:
+    """Answers as the site's request handler does, after `work`."""
 
     def __init__(self, work=lambda: None) -> None:
         self.work, self.seen = work, []
 
-    def answer(self, message, context, bundle):
+    def handle(self, message, context, bundle):
         self.seen.append(message)
         self.work()
         return Message(RecordDict(), reply_to=message)
@@ -301,12 +304,12 @@ def test_a_hung_pull_is_given_up_and_the_next_message_done(tmp_path, monkeypatch
     kit.var.mkdir()
     monkeypatch.setattr(executor, "bundle_of", lambda fab: "")
     fake_task_input(monkeypatch)
-    node, desk, ended = Node(link, states), Desk(), threading.Event()
+    node, handler, ended = Node(link, states), Handler(), threading.Event()
     given = node.store.put
     with supernode(kit, states=states):
         serving = threading.Thread(
             target=executor.serve,
-            args=(kit, desk),
+            args=(kit, handler),
             kwargs={"forever": lambda: not ended.is_set()},
             daemon=True,
         )
@@ -323,7 +326,7 @@ def test_a_hung_pull_is_given_up_and_the_next_message_done(tmp_path, monkeypatch
         link.order(run=1, number=2)
         assert node.fetch() == 1
         ends(node.answer())
-        assert not crashed(link.replies[1]) and len(desk.seen) == 1
+        assert not crashed(link.replies[1]) and len(handler.seen) == 1
         ended.set()
         serving.join()
 
@@ -334,9 +337,9 @@ def test_a_clock_that_is_an_hour_ahead_spoils_no_answer(tmp_path, monkeypatch):
     monkeypatch.setattr(executor, "bundle_of", lambda fab: "")
     fake_task_input(monkeypatch)
 
-    class Ahead(Desk):
-        def answer(self, message, context, bundle):
-            reply = super().answer(message, context, bundle)
+    class Ahead(Handler):
+        def handle(self, message, context, bundle):
+            reply = super().handle(message, context, bundle)
             reply.metadata.created_at += 3600  # as Flower dates it there
             reply.metadata.ttl -= 3600
             return reply
@@ -433,10 +436,10 @@ def test_who_waits_for_room_says_so_and_does_not_count_as_hung(tmp_path, monkeyp
         pulse.beat()
         real_sleep(seconds)
         with pytest.raises(UserError, match="is full: make room there"):
-            site_check.check_executor(kit)
+            process_check.check_executor(kit)
 
     real_sleep = time.sleep
-    monkeypatch.setattr("fedfrozen_app.sites.site_check.running", lambda path: True)
+    monkeypatch.setattr("fedfrozen_app.sites.process_check.running", lambda path: True)
     monkeypatch.setattr(executor.time, "sleep", sleep)
     rest = executor.Rest(kit, note, pulse)
     rest.before_work()
@@ -486,6 +489,26 @@ def test_pieces_that_come_keep_a_transfer_alive():
 # The SuperNode's line to the server ------------------------------------------------------------------------
 
 
+def test_a_compressed_answer_is_not_inflated(monkeypatch):
+    """A hundred kilobytes would become a hundred megabytes, or any number of them."""
+    bomb, read = zlib.compress(bytes(10**8)), []
+
+    def content():
+        read.append(1)
+        yield bomb
+
+    def answer(request):
+        return httpx.Response(200, headers={"content-encoding": "deflate"}, content=content())
+
+    monkeypatch.setattr(SiteFleetClient, "connection", SimpleNamespace(kit=None), raising=False)
+    monkeypatch.setattr(fleet_client, "server_context", lambda kit: False)
+    client = SiteFleetClient.from_server_address("127.0.0.1:1", False, None, [])
+    client._client._transport = httpx.MockTransport(answer)
+    with client, pytest.raises(httpx.DecodingError, match="the server's answer is compressed"):
+        client._client.post("https://127.0.0.1:1/v1/fleet/pull-messages")
+    assert not read
+
+
 def test_a_link_that_is_cut_in_a_handshake_is_tried_again_and_a_stranger_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr(fleet_http_connection, "FleetHttpClient", None)
     (tmp_path / "federation.yaml").write_text(yaml.safe_dump(PLAN))
@@ -532,6 +555,7 @@ CHILD = """
 import sys, time
 sys.path.insert(0, {root!r})
 from pathlib import Path
+from types import SimpleNamespace
 from fedfrozen_app.sites.sign import Note
 place = Path({place!r})
 note = Note(place, "executor")
@@ -602,6 +626,7 @@ def test_the_watchdog_ends_with_its_process_and_its_process_with_it(place):
     code = f"""
 import sys; sys.path.insert(0, {str(Path(guard.__file__).parents[2])!r})
 from pathlib import Path
+from types import SimpleNamespace
 from fedfrozen_app.sites import guard
 sys.exit(guard.keep({child(place, body)!r}, Path({str(place)!r}), "executor"))
 """
@@ -658,20 +683,20 @@ def test_bad_limits_end_with_a_sentence(tmp_path, limits):
 @pytest.mark.slow
 def test_a_check_asks_the_executor_and_times_its_answer(tmp_path, monkeypatch):
     kit, ended = kit_in(tmp_path), threading.Event()
-    monkeypatch.setattr(site_check, "PATIENCE", 3.0)
+    monkeypatch.setattr(process_check, "PATIENCE", 3.0)
     with executor.alone(kit):
         with supernode(kit):
             serving = threading.Thread(
                 target=executor.serve,
-                args=(kit, Desk()),
+                args=(kit, Handler()),
                 kwargs={"forever": lambda: not ended.is_set()},
                 daemon=True,
             )
             serving.start()
             wait_until(lambda: (sign := last_sign(kit.meeting, "executor")) and sign.state == "waiting")
-            assert "waits for messages, and answers, after" in site_check.check_executor(kit)
+            assert "waits for messages, and answers, after" in process_check.check_executor(kit)
             ended.set()
             serving.join()
         with pytest.raises(UserError, match="did not answer within 3 s"):
-            site_check.check_executor(kit)
+            process_check.check_executor(kit)
     assert not list(kit.meeting.glob("*.question")) and os.getpid()

@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -24,20 +24,22 @@ from hypothesis import strategies as st
 
 from fedfrozen_app import client_app
 from fedfrozen_app.config import ClientConfig, Config, PrivacyConfig, compose_config, read, resolved
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.arrays import to_tensors
 from fedfrozen_app.exchange.messages import ticket_of
 from fedfrozen_app.exchange.names import parameter_of
-from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Phase, Plan
 from fedfrozen_app.exchange.proposal import propose, read_proposal
 from fedfrozen_app.exchange.strict import canonical
-from fedfrozen_app.local import resident as residents
-from fedfrozen_app.local.sequential import batches, drawn_rows
-from fedfrozen_app.sites import desk
+from fedfrozen_app.exchange.train_request import TrainRequest
+from fedfrozen_app.handlers import train_handler
+from fedfrozen_app.local import worker_for as workers
+from fedfrozen_app.local.batches import batches, drawn_rows
+from fedfrozen_app.sites import accepted, check_train, handle_hello
 from fedfrozen_app.sites.audit_log import _digest, read_audit
-from fedfrozen_app.sites.desk import fewest
+from fedfrozen_app.sites.check_train import problem_of_limits
 from fedfrozen_app.sites.policy import Policy
+from fedfrozen_app.sites.row_counts import count_rows, fewest, rows_by_phase
 from fedfrozen_app.sites.store import RunStore
 from tests.sites.federation import VIEWS
 from tests.sites.inprocess import BUNDLE, SiteGrid, Sites, copy_of
@@ -100,7 +102,7 @@ def ask(sites: Sites, text: object, bundle: str = BUNDLE) -> dict:
     content = RecordDict({"hello": ConfigRecord({"card": json.dumps(CARD), "proposal": text})})
     message = Message(content, dst_node_id=1, message_type=MessageType.QUERY)
     return json.loads(
-        str(sites.executors["north"].answer(message, context(), bundle).content["hello"]["json"])
+        str(sites.executors["north"].handle(message, context(), bundle).content["hello"]["json"])
     )
 
 
@@ -141,7 +143,7 @@ def test_the_keys_of_a_proposal():
     assert set(plain["data"]) == {"view", "classes", "mean", "std", "more"}
     assert set(plain["model"]) == {"source", "model_type", "dtype", "config"}
     assert set(plain["client"]) == set(ClientConfig.__dataclass_fields__)
-    assert set(PrivacyConfig.__dataclass_fields__) - set(plain["privacy"]) == {"unit_column", "examples"}
+    assert {one.name for one in fields(PrivacyConfig)} - set(plain["privacy"]) == {"unit_column", "examples"}
     assert not any(
         "path" in key or "column" in key for part in plain.values() if isinstance(part, dict) for key in part
     )
@@ -294,21 +296,21 @@ def test_refusals_and_hellos_are_counted_and_then_nothing_is_looked_at(sites, mo
     for _ in range(3):
         assert refused(ask(sites, "{"))
     written = sites.kit("north").audit.read_bytes()
-    monkeypatch.setattr(desk, "read_proposal", lambda text: pytest.fail("it was looked at"))
+    monkeypatch.setattr(handle_hello, "read_proposal", lambda text: pytest.fail("it was looked at"))
     assert refused(ask(sites, GOOD)) and refused(ask(sites, "{"))
     assert sites.kit("north").audit.read_bytes() == written  # no way to fill its disk either
 
 
-# Orders -----------------------------------------------------------------------------------------------------
+# Requests ---------------------------------------------------------------------------------------------
 
 
 class Tampering(SiteGrid):
     """A server that changes its orders on the way; `tamper` is given each."""
 
-    def _answer(self, message):
+    def run_client(self, message):
         if message.metadata.message_type == MessageType.TRAIN:
             self.tamper(message)
-        reply = super()._answer(message)
+        reply = super().run_client(message)
         self.replies = [*getattr(self, "replies", []), reply]
         return reply
 
@@ -361,29 +363,34 @@ def test_an_order_under_another_run_s_name_is_held_against_that_run(sites):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda order: order | {"code": "x"}, "other keys than an order"),
-        (lambda order: order | {"trained": "abc"}, "trained is no list of names"),
-        (lambda order: order | {"shared": [1]}, "shared is no list of names"),
-        (lambda order: order | {"base": []}, "base does not say digests"),
-        (lambda order: order | {"base": {"a": 1}}, "base does not say digests"),
-        (lambda order: order | {"judge": 1}, "judge is neither"),
-        (lambda order: order | {"algorithm": ["fedavg"]}, "algorithm and settings"),
-        (lambda order: order | {"algorithm": "os:system"}, "the algorithm os:system"),
-        (lambda order: order | {"selection": "attention"}, "selection names no rule"),
-        (lambda order: order | {"phases": [[["a"], 10**9]]}, "phases are none"),
-        (lambda order: order | {"phases": [1]}, "phases are none"),
-        (lambda order: order | {"participations": {"north": 10**6}}, "other rounds than the run's"),
-        (lambda order: order | {"participations": {"north": 0.5}}, "other rounds than the run's"),
-        (lambda order: order | {"participations": [1]}, "participations are no numbers"),
-        (lambda order: order | {"round": 2}, "round 2 of 1"),
-        (lambda order: order | {"round": True}, "round True of 1"),
-        (lambda order: order | {"settings": {"a": [[[[[[1]]]]]]}}, "nested too deeply"),
+        (lambda request: request | {"code": "x"}, "other keys than an order"),
+        (lambda request: request | {"trained": "abc"}, "trained is no list of names"),
+        (lambda request: request | {"shared": [1]}, "shared is no list of names"),
+        (lambda request: request | {"base": []}, "base does not say digests"),
+        (lambda request: request | {"base": {"a": 1}}, "base does not say digests"),
+        (lambda request: request | {"judge": 1}, "judge is neither"),
+        (lambda request: request | {"algorithm": ["fedavg"]}, "algorithm and settings"),
+        (lambda request: request | {"algorithm": "os:system"}, "the algorithm os:system"),
+        (lambda request: request | {"selection": "attention"}, "selection names no rule"),
+        (lambda request: request | {"phases": [[["a"], 10**9]]}, "phases are none"),
+        (lambda request: request | {"phases": [1]}, "phases are none"),
+        (lambda request: request | {"phases": [[request["trained"], 300]]}, "in phases that its strategy"),
+        (
+            lambda request: request | {"phases": [[request["trained"], None]] * 9},
+            "in phases that its strategy",
+        ),
+        (lambda request: request | {"participations": {"north": 10**6}}, "other rounds than the run's"),
+        (lambda request: request | {"participations": {"north": 0.5}}, "other rounds than the run's"),
+        (lambda request: request | {"participations": [1]}, "participations are no numbers"),
+        (lambda request: request | {"round": 2}, "round 2 of 1"),
+        (lambda request: request | {"round": True}, "round True of 1"),
+        (lambda request: request | {"settings": {"a": [[[[[[1]]]]]]}}, "nested too deeply"),
     ],
 )
 def test_an_order_that_is_none_is_refused(sites, change, reason):
     def tamper(message: Message) -> None:
-        order = change(json.loads(str(message.content["order"]["json"])))
-        message.content["order"] = ConfigRecord({"json": json.dumps(order)})
+        request = change(json.loads(str(message.content["order"]["json"])))
+        message.content["order"] = ConfigRecord({"json": json.dumps(request)})
 
     assert reason in last_reason(sites, tamper=tamper)
 
@@ -398,10 +405,10 @@ def changed(**values):
     """An order with other values; one that is a function is given what was there."""
 
     def tamper(message: Message) -> None:
-        order = json.loads(str(message.content["order"]["json"]))
+        request = json.loads(str(message.content["order"]["json"]))
         for key, value in values.items():
-            order[key] = value(order.get(key)) if callable(value) else value
-        message.content["order"] = ConfigRecord({"json": json.dumps(order)})
+            request[key] = value(request.get(key)) if callable(value) else value
+        message.content["order"] = ConfigRecord({"json": json.dumps(request)})
 
     return tamper
 
@@ -455,17 +462,21 @@ def test_what_was_proposed_is_how_clients_train(sites, strategy, change, reason)
 def test_a_run_has_an_end_however_often_its_rounds_are_asked_for(sites):
     """Without privacy each of them was answered for every new model, for ever, under one approval."""
     answers(sites, *ROUND, tamper=lambda message: None)
-    order = {"run": "test", "proposal": read_audit(sites.kit("north").audit)[-1]["proposal"], "epsilon": None}
+    request = {
+        "run": "test",
+        "proposal": read_audit(sites.kit("north").audit)[-1]["proposal"],
+        "epsilon": None,
+    }
     executor = sites.executors["north"]
-    executor.audit.write("sent", **order, round=1, order="another model's", again=False)
+    executor.site.audit.write("sent", **request, round=1, order="another model's", again=False)
     proposal = RunStore(sites.kit("north").var / "state" / "test", keep=1).proposal()
     policy = Policy.read(sites.kit("north").policy)
-    new = Order(1, Plan.full(["a"]), {})
-    found = executor._used_up(new, proposal, None, policy, again=False)
+    new = TrainRequest(1, Plan.full(["a"]), {})
+    found = problem_of_limits(executor.site, new, proposal, None, policy, again=False)
     assert found == "it has sent 2 updates of this run, and that is all it gives"
-    assert executor._used_up(new, proposal, None, policy, again=True) is None
+    assert problem_of_limits(executor.site, new, proposal, None, policy, again=True) is None
     sites.restart()  # and the disk remembers
-    assert sites.executors["north"]._used_up(new, proposal, None, policy, again=False) == found
+    assert problem_of_limits(sites.executors["north"].site, new, proposal, None, policy, again=False) == found
 
 
 def test_no_line_of_the_log_is_written_for_nothing_for_ever(sites):
@@ -522,25 +533,25 @@ def test_people_are_counted_among_the_rows_that_train(sites):
     executor = sites.executors["north"]
     rows = torch.arange(100)
     who = np.array([*["one"] * 80, *(f"other {n}" for n in range(20))], dtype=object)
-    resident = SimpleNamespace(
+    worker = SimpleNamespace(
         rows=lambda name: SimpleNamespace(train=rows),
         corpus=SimpleNamespace(columns={"patient": who}),
         config=Config(client=ClientConfig(local_steps=1, batch_size=20), seed=3),
     )
     view = replace(executor.kit.view(None), unit="patient", unit_column=None)
-    order = Order(1, Plan(("a", "b"), ("a",), ("b",), (Phase(("b",), 5), Phase(("a",)))), {})
-    drawn = executor._rows(resident, order)
+    request = TrainRequest(1, Plan(("a", "b"), ("a",), ("b",), (Phase(("b",), 5), Phase(("a",)))), {})
+    drawn = rows_by_phase(worker, "north", request)
     trained = [
-        batches(rows, resident.config.client, 3, "north", 1)[0],
-        drawn_rows(rows, resident.config.client, 3, "north", 1, 1)[0],
+        batches(rows, worker.config.client, 3, "north", 1)[0],
+        drawn_rows(rows, worker.config.client, 3, "north", 1, 1)[0],
     ]
     assert all((one == other).all() for one, other in zip(drawn, trained, strict=True))
-    counts = [executor._counts(resident, view, found) for found in drawn]
+    counts = [count_rows(worker, view, found) for found in drawn]
     people = [len({who[row] for row in found.tolist()}) for found in drawn]
     assert [count for count, _ in counts] == [20, 20] and [found for _, found in counts] == people
     assert fewest(counts) == (20, min(people)) and min(people) < 20
-    resident.config.client.local_steps = None
-    assert fewest([executor._counts(resident, view, found) for found in executor._rows(resident, order)]) == (
+    worker.config.client.local_steps = None
+    assert fewest([count_rows(worker, view, found) for found in rows_by_phase(worker, "north", request)]) == (
         100,
         21,
     )
@@ -572,14 +583,14 @@ def test_a_site_composes_nothing_and_forgets_nothing(sites, monkeypatch):
     """With every cache emptied before every message, and composing forbidden, each run is the same."""
 
     class Forgetful(SiteGrid):
-        def _answer(self, message):
-            desk._made.cache_clear()
-            residents._told.clear()
+        def run_client(self, message):
+            accepted.run_of_text.cache_clear()
+            workers._accepted.clear()
             self._loaded.clear()
             with monkeypatch.context() as patch:
-                patch.setattr(residents, "compose_config", lambda words: pytest.fail("it composes"))
+                patch.setattr(workers, "compose_config", lambda words: pytest.fail("it composes"))
                 patch.setattr("hydra.compose", lambda *args, **kwargs: pytest.fail("it composes"))
-                return super()._answer(message)
+                return super().run_client(message)
 
     words = ("num_rounds=2", "strategy.warmup_rounds=1", "runtime.min_nodes=1")
     one = sites.train(*words, "run_id=one", folder="one")
@@ -588,11 +599,48 @@ def test_a_site_composes_nothing_and_forgets_nothing(sites, monkeypatch):
     assert one.rows[1]["clients_failed"] == two.rows[1]["clients_failed"] == 0
 
 
+def test_a_train_request_is_parsed_once_and_what_was_checked_is_what_trains(sites, monkeypatch):
+    parsed, checked, trained = [], [], []
+    loads, read_request, train_client = (
+        json.loads,
+        check_train.read_strict_train_request,
+        train_handler.train_client,
+    )
+
+    class Counting(SiteGrid):
+        def run_client(self, message):
+            self.order = str(message.content["order"]["json"]) if "order" in message.content else None
+            return super().run_client(message)
+
+    def count(text, **more):
+        if grids and text == getattr(grids[-1], "order", None):
+            parsed.append(text)
+        return loads(text, **more)
+
+    grids = []
+    monkeypatch.setattr(json, "loads", count)
+    monkeypatch.setattr(
+        check_train,
+        "read_strict_train_request",
+        lambda text: checked.append(read_request(text)) or checked[-1],
+    )
+    monkeypatch.setattr(
+        train_handler, "train_client", lambda *given: trained.append(given[2]) or train_client(*given)
+    )
+    sites.train(
+        *ROUND, "runtime.min_nodes=1", make_grid=lambda *given: grids.append(Counting(*given)) or grids[-1]
+    )
+    assert len(parsed) == len(checked) == len(trained) == 1
+    assert checked[0] is trained[0]
+
+
 def test_a_clock_changes_nothing(sites, monkeypatch):
     """Policy and training see one object: whatever the time, what was judged is what runs."""
     sites.train("num_rounds=1", "strategy.warmup_rounds=1", "runtime.min_nodes=1")
     kept = sites.kit("north").var / "state" / "test" / "proposal.json"
-    run = desk._made(read_proposal(kept.read_text()).text, sites.kit("north").view(None), None, "cpu")
+    run = accepted.run_of_text(
+        read_proposal(kept.read_text()).text, sites.kit("north").view(None), None, "cpu"
+    )
 
     class Later(datetime.datetime):
         @classmethod
@@ -600,8 +648,10 @@ def test_a_clock_changes_nothing(sites, monkeypatch):
             return super().now(tz) + datetime.timedelta(days=400)
 
     monkeypatch.setattr(datetime, "datetime", Later)
-    desk._made.cache_clear()
-    again = desk._made(read_proposal(kept.read_text()).text, sites.kit("north").view(None), None, "cpu")
+    accepted.run_of_text.cache_clear()
+    again = accepted.run_of_text(
+        read_proposal(kept.read_text()).text, sites.kit("north").view(None), None, "cpu"
+    )
     assert run == again
 
 
@@ -778,7 +828,10 @@ def try_proposals(sites: Sites, examples: int) -> dict[str, int]:
 
     attempt()
     events = [entry["event"] for entry in read_audit(sites.kit("north").audit)]
-    assert set(events) <= {"hello", "refused"}  # and never "failed": no exception came as far as the desk
+    assert set(events) <= {
+        "hello",
+        "refused",
+    }  # and never "failed": no exception came as far as the request handler
     return count
 
 

@@ -13,13 +13,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.sites import manifest
 from fedfrozen_app.sites.admitted import admit, admitted
-from fedfrozen_app.sites.authority import (
-    VARIABLE,
-    Authority,
-    Passphrase,
+from fedfrozen_app.sites.authority import VARIABLE, Authority, Passphrase
+from fedfrozen_app.sites.certificates import (
     fingerprint,
     problem_of,
     read_certificate,

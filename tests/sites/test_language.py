@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.proposal import propose
 from fedfrozen_app.sites.audit_log import read_audit
 from tests.sites.inprocess import BUNDLE, OPEN, TINY, Sites

@@ -14,49 +14,16 @@ from pathlib import Path
 
 import httpx
 import pytest
-import uvicorn
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.sites import executor, link, site_check
-from fedfrozen_app.sites.inbox import InboxFactory
-from fedfrozen_app.sites.kit import Kit
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.sites import executor, link, process_check
 from fedfrozen_app.sites.sign import Note, Sign, last_sign
-from fedfrozen_app.sites.supernode import desk_of
-from tests.sites.test_provision import wait_until
+from tests.sites.processes import kit_in, supernode, wait_until
 
 VERSION = [RuntimeVersionHttpInterceptor(component_name="SuperExec")]
 ACQUIRE = AcquireTaskRequest(supported_task_types=["CLIENT_APP"])
-
-
-def kit_in(folder) -> Kit:
-    """What of a kit this is about; deep down, where a socket's path would be too long."""
-    deep = folder / ("d" * 100)
-    deep.mkdir(mode=0o700, parents=True)
-    (deep / "site.yaml").write_text(
-        "{name: north, superlink: 'x:1', views: {main: {kind: digits}}, folder: var, model_path: null}"
-    )
-    return Kit.read(deep)
-
-
-@contextmanager
-def supernode(kit, contact=None, states=None):
-    """The API of a SuperNode, as `fedfrozen site node` serves it."""
-    with link.listening(kit.meeting, link.NAME) as bound:
-        app = desk_of(states or InboxFactory(), contact or link.Contact())
-        config = uvicorn.Config(app, loop="asyncio", log_level="warning")
-        config.load()
-        config.ssl = link.context(kit, server=True)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, args=([bound],))
-        thread.start()
-        wait_until(lambda: server.started)
-        try:
-            yield
-        finally:
-            server.should_exit = True
-            thread.join()
 
 
 @contextmanager
@@ -94,9 +61,9 @@ def test_the_two_of_a_kit_meet_and_a_proxy_gets_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     kit = kit_in(tmp_path)
-    with supernode(kit), link.SuperNodeClient(kit, VERSION) as desk:
-        assert desk.contact(5) == link.Contact()
-        assert not desk.AcquireTask(ACQUIRE).HasField("task")
+    with supernode(kit), link.SuperNodeClient(kit, VERSION) as client:
+        assert client.contact(5) == link.Contact()
+        assert not client.AcquireTask(ACQUIRE).HasField("task")
     secret = kit.folder / "link.pem"
     assert secret.stat().st_mode & 0o777 == 0o600 and kit.meeting.stat().st_mode & 0o777 == 0o700
 
@@ -192,8 +159,8 @@ def test_one_supernode_a_kit_and_two_kits_side_by_side(tmp_path):
         with pytest.raises(UserError, match="running already"), link.listening(one.meeting, link.NAME):
             pass
         for kit in (one, other):
-            with link.SuperNodeClient(kit) as desk:
-                assert desk.contact(5) == link.Contact()
+            with link.SuperNodeClient(kit) as client:
+                assert client.contact(5) == link.Contact()
     with supernode(one):  # and a socket that a killed one left is no hindrance
         pass
 
@@ -223,33 +190,33 @@ def test_both_processes_make_the_same_credentials(tmp_path):
 
 def test_a_check_asks_the_supernode_and_times_it(tmp_path, monkeypatch):
     kit = kit_in(tmp_path)
-    assert site_check.check_supernode(kit) == "not started"
+    assert process_check.check_supernode(kit) == "not started"
     with supernode(kit):
-        assert "answers, after" in site_check.check_supernode(kit)
+        assert "answers, after" in process_check.check_supernode(kit)
         with pytest.raises(UserError, match="has not let this site's SuperNode in yet"):
-            site_check._standing(kit)
+            process_check.server_contact(kit)
     with supernode(kit, link.Contact(7, time.monotonic() - 5)):
         assert re.fullmatch(
-            r"registered, as node 7; the server answered \d+ s ago", site_check._standing(kit)
+            r"registered, as node 7; the server answered \d+ s ago", process_check.server_contact(kit)
         )
     silent = pytest.raises(UserError, match=r"has not answered this site's SuperNode for 5\d\d s")
     with supernode(kit, link.Contact(7, time.monotonic() - 500)), silent:
-        site_check._standing(kit)
+        process_check.server_contact(kit)
     # One that is there and answers nothing.
-    monkeypatch.setattr(site_check, "PATIENCE", 0.5)
+    monkeypatch.setattr(process_check, "PATIENCE", 0.5)
     with link.listening(kit.meeting, link.NAME) as bound:
         bound.listen()
         began = time.monotonic()
         with pytest.raises(UserError, match=r"did not answer well within 0\.5 s"):
-            site_check.check_supernode(kit)
+            process_check.check_supernode(kit)
         assert time.monotonic() - began < 30
 
 
 def test_a_check_tells_a_hung_executor_from_a_busy_one(tmp_path, monkeypatch):
     kit = kit_in(tmp_path)
-    assert site_check.check_executor(kit) == "not started"
+    assert process_check.check_executor(kit) == "not started"
     with executor.alone(kit):
-        assert site_check.check_executor(kit) == "starting"
+        assert process_check.check_executor(kit) == "starting"
         kit.meeting.mkdir(mode=0o700)
         Note(kit.meeting, "executor").write("waiting", 300)
 
@@ -258,31 +225,31 @@ def test_a_check_tells_a_hung_executor_from_a_busy_one(tmp_path, monkeypatch):
             sign = Sign(pid, state, moment, moment, moment + limit)
             (kit.meeting / "executor.json").write_text(json.dumps(asdict(sign)))
 
-        monkeypatch.setattr(site_check, "PATIENCE", 1.0)
+        monkeypatch.setattr(process_check, "PATIENCE", 1.0)
         said("waiting", 60)
         with pytest.raises(UserError, match="for no message for 61 s: it hangs"):
-            site_check.check_executor(kit)
+            process_check.check_executor(kit)
         said("pulling", 60, limit=50)
         with pytest.raises(UserError, match="it is pulling for 60 s, longer than limits"):
-            site_check.check_executor(kit)
-        monkeypatch.setattr(site_check, "PATIENCE", 10.0)
-        monkeypatch.setattr(site_check, "LOOK", 0.3)
+            process_check.check_executor(kit)
+        monkeypatch.setattr(process_check, "PATIENCE", 10.0)
+        monkeypatch.setattr(process_check, "LOOK", 0.3)
         said("working", 5, pid=0)  # not for long: nobody looks closer
-        assert "at work on a message (working), for 5 s" in site_check.check_executor(kit)
+        assert "at work on a message (working), for 5 s" in process_check.check_executor(kit)
         for command, hangs in ((["sleep", "60"], True), (["sh", "-c", "while :; do :; done"], False)):
             with subprocess.Popen(command) as process:
                 said("working", 60, process.pid)
                 try:
                     if hangs:
                         with pytest.raises(UserError, match="60 s and did not compute in the last"):
-                            site_check.check_executor(kit)
+                            process_check.check_executor(kit)
                     else:
-                        assert "at work on a message (working), for 60 s" in site_check.check_executor(kit)
+                        assert "at work on a message (working), for 60 s" in process_check.check_executor(kit)
                 finally:
                     process.kill()
         said("alone", 5)
         with pytest.raises(UserError, match="no SuperNode answers it, for 5 s"):
-            site_check.check_executor(kit)
+            process_check.check_executor(kit)
     (kit.meeting / "executor.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
         last_sign(kit.meeting, "executor")

@@ -9,7 +9,6 @@ import socket
 import ssl
 import stat
 import subprocess
-import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,20 +23,17 @@ from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink as superlink_parser
 
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.sites.admitted import admitted
 from fedfrozen_app.sites.authority import Authority, Passphrase
+from fedfrozen_app.sites.federation_plan import FederationPlan, Party, Site, read_federation
 from fedfrozen_app.sites.kit import Kit
+from fedfrozen_app.sites.kit_writer import write_kits
 from fedfrozen_app.sites.policy import Policy
-from fedfrozen_app.sites.provision import Party, Plan, Site, read_federation, write_kits
 from fedfrozen_app.sites.request import key_of
 from fedfrozen_app.sites.server import FLAGS
 from fedfrozen_app.sites.site_check import check_tls
-
-PLAN = {
-    "server": {"address": "fed.example.org", "port": 8443, "names": ["10.1.2.3"]},
-    "sites": ["north", "south"],
-}
+from tests.sites.processes import PLAN, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +139,16 @@ def test_scripts_are_shell_and_units_come_back(kits):
     assert site["services"]["executor"]["network_mode"] == "none"
 
 
+def test_a_server_without_nginx_says_so(kits, tmp_path):
+    """The script itself, where only `dirname` is on the PATH."""
+    script = tmp_path / "proxy.sh"
+    script.write_text((kits / "server" / "proxy.sh").read_text().replace(":/usr/local/sbin:/usr/sbin", ""))
+    (tmp_path / "dirname").symlink_to(shutil.which("dirname"))
+    shell = shutil.which("sh")
+    done = subprocess.run([shell, script], env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 2 and "nginx is not installed" in done.stderr and "apt install" in done.stderr
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_takes_every_unit(kits, tmp_path):
     """And finds little to say against the executor's: no network, nothing to write but its own folder."""
@@ -212,13 +218,6 @@ def running_in(group: int) -> bool:
             if int(own) == group and state != "Z":
                 return True
     return False
-
-
-def wait_until(condition, patience: float = 30) -> None:
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_kit_reads_back(kits):
@@ -347,7 +346,7 @@ def test_a_check_goes_on_where_a_file_of_the_kit_is_bad(kits, tmp_path, capsys, 
 
 
 def test_a_check_tells_an_expired_certificate_from_a_false_one(tmp_path):
-    plan = Plan(Party("127.0.0.1", 1), (Site("north"),))
+    plan = FederationPlan(Party("127.0.0.1", 1), (Site("north"),))
     write_kits(plan, tmp_path)
     authority = Authority.read(tmp_path / "authority", Passphrase())
     public = key_of(tmp_path / "server" / "server.key").public_key()

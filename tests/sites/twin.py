@@ -8,9 +8,9 @@ from pathlib import Path
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.sites.audit_log import read_audit
 from fedfrozen_app.sites.kit import Kit
-from fedfrozen_app.sites.provision import bundle_digest
+from fedfrozen_app.sites.kit_writer import bundle_digest
+from tests.comparing import is_key_bias
 from tests.conftest import Run
-from tests.flower.test_runtimes import is_key_bias
 from tests.sites.federation import OPEN, SITES, VIEWS, Deployment, federation, write_data
 from tests.sites.inprocess import TINY, Sites
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from fedfrozen_app import registry
 from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.core import registry
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.worker import Worker
 
 LR, EPOCHS = 0.5, 3
 WORDS = [
@@ -94,20 +94,18 @@ class Hand:
         self._train, self.words = train, [*WORDS, *words]
         config = read(resolved(compose_config(self.words)))
         corpus = load_corpus(config)
-        self.resident = resident = Resident(
-            config, corpus, shares=share_out(corpus, config, config.num_clients)
-        )
-        self.start = {name: value.numpy() for name, value in resident.initial().items()}
+        self.worker = worker = Worker(config, corpus, shares=share_out(corpus, config, config.num_clients))
+        self.start = {name: value.numpy() for name, value in worker.initial().items()}
         self.rows, self.test = {}, {}
         for client in map(str, range(config.num_clients)):
-            table = resident.train_table.take(resident.rows(client).train)
-            self.rows[client] = (self._pixels(resident, table), table.labels.numpy())
-            table = resident.client_test_rows(client)
-            self.test[client] = (self._pixels(resident, table), table.labels.numpy())
+            table = worker.train_table.take(worker.rows(client).train)
+            self.rows[client] = (self._pixels(worker, table), table.labels.numpy())
+            table = worker.data.client_test_rows(client)
+            self.test[client] = (self._pixels(worker, table), table.labels.numpy())
 
     @staticmethod
-    def _pixels(resident, table):
-        return resident.task.prepare(table.inputs)["pixel_values"].flatten(1).numpy()
+    def _pixels(worker, table):
+        return worker.task.prepare(table.inputs)["pixel_values"].flatten(1).numpy()
 
     def count(self, client):
         return len(self.rows[client][1])

@@ -3,7 +3,7 @@
 A round is then arithmetic that a reader can redo. What clients keep is in `kept`, by client.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from flwr.clientapp import ClientApp
@@ -11,13 +11,15 @@ from flwr.clientapp import ClientApp
 from fedfrozen_app.config import ClientConfig
 from fedfrozen_app.exchange.arrays import to_record
 from fedfrozen_app.exchange.cache import Cache
-from fedfrozen_app.exchange.messages import Hello, Reply, hello_reply, read_train, train_reply
+from fedfrozen_app.exchange.hello_messages import Hello, hello_reply
+from fedfrozen_app.exchange.messages import Reply, read_train, train_reply
 from fedfrozen_app.exchange.names import by_namespace, flattened, parameters_in
-from fedfrozen_app.inprocess.grid import InProcessGrid
+from fedfrozen_app.exchange.role import Role
 from fedfrozen_app.local.algorithm import Start
-from fedfrozen_app.models.roles import Role
+from fedfrozen_app.local.own_step import OwnStep, starting_state
+from fedfrozen_app.runtimes.inprocess.grid import InProcessGrid
 from fedfrozen_app.server.base import Federation
-from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server.connection import connect
 
 ROLES = {"query": Role("query", 0), "head": Role("head")}
 
@@ -32,19 +34,38 @@ class Quadratic:
     def loss(self, parameters, batch):
         return sum((self.a / 2 * (value - self.b) ** 2).sum() for value in parameters.values())
 
+    def gradient(self, parameters):
+        return {name: self.a * (value - self.b) for name, value in parameters.items()}
+
 
 TWO = (Quadratic(1.0, 1.0, examples=1, steps=2), Quadratic(2.0, -1.0, examples=3, steps=1))
 
 
-def local_steps(order, start, task, client):
-    """SGD as torch does it, on the algorithm's loss."""
-    live = {name: start.model[name].clone().requires_grad_(True) for name in order.plan.trained}
+def local_steps(request, start, task, client):
+    """SGD as torch does it, on the algorithm's loss; or the algorithm's own steps."""
+    if request.method.has_step():
+        return own_steps(request, start, task, client)
+    live = {name: start.model[name].clone().requires_grad_(True) for name in request.plan.trained}
     optimizer = torch.optim.SGD(live.values(), lr=client.lr, momentum=client.momentum)
     for _ in range(task.steps):
         optimizer.zero_grad()
-        order.method.loss({**start.model, **live}, None, task, start).backward()
+        request.method.loss({**start.model, **live}, None, task, start).backward()
         optimizer.step()
-    return {name: value.detach().clone() for name, value in live.items()}
+    return {name: value.detach().clone() for name, value in live.items()}, {}
+
+
+def own_steps(request, start, task, client):
+    method = request.method
+    live = {name: start.model[name].clone().requires_grad_(True) for name in request.plan.trained}
+    start = replace(start, client_state={**start.client_state, **starting_state(method, start)})
+    optimizer = OwnStep(method, live, start, client.lr, request.plan.trained)
+    for _ in range(task.steps):
+        for value in live.values():
+            value.grad = None
+        method.loss({**start.model, **live}, None, task, start).backward()
+        optimizer.step()
+    kept = {space: start.client_state[space] for space in method.step_state if space in method.client_state}
+    return {name: value.detach().clone() for name, value in live.items()}, kept
 
 
 def make_app(clients, settings, kept):
@@ -56,23 +77,25 @@ def make_app(clients, settings, kept):
 
     @app.train()
     def train(message, context):
-        order, sent = read_train(message)
-        base, lacks = cache.complete(order.base, sent, verify=True)
+        request, sent = read_train(message)
+        base, lacks = cache.complete(request.base, sent, verify=True)
         if lacks:
-            return train_reply(message, Reply(order.digest, lacks=lacks), local=True)
+            return train_reply(message, Reply(request.digest, lacks=lacks), local=True)
         name = str(context.node_config["partition-id"])
-        task, method, names = clients[int(name)], order.method, order.plan.trained
+        task, method, names = clients[int(name)], request.method, request.plan.trained
         model = parameters_in(base)
         mine = {key: value for key, value in kept.get(name, {}).items() if key.rpartition("/")[2] in names}
         own = method.start({n: model[n] for n in names}, by_namespace(mine))
         start = Start(model, names, by_namespace(base), own)
-        trained = local_steps(order, start, task, settings)
+        if method.evaluates_start():
+            start = replace(start, loss=task.loss(start.anchor, None), gradient=task.gradient(start.anchor))
+        trained, stepped = local_steps(request, start, task, settings)
         steps = torch.tensor(float(task.steps), dtype=torch.float64)
         done = method.finish(start, trained, steps, settings.lr)
-        kept[name] = flattened(done.own)
-        arrays = {n: trained[n] for n in order.plan.shared} | dict(done.model) | flattened(done.reply)
-        figures = {key: float(value) for key, value in done.figures.items()}
-        return train_reply(message, Reply(order.digest, task.examples, arrays, figures), local=True)
+        kept[name] = flattened(stepped) | flattened(done.client_state)
+        arrays = {n: trained[n] for n in request.plan.shared} | dict(done.model) | flattened(done.to_server)
+        figures = {key: float(value) for key, value in done.metrics.items()}
+        return train_reply(message, Reply(request.digest, task.examples, arrays, figures), local=True)
 
     return app
 
@@ -89,7 +112,7 @@ def run(cls, rounds, clients=TWO, *, lr=0.1, momentum=0.0, cohorts=None, kept=No
             return False, {}
 
     grid = InProcessGrid(make_app(clients, client, kept), len(clients), {"overrides": ""})
-    federation = Federation(Conversation(grid, ROLES, local=True), client=client)
+    federation = Federation(connect(grid, ROLES, local=True), client=client)
     if cohorts:
         federation.cohort = lambda names, number: cohorts[(number - 1) % len(cohorts)]
     strategy = cls(federation, cls.Settings(**settings).checked(rounds), hooks=[Hook()])

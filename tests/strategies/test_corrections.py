@@ -16,22 +16,22 @@ from torch.nn import functional
 
 from clients.fednova import accumulated
 from clients.moon import Moon
-from fedfrozen_app import registry
 from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.federated import load_corpus, share_out
-from fedfrozen_app.errors import UserError
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.local.algorithm import Start
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.models.task import Batch
 from strategies.fedavg import FedAvg
 from strategies.feddyn import FedDyn
 from strategies.fedfrozen import FedFrozen
 from strategies.fednova import FedNova
 from strategies.scaffold import Scaffold
+from tests.comparing import assert_alike
 from tests.conftest import SMALL, same_bits, slowly
-from tests.local.test_algorithms import assert_alike
-from tests.server.test_kills import killed_before_checkpoint
+from tests.resuming import killed_before_checkpoint
 from tests.strategies.quadratics import TWO, Quadratic, run, value
 
 THEN_ONE_ALONE = [["0", "1"], ["0"]]
@@ -46,13 +46,13 @@ def test_scaffold_by_hand():
     # Client 1: 0 → −0.2, c₁ = 0.2/0.1 = 2. w = (1·0.19 − 3·0.2)/4 = −0.1025, c = (−0.95 + 2)/2 = 0.525.
     one, kept = run(Scaffold, 1)
     assert value(one.model) == pytest.approx(-0.1025, **NEAR)
-    assert value(one.carried["c"]) == pytest.approx(0.525, **NEAR)
+    assert value(one.server_state["c"]) == pytest.approx(0.525, **NEAR)
     assert [value(kept[who], "c/head") for who in "01"] == pytest.approx([-0.95, 2.0], **NEAR)
     # Round 2, slope (w − 1) + 0.525 + 0.95 = w + 0.475: −0.1025 → −0.13975 → −0.173275.
     # c₀ = −0.95 − 0.525 + (−0.1025 + 0.173275)/0.2 = −1.121125, c = 0.525 + (−1.121125 + 0.95)/2 = 0.4394375.
     two, kept = run(Scaffold, 2, cohorts=THEN_ONE_ALONE)
     assert value(two.model) == pytest.approx(-0.173275, **NEAR)
-    assert value(two.carried["c"]) == pytest.approx(0.4394375, **NEAR)
+    assert value(two.server_state["c"]) == pytest.approx(0.4394375, **NEAR)
     assert [value(kept[who], "c/head") for who in "01"] == pytest.approx([-1.121125, 2.0], **NEAR)
 
 
@@ -145,8 +145,8 @@ def test_moon_without_a_previous_model_pulls_nowhere():
     start = Start(model, ("z",), {}, method.start(model, {}))
     here = {"z": torch.tensor([[2.0, 1.0], [0.0, 1.0]], dtype=torch.float64, requires_grad=True)}
     loss = method.loss(here, Batch({}, torch.zeros(2, dtype=torch.int64)), Seen(), start)
-    (slope,) = torch.autograd.grad(loss, here["z"])
-    assert float(loss.detach()) == pytest.approx(3 + 2 * math.log(2), **NEAR) and not slope.any()
+    (gradient,) = torch.autograd.grad(loss, here["z"])
+    assert float(loss.detach()) == pytest.approx(3 + 2 * math.log(2), **NEAR) and not gradient.any()
 
 
 # The references' formulas ---------------------------------------------------------------------------------
@@ -160,9 +160,9 @@ FOUR = (
 COHORTS = [["0", "2"], ["1", "2", "3"], ["0", "3"], ["0", "1", "2", "3"]]
 
 
-def descend(client, w, slope, rate=0.1):
+def descend(client, w, gradient, rate=0.1):
     for _ in range(client.steps):
-        w = w - rate * (client.a * (w - client.b) + slope(w))
+        w = w - rate * (client.a * (w - client.b) + gradient(w))
     return w
 
 
@@ -178,7 +178,9 @@ def test_scaffold_is_the_reference_s():
         w = np.mean([ends[i] for i in chosen])
     strategy, kept = run(Scaffold, 4, FOUR, cohorts=COHORTS)
     assert value(strategy.model) == pytest.approx(w, **NEAR)
-    assert value(strategy.carried["c"]) == pytest.approx(c, **NEAR) == pytest.approx(states.mean(), **NEAR)
+    assert (
+        value(strategy.server_state["c"]) == pytest.approx(c, **NEAR) == pytest.approx(states.mean(), **NEAR)
+    )
     assert [value(kept[str(i)], "c/head") for i in range(4)] == pytest.approx(states, **NEAR)
 
 
@@ -256,7 +258,7 @@ def test_a_client_that_lost_its_control_variate_starts_at_zero():
     def loses(strategy, row):
         if row["round"] == 2:
             kept.pop("0")
-            seen.update(w=value(strategy.model), c=value(strategy.carried["c"]))
+            seen.update(w=value(strategy.model), c=value(strategy.server_state["c"]))
 
     run(Scaffold, 3, cohorts=[["0"], ["0", "1"], ["0", "1"]], kept=kept, each=loses)  # and 1 came late
     w, c = seen["w"], seen["c"]
@@ -279,13 +281,13 @@ def test_a_client_that_lost_its_pull_starts_at_zero():
 
 
 def test_a_round_without_replies_changes_nothing(monkeypatch):
-    from fedfrozen_app.server import conversation
+    from fedfrozen_app.server import reply_check
 
-    real = conversation.problem_of
+    real = reply_check.problem_of
     monkeypatch.setattr(
-        conversation,
+        reply_check,
         "problem_of",
-        lambda reply, order, *more: "was lost" if order.round == 2 else real(reply, order, *more),
+        lambda reply, request, *more: "was lost" if request.round == 2 else real(reply, request, *more),
     )
     for cls in (Scaffold, FedDyn, FedNova):
         seen = {}
@@ -369,26 +371,26 @@ def test_moon_is_the_reference_s_with_a_real_model(train):
     ran = train(*words)
     config = read(resolved(compose_config([*SMALL, *words])))
     corpus = load_corpus(config)
-    resident = Resident(config, corpus, shares=share_out(corpus, config, 2))
+    worker = Worker(config, corpus, shares=share_out(corpus, config, 2))
     similarity = torch.nn.CosineSimilarity(dim=-1)
-    head = [module for module in resident.model.modules() if isinstance(module, torch.nn.Linear)][-1]
+    head = [module for module in worker.model.modules() if isinstance(module, torch.nn.Linear)][-1]
 
     def outputs(weights, inputs):
         read_by_head = []
         hook = head.register_forward_hook(lambda module, given, output: read_by_head.append(given[0]))
-        logits = functional_call(resident.model, weights, args=(), kwargs=inputs).logits
+        logits = functional_call(worker.model, weights, args=(), kwargs=inputs).logits
         hook.remove()
         return read_by_head[0], logits
 
-    model = {name: array.clone() for name, array in resident.initial().items()}
+    model = {name: array.clone() for name, array in worker.initial().items()}
     previous = {}
     for number in (1, 2):
         rate = 0.05 * (1.0 if number == 1 else 0.1)  # the cosine's beginning and end
         ends, sizes = [], []
         for who in "01":
-            index = resident.rows(who).train
-            inputs, labels = resident.take(index)
-            inputs = resident.task.prepare(inputs)
+            index = worker.rows(who).train
+            inputs, labels = worker.take(index)
+            inputs = worker.task.prepare(inputs)
             w = {name: array.clone().requires_grad_(True) for name, array in model.items()}
             for _ in range(2):
                 z, logits = outputs(w, inputs)
@@ -397,10 +399,10 @@ def test_moon_is_the_reference_s_with_a_real_model(train):
                     pairs = [similarity(z, outputs(m, inputs)[0]) for m in (model, previous[who])]
                     pairs = torch.cat([pair.reshape(-1, 1) for pair in pairs], dim=1) / 0.5
                     loss = loss + 3 * functional.cross_entropy(pairs, torch.zeros(len(labels)).long())
-                slopes = torch.autograd.grad(loss, list(w.values()))
+                gradients = torch.autograd.grad(loss, list(w.values()))
                 w = {
-                    name: (array - rate * slope).detach().requires_grad_(True)
-                    for (name, array), slope in zip(w.items(), slopes, strict=True)
+                    name: (array - rate * gradient).detach().requires_grad_(True)
+                    for (name, array), gradient in zip(w.items(), gradients, strict=True)
                 }
             previous[who] = {name: array.detach() for name, array in w.items()}
             ends.append(previous[who])

@@ -8,22 +8,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.config import compose_run
+from fedfrozen_app.core.app_folder import app_folder
 from fedfrozen_app.data.federated import load_corpus, server_only
-from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.flower.app_folder import app_folder
 from fedfrozen_app.local.client_state import keep_private, kept_arrays
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.run.federate import federate
 from fedfrozen_app.run.job import Job
-from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server.connection import connect
 from fedfrozen_app.server_app import gather
+from tests.comparing import is_key_bias
 from tests.conftest import SMALL, Run
-from tests.flower.test_runtimes import is_key_bias
 from tests.server.federation import deployed
-from tests.server.test_wire import forget_process, wired, write_sites
+from tests.server.wire import forget_process, wired, write_sites
 
 METHODS = {"scaffold": ("c", "carried/c/"), "feddyn": ("h", "strategy/")}
 
@@ -43,14 +43,14 @@ def nodes_in(folder, sites):
 
 def in_one_process(words, nodes, folder):
     """The same sites, their messages as bytes, without Flower's processes."""
-    resolved_config = resolved(compose_config(words))
-    config = read(resolved_config)
+    composed = compose_run(words)
+    config = composed.config
     corpus = load_corpus(config)
-    resident = Resident(config, corpus, shares=server_only(corpus, config))
+    worker = Worker(config, corpus, shares=server_only(corpus, config))
     forget_process()
-    conversation = Conversation(wired(words, nodes, num_clients=2), resident.roles, card=resident.card)
-    assert gather(conversation, config) is None
-    federate(Job(config, resolved_config, words, folder), conversation, resident)
+    connection = connect(wired(words, nodes, num_clients=2), worker.roles, data_spec=worker.data_spec)
+    assert gather(connection.membership, config) is None
+    federate(Job(composed, folder), connection, worker)
     return Run(folder)
 
 
@@ -105,14 +105,14 @@ def test_a_site_that_lost_its_arrays_is_told_and_begins_at_zero(tmp_path, caplog
     node = {"site": "north", "cache-dir": str(tmp_path / "cache")}
     context = wired(SMALL, [node], num_clients=1).contexts[1]
     weights = {"w": torch.ones(2)}
-    resident = SimpleNamespace(device=torch.device("cpu"), parameters=weights)
-    order = Order(3, Plan.full(weights), {}, name, settings)
+    worker = SimpleNamespace(device=torch.device("cpu"), parameters=weights)
+    request = TrainRequest(3, Plan.full(weights), {}, name, settings)
     keep_private(context, {f"{space}/w": torch.full((2,), 5.0)}, local=False)
     del context.state["private"]  # its process ended; its disk did not
-    assert kept_arrays(context, resident, order)[f"{space}/w"].tolist() == [5.0, 5.0]
-    assert "begin anew" not in caplog.text
+    assert kept_arrays(context, worker, request)[f"{space}/w"].tolist() == [5.0, 5.0]
+    assert "initialised again" not in caplog.text
     for path in (tmp_path / "cache").glob("private/*"):
         path.unlink()
-    kept = kept_arrays(context, resident, order)
-    assert kept == {} and "They begin anew" in caplog.text
-    assert order.method.start(weights, {})[space]["w"].tolist() == [0.0, 0.0]
+    kept = kept_arrays(context, worker, request)
+    assert kept == {} and "They are initialised again" in caplog.text
+    assert request.method.start(weights, {})[space]["w"].tolist() == [0.0, 0.0]

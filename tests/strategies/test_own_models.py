@@ -13,17 +13,16 @@ import torch
 from flwr.app import Context, RecordDict
 from safetensors.torch import load_file
 
-from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.core.app_folder import app_folder
 from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.flower.app_folder import app_folder
 from fedfrozen_app.local.client_state import keep_private, start_of
-from tests.app.test_invariants import resumed_and_whole
+from tests.comparing import assert_alike, is_key_bias
 from tests.conftest import SMALL, Run, same_bits
-from tests.flower.test_runtimes import is_key_bias
-from tests.local.test_algorithms import assert_alike
+from tests.resuming import resumed_and_whole
 from tests.server.federation import deployed
-from tests.server.test_wire import write_sites
+from tests.server.wire import write_sites
 from tests.strategies.by_hand import (  # noqa: F401
     BODY,
     EPOCHS,
@@ -98,8 +97,8 @@ def mixture(v, w, alpha):
 def apfl_round(v, alpha, w, x, y):
     """α once, on the first batch; then w and v side by side, v by the slope of the mixture's loss."""
     g = gradient(mixture(v, w, alpha), x, y)
-    slope = sum(((v[name] - w[name]) * g[name]).sum() for name in v)
-    alpha = float(np.clip(alpha - LR * slope, 0, 1))
+    rate_of_change = sum(((v[name] - w[name]) * g[name]).sum() for name in v)
+    alpha = float(np.clip(alpha - LR * rate_of_change, 0, 1))
     for _ in range(EPOCHS):
         for_w, for_v = gradient(w, x, y), gradient(mixture(v, w, alpha), x, y)
         v = {name: value - LR * alpha * for_v[name] for name, value in v.items()}
@@ -205,23 +204,28 @@ def test_a_site_that_lost_what_it_kept_is_told_and_begins_at_the_round_s_model(
     settings,
 ):
     known = hand(f"strategy={strategy}")
-    resident, names = known.resident, tuple(known.start)
-    order = Order(5, Plan.full(names), dict.fromkeys(names, ""), strategy, settings)
+    worker, names = known.worker, tuple(known.start)
+    request = TrainRequest(5, Plan.full(names), dict.fromkeys(names, ""), strategy, settings)
     base = {name: torch.from_numpy(value) + 1 for name, value in known.start.items()}  # the round's model
     context = Context(7, 1, {"site": "north", "cache-dir": str(tmp_path)}, RecordDict(), {})
     with caplog.at_level(logging.WARNING):
-        start = start_of(context, resident, order, base)
+        start = start_of(context, worker, request, base)
     assert "has kept nothing of its own from earlier rounds" in caplog.text
-    assert same_bits(dict(start.own["v"]), base)
+    assert same_bits(dict(start.client_state["v"]), base)
     if strategy == "apfl":
-        assert {float(value) for value in start.own["alpha"].values()} == {0.3}
+        assert {float(value) for value in start.client_state["alpha"].values()} == {0.3}
     # What is on its disk it goes on from, in another process too, and nothing is said.
-    own = {f"{space}/{name}": value + 2 for space in start.own for name, value in start.own[space].items()}
+    own = {
+        f"{space}/{name}": value + 2
+        for space in start.client_state
+        for name, value in start.client_state[space].items()
+    }
     keep_private(context, own, local=False)
     caplog.clear()
     fresh = Context(7, 1, dict(context.node_config), RecordDict(), {})
-    again = start_of(fresh, resident, order, base)
-    assert all(torch.equal(again.own["v"][name], base[name] + 2) for name in names) and not caplog.text
+    again = start_of(fresh, worker, request, base)
+    kept = again.client_state["v"]
+    assert all(torch.equal(kept[name], base[name] + 2) for name in names) and not caplog.text
 
 
 # FedBABU ---------------------------------------------------------------------------------------------------

@@ -15,37 +15,38 @@ from sklearn.datasets import load_digits
 from torch.nn import functional
 from transformers import ByT5Tokenizer, CLIPConfig, CLIPModel
 
-from fedfrozen_app import client_app
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.adapters.design import PromptDesign
+from fedfrozen_app.adapters.dual import DualEncoder
+from fedfrozen_app.adapters.dual_load import random_dual
+from fedfrozen_app.adapters.prompts import build_prompted
+from fedfrozen_app.config import compose_config, compose_run, read, resolved
+from fedfrozen_app.core.digests import raw_bytes
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.data.table import InputShape
-from fedfrozen_app.digests import raw_bytes
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.exchange.count import Traffic, bytes_by_role
-from fedfrozen_app.exchange.order import Order
 from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.flower.simulation import run_app
+from fedfrozen_app.handlers import train_handler
 from fedfrozen_app.local import cohort
-from fedfrozen_app.local import resident as residents
+from fedfrozen_app.local import worker_for as workers
+from fedfrozen_app.local.batches import batches
 from fedfrozen_app.local.client_state import keep_private, kept_arrays
 from fedfrozen_app.local.cohort import CohortRunner
-from fedfrozen_app.local.resident import Resident
-from fedfrozen_app.local.sequential import batches
-from fedfrozen_app.models.design import PromptDesign
-from fedfrozen_app.models.dual import DualEncoder, random_dual
-from fedfrozen_app.models.prompts import build_prompted
+from fedfrozen_app.local.worker import Worker, make_data_spec
 from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.run.federate import federate
 from fedfrozen_app.run.job import Job
-from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.runtimes.flower.simulation import run_app
+from fedfrozen_app.server.connection import connect
 from fedfrozen_app.server.federation import Federation
 from fedfrozen_app.server.prompt_learning import state_of
 from fedfrozen_app.sites.audit_log import read_audit
 from strategies.pfeddc import PFedDC
 from tests.conftest import Run, same_bits
-from tests.server.test_wire import forget_process, wired
+from tests.server.wire import forget_process, wired
 from tests.sites.inprocess import SiteGrid, with_prompts
 from tests.strategies.dual import CLIP, TEXT_TOKENS, TEXT_WIDTH, VISION_TOKENS, VISION_WIDTH, WORDS, flat
 from tests.strategies.watched import PROJECT, read_all, watch
@@ -53,10 +54,10 @@ from tests.strategies.watched import PROJECT, read_all, watch
 FLOATS = {"text": TEXT_TOKENS * TEXT_WIDTH, "vision": VISION_TOKENS * VISION_WIDTH}
 
 
-def residents_of(*words):
+def workers_of(*words):
     config = read(resolved(compose_config([*WORDS, *words])))
     corpus = load_corpus(config)
-    return Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))
+    return Worker(config, corpus, shares=share_out(corpus, config, config.num_clients))
 
 
 def prompts(run, tower, level="global"):
@@ -107,16 +108,16 @@ def test_prompts_for_a_clip_of_published_size_are_80_kib():
     shape = InputShape("image", ("dog", "horse"), channels=3, image_size=224)
     model = build_prompted(clip, PromptDesign(), shape=shape, seed=0)
     assert sum(value.numel() for value in clip.parameters()) > 149e6
-    strategy = PFedDC(Federation(Conversation(None, roles_of(model))))
+    strategy = PFedDC(Federation(connect(None, roles_of(model))))
     strategy.model = {n: p for n, p in model.named_parameters() if n not in model.frozen_names}
     strategy.digests.update(dict.fromkeys(strategy.model, ""))
-    order, traffic, roles = strategy.order(1, {}), Traffic(), strategy.federation.roles
-    traffic.sent(bytes_by_role({name: strategy.model[name] for name in order.base}, roles), 0)
-    traffic.received({name: strategy.model[name] for name in order.plan.shared}, "", roles)
+    request, traffic, roles = strategy.request(1, {}), Traffic(), strategy.federation.roles
+    traffic.sent(bytes_by_role({name: strategy.model[name] for name in request.base}, roles), 0)
+    traffic.received({name: strategy.model[name] for name in request.plan.shared}, "", roles)
     assert traffic.down == traffic.up == KIB_80 == 80 * 1024
     assert traffic.down_by_role == traffic.up_by_role == {"prompt": KIB_80}
     assert strategy.upload_bytes(1) == {"prompt": KIB_80}
-    kept = sum(strategy.model[name].numel() for name in order.plan.private)
+    kept = sum(strategy.model[name].numel() for name in request.plan.private)
     assert kept == 16 * 512 + 16 * 768 + 4 * (512**2 + 768**2)
 
 
@@ -156,14 +157,14 @@ def test_one_client_s_step_is_coop_s(train):
     words = ["strategy.prompts=global", "strategy.modalities=text", "num_clients=1", "partition=iid"]
     words += ["num_rounds=1", "client.local_steps=1", "client.momentum=0", "client.weight_decay=0"]
     run = train(*WORDS, *words, small=False)
-    resident = residents_of(*words)
-    clip = resident.model.backbone.model
-    start = resident.initial()["prompts.text.global"].clone().requires_grad_(True)  # (1, tokens, width)
-    (rows,) = batches(resident.rows("0").train, resident.config.client, 0, "0", 1)
-    pixels = resident.corpus.train.inputs["pixel_values"][rows]
-    labels = resident.corpus.train.labels[rows]
+    worker = workers_of(*words)
+    clip = worker.model.backbone.model
+    start = worker.initial()["prompts.text.global"].clone().requires_grad_(True)  # (1, tokens, width)
+    (rows,) = batches(worker.rows("0").train, worker.config.client, 0, "0", 1)
+    pixels = worker.corpus.train.inputs["pixel_values"][rows]
+    labels = worker.corpus.train.labels[rows]
 
-    names = [f"{name}." for name in resident.corpus.classes]
+    names = [f"{name}." for name in worker.corpus.classes]
     texts = []
     table = clip.text_model.embeddings
     for name in names:
@@ -174,7 +175,7 @@ def test_one_client_s_step_is_coop_s(train):
         hidden = clip.text_model.encoder(inputs_embeds=embedded, attention_mask=mask).last_hidden_state
         texts.append(clip.text_projection(clip.text_model.final_layer_norm(hidden)[0, -1]))
     images = clip.get_image_features(
-        pixel_values=resident.task.prepare({"pixel_values": pixels})["pixel_values"]
+        pixel_values=worker.task.prepare({"pixel_values": pixels})["pixel_values"]
     )
     images = getattr(images, "pooler_output", images)
     cosine = functional.normalize(images, dim=-1) @ functional.normalize(torch.stack(texts), dim=-1).T
@@ -186,13 +187,13 @@ def test_one_client_s_step_is_coop_s(train):
 
 def test_two_clients_global_prompts_are_averaged_by_rows(train, monkeypatch):
     sent = []
-    real = client_app.train_reply
+    real = train_handler.train_reply
 
     def watch(message, reply, *, local):
         sent.append((reply.examples, {name: value.clone() for name, value in reply.arrays.items()}))
         return real(message, reply, local=local)
 
-    monkeypatch.setattr(client_app, "train_reply", watch)
+    monkeypatch.setattr(train_handler, "train_reply", watch)
     run = train(*WORDS, "num_clients=2", "num_rounds=1", "personal=false", small=False)
     (n1, one), (n2, two) = sent
     assert n1 != n2 and set(one) == {"prompts.text.global", "prompts.vision.global"}
@@ -206,13 +207,13 @@ MISSES_FIVE = ["num_rounds=7", "participation=0.34", "client.local_steps=2", "se
 
 def test_a_client_that_misses_five_rounds_goes_on_with_the_newest_global_prompts(train, monkeypatch):
     began = {}
-    real = client_app.train_client
+    real = train_handler.train_client
 
-    def watch(resident, client, order, start, steps):
-        began[order.round, client] = {name: value.clone() for name, value in start.model.items()}
-        return real(resident, client, order, start, steps)
+    def watch(worker, client, request, start, steps):
+        began[request.round, client] = {name: value.clone() for name, value in start.model.items()}
+        return real(worker, client, request, start, steps)
 
-    monkeypatch.setattr(client_app, "train_client", watch)
+    monkeypatch.setattr(train_handler, "train_client", watch)
     run = train(*WORDS, *MISSES_FIVE, small=False)
     assert [row["clients"] for row in run.rows[1:]] == [["2"], ["0"], ["0"], ["0"], ["1"], ["1"], ["2"]]
     kept = [checkpoint.read(run.folder / "checkpoints" / str(n)).clients for n in range(1, 8)]
@@ -342,18 +343,18 @@ def test_only_prompts_and_fusion_are_stacked(train, monkeypatch):
     stacked = set()
 
     class Watched(cohort.Step):
-        def __init__(self, resident, layout, *args, **kwargs):
+        def __init__(self, worker, layout, *args, **kwargs):
             stacked.update(layout.names)
-            super().__init__(resident, layout, *args, **kwargs)
+            super().__init__(worker, layout, *args, **kwargs)
 
     monkeypatch.setattr(cohort, "Step", Watched)
     train(*WORDS, "runtime.runner=cohort", "num_rounds=1", small=False)
-    assert stacked == set(residents_of().exchanged) and len(stacked) == 4 + 8
+    assert stacked == set(workers_of().exchanged) and len(stacked) == 4 + 8
 
 
 @pytest.mark.parametrize("template", ["a {} or a {}", "a {} {here}", "{ a {}"])
 def test_a_template_is_read_as_it_is_written(template):
-    clip = residents_of("strategy.prompts=none", "num_rounds=0").model.backbone
+    clip = workers_of("strategy.prompts=none", "num_rounds=0").model.backbone
     texts = [template.replace("{}", name) for name in ("ice cream", "cup")]
     assert torch.equal(clip.words(("ice_cream", "cup"), 0, template).ids, clip.sentences(texts).ids)
 
@@ -366,9 +367,9 @@ def test_zero_shot_is_the_template_alone(train, monkeypatch):
     assert run.rows[0]["test_accuracy"] == run.summary["final_test_accuracy"]
     personal = run.summary["personal"]
     assert personal["global"] == personal["personal"] and "after" not in personal
-    resident = residents_of("strategy.prompts=none", "num_rounds=0")
-    clip, texts = resident.model.backbone, resident.model.text_features()
-    plain = clip.text(clip.sentences([f"a photo of a {name}." for name in resident.corpus.classes]))
+    worker = workers_of("strategy.prompts=none", "num_rounds=0")
+    clip, texts = worker.model.backbone, worker.model.text_features()
+    plain = clip.text(clip.sentences([f"a photo of a {name}." for name in worker.corpus.classes]))
     torch.testing.assert_close(texts, functional.normalize(plain, dim=-1))
 
 
@@ -403,10 +404,10 @@ def test_encoders_that_differ_are_refused(tmp_path):
     words = [word for word in WORDS if "model." not in word] + ["model=checkpoint"]
     servers = read(resolved(compose_config([*words, f"model.path={tmp_path}/0"])))
     corpus = load_corpus(servers)
-    card = residents.make_card(corpus, servers)
+    data_spec = make_data_spec(corpus, servers)
     own = read(resolved(compose_config([*words, f"model.path={tmp_path}/1"])))
-    with pytest.raises(residents.UserError, match="not the federation's"):
-        Resident(own, corpus, shares=share_out(corpus, own, 3), card=card)
+    with pytest.raises(workers.UserError, match="not the federation's"):
+        Worker(own, corpus, shares=share_out(corpus, own, 3), data_spec=data_spec)
 
 
 def test_towers_work_no_more_than_prompts_ask_for(monkeypatch, train):
@@ -431,16 +432,16 @@ def test_towers_work_no_more_than_prompts_ask_for(monkeypatch, train):
         "eval_every=9",
     ]
     run = train(*WORDS, *words, small=False)
-    rows = residents_of(*words)
+    rows = workers_of(*words)
     assert sum(read_pictures) == 2 * (len(rows.corpus.train) + len(rows.corpus.test))  # the run's, and these
     assert {count for _, count in read_texts} == {10}
     assert sum(learning for learning, _ in read_texts) == 2 * 3 * 2
     assert run.rows[-1]["clients_failed"] == 0
 
 
-def test_a_resident_with_prompts_serves_one_run():
+def test_a_worker_with_prompts_serves_one_run():
     """Another seed means other fresh prompts to measure from, and here also other encoders."""
-    assert not residents_of().can_switch_to(read(resolved(compose_config([*WORDS, "seed=1"]))))
+    assert not workers_of().can_switch_to(read(resolved(compose_config([*WORDS, "seed=1"]))))
 
 
 @pytest.mark.parametrize(
@@ -476,15 +477,15 @@ def test_a_site_s_private_arrays_are_on_its_disk(tmp_path):
     grid = wired(words, [node], num_clients=1)
     context = grid.contexts[1]
     forget_process()
-    resident = residents_of("num_clients=1", "partition=iid")
-    names = tuple(n for n in resident.exchanged if not n.endswith(".global"))
-    order = Order(1, Plan((), (), names), {})
-    first = kept_arrays(context, resident, order)
+    worker = workers_of("num_clients=1", "partition=iid")
+    names = tuple(n for n in worker.exchanged if not n.endswith(".global"))
+    request = TrainRequest(1, Plan((), (), names), {})
+    first = kept_arrays(context, worker, request)
     changed = {name: value + 1 for name, value in first.items()}
     keep_private(context, changed, local=False)
     assert same_bits(to_tensors(context.state["private"]), changed)
     del context.state["private"]  # a new process: Flower's state is gone
-    assert same_bits(kept_arrays(context, resident, order), changed)
+    assert same_bits(kept_arrays(context, worker, request), changed)
 
 
 def test_private_arrays_go_on_where_the_model_is():
@@ -493,7 +494,7 @@ def test_private_arrays_go_on_where_the_model_is():
     context = wired(WORDS, [{"partition-id": 0}], num_clients=1).contexts[1]
     context.state["private"] = to_record(own, local=True)
     elsewhere = SimpleNamespace(device=torch.device("meta"))
-    (found,) = kept_arrays(context, elsewhere, Order(1, Plan((), (), tuple(own)), {})).values()
+    (found,) = kept_arrays(context, elsewhere, TrainRequest(1, Plan((), (), tuple(own)), {})).values()
     assert found.device == elsewhere.device
 
 
@@ -530,15 +531,13 @@ def test_no_message_in_process_holds_a_private_array(train, tmp_path, monkeypatc
 def test_no_message_between_processes_holds_a_private_array(tmp_path, monkeypatch):
     """Arrays as bytes and the real ClientApp, as Flower's nodes run it."""
     watch(tmp_path, monkeypatch.setattr)
-    words = [*WORDS, "personal=true", f"runtime.cache_dir={tmp_path}/cache"]
+    words = [*WORDS, "personal=true", f"++runtime.cache_dir={tmp_path}/cache"]
     grid = wired(words, [{"partition-id": number, "num-partitions": 3} for number in range(3)])
     forget_process()
-    resolved_config = resolved(compose_config(words))
-    resident = residents_of()
-    conversation = Conversation(grid, resident.roles, card=resident.card)
-    summary = federate(
-        Job(read(resolved_config), resolved_config, words, tmp_path / "run"), conversation, resident
-    )
+    composed = compose_run(words)
+    worker = workers_of()
+    connection = connect(grid, worker.roles, data_spec=worker.data_spec)
+    summary = federate(Job(composed, tmp_path / "run"), connection, worker)
     assert summary["clients_failed"] == 0 and summary["personal"]["personal"]["mean"] > 0
     nothing_private_in(tmp_path)
 
@@ -557,7 +556,8 @@ def test_no_message_of_a_deployed_site_holds_a_private_array(sites, tmp_path, mo
     nothing_private_in(tmp_path)
     kept = {content for _, content in read_all(tmp_path / "kept")}
     for name in sites.names:
-        arrays = load_file(sites.kit(name).var / "state" / "test" / "2" / "private.safetensors")
+        (path,) = (sites.kit(name).var / "state" / "test").glob("*/2/private.safetensors")
+        arrays = load_file(path)
         assert len(arrays) == 10 and all(raw_bytes(value) in kept for value in arrays.values())
 
 
@@ -580,8 +580,9 @@ def test_a_site_s_private_arrays_outlive_its_processes_and_a_round_asked_for_twi
     broken = sites.train(*words, "run_id=broken", folder="broken", resume=True)
     assert same_bits(whole.model, broken.model)
     for name in sites.names:
-        one, other = (sites.kit(name).var / "state" / run / "4" for run in ("whole", "broken"))
-        assert (one / "private.safetensors").read_bytes() == (other / "private.safetensors").read_bytes()
+        state = sites.kit(name).var / "state"
+        (one,), (other,) = ((state / run).glob("*/4/private.safetensors") for run in ("whole", "broken"))
+        assert one.read_bytes() == other.read_bytes()
 
 
 def test_a_deployed_site_takes_part_in_promptfl_with_fedprox(sites):

@@ -13,19 +13,19 @@ from torch.nn import functional
 
 from clients.pfedmoap import Gate
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.client_app import incomplete
 from fedfrozen_app.commands.forecast import forecast
 from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.errors import RunFailed
-from fedfrozen_app.exchange.order import Order
+from fedfrozen_app.core.errors import RunFailed
 from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.files import checkpoint
+from fedfrozen_app.handlers.request_check import incomplete
 from fedfrozen_app.sites.audit_log import read_audit
-from tests.conftest import resident_of, same_bits
-from tests.server.test_wire import run_wired
+from tests.conftest import same_bits, worker_of
+from tests.server.wire import run_wired
 from tests.sites.inprocess import SiteGrid, with_prompts
 from tests.strategies.dual import TEXT_TOKENS, TEXT_WIDTH
-from tests.strategies.test_prompt_methods import BY_HAND, COMMON, LR, ByHand
+from tests.strategies.prompts_by_hand import BY_HAND, COMMON, LR, ByHand
 
 CONTEXT = "prompts.text.global"
 GATE = [f"fusion.text.{part}.weight" for part in ("query", "key", "value", "output")]
@@ -59,9 +59,9 @@ def gated_scores(images, texts, gate):
 class Federation:
     """The whole method on paper: pool, neighbours, gates, and what each client holds already."""
 
-    def __init__(self, resident, experts):
-        self.hand, self.experts, self.resident = ByHand(resident), experts, resident
-        start = resident.initial()
+    def __init__(self, worker, experts):
+        self.hand, self.experts, self.worker = ByHand(worker), experts, worker
+        start = worker.initial()
         self.context = start[CONTEXT]
         self.first_gate = [start[name] for name in GATE]
         self.pool, self.gates, self.given, self.holds = {}, {}, {}, {}
@@ -116,7 +116,7 @@ def test_rounds_by_hand(train, experts, runner):
     """Two of three clients a round, so that some are there for the first time while others have experts."""
     words = [*MOAP, *BY_HAND, "num_rounds=4", f"strategy.experts={experts}"]
     run = train(*words, f"runtime.runner={runner}", small=False)
-    paper = Federation(resident_of(*words), experts)
+    paper = Federation(worker_of(*words), experts)
     for row in run.rows[1:]:
         assert len(row["clients"]) == 2 and row["clients_failed"] == 0
         arrays = paper.round(row["round"], row["clients"])
@@ -144,7 +144,7 @@ def test_the_first_round_is_promptfl_s_to_the_bit(train):
     plain = train(*promptfl, *COMMON, *BY_HAND, folder="plain", small=False)
     moap = train(*MOAP, *BY_HAND, folder="moap", small=False)
     assert torch.equal(moap.model[CONTEXT], plain.model[CONTEXT])
-    start = resident_of(*MOAP).initial()
+    start = worker_of(*MOAP).initial()
     for kept in checkpoint.newest(moap.folder).clients.values():
         assert all(torch.equal(kept[name], start[name]) for name in GATE)
 
@@ -216,14 +216,14 @@ def test_the_forecast_is_what_everybody_s_rounds_send(train):
 
 
 def test_what_a_client_trains_for_itself_no_order_may_set():
-    resident = resident_of(*MOAP)
+    worker = worker_of(*MOAP)
     trained = (CONTEXT, *GATE)
-    private = tuple(name for name in resident.exchanged if name != CONTEXT)
+    private = tuple(name for name in worker.exchanged if name != CONTEXT)
     plan = Plan(trained, (CONTEXT,), private)
-    allowed = Order(2, plan, {CONTEXT: "", "prompts.text.expert1": ""})
-    assert incomplete(resident, allowed) == ""
-    taken = Order(2, plan, {CONTEXT: "", GATE[0]: ""})
-    assert incomplete(resident, taken).endswith(f"{GATE[0]} is to be, which the client trains for itself")
+    allowed = TrainRequest(2, plan, {CONTEXT: "", "prompts.text.expert1": ""})
+    assert incomplete(worker, allowed) == ""
+    taken = TrainRequest(2, plan, {CONTEXT: "", GATE[0]: ""})
+    assert incomplete(worker, taken).endswith(f"{GATE[0]} is to be, which the client trains for itself")
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,8 @@ def sites(tmp_path, monkeypatch):
 
 
 def kept_at(sites, name, number):
-    return load_file(sites.kit(name).var / "state" / "test" / str(number) / "private.safetensors")
+    (path,) = (sites.kit(name).var / "state" / "test").glob(f"*/{number}/private.safetensors")
+    return load_file(path)
 
 
 def test_sites_keep_their_gates_and_are_given_each_other_s_contexts(sites):
@@ -282,12 +283,12 @@ def test_sites_keep_their_gates_and_are_given_each_other_s_contexts(sites):
 
 def test_a_site_refuses_an_order_that_sets_its_gate(sites):
     class Sets(SiteGrid):
-        def _answer(self, message):
+        def run_client(self, message):
             if message.metadata.message_type == "train":
-                order = json.loads(str(message.content["order"]["json"]))
-                order["base"][GATE[0]] = "0" * 64
-                message.content["order"] = ConfigRecord({"json": json.dumps(order)})
-            return super()._answer(message)
+                request = json.loads(str(message.content["order"]["json"]))
+                request["base"][GATE[0]] = "0" * 64
+                message.content["order"] = ConfigRecord({"json": json.dumps(request)})
+            return super().run_client(message)
 
     with pytest.raises(RunFailed):
         sites.train("num_rounds=1", "personal=false", make_grid=Sets)

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from fedfrozen_app.commands.show_plan import plan as show_plan
-from fedfrozen_app.errors import UserError
-from tests.app.test_invariants import resumed_and_whole
+from fedfrozen_app.core.errors import UserError
+from tests.comparing import assert_alike
 from tests.conftest import same_bits, slowly
-from tests.local.test_algorithms import assert_alike
+from tests.resuming import resumed_and_whole
 from tests.strategies.by_hand import (  # noqa: F401
     BODY,
     HEAD,

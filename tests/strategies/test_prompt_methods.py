@@ -12,64 +12,22 @@ from torch.nn import functional
 
 from clients.fedotp import partial_plan
 from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.adapters.dual import DualEncoder
 from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.federated import load_corpus, share_out
-from fedfrozen_app.errors import UserError
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.local.sequential import batches
-from fedfrozen_app.models.dual import DualEncoder
-from tests.conftest import resident_of, same_bits
-from tests.models.test_prompts import clip, dinov2_bert
-from tests.strategies.dual import TEXT_TOKENS, TEXT_WIDTH, WORDS
+from fedfrozen_app.local.model_evaluation import evaluate_novel, evaluate_test
+from tests.adapters.dual_encoders import clip, dinov2_bert
+from tests.conftest import same_bits, worker_of
+from tests.strategies.dual import TEXT_TOKENS, TEXT_WIDTH
+from tests.strategies.prompts_by_hand import BY_HAND, COMMON, LR, ByHand
 
-LR = 0.1
-TEXT = [word for word in WORDS if not word.startswith(("strategy", "num_clients"))]
-COMMON = [*TEXT, f"strategy.text_tokens={TEXT_TOKENS}", "model.dtype=float64", "num_clients=3"]
 PGP = ["strategy=fedpgp", *COMMON, "strategy.rank=2"]
 OTP = ["strategy=fedotp", *COMMON]
 BOTH = [pytest.param(PGP, id="fedpgp", marks=pytest.mark.slow), pytest.param(OTP, id="fedotp")]
 METHODS = pytest.mark.parametrize("words", BOTH)
-# One full batch and one step of plain gradient descent; with this seed two of three clients take part.
-BY_HAND = ["num_rounds=1", "participation=0.67", "client.local_epochs=1", "client.batch_size=1000"]
 BY_HAND += ["client.momentum=0", "client.weight_decay=0", f"client.lr={LR}", "dataset.client_validation=0"]
-
-
-class ByHand:
-    """The frozen CLIP's own parts, and nothing of ours."""
-
-    def __init__(self, resident):
-        self.resident, self.clip = resident, resident.model.backbone.model
-        self.classes = resident.corpus.classes
-
-    def texts(self, context=None):
-        """(classes, width): each class read alone, so that nothing is padded."""
-        found, tower = [], self.clip.text_model
-        for name in self.classes:
-            text = f"{name}." if context is not None else f"a photo of a {name}."
-            ids = torch.tensor([*(byte + 3 for byte in text.encode()), 1])  # ByT5: bytes from 3 on, 1 ends
-            read = tower.embeddings.token_embedding(ids)
-            read = read if context is None else torch.cat([context, read])
-            read = (read + tower.embeddings.position_embedding.weight[: len(read)]).unsqueeze(0)
-            mask = torch.full((read.shape[1],) * 2, -torch.inf, dtype=torch.float64).triu(1)[None, None]
-            hidden = tower.encoder(inputs_embeds=read, attention_mask=mask).last_hidden_state
-            found.append(self.clip.text_projection(tower.final_layer_norm(hidden)[0, -1]))
-        return functional.normalize(torch.stack(found), dim=-1)
-
-    def batch(self, client):
-        (rows,) = batches(self.resident.rows(client).train, self.resident.config.client, 0, client, 1)
-        table = self.resident.corpus.train
-        pixels = self.resident.task.prepare({"pixel_values": table.inputs["pixel_values"][rows]})
-        return pixels["pixel_values"], table.labels[rows]
-
-    def hidden(self, pixels):
-        """(batch, 1 + patches, projected width), each of length 1."""
-        tower = self.resident.model.backbone._vision
-        states = tower.post_layernorm(tower(pixel_values=pixels).last_hidden_state)
-        return functional.normalize(self.clip.visual_projection(states), dim=-1)
-
-    @property
-    def scale(self):
-        return self.clip.logit_scale.exp()
 
 
 def averaged(run, stepped, name):
@@ -84,16 +42,16 @@ def two_of_three(train, words):
     run = train(*words, small=False)
     cohort = run.rows[1]["clients"]
     assert len(cohort) == 2 and run.rows[1]["clients_failed"] == 0
-    return run, cohort, resident_of(*words)
+    return run, cohort, worker_of(*words)
 
 
 def test_fedpgp_by_hand(train):
     """p = p_G + UV; cross-entropy + μ · mean −log(e^(a/τ)/(e^(a/τ) + e^(b/τ))), one step for two of three."""
     words = [*PGP, *BY_HAND, "strategy.mu=0.7", "strategy.temperature=0.3"]
-    run, cohort, resident = two_of_three(train, words)
-    hand, stepped = ByHand(resident), {}
+    run, cohort, worker = two_of_three(train, words)
+    hand, stepped = ByHand(worker), {}
     for client in cohort:
-        start = {name: value.clone().requires_grad_(True) for name, value in resident.initial().items()}
+        start = {name: value.clone().requires_grad_(True) for name, value in worker.initial().items()}
         shared, u, v = (start[f"prompts.text.{part}"][0] for part in ("global", "u", "v"))
         own, common, plain = hand.texts(shared + u @ v), hand.texts(shared), hand.texts()
         pixels, labels = hand.batch(client)
@@ -131,10 +89,10 @@ def scaled_by_hand(similarity, mass, epsilon, iterations):
 def test_fedotp_by_hand(train):
     """Scores are exp(s) Σ T ⊙ S with T held; one step of two of three clients."""
     words = [*OTP, *BY_HAND, "strategy.mass=0.6", "strategy.epsilon=0.2", "strategy.iterations=7"]
-    run, cohort, resident = two_of_three(train, words)
-    hand, stepped = ByHand(resident), {}
+    run, cohort, worker = two_of_three(train, words)
+    hand, stepped = ByHand(worker), {}
     for client in cohort:
-        start = {name: value.clone().requires_grad_(True) for name, value in resident.initial().items()}
+        start = {name: value.clone().requires_grad_(True) for name, value in worker.initial().items()}
         texts = torch.stack([hand.texts(start[f"prompts.text.{part}"][0]) for part in ("global", "local")])
         pixels, labels = hand.batch(client)
         patches = hand.hidden(pixels)[:, 1:]
@@ -304,18 +262,18 @@ def test_all_prompt_methods_are_judged_on_base_and_novel(train, name):
 
 
 def test_a_model_reads_other_classes_and_then_its_own_again():
-    resident = resident_of(*PGP, *NOVEL)
-    before = resident.evaluate_test()
-    novel = resident.corpus.novel
+    worker = worker_of(*PGP, *NOVEL)
+    before = evaluate_test(worker)
+    novel = worker.corpus.novel
     # By hand: the same context before the other names.
-    hand = ByHand(resident)
+    hand = ByHand(worker)
     hand.classes = novel.classes
-    start = {name: value[0] for name, value in resident.initial().items()}
+    start = {name: value[0] for name, value in worker.initial().items()}
     texts = hand.texts(start["prompts.text.global"] + start["prompts.text.u"] @ start["prompts.text.v"])
-    images = resident._novel.inputs["image_features"]
+    images = worker.data.novel_table.inputs["image_features"]
     right = ((images @ texts.T).argmax(dim=1) == novel.test.labels).double().mean()
-    assert resident.evaluate_novel()["accuracy"] == pytest.approx(float(right))
-    assert resident.evaluate_test() == before
+    assert evaluate_novel(worker)["accuracy"] == pytest.approx(float(right))
+    assert evaluate_test(worker) == before
 
 
 @pytest.mark.parametrize(

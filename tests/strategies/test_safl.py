@@ -4,24 +4,26 @@ import pytest
 import torch
 import transformers
 
-from fedfrozen_app import client_app, registry
 from fedfrozen_app.config import AggregationConfig, compose_config, read, resolved
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.sources.synthetic import word_tokenizer
-from fedfrozen_app.errors import UserError
 from fedfrozen_app.exchange.arrays import to_tensors
 from fedfrozen_app.exchange.check import problem_of
 from fedfrozen_app.exchange.choice import top_k
 from fedfrozen_app.exchange.messages import Reply
-from fedfrozen_app.exchange.order import NamedSettings, Order, read_order
 from fedfrozen_app.exchange.plan import layers_of
-from fedfrozen_app.models.roles import Role, is_embedding, roles_of
+from fedfrozen_app.exchange.role import Role, is_embedding
+from fedfrozen_app.exchange.train_request import NamedSettings, TrainRequest, read_train_request
+from fedfrozen_app.handlers import train_handler
+from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.server.aggregate import RunningMean
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
-from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.server.connection import connect
 from fedfrozen_app.server.optimizer import NoOptimizer
 from strategies.safl import SAFL, Settings
 from tests.conftest import same_bits
-from tests.server.test_wire import run_wired
+from tests.server.wire import run_wired
 
 LAYERS = 4
 DIGITS = [
@@ -44,14 +46,14 @@ def a_model(layers=3):
 
 
 def strategy(model, roles, **settings):
-    made = SAFL(Federation(Conversation(None, roles)), Settings(**settings))  # type: ignore[arg-type]
+    made = SAFL(Federation(connect(None, roles)), Settings(**settings))  # type: ignore[arg-type]
     made.model = model
     return made
 
 
 def test_robust_aggregation_needs_the_same_layers_from_all():
     _, roles = a_model()
-    median = Federation(Conversation(None, roles), aggregation=AggregationConfig("median"))  # type: ignore[arg-type]
+    median = Federation(connect(None, roles), aggregation=AggregationConfig("median"))  # type: ignore[arg-type]
     for settings in (Settings(), Settings(select="fixed", zero_fill=True)):
         with pytest.raises(UserError, match="aggregation=median compares"):
             SAFL(median, settings)
@@ -82,13 +84,13 @@ def test_two_clients_with_overlapping_layers():
 
 def test_the_plan_and_what_one_client_sends():
     safl = strategy(*a_model(), top_k=1)
-    order = Order(1, safl.plan(1), {}, choice=safl.order(1, {}).choice, codec=("keep", 0.5))
-    assert order.plan.shared == ("0.query", "0.mlp", "1.query", "1.mlp", "2.query", "2.mlp", "norm", "head")
-    assert read_order(order.json) == order
+    request = TrainRequest(1, safl.plan(1), {}, choice=safl.request(1, {}).choice, codec=("keep", 0.5))
+    assert request.plan.shared == ("0.query", "0.mlp", "1.query", "1.mlp", "2.query", "2.mlp", "norm", "head")
+    assert read_train_request(request.json) == request
     assert safl.client_plan(1).shared == ("2.query", "2.mlp", "norm", "head")
     assert safl.upload_bytes(1) == {"query": 8, "mlp": 8, "norm": 8, "head": 8}
     none = strategy(*a_model(), select="none")
-    assert none.plan(1).trained == ("norm", "head") and none.order(1, {}).choice is None
+    assert none.plan(1).trained == ("norm", "head") and none.request(1, {}).choice is None
     named = strategy(*a_model(), select="fixed", top_k=2, layers=[0, 2])
     assert layers_of(named.plan(1).trained, named.federation.roles) == [0, 2]
     last = strategy(*a_model(), select="fixed", top_k=2)
@@ -103,18 +105,18 @@ def test_the_plan_and_what_one_client_sends():
 def test_replies_that_are_no_choice_of_layers_are_set_aside():
     model, roles = a_model()
     safl = strategy(model, roles, top_k=2)
-    order = Order(1, safl.plan(1), {}, choice=safl.order(1, {}).choice)
+    request = TrainRequest(1, safl.plan(1), {}, choice=safl.request(1, {}).choice)
 
     def problem(*names):
         arrays = {name: model.get(name, torch.zeros(1)) for name in names}
-        return problem_of(Reply(order.digest, 1, arrays), order, model, roles)
+        return problem_of(Reply(request.digest, 1, arrays), request, model, roles)
 
     rest = ("norm", "head")
     assert problem("0.query", "0.mlp", "2.query", "2.mlp", *rest) is None
     assert "lacks 2.mlp" in problem("0.query", "0.mlp", "2.query", *rest)
     assert "lacks head" in problem("0.query", "0.mlp", "2.query", "2.mlp", "norm")
     assert "chose 1 layers where 2" in problem("0.query", "0.mlp", *rest)
-    assert "chose 3 layers where 2" in problem(*order.plan.shared)
+    assert "chose 3 layers where 2" in problem(*request.plan.shared)
     assert "holds embed" in problem("embed", "0.query", "0.mlp", "2.query", "2.mlp", *rest)
 
 
@@ -148,13 +150,13 @@ def test_only_chosen_layers_move_and_travel(train):
 
 def test_scores_by_head_stay_with_the_client_and_say_what_it_chose(train, monkeypatch):
     seen = {}
-    resident_for = client_app.resident_for
+    worker_for = train_handler.worker_for
 
     def watch(context):
         seen[str(context.node_config["partition-id"])] = context
-        return resident_for(context)
+        return worker_for(context)
 
-    monkeypatch.setattr(client_app, "resident_for", watch)
+    monkeypatch.setattr(train_handler, "worker_for", watch)
     run = train(*DIGITS, "strategy.top_k=2", "num_rounds=1")
     for client, layers in run.rows[-1]["selection"].items():
         scores = to_tensors(seen[client].state["scores"])["heads"]
@@ -303,5 +305,5 @@ def test_llama_1b_sends_what_the_paper_says():
 
 def test_selection_travels_only_where_there_is_one():
     safl = strategy(*a_model())
-    assert "selection" in Order(1, safl.plan(1), {}, choice=NamedSettings("random", {"top_k": 1})).json
-    assert "selection" not in Order(1, safl.plan(1), {}).json
+    assert "selection" in TrainRequest(1, safl.plan(1), {}, choice=NamedSettings("random", {"top_k": 1})).json
+    assert "selection" not in TrainRequest(1, safl.plan(1), {}).json

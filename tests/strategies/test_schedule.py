@@ -5,13 +5,13 @@ import torch
 
 from fedfrozen_app.commands.show_plan import plan as show_plan
 from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.models.roles import Role
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.exchange.role import Role
 from fedfrozen_app.models.select import selected
 from strategies.schedule import Scheduled, Stage
-from tests.app.test_invariants import resumed_and_whole
 from tests.conftest import same_bits
-from tests.server.test_rounds import MEAN, ROLES, run
+from tests.resuming import resumed_and_whole
+from tests.server.adding_clients import MEAN, ROLES, run
 from tests.strategies.by_hand import BODY, HEAD, assert_same, descend, hand, mean  # noqa: F401
 
 TWO_LAYERS = {

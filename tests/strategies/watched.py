@@ -16,12 +16,13 @@ from flwr.common.serde import recorddict_to_proto
 from flwr.serverapp import ServerApp
 
 from fedfrozen_app import client_app, server_app
-from fedfrozen_app.digests import raw_bytes
+from fedfrozen_app.core.digests import raw_bytes
 from fedfrozen_app.exchange.arrays import to_tensors
 from fedfrozen_app.exchange.messages import BlockRecord
-from fedfrozen_app.inprocess import grid as grids
+from fedfrozen_app.handlers import train_handler
 from fedfrozen_app.local.client_state import keep_private
-from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.runtimes.inprocess import cohort_grid as grids
+from fedfrozen_app.server.transport import Transport
 
 PROJECT = """
 [project]
@@ -73,21 +74,21 @@ def read_all(folder: Path) -> list[tuple[Any, bytes]]:
 
 def watch(folder: Path, replace: Callable[[Any, str, Any], None]) -> None:
     """`replace(object, name, value)`: `setattr`, or a test's monkeypatch."""
-    push, pull = Conversation._push, Conversation._pull
+    send, receive = Transport.send, Transport.receive
 
-    def watched_push(conversation, messages):
+    def watched_send(transport, messages):
         for message in messages:
             write_message(folder, message)
-        return push(conversation, messages)
+        return send(transport, messages)
 
-    def watched_pull(conversation, message_id, deadline):
-        message = pull(conversation, message_id, deadline)
+    def watched_receive(transport, message_id, deadline):
+        message = receive(transport, message_id, deadline)
         if message is not None:
             write_message(folder, message)
         return message
 
-    replace(Conversation, "_push", watched_push)
-    replace(Conversation, "_pull", watched_pull)
+    replace(Transport, "send", watched_send)
+    replace(Transport, "receive", watched_receive)
     watch_keeping(folder, replace)
 
 
@@ -97,7 +98,7 @@ def watch_keeping(folder: Path, replace: Callable[[Any, str, Any], None]) -> Non
             write(folder / "kept", name, raw_bytes(value))
         keep_private(context, arrays, local=local)
 
-    for module in (client_app, grids):
+    for module in (train_handler, grids):
         replace(module, "keep_private", watched_keep)
 
 

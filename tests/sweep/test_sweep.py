@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.config import compose_config, resolved
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files import status
 from fedfrozen_app.files.status import SweepFailed
 from fedfrozen_app.report import output
@@ -158,7 +158,7 @@ def test_an_interrupted_sweep_goes_on_by_the_same_command(quick, monkeypatch, ca
 
     monkeypatch.setattr(ShowProgress, "after_round", interrupt)
     assert command(words) == 130
-    assert "Interrupted with 1 run complete: the same command goes on." in capsys.readouterr().err
+    assert "Interrupted with 1 run complete: the same command continues." in capsys.readouterr().err
     (sweep,) = (quick / "outputs" / "sweeps").iterdir()
     assert states(sweep) == {"0": "complete", "1": "interrupted"}
     before = written(sweep)["0"]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.theory.attention_loss import FEATURE_MAPS, Data, attend, gradients, loss, moments
 from fedfrozen_app.theory.descent import freeze, measure, moments_along, objective, walk
 from fedfrozen_app.theory.problem import Setting, make

@@ -9,9 +9,9 @@ import torch
 from rich.console import Console
 
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.conf_files import conf_dir
+from fedfrozen_app.core.conf_files import conf_dir
 from fedfrozen_app.theory import descent
-from fedfrozen_app.theory.accuracy import judge
+from fedfrozen_app.theory.accuracy import evaluate
 from fedfrozen_app.theory.command import SEEDS, read
 from fedfrozen_app.theory.descent import explore, freeze, objective, split, walk
 from fedfrozen_app.theory.figures import accuracies
@@ -22,7 +22,7 @@ from fedfrozen_app.theory.studies import (
     TABLE_WARMUPS,
     band,
     check_table,
-    judge_auto,
+    evaluate_auto,
     table_settings,
 )
 
@@ -79,7 +79,7 @@ def test_the_whole_table_and_auto():
     outcomes = explore(table_settings().values(), range(SEEDS["table"]))
     check = check_table(outcomes)
     assert check.passed and check.compared > 60, check.wrong
-    for verdict in judge_auto(outcomes):
+    for verdict in evaluate_auto(outcomes):
         assert verdict.passed, verdict
 
 
@@ -165,7 +165,7 @@ def test_the_verdict_on_accuracies_by_hand():
         )
         for seed, score in [(n, first) for n in range(5)] + [(n, later) for n in range(5, 10)]
     ]
-    (verdict,) = judge(cells)
+    (verdict,) = evaluate(cells)
     assert verdict.best == "50 %"  # by seeds 0 to 4, whatever the others say
     assert verdict.regret == pytest.approx(1.0) and verdict.behind_never == pytest.approx(3.0)
     assert not verdict.passed and verdict.stops == [7] * 10

@@ -2,7 +2,7 @@
 
 T1<TAB>Medication 104 113<TAB>ibuprofen        spans in pieces (10 14;20 25) are left out, and counted
 
-Tools differ in whether \\r\\n counts as one character or as two; the words beside the spans tell which it is.
+Tools differ in whether \\r\\n counts as one character or as two; the words beside the spans show which it is.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import logging
 import re
 from pathlib import Path
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.sources.entities import Sentences, document_of, found_in_files, tag_spans
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, lines_of, read_utf8, reads
-from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)
 ENTITY = re.compile(r"T\d+\t(\S+) ([\d ;]+)\t(.*)")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.sources.labels import OUTSIDE
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Rows, existing, word_in_name
-from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ class Sentences:
     tags: list[list[str]] = field(default_factory=list)
     documents: list[str] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)  # the institution, where the files say one
+    sources: list[str] = field(default_factory=list)  # the institution, where the files name one
 
     def add(
         self, words: Sequence[str], tags: Sequence[str], document: str, origin: str, source: str = ""
@@ -32,6 +32,13 @@ class Sentences:
         self.documents.append(document)
         self.origins.append(origin)
         self.sources.append(source)
+
+    def extend(self, more: Sentences) -> None:
+        self.words += more.words
+        self.tags += more.tags
+        self.documents += more.documents
+        self.origins += more.origins
+        self.sources += more.sources
 
     def rows(self) -> Rows:
         columns = {"document": self.documents}
@@ -52,7 +59,7 @@ def iob2(tags: Sequence[str]) -> list[str]:
 def tag_spans(count: int, spans: Sequence[tuple[int, int, str]]) -> tuple[list[str], int]:
     """BIO tags for `count` words from spans (first, last, type); where two overlap the longer one stays.
 
-    Also says how many were dropped.
+    Also returns how many were dropped.
     """
     tags, dropped = [OUTSIDE] * count, 0
     for first, last, kind in sorted(spans, key=lambda span: (span[0] - span[1], span[0])):

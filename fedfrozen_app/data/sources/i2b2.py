@@ -12,9 +12,9 @@ import logging
 import re
 from pathlib import Path
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.sources.entities import Sentences, found_in_files, tag_spans
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, existing, lines_of, reads
-from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)
 CONCEPT = re.compile(r'c="(.*)" (\d+):(\d+) (\d+):(\d+)\|\|t="([^"]+)"')

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Rows, existing, first_line
-from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -33,7 +33,8 @@ def read_images(spec: DatasetSpec) -> Found:
         if (root / spec.test_split).is_dir():
             raise UserError(
                 f"{root} has a folder {spec.test_split!r} but no {spec.train_split!r}: "
-                "set dataset.train_split to the name of the train folder."
+                "set dataset.train_split to the name of the train folder, or "
+                f"dataset.path={root / spec.test_split} to use these alone."
             )
         return Found("image", _named(_image_tree(root), root), None)
     train, test = _named(_image_tree(root / spec.train_split), root), None
@@ -177,6 +178,11 @@ def open_image(item: Any, origin: str) -> Image.Image:
         image.load()
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"Cannot read the image {origin} ({first_line(error)}).") from error
+    return eight_bits(image, origin)
+
+
+def eight_bits(image: Image.Image, origin: str) -> Image.Image:
+    """With 8 bits a channel."""
     if image.mode.startswith("I"):
         # Pillow would clip 16-bit pixels, as radiographs have, to white.
         return Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Frame, Rows, reads
 from fedfrozen_app.data.sources.tabular import TEXT_FILES, is_scalar, pick, read_tables, text_frame
-from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)
 PROMPTS = ("prompt", "question", "instruction")
 ANSWERS = ("answer", "response", "completion", "output", "text")
-ONE_KIND = "text"  # what rows are dealt by where no column says of what kind they are
+ONE_KIND = "text"  # what rows are dealt by where no column names their kind
 
 
 @reads("language")
@@ -27,7 +27,7 @@ def _found(spec: DatasetSpec, train: Frame, test: Frame | None) -> Found:
     if spec.prompt_column is not None or any(name in train.cells for name in PROMPTS):
         prompt = pick(train, spec.prompt_column, "dataset.prompt_column", PROMPTS)
     else:
-        logger.info("No column holds prompts: every token of %r is foretold.", answer)
+        logger.info("No column holds prompts: every token of %r is predicted.", answer)
     label = spec.label_column
     if label is not None:
         pick(train, label, "dataset.label_column", ())
@@ -47,9 +47,9 @@ def _rows(frame: Frame, prompt: str | None, answer: str, label: str | None) -> R
     content: list[Any] = []
     for row, origin in enumerate(frame.origins):
         asked = "" if prompt is None else _text(frame.cells[prompt][row], prompt, origin)
-        said = _text(frame.cells[answer][row], answer, origin)
-        whole = said.strip() and (prompt is None or asked.strip())
-        content.append((asked, said) if whole else None)
+        text = _text(frame.cells[answer][row], answer, origin)
+        whole = text.strip() and (prompt is None or asked.strip())
+        content.append((asked, text) if whole else None)
     kinds = [ONE_KIND] * len(content) if label is None else [_kind(value) for value in frame.cells[label]]
     others = {
         name: [value.strip() if isinstance(value, str) else value for value in values]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -11,16 +12,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.data.account import dropped, places, rows_read, warn
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Rows
-from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)
 OUTSIDE = "O"
 NO_ENTITY = "none"
+# As spreadsheets and pandas write a value that is not there, in lower case. "none" may well be a class.
+MISSING_WORDS = {"nan", "na", "n/a", "#n/a", "#na", "<na>", "null", "nil", "nat", "?", "#value!", "#ref!"}
 
 
 def clean(rows: Rows, spec: DatasetSpec, split: str, task: str) -> Rows:
-    """Only rows with content and a label, and of the classes asked for."""
+    """Only rows with content and a label, and of the classes asked for; what goes is counted."""
+    rows_read(split, len(rows.content))
+    rows = _without_missing_words(rows, spec, split, task)
     whole = [
         content is not None and label not in (None, [])
         for content, label in zip(rows.content, rows.labels, strict=True)
@@ -31,10 +37,65 @@ def clean(rows: Rows, spec: DatasetSpec, split: str, task: str) -> Rows:
             "dataset.label_column, or set the split's name to one with labels."
         )
     if not all(whole):
-        dropped = len(whole) - sum(whole)
-        logger.warning("%s: dropped %d of %d rows without content or label", split, dropped, len(whole))
+        lost = [origin for origin, is_whole in zip(rows.origins, whole, strict=True) if not is_whole]
+        warn(f"{split}: dropped {len(lost)} of {len(whole)} rows without content or label ({places(lost)}).")
+        dropped(split, "no content or no label", len(lost))
         rows = rows.where(whole)
+    if task != "language":
+        warn_of_near_labels(rows, split, task)
     return rows if spec.keep_classes is None else keep_classes(rows, spec.keep_classes, split, task)
+
+
+def _without_missing_words(rows: Rows, spec: DatasetSpec, split: str, task: str) -> Rows:
+    """A label that is a word for a missing value is none, unless `dataset.keep_classes` names it."""
+    if task not in ("text", "image"):
+        return rows
+    known = set(spec.keep_classes or ())
+    is_word = [
+        label is not None and label not in known and label.casefold() in MISSING_WORDS
+        for label in rows.labels
+    ]
+    if not any(is_word):
+        return rows
+    lost = [origin for origin, word in zip(rows.origins, is_word, strict=True) if word]
+    words = ", ".join(sorted({repr(label) for label, word in zip(rows.labels, is_word, strict=True) if word}))
+    warn(
+        f"{split}: dropped {len(lost)} of {len(is_word)} rows whose label is a word for a missing value "
+        f"({words}; {places(lost)}). If it is a class, list all classes in dataset.keep_classes."
+    )
+    dropped(split, "a word for a missing value as label", len(lost))
+    return rows.where([not word for word in is_word])
+
+
+def warn_of_near_labels(rows: Rows, split: str, task: str) -> None:
+    """Classes whose names differ in case, spaces or hyphens alone are most likely one."""
+    each = [row if isinstance(row, list) else [row] for row in rows.labels]
+    if task == "tokens":
+        each = [[tag[2:] for tag in row if tag != OUTSIDE] for row in each]
+    counts = Counter(label for row in each for label in row)
+    if over := [label for label in counts if re.search(r"[\r\n]", label)]:
+        where = [one for row, one in zip(each, rows.origins, strict=True) if set(row) & set(over)]
+        warn(f"{split}: {len(where)} labels go over several lines, such as {over[0]!r} ({places(where)}).")
+    groups: dict[str, list[str]] = {}
+    for label in counts:
+        plain = re.sub(r"[\s_-]+", " ", unicodedata.normalize("NFKC", label)).casefold().strip()
+        groups.setdefault(plain, []).append(label)
+    for alike in groups.values():
+        if len(alike) < 2:
+            continue
+        usual = max(alike, key=lambda label: (counts[label], label))
+        others = [
+            origin
+            for row, origin in zip(each, rows.origins, strict=True)
+            if any(label in alike and label != usual for label in row)
+        ]
+        named = ", ".join(
+            f"{label!r} ({counts[label]})" for label in sorted(alike, key=lambda one: -counts[one])
+        )
+        warn(
+            f"{split}: labels that differ in case, spaces or hyphens alone are classes of their own: "
+            f"{named}; the rarer ones are in {places(others)}."
+        )
 
 
 def keep_classes(rows: Rows, kept: tuple[str, ...], split: str, task: str) -> Rows:
@@ -53,6 +114,7 @@ def keep_classes(rows: Rows, kept: tuple[str, ...], split: str, task: str) -> Ro
     else:
         inside = [label in kept for label in rows.labels]
     logger.info("%s: kept %d of %d rows by their classes", split, sum(inside), len(inside))
+    dropped(split, "a class that is not kept", len(inside) - sum(inside))
     rows = rows.where(inside)
     if not rows.content:
         raise UserError(f"No row of {split!r} is of a class in dataset.keep_classes.")
@@ -72,7 +134,7 @@ def class_order(
     class_names: tuple[str, ...] | None,
     agreed: tuple[str, ...] | None,
 ) -> tuple[str, ...]:
-    if task == "language":  # what it foretells are tokens
+    if task == "language":  # its targets are tokens
         return ()
     present = _present(train, task)
     if agreed is not None:
@@ -150,7 +212,7 @@ def unit_numbers(rows: Rows, unit: str | None) -> np.ndarray:
     """(n,): which rows belong together; every row to itself where there is no unit."""
     if unit is None:
         return np.arange(len(rows.content))
-    # Rows that name nobody are not all one patient's.
+    # Rows without a name are not all one patient's.
     named = enumerate(rows.columns[unit])
     values = [row if value is None or not str(value).strip() else str(value) for row, value in named]
     place = {value: position for position, value in enumerate(dict.fromkeys(values))}

@@ -10,14 +10,19 @@ package may bring others.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from fedfrozen_app import registry
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.formatting import counted
+from fedfrozen_app.data.account import accounting, dropped, warn
 from fedfrozen_app.data.sources.images import decode_images, pixel_statistics
 from fedfrozen_app.data.sources.labels import (
     class_order,
@@ -30,10 +35,8 @@ from fedfrozen_app.data.sources.labels import (
     unit_numbers,
 )
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Reader, Rows
-from fedfrozen_app.data.sources.text import continuations, tag_words, tokenise
+from fedfrozen_app.data.sources.text import Encoded, continuations, tag_words, tokenise
 from fedfrozen_app.data.table import Corpus, Table
-from fedfrozen_app.errors import UserError
-from fedfrozen_app.words import counted
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +50,16 @@ class Prepared:
     test: Rows
     classes: tuple[str, ...]
     unit: str | None
+    account: dict[str, Any] = field(default_factory=dict)  # see data/account.py
+
+    @cached_property
+    def characters(self) -> int:
+        """Of all texts."""
+        return sum(map(_characters, chain(self.train.content, self.test.content)))
+
+
+def _characters(item: Any) -> int:
+    return len(item) if isinstance(item, str) else sum(map(len, item))
 
 
 def read(spec: DatasetSpec) -> tuple[Found, str | None]:
@@ -57,13 +70,35 @@ def read(spec: DatasetSpec) -> tuple[Found, str | None]:
     return found, _unit_of(found, spec)
 
 
+_ahead: dict[DatasetSpec, Prepared] = {}  # until they are asked for
+
+
+def read_ahead(spec: DatasetSpec) -> None:
+    """Prepare rows that the run will ask for, while it still imports what training needs: a mistake in the
+    data is told seconds earlier."""
+    _ahead[spec] = prepare(spec)
+
+
 def prepare(spec: DatasetSpec, classes: tuple[str, ...] | None = None) -> Prepared:
-    """The rows that a run deals with, not yet decoded; `classes` as for `load`."""
+    """The rows that a run deals with, not yet decoded, with an account of them; `classes` as for `load`."""
+    if classes is None and spec in _ahead:
+        return _ahead.pop(spec)
+    with accounting() as account:
+        prepared = _prepare(spec, classes)
+    return replace(prepared, account=account.as_json())
+
+
+def _prepare(spec: DatasetSpec, classes: tuple[str, ...] | None) -> Prepared:
     found, unit = read(spec)
     task = found.task
     train = clean(found.train, spec, spec.train_split, task)
     test = None if found.test is None else clean(found.test, spec, spec.test_split, task)
-    if spec.top_labels is not None and task == "multilabel":
+    if spec.top_labels is not None and task != "multilabel":
+        raise UserError(
+            f"dataset.top_labels={spec.top_labels} is for several labels a row: add dataset.task=multilabel, "
+            "or leave it out."
+        )
+    if spec.top_labels is not None:
         frequent = classes or most_frequent(train, spec.top_labels)
         train = keep_classes(train, frequent, spec.train_split, task)
         test = None if test is None else keep_classes(test, frequent, spec.test_split, task)
@@ -74,6 +109,8 @@ def prepare(spec: DatasetSpec, classes: tuple[str, ...] | None = None) -> Prepar
     elif unit is not None:
         _warn_of_shared_units(train, test, unit)
     if spec.limit is not None:
+        for split, part in ((spec.train_split, train), (spec.test_split, test)):
+            dropped(split, "dataset.limit", max(len(part.content) - spec.limit, 0))
         train, test = _limited(train, spec), _limited(test, spec)
     return Prepared(task, train, test, names, unit)
 
@@ -89,8 +126,22 @@ def load(
     error. Without ``tokenizer``, text becomes bytes (ByT5's numbering), which needs no file. A
     tokenizer that has no padding token is given its end token for it.
     """
-    rows = prepare(spec, classes)
+    return decode(prepare(spec, classes), spec, tokenizer, classes)
+
+
+def decode(
+    rows: Prepared,
+    spec: DatasetSpec,
+    tokenizer: PreTrainedTokenizerBase | None,
+    classes: tuple[str, ...] | None,
+) -> Corpus:
+    """The second half of `load`: prepared rows as tensors."""
     task, names, train, test = rows.task, rows.classes, rows.train, rows.test
+    if spec.chunks > 1 and task not in ("text", "multilabel"):
+        raise UserError(
+            "dataset.long_texts=chunks averages over a whole text, which entities and language models do "
+            "not: leave it out, and set dataset.max_tokens."
+        )
     train_labels, test_labels = (number(part, task, names, classes) for part in (train, test))
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -111,6 +162,7 @@ def load(
             both = tokenise(train, test, spec, tokenizer)
         train_inputs, test_inputs = both.parts(len(train.content))
         vocab_size, pad_token_id = both.vocab_size, both.pad_token_id
+        rows = replace(rows, account=rows.account | {"texts": _cut_texts(both, rows, spec)})
     logger.info(
         "%s: %d train and %d test rows, %s, %s",
         *(spec.name, len(train_labels), len(test_labels)),
@@ -131,6 +183,23 @@ def load(
     )
 
 
+def _cut_texts(both: Encoded, rows: Prepared, spec: DatasetSpec) -> dict[str, Any]:
+    """How many texts are longer than what the model reads; said, because their ends have no effect."""
+    parts = {"train": both.cut[: len(rows.train.content)], "test": both.cut[len(rows.train.content) :]}
+    cut, total = sum(both.cut), len(both.cut)
+    most = f"{spec.chunks} x {spec.max_tokens}" if spec.chunks > 1 else f"{spec.max_tokens}"
+    if cut:
+        other = f"dataset.max_{'tokens' if spec.chunks == 1 else 'chunks'} reads more"
+        if spec.chunks == 1 and rows.task in ("text", "multilabel"):
+            other += ", dataset.long_texts=chunks too"
+        logger.warning(
+            "%d of %d texts (%.1f %%) are cut at %s tokens, and what follows has no effect: %s.",
+            *(cut, total, 100 * cut / total, most, other),
+        )
+    counts = {split: {"cut": sum(part), "texts": len(part)} for split, part in parts.items()}
+    return {"max_tokens": spec.max_tokens, "chunks": spec.chunks, "splits": counts}
+
+
 def undecoded(rows: Prepared, name: str) -> Corpus:
     """All that dealing rows to clients needs to know: no picture is opened, no text made into tokens."""
     for part in (rows.train, rows.test):
@@ -144,7 +213,7 @@ def undecoded(rows: Prepared, name: str) -> Corpus:
 
 def _about(rows: Prepared) -> dict[str, Any]:
     """What a corpus knows of its rows beside their content: columns, and what they are dealt by."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"account": rows.account}
     known = rows.classes
     if rows.task == "language":  # rows are dealt by what kind of text they are
         known = tuple(sorted({*rows.train.labels, *rows.test.labels}))
@@ -220,11 +289,11 @@ def _hold_out(rows: Rows, spec: DatasetSpec, task: str, unit: str | None) -> tup
 
 
 def _warn_of_shared_units(train: Rows, test: Rows, unit: str) -> None:
-    """The data's own split is kept as it is, but a model may know the patients that it is judged by."""
-    seen, judged = ({str(value) for value in rows.columns[unit]} - {"", "None"} for rows in (train, test))
-    if shared := len(seen & judged):
+    """The data's own split is kept as it is, but a model may have trained on patients of the test split."""
+    seen, tested = ({str(value) for value in rows.columns[unit]} - {"", "None"} for rows in (train, test))
+    if shared := len(seen & tested):
         verb = "has" if shared == 1 else "have"
-        logger.warning("%s of the test rows %s train rows too.", counted(shared, unit), verb)
+        warn(f"{counted(shared, unit)} of the test rows {verb} train rows too.")
 
 
 def _limited(rows: Rows, spec: DatasetSpec) -> Rows:

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Rows, existing, first_line
-from fedfrozen_app.errors import UserError
 
 Slices = Callable[[Path, DatasetSpec], Iterator[tuple[str, str, float, np.ndarray]]]
 NIFTI = (".nii", ".nii.gz")
-TAILS = (0.5, 99.5)  # percent: what is darker or brighter is cut off where nothing says a window
+TAILS = (0.5, 99.5)  # percent: what is darker or brighter is cut off where no window is given
 
 
 def read_dicom(spec: DatasetSpec) -> Found:
@@ -136,7 +136,7 @@ def _window(values: np.ndarray, spec: DatasetSpec) -> tuple[float, float]:
 
 
 def _own_window(file: Any) -> tuple[float, float]:
-    """As the file says, the first where it says several (DICOM PS3.3 C.11.2.1.2)."""
+    """As the file declares, the first where it has several (DICOM PS3.3 C.11.2.1.2)."""
     centre, width = (
         float(value[0] if isinstance(value, (list, tuple)) or hasattr(value, "append") else value)
         for value in (file.WindowCenter, file.WindowWidth)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pandas
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Rows, existing, first_line, reads
-from fedfrozen_app.errors import UserError
 
 CATEGORY = "Discharge summary"
 NOTES = ("SUBJECT_ID", "HADM_ID", "CATEGORY", "TEXT")

@@ -1,7 +1,7 @@
 """OMOP-CDM, or any database that SQLAlchemy reaches: the rows of a query that the data's owner has written.
 
 The query gives `person_id`, `label`, and `text`; without a text it is made of the other columns, as
-"age: 63; sex: F". On a site it stands in `site.yaml`, and nobody else can say one. Needs SQLAlchemy:
+"age: 63; sex: F". On a site it is written in `site.yaml`, and only there. Needs SQLAlchemy:
 pip install "fedfrozen[omop]".
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Rows, first_line, reads
-from fedfrozen_app.errors import UserError
 
 PERSON, LABEL, TEXT = "person_id", "label", "text"
 

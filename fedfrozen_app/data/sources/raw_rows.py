@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedfrozen_app.errors import UserError
+from fedfrozen_app.core.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,14 @@ class DatasetSpec:
     prompt_column: str | None = None  # of a language model's rows; None: the obvious one, or none
     answer_column: str | None = None
     separator: str | None = None  # between prompt and answer; None: the end of a line
-    prompt_loss: bool = False  # whether a prompt's own tokens are to be foretold too
+    prompt_loss: bool = False  # whether a prompt's own tokens are to be predicted too
     unit_column: str | None = None  # rows with one value (a patient) are never parted; None: the reader knows
+    unmarked: str = "sentences"  # what of a CoNLL file without document marks is a unit; or "files"
     top_labels: int | None = None  # multilabel: only the most frequent ones
     image_size: int | None = None  # side in pixels; None keeps the images' own common size
     channels: int | None = None  # 1 or 3; None: 1 where every image is grey, else 3
     max_tokens: int = 128
+    chunks: int = 1  # of so many tokens each, that a text is read in
     test_fraction: float = 0.2  # held out per class where the data bring no test split
     split_seed: int = 0  # not the run's seed: all runs share one test set
     limit: int | None = None  # at most so many rows of train and of test, for quick tries
@@ -87,9 +89,9 @@ Reader = Callable[[DatasetSpec], Found]
 
 
 def reads(*tasks: str, path: bool = True) -> Callable[[Reader], Reader]:
-    """Says of a reader what its data can be read as, and whether it needs `dataset.path`.
+    """Declare what a reader's data can be read as, and whether it needs `dataset.path`.
 
-    One that says nothing reads rows for classification, from a path.
+    Without this a reader reads rows for classification, from a path.
     """
 
     def mark(reader: Reader) -> Reader:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import io
 import json
 import logging
 import re
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import datasets
-import pandas
 import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.formatting import counted
+from fedfrozen_app.data.account import file_read, warn
+from fedfrozen_app.data.sources.delimited import delimited_frame, file_bytes
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Frame, Rows, existing, first_line, reads
-from fedfrozen_app.errors import UserError
 
 logger = logging.getLogger(__name__)
 TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl")  # each also with .gz behind it
@@ -54,18 +53,24 @@ def read_hub(spec: DatasetSpec) -> Found:
 
 def from_splits(spec: DatasetSpec, splits: Mapping[str, Any], whose: str) -> Found:
     """The rows of a `DatasetDict`, by the names that the settings give its splits."""
-    if spec.train_split not in splits:
+    frames = {
+        name: arrow_frame(splits[name].with_format("arrow")[:], splits[name].features, name, Path())
+        for name in (spec.train_split, spec.test_split)
+        if name in splits
+    }
+    return found_in(spec, frames, whose, list(splits))
+
+
+def found_in(spec: DatasetSpec, frames: Mapping[str, Frame], whose: str, names: Iterable[str] = ()) -> Found:
+    """The train and the test rows of these tables; of one without a name, by its column `split`, if any."""
+    if (alone := frames.get("")) is not None:
+        return _from_frames(spec, *_by_split_column(spec, alone))
+    if spec.train_split not in frames:
         raise UserError(
             f"{whose} has no split {spec.train_split!r}: "
-            f"set dataset.train_split to one of {', '.join(splits)}."
+            f"set dataset.train_split to one of {', '.join(names or frames)}."
         )
-
-    def frame(split: str) -> Frame:
-        part = splits[split]
-        return _arrow_frame(part.with_format("arrow")[:], part.features, split, Path())
-
-    test = frame(spec.test_split) if spec.test_split in splits else None
-    return _from_frames(spec, frame(spec.train_split), test)
+    return _from_frames(spec, frames[spec.train_split], frames.get(spec.test_split))
 
 
 def read_tables(
@@ -74,7 +79,7 @@ def read_tables(
     read: Callable[[Path], Frame],
     make: MakeRows | None = None,
 ) -> Found:
-    """The files of a folder, or one file; `make` says what its columns mean: by default content and label."""
+    """The files of a folder, or one file; `make` interprets its columns: by default content and label."""
     make = make or _from_frames
     root = existing(spec)
     files = [root]
@@ -92,7 +97,7 @@ def read_tables(
     if train_files:
         ignored = [file.name for file in files if file not in train_files + test_files]
         if ignored:
-            logger.info("%s: not read, neither train nor test: %s", root, ", ".join(ignored))
+            warn(f"{root}: not read, neither {spec.train_split} nor {spec.test_split}: {', '.join(ignored)}.")
         test = _joined([read(file) for file in test_files]) if test_files else None
         return make(spec, _joined([read(file) for file in train_files]), test)
     if test_files:
@@ -125,10 +130,10 @@ def _parquet_frame(file: Path) -> Frame:
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{file} cannot be read as parquet ({error}).") from error
     features = datasets.Features.from_arrow_schema(table.schema)
-    return _arrow_frame(table, features, file.name, file.parent)
+    return arrow_frame(table, features, file.name, file.parent)
 
 
-def _arrow_frame(table: pyarrow.Table, features: datasets.Features, origin: str, folder: Path) -> Frame:
+def arrow_frame(table: pyarrow.Table, features: datasets.Features, origin: str, folder: Path) -> Frame:
     frame = Frame({}, [f"row {row} of {origin}" for row in range(table.num_rows)])
     for name in table.column_names:
         column, feature = table[name], features.get(name)
@@ -169,25 +174,13 @@ def _image_cells(column: pyarrow.ChunkedArray, folder: Path) -> list[Any]:
 
 def text_frame(file: Path) -> Frame:
     is_json = ".jsonl" in file.suffixes
-    return _json_frame(file) if is_json else _csv_frame(file)
-
-
-def _csv_frame(file: Path) -> Frame:
-    separator = "\t" if ".tsv" in file.suffixes else ","
-    try:
-        # As text throughout: "007" stays an id, and a class may be called "NA".
-        table = pandas.read_csv(file, sep=separator, dtype=str, keep_default_na=False)
-    except (ValueError, OSError, csv.Error, EOFError, zlib.error) as error:
-        raise UserError(f"{file} cannot be read as a table ({first_line(error)}).") from error
-    cells = {str(name): table[name].tolist() for name in table.columns}
-    return Frame(cells, [f"row {row} of {file.name}" for row in range(len(table))])
+    return _json_frame(file) if is_json else delimited_frame(file)
 
 
 def _json_frame(file: Path) -> Frame:
     try:
-        data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-        lines = io.StringIO(data.decode("utf-8-sig")).readlines()
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        lines = io.StringIO(file_bytes(file).decode("utf-8-sig")).readlines()
+    except UnicodeDecodeError as error:
         raise UserError(f"{file} cannot be read as JSON lines ({first_line(error)}).") from error
     records: list[dict[str, Any]] = []
     origins = []
@@ -195,21 +188,32 @@ def _json_frame(file: Path) -> Frame:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
+            record = json.loads(line, object_pairs_hook=_record)
+        except ValueError as error:
             raise UserError(f"Line {number} of {file} is not valid JSON ({error}).") from error
         if not isinstance(record, dict):
             raise UserError(f"Line {number} of {file} is not a JSON object.")
         records.append(record)
         origins.append(f"line {number} of {file.name}")
     names = dict.fromkeys(name for record in records for name in record)
+    file_read(file.name, rows=len(records), encoding="utf-8", columns=list(names))
     return Frame({name: [record.get(name) for record in records] for name in names}, origins)
+
+
+def _record(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Python's own reader would keep the last of two values in silence."""
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        raise ValueError("one of its keys is there twice")
+    return record
 
 
 def _joined(frames: list[Frame]) -> Frame:
     """Several files below one another, with the columns that all of them have."""
     first = frames[0]
     common = [name for name in first.cells if all(name in frame.cells for frame in frames)]
+    if lost := sorted({name for frame in frames for name in frame.cells} - set(common)):
+        warn(f"Columns that some files alone have are not read: {', '.join(lost)}.")
     return Frame(
         {name: [value for frame in frames for value in frame.cells[name]] for name in common},
         [origin for frame in frames for origin in frame.origins],
@@ -242,7 +246,8 @@ def _by_split_column(spec: DatasetSpec, frame: Frame) -> tuple[Frame, Frame | No
         )
     ignored = len(values) - len(train.origins) - len(test.origins)
     if ignored:
-        logger.info("%d rows not read: their split is neither train nor test", ignored)
+        named = f"{spec.train_split} nor {spec.test_split}"
+        warn(f"{counted(ignored, 'row')} not read: their split is neither {named}.")
     return train, test if test.origins else None
 
 

@@ -1,0 +1,115 @@
+"""The plain models by task. Another one is a function and a line in `BASELINES`."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedfrozen_app.baselines.same_rows import SameRows
+from fedfrozen_app.data.sources.entities import iob2
+from fedfrozen_app.data.sources.labels import OUTSIDE
+
+SIDE = 32  # pixels: larger pictures are averaged down
+Predict = Callable[
+    [SameRows], Any
+]  # train on the train rows: the predictions on the test rows, as their labels
+
+
+@dataclass(frozen=True)
+class Baseline:
+    name: str
+    predict: Predict
+    quick: bool = True  # whether it takes seconds, so that a run can end with it
+
+
+def linear_on_texts(rows: SameRows) -> np.ndarray:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.multiclass import OneVsRestClassifier
+
+    words = TfidfVectorizer(sublinear_tf=True)
+    train, test = words.fit_transform(rows.train), words.transform(rows.test)
+    # One for each class or label: for many sparse columns the quickest.
+    model = OneVsRestClassifier(LogisticRegression(solver="liblinear", random_state=0))
+    return _predicted(model, train, rows.train_labels, test)
+
+
+def linear_on_pixels(rows: SameRows) -> np.ndarray:
+    from sklearn.linear_model import LogisticRegression
+
+    return _predicted(LogisticRegression(), _pixels(rows.train), rows.train_labels, _pixels(rows.test))
+
+
+def _predicted(model: Any, train: Any, labels: np.ndarray, test: Any) -> np.ndarray:
+    """On one thread: for products this small a second one mostly waits."""
+    from sklearn.exceptions import ConvergenceWarning
+    from threadpoolctl import threadpool_limits
+
+    with warnings.catch_warnings(), threadpool_limits(1):
+        warnings.simplefilter("ignore", ConvergenceWarning)  # it stops after its iterations
+        warnings.filterwarnings("ignore", message="Label not")  # one that no train row has
+        return np.asarray(model.fit(train, labels).predict(test))
+
+
+def _pixels(pictures: np.ndarray) -> np.ndarray:
+    """(rows, values between 0 and 1) of (rows, channels, height, width)."""
+    step = max(1, pictures.shape[-1] // SIDE)
+    if step > 1:
+        count, channels, height, width = pictures.shape
+        kept = pictures[:, :, : height // step * step, : width // step * step]
+        kept = kept.reshape(count, channels, height // step, step, width // step, step)
+        pictures = kept.mean(axis=(3, 5))
+    return pictures.reshape(len(pictures), -1).astype(np.float32) / 255
+
+
+def dictionary(rows: SameRows) -> list[list[str]]:
+    """Each word has the tag that it had most often; a word that was never seen has none."""
+    seen: dict[str, Counter[str]] = defaultdict(Counter)
+    for words, tags in zip(rows.train, rows.train_labels, strict=True):
+        for word, tag in zip(words, tags, strict=True):
+            seen[word.lower()][tag] += 1
+    usual = {word: min(counts, key=lambda tag: (-counts[tag], tag)) for word, counts in seen.items()}
+    return [iob2([usual.get(word.lower(), OUTSIDE) for word in words]) for words in rows.test]
+
+
+def linear_on_words(rows: SameRows) -> list[list[str]]:
+    """Logistic regression of a word's tag on the word, its shape and its neighbours."""
+    from sklearn.feature_extraction import FeatureHasher
+    from sklearn.linear_model import SGDClassifier
+
+    hashed = FeatureHasher(2**18, input_type="string")
+    flat = [tag for tags in rows.train_labels for tag in tags]
+    model = SGDClassifier(loss="log_loss", alpha=1e-6, random_state=0)
+    model.fit(hashed.transform(clue for words in rows.train for clue in _clues(words)), flat)
+    found = iter(model.predict(hashed.transform(clue for words in rows.test for clue in _clues(words))))
+    return [iob2([str(next(found)) for _ in words]) for words in rows.test]
+
+
+def _clues(words: Sequence[str]) -> list[list[str]]:
+    lower = ["<", "<", *(word.lower() for word in words), ">", ">"]
+    found = []
+    for place, word in enumerate(words):
+        around = [f"{step}={lower[place + 2 + step]}" for step in (-2, -1, 0, 1, 2)]
+        shape = "".join(
+            "X" if c.isupper() else "x" if c.islower() else "9" if c.isdigit() else c for c in word
+        )
+        own = lower[place + 2]
+        found.append([*around, f"shape={shape[:8]}", f"end={own[-3:]}", f"start={own[:3]}"])
+    return found
+
+
+TFIDF = "TF-IDF and logistic regression"
+BASELINES: dict[str, tuple[Baseline, ...]] = {
+    "text": (Baseline(TFIDF, linear_on_texts),),
+    "multilabel": (Baseline(TFIDF, linear_on_texts),),
+    "image": (Baseline("logistic regression on pixels", linear_on_pixels),),
+    "tokens": (
+        Baseline("a dictionary of the train rows' words", dictionary),
+        Baseline("logistic regression on words and their neighbours", linear_on_words, quick=False),
+    ),
+}

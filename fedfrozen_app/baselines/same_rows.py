@@ -1,0 +1,62 @@
+"""The rows of a run as a plain model wants them: those of all clients together, and the test rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedfrozen_app.config import Config
+from fedfrozen_app.data.federated import Shares, dataset_of, spec_of
+from fedfrozen_app.data.sources import prepare
+from fedfrozen_app.data.table import Corpus
+
+MOST_ROWS = 10_000  # of the train rows, where it must take seconds
+MOST_VALUES = 8_000_000  # pixels or characters of these
+
+
+@dataclass(frozen=True)
+class SameRows:
+    task: str
+    train: Any  # texts, lists of words, or pictures (rows, channels, height, width)
+    train_labels: Any  # numbers (rows,), 0 and 1 (rows, classes), or lists of tags
+    test: Any
+    test_labels: Any
+    of: int  # train rows that there are
+
+
+def same_rows(config: Config, corpus: Corpus, shares: Shares, *, quick: bool) -> SameRows | None:
+    """None where there is nothing to learn from, or, if `quick`, too much to read again."""
+    if shares.partition is None or not len(corpus.test):
+        return None
+    index = np.sort(np.concatenate([np.asarray(part) for part in shares.partition.indices]))
+    train: Any
+    test: Any
+    if corpus.task == "image":
+        pictures = corpus.train.inputs["pixel_values"]
+        chosen = few(index, pictures[0].numel(), config) if quick else index
+        train, test = pictures[chosen].numpy(), corpus.test.inputs["pixel_values"].numpy()
+    else:
+        rows = corpus.rows or (None if quick else prepare(spec_of(dataset_of(config), None)))
+        if rows is None:
+            return None
+        size = rows.characters // max(len(rows.train.content) + len(rows.test.content), 1)
+        chosen = few(index, size, config) if quick else index
+        train, test = [rows.train.content[row] for row in chosen], rows.test.content
+        if corpus.task == "tokens":
+            tags = [rows.train.labels[row] for row in chosen]
+            return SameRows(corpus.task, train, tags, test, rows.test.labels, len(index))
+    labels = corpus.train.labels[chosen].numpy()
+    if len(np.unique(labels)) < 2:
+        return None
+    return SameRows(corpus.task, train, labels, test, corpus.test.labels.numpy(), len(index))
+
+
+def few(index: np.ndarray, size: int, config: Config) -> np.ndarray:
+    """So many of the rows that a linear model takes seconds: the same ones in every run on these data."""
+    most = max(min(MOST_ROWS, MOST_VALUES // max(size, 1)), 100)
+    if len(index) <= most:
+        return index
+    drawn = np.random.default_rng(config.dataset.split_seed).choice(index, most, replace=False)
+    return np.sort(drawn)

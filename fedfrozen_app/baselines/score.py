@@ -1,0 +1,69 @@
+"""How plain models do on the test rows of a run, by the run's own metric."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+import numpy as np
+
+from fedfrozen_app.baselines.models import BASELINES
+from fedfrozen_app.baselines.same_rows import SameRows, same_rows
+from fedfrozen_app.config import Config
+from fedfrozen_app.data.federated import Shares
+from fedfrozen_app.data.table import Corpus
+
+_last: dict[str, dict[str, Any] | None] = {}  # of this process: the runs of a sweep have the same rows
+
+
+def quick_baseline(config: Config, corpus: Corpus, shares: Shares) -> dict[str, Any] | None:
+    """The best of the quick ones; None where there is none, or too much to read for one."""
+    if shares.partition is None:
+        return None
+    index = np.sort(np.concatenate([np.asarray(part) for part in shares.partition.indices]))
+    key = hashlib.sha256(repr(config.dataset).encode() + index.tobytes()).hexdigest()
+    if key not in _last:
+        rows = same_rows(config, corpus, shares, quick=True)
+        _last.clear()
+        _last[key] = None if rows is None else max(scores(rows, quick=True), key=_headline, default=None)
+    return _last[key]
+
+
+def scores(rows: SameRows, *, quick: bool = False) -> list[dict[str, Any]]:
+    """One entry for each plain model of the task."""
+    found = []
+    for one in BASELINES.get(rows.task, ()):
+        if one.quick or not quick:
+            began = time.perf_counter()
+            metrics = measured(rows, one.predict(rows))
+            found.append(
+                {
+                    "name": one.name,
+                    **metrics,
+                    "train_rows": len(rows.train),
+                    "of_rows": rows.of,
+                    "seconds": time.perf_counter() - began,
+                }
+            )
+    return found
+
+
+def measured(rows: SameRows, predicted: Any) -> dict[str, float]:
+    """As a run measures its model: accuracy, micro F1, or F1 of whole entities."""
+    if rows.task == "tokens":
+        from seqeval.metrics import f1_score as entity_f1
+        from seqeval.scheme import IOB2
+
+        return {
+            "f1": float(entity_f1(rows.test_labels, predicted, mode="strict", scheme=IOB2, zero_division=0))
+        }
+    if rows.task == "multilabel":
+        from sklearn.metrics import f1_score
+
+        return {"f1": float(f1_score(rows.test_labels, predicted, average="micro", zero_division=0))}
+    return {"accuracy": float((predicted == rows.test_labels).mean())}
+
+
+def _headline(found: dict[str, Any]) -> float:
+    return float(found.get("f1", found.get("accuracy", 0.0)))

@@ -1,0 +1,92 @@
+"""`fedfrozen [KEY=VALUE ...]`: compose and check before the heavy imports, then train.
+
+A typo should cost neither the seconds of these imports nor a folder.
+"""
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.verbs.train_verbs import DETACH
+
+# Hydra's flags that show a configuration in place of a run.
+SHOW_ONE = ("--cfg", "-c", "--info", "-i", "--resolve", "--package", "-p")
+
+# Kinds of data whose files can be wrong in many ways. Others are made, fetched, or a folder of pictures.
+TABLES = ("text", "conll", "brat", "i2b2", "mimic", "instructions", "parquet")
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from fedfrozen_app.config.composed import ComposedConfig
+
+
+def train(arguments: list[str]) -> None:
+    """One run, or a Hydra multirun with -m."""
+    if "-m" in arguments or "--multirun" in arguments:
+        if shows := [word for word in arguments if word.partition("=")[0] in SHOW_ONE]:
+            raise UserError(
+                f"{shows[0]} shows the configuration of one run, and -m asks for several: leave -m out, and "
+                "give each key one value."
+            )
+        from fedfrozen_app.sweep.multirun import multirun
+
+        multirun(arguments)
+        return
+    words = [word for word in arguments if word != DETACH]
+    with imports_not_collected():
+        prepared = prepare(words) if is_plain(words) else None
+        if prepared is not None:
+            read_data(prepared[1])
+        from fedfrozen_app.commands import training  # the heavy imports
+    if prepared is None:
+        training.train_by_hydra(words, detach=DETACH in arguments)
+    else:
+        training.train_composed(*prepared, detach=DETACH in arguments)
+
+
+def is_plain(words: list[str]) -> bool:
+    """Settings alone, and none of Hydra's flags: a run that needs no second look by Hydra's command line."""
+    return all("=" in word and not word.startswith(("-", "hydra.mode=")) for word in words)
+
+
+def prepare(words: list[str]) -> "tuple[DictConfig, ComposedConfig]":
+    """Hydra's composition and the run's configuration, checked; its folder holds no other run."""
+    from fedfrozen_app.config.compose import compose_job
+    from fedfrozen_app.config.composed import ComposedConfig
+    from fedfrozen_app.files.folders import check_free
+
+    composed = compose_job(words)
+    run = ComposedConfig.of(composed, composed.hydra.overrides.task)
+    if run.config.output_dir is not None:
+        check_free(Path(run.config.output_dir).expanduser().resolve(), overwrite=run.config.overwrite)
+    return composed, run
+
+
+def read_data(run: "ComposedConfig") -> None:
+    """Read the rows of a run in this process before the rest is imported, which takes longer."""
+    config = run.with_absolute_paths().config
+    if config.runtime.name == "inprocess" and config.dataset.kind in TABLES:
+        from fedfrozen_app.data.federated import dataset_of, spec_of
+        from fedfrozen_app.data.sources.load import read_ahead
+
+        read_ahead(spec_of(dataset_of(config), None))
+
+
+@contextmanager
+def imports_not_collected() -> Iterator[None]:
+    """Imports make half a million objects that stay: searching them for garbage again and again takes a tenth
+    of the start. Nothing is gained in a process that has them already."""
+    if "fedfrozen_app.launch" in sys.modules:
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -1,6 +1,0 @@
-"""Runs side by side: grouped by everything but the seed, with the statistics that a claim needs."""
-
-from fedfrozen_app.compare.collect import collect
-from fedfrozen_app.compare.model import Comparison
-
-__all__ = ["Comparison", "collect"]

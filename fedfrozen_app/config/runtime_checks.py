@@ -1,0 +1,115 @@
+"""How and where a run executes: runner, precision, stacked runs, and what this machine must have for it."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedfrozen_app.config.schema import Config, key_of
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.formatting import counted
+
+if TYPE_CHECKING:  # torch takes seconds to import
+    import torch
+
+
+def check_runner(config: Config) -> None:
+    """Combinations of runtime, runner and precision that cannot work on any machine."""
+    if config.runtime.name != "inprocess" and config.runtime.runner == "cohort":
+        raise UserError(
+            "Flower hands out one client a message, so runtime.runner=cohort cannot work there: "
+            "use runtime=inprocess, or runtime.runner=auto."
+        )
+    stack_runs(config)
+    if config.client.precision == "bf16" and config.model.dtype == "float64":
+        raise UserError(
+            "client.precision=bf16 would change nothing with model.dtype=float64, which autocast leaves as "
+            "it is: use model.dtype=float32, or client.precision=float32."
+        )
+    if config.model.gradient_checkpointing and config.runtime.runner == "cohort":
+        raise UserError(
+            "model.gradient_checkpointing=true computes activations again, which clients that train together "
+            "cannot: use runtime.runner=auto or sequential."
+        )
+
+
+def stack_runs(config: Config) -> int | None:
+    """How many runs of a sweep train together: 1 for `off`, None for `auto`."""
+    word = config.runtime.stack_runs
+    if word in ("auto", "off"):
+        return 1 if word == "off" else None
+    if not word.isascii() or not word.isdigit() or int(word) < 1:
+        raise UserError(
+            f"runtime.stack_runs={word} is unknown: give a number of runs from 1 on, auto or off."
+        )
+    return int(word)
+
+
+def device_of(name: str) -> "torch.device":
+    import torch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device=cuda was asked for, but torch sees no GPU: use device=cpu or device=auto.")
+    return torch.device(name)
+
+
+def devices_of(config: Config) -> "list[torch.device]":
+    """The devices over which the clients of a round are spread, the main one first."""
+    import torch
+
+    first, asked = device_of(config.device), config.runtime.gpus
+    if asked == 1:
+        return [first]
+    if asked > (there := torch.cuda.device_count() if first.type == "cuda" else 0):
+        raise UserError(
+            f"runtime.gpus={asked} was asked for, and torch sees {counted(there, 'GPU')}: set runtime.gpus=1"
+            + (f", or up to {there}." if there > 1 else ".")
+        )
+    return [first, *(torch.device("cuda", number) for number in range(1, asked))]
+
+
+def check_gpus(config: Config) -> None:
+    devices_of(config)
+    runtime = config.runtime
+    if runtime.gpus == 1:
+        return
+    alone = {
+        "runtime=inprocess": runtime.name != "inprocess",
+        "runtime.runner=auto or cohort": runtime.runner == "sequential",
+        "privacy=none": config.privacy.name != "none",
+        "model.gradient_checkpointing=false": config.model.gradient_checkpointing,
+        "adapters of one rank (adapter.ranks={})": bool(config.adapter.ranks),
+        "runtime.stack_runs=auto or off": (stack_runs(config) or 1) > 1,
+    }
+    if needed := next((word for word, lacks in alone.items() if lacks), None):
+        raise UserError(
+            f"runtime.gpus={runtime.gpus} spreads the clients of one run that train together, which needs "
+            f"{needed}: set that, or runtime.gpus=1."
+        )
+
+
+def check_files(config: Config) -> None:
+    """Refuse a missing folder now, not after the model has been built."""
+    for key, local in (
+        ("dataset.path", config.dataset.kind != "hub" and "://" not in (config.dataset.path or "")),
+        ("model.path", config.model.source == "checkpoint"),
+        ("model.roles", True),
+        ("adapter.path", True),
+        ("dataset.tokenizer_text", True),
+        ("partition.path", True),
+        ("partition.census", True),
+        ("start_from", True),
+        ("runtime.server_kit", True),
+    ):
+        path = _value(config, key)
+        if path is not None and local and not Path(path).expanduser().exists():
+            raise UserError(
+                f"{key_of(key)}={path} does not exist: give the path of a folder or file that does."
+            )
+
+
+def _value(config: Config, key: str) -> Any:
+    found: Any = config
+    for part in key.split("."):
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,51 @@
+"""Ctrl-C, a scheduler's SIGTERM and a closed terminal's SIGHUP: one end, and when it must wait."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def interrupt_on_signals() -> None:
+    """All three end the work as Ctrl-C does. A signal that is ignored (nohup, `&`) stays ignored."""
+    if threading.current_thread() is threading.main_thread():  # only there can a handler be set
+        for number in ENDING:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _interrupt)
+
+
+def ignore_signals() -> None:
+    """For the last moment of a process: Python, while it ends, would die of one with another exit code."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def shielded() -> Iterator[None]:
+    """Delay signals: one that arrives inside the block interrupts right after it."""
+    if threading.current_thread() is not threading.main_thread():  # signals never reach others
+        yield
+        return
+    came: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = {number: signal.getsignal(number) for number in ENDING}
+    caught = [n for n, handler in before.items() if handler not in (signal.SIG_IGN, None)]
+    for number in caught:
+        signal.signal(number, remember)
+    try:
+        yield
+    finally:
+        for number in caught:
+            signal.signal(number, before[number])
+    if came:
+        raise KeyboardInterrupt
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

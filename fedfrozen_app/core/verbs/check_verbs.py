@@ -1,0 +1,80 @@
+"""Verbs that check a run before it starts, or audit it afterwards."""
+
+from fedfrozen_app.core.verbs.verb import JSON, TRUSTED, Verb, word
+
+SETTINGS = word("overrides", metavar="KEY=VALUE", nargs="*", help="settings, as for training")
+
+CHECK_VERBS: dict[str, Verb] = {
+    "plan": Verb(
+        "What would be trained, sent and kept, by role, and what memory that takes, before anything runs.",
+        (
+            SETTINGS,
+            JSON,
+            word(
+                "--measure", action="store_true", help="take a few steps: seconds a round, and a GPU's memory"
+            ),
+        ),
+        (
+            "fedfrozen plan strategy=fedfrozen",
+            "fedfrozen plan strategy=safl strategy.top_k=1 --json",
+            "fedfrozen plan dataset=medquad dataset.path=DIR model=checkpoint model.path=DIR --measure",
+        ),
+    ),
+    "methods": Verb(
+        "Every strategy: what it trains, sends and keeps for your model, and its paper.",
+        (SETTINGS, JSON),
+        ("fedfrozen methods", "fedfrozen methods model=vit_cifar dataset.image_size=32"),
+    ),
+    "doctor": Verb(
+        "Whether this machine is fit for a run, and what to change if not.",
+        (SETTINGS,),
+        ("fedfrozen doctor", "fedfrozen doctor runtime=flower num_clients=20"),
+    ),
+    "census": Verb(
+        "Check before training whether the sites' data fit together: census.json and census.html.",
+        (
+            SETTINGS,
+            word(
+                "--floor",
+                type=int,
+                default=10,
+                help="smallest number of people in a published cell; sites have their own",
+            ),
+            word(
+                "--column",
+                action="append",
+                default=[],
+                metavar="NAME=EDGES|WORDS",
+                help="a column to count: age=0,18,65,120 or sex=F,M; sites must name the same",
+            ),
+            word("--epsilon", type=float, help="noise on every count, from each site's privacy budget"),
+            word(
+                "--matches",
+                action="store_true",
+                help="rows that sites share, by keyed hashes; not with --epsilon",
+            ),
+            word("--view", help="of the sites' data"),
+        ),
+        (
+            "fedfrozen census",
+            "fedfrozen census dataset=text dataset.path=notes.csv partition=natural --column age=0,18,65,120",
+            "fedfrozen census runtime=deployed runtime.server_kit=kits/operator output_dir=census",
+        ),
+        "Nothing is trained. Each site counts its own rows and reports what its policy allows; cells of few "
+        "people are hidden, and others with them, so that no one can derive them.",
+    ),
+    "audit": Verb(
+        "Attack a finished run: who was in it, and whether its epsilon holds. Exits 1 if one does not.",
+        (
+            word("run", metavar="RUN", help="the folder of a run, or a site's own privacy folder"),
+            TRUSTED,
+            word(
+                "overrides",
+                metavar="KEY=VALUE",
+                nargs="*",
+                help="client, rows, shadow_pairs, shadow_epochs, seed",
+            ),
+        ),
+        ("fedfrozen audit outputs/RUN", "fedfrozen audit outputs/RUN rows=200 shadow_pairs=1"),
+    ),
+}

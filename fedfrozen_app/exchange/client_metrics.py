@@ -1,0 +1,81 @@
+"""The metrics that a client may send: declared by name, within bounds. Any other makes a bad reply.
+
+Declared are those that every client sends (below), those of the request's algorithm (`losses_reported`,
+`metric_names`), and those of the strategy (`client_metric_names`).
+"""
+
+import math
+import re
+from collections.abc import Collection, Iterable
+
+from fedfrozen_app.core.formatting import printable
+from fedfrozen_app.exchange.messages import Reply
+from fedfrozen_app.exchange.train_request import TrainRequest
+
+MOST = 20_000  # of a client's evaluation, by class and subgroup; of a round there are some tens
+SHOWN = 60  # characters of a name in a sentence
+LONGEST = 400  # characters of a name, of which the words of a subgroup are a part
+MOST_EXAMPLES = 2**53  # a weight beyond is no whole number any more, and one beyond 1e38 no float32
+# Of a metric, and of an update's norm times its weight: far below what float32 holds, so that no sum over
+# clients overflows.
+TOO_LARGE = 1e32
+QUALITY = ("loss", "accuracy", "f1", "f1_macro", "perplexity", "tokens")  # what `Task.evaluate` returns
+ROUND = (
+    *("client_val_before", "client_val_after", "client_val_tokens", "client_seconds"),
+    *(f"personal_{name}" for name in QUALITY),
+)
+ON_TEST = tuple(f"test_{name}" for name in QUALITY)  # where only clients have a model to evaluate
+PRIVACY = ("epsilon", "delta")
+NEEDED = ("train_rows", "test_rows")  # of an evaluation
+EVALUATION = (*NEEDED, "global", "personal", "after", "base", "novel")
+# Of an evaluation by group, MODEL/COLUMN/VALUE/METRIC: see census/fairness_groups.py.
+BY_GROUP = re.compile(
+    r"fair/(global|personal|after)/[^/]+/[^/]*/(rows|people|accuracy|f1|auroc|ece|from|confidence|right)"
+)
+COUNTS = ("rows", "people", "tokens", "seconds", "epsilon")
+SHARES = ("accuracy", "f1", "f1_macro", "auroc", "ece", "delta", "from", "confidence", "right")
+
+
+def declared_metrics(request: TrainRequest, strategy_names: Iterable[str] = ()) -> frozenset[str]:
+    """The names that a reply to this request may have, but for those by group of an evaluation."""
+    if request.evaluate:
+        return frozenset(EVALUATION)
+    found = {*ROUND, *request.method.losses_reported(), *request.method.metric_names, *strategy_names}
+    if request.plan.private:
+        found |= {*ON_TEST}
+    if request.participations:  # a private run's: only its clients are told how often they are drawn
+        found |= {*PRIVACY}
+    return frozenset(found)
+
+
+def problem_of_metrics(reply: Reply, request: TrainRequest, declared: Collection[str]) -> str | None:
+    """Why the reply is bad, as the rest of a sentence."""
+    if len(reply.metrics) > MOST:
+        return f"sent {len(reply.metrics)} figures, and {MOST} are the most"
+    for name, value in reply.metrics.items():
+        if name not in declared and not (request.evaluate and _is_by_group(name)):
+            shown = printable(name[:SHOWN])
+            return f"sent the figure {shown}, which neither its algorithm nor its strategy declares"
+        if not abs(value) < TOO_LARGE:
+            return f"sent the figure {name}, which is {'too large' if math.isfinite(value) else 'not finite'}"
+        if problem := _out_of_bounds(name, value):
+            return f"sent the figure {name}, which is {value:g}: {problem}"
+    if ("epsilon" in reply.metrics) != ("delta" in reply.metrics):
+        return "tells only one of epsilon and delta"
+    if request.evaluate and (missing := [name for name in NEEDED if name not in reply.metrics]):
+        return f"did not send the figure {missing[0]}"
+    return None
+
+
+def _is_by_group(name: str) -> bool:
+    return len(name) <= LONGEST and name.isprintable() and BY_GROUP.fullmatch(name) is not None
+
+
+def _out_of_bounds(name: str, value: float) -> str | None:
+    """By the last word of the name: an accuracy is a share, rows are counted."""
+    last = name.rpartition("/")[2]
+    if any(last == word or last.endswith(f"_{word}") for word in COUNTS) and not 0 <= value <= MOST_EXAMPLES:
+        return "it must be a number from 0 on"
+    if any(last == word or last.endswith(f"_{word}") for word in SHARES) and not -1e-6 <= value <= 1 + 1e-6:
+        return "it must be between 0 and 1"
+    return None

@@ -1,0 +1,23 @@
+"""Lines added to the end of a file, each whole or not at all."""
+
+import errno
+import os
+from pathlib import Path
+
+
+def append(path: Path, text: str, *, mode: int = 0o666, sync: bool = True) -> None:
+    """With `sync` the line is on the disk when this returns. Half a line would spoil the next one too."""
+    line = (text + "\n").encode()
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode)
+    try:
+        whole = os.fstat(handle).st_size
+        try:
+            if os.write(handle, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            if sync:
+                os.fsync(handle)
+        except OSError:
+            os.ftruncate(handle, whole)
+            raise
+    finally:
+        os.close(handle)

@@ -1,0 +1,113 @@
+"""A folder is one thing: a run, a sweep, or neither. Its manifest records which."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.files import folder_manifest as manifest
+from fedfrozen_app.files import status
+from fedfrozen_app.files.folder_manifest import RUN, SWEEP
+
+SWEEPS = ".sweeps"  # in a sweep's folder: for each sweep that is going on, which runs it asked for
+RUN_FILES = (status.FILE, "metrics.jsonl", "summary.json")
+DEPTH = 3  # levels below a folder that are searched for runs: outputs/DATE/TIME, sweeps/NAME/0
+
+
+def kind_of(folder: Path) -> str:
+    """ "run", "sweep" or "". Folders of older versions are known by their files."""
+    if recorded := _recorded_kind(folder):
+        return recorded
+    try:
+        if any((folder / name).is_file() for name in RUN_FILES):
+            return RUN
+        if (folder / SWEEPS).is_dir():
+            return SWEEP
+        members = (status.read(path.parent) for path in folder.glob(f"*/{status.FILE}"))
+        return SWEEP if any(known is not None and known.sweep for known in members) else ""
+    except OSError:  # somebody's who lets nobody read it
+        return ""
+
+
+def kind_above(folder: Path) -> str:
+    """The same for a folder in which others lie: one that only has a file of such a name is neither."""
+    if recorded := _recorded_kind(folder):
+        return recorded
+    try:
+        rows, kept = folder / "metrics.jsonl", folder / "checkpoints"
+        if status.read(folder) is not None or (rows.is_file() and kept.is_dir()):
+            return RUN
+        return SWEEP if (folder / SWEEPS).is_dir() else ""
+    except OSError:
+        return ""
+
+
+def _recorded_kind(folder: Path) -> str:
+    try:
+        found = manifest.read(folder)
+    except OSError:  # the folder's other files say what it is
+        return ""
+    return found.kind if found is not None and found.kind in (RUN, SWEEP) else ""
+
+
+def check_run_place(folder: Path, *, sweep: Path | None = None) -> None:
+    """Whether a run may begin here; `sweep`: as a member of the sweep in this folder."""
+    if kind_of(folder) == SWEEP:
+        raise UserError(
+            f"{folder} holds a sweep, and a run needs a folder of its own: give another output_dir."
+        )
+    _check_above(folder, "a run", allowed=sweep)
+    if kind_of(folder) != RUN and (below := next(runs_below(folder), None)) is not None:
+        raise UserError(
+            f"{folder} holds other runs ({below}), and a run needs a folder of its own: give another "
+            "output_dir."
+        )
+
+
+def check_sweep_place(folder: Path) -> None:
+    """Whether a sweep may begin or continue here."""
+    kind = kind_of(folder)
+    if kind == RUN:
+        raise UserError(
+            f"{folder} holds a run, and a sweep needs a folder of its own: give another output_dir."
+        )
+    _check_above(folder, "a sweep")
+    if kind != SWEEP and (below := next(runs_below(folder), None)) is not None:
+        raise UserError(
+            f"{folder} holds other runs ({below}), which are not of this sweep: give another output_dir."
+        )
+
+
+def check_is_run(folder: Path) -> None:
+    """For a verb that reads one run."""
+    if kind_of(folder) == SWEEP:
+        raise UserError(f"{folder} is a sweep: give the folder of one of its runs, such as {folder}/0.")
+
+
+def check_is_neither(folder: Path, what: str) -> None:
+    """For results that are neither a run nor a sweep."""
+    for place in (folder, *folder.parents):
+        if kind := kind_above(place):
+            raise UserError(
+                f"{place} holds a {kind}, and {what} needs a folder of its own: give another output_dir."
+            )
+
+
+def _check_above(folder: Path, what: str, allowed: Path | None = None) -> None:
+    for place in folder.parents:
+        if place != allowed and (kind := kind_above(place)):
+            raise UserError(
+                f"{folder} lies inside the {kind} {place}, and {what} needs a folder of its own: give "
+                "another output_dir."
+            )
+
+
+def runs_below(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
+    try:
+        folders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    except OSError:
+        return
+    for path in folders:
+        if kind_of(path):
+            yield path
+        elif depth > 1:
+            yield from runs_below(path, depth - 1)

@@ -1,0 +1,53 @@
+"""The rows of a client's local steps, drawn by the client's own generator."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedfrozen_app.config import ClientConfig
+from fedfrozen_app.core.seeds import torch_generator
+from fedfrozen_app.data.augment import with_codes
+from fedfrozen_app.local.client_data import ClientData
+
+
+def drawn_examples(
+    data: ClientData, client: str, server_round: int, phase: int, epochs: int | None
+) -> tuple[Tensor, list[int]]:
+    """The arguments of `ClientData.take` for all steps of a phase, and how many each step takes: row numbers
+    with the augmentation of their images."""
+    config = data.config
+    rows = data.rows(client).train
+    drawn, sizes = drawn_rows(rows, config.client, config.seed, client, server_round, phase, epochs)
+    if data.augments:  # from a generator of its own: the same rows as without
+        generator = torch_generator(config.seed, "augment", client, server_round, phase)
+        drawn = with_codes(drawn, len(data.train_table), generator)
+    return drawn, sizes
+
+
+def drawn_rows(
+    rows: Tensor,
+    settings: ClientConfig,
+    seed: int,
+    client: str,
+    server_round: int,
+    phase: int = 0,
+    epochs: int | None = None,
+) -> tuple[Tensor, list[int]]:
+    """The row numbers of all steps, shuffled in every epoch, and how many of them each step takes. `epochs`:
+    those of the phase, where it has its own number."""
+    later = (phase,) if phase else ()  # the first phase draws what a round without phases draws
+    generator = torch_generator(seed, "batches", client, server_round, *later)
+    times = settings.local_epochs if epochs is None else epochs
+    numbers, count = rows.numpy(), rows.numel()  # numpy's indexing: there are many small clients
+    orders = [numbers[torch.randperm(count, generator=generator).numpy()] for _ in range(times)]
+    whole, rest = divmod(count, settings.batch_size)
+    sizes = ([settings.batch_size] * whole + [rest] * (rest > 0)) * times
+    sizes = sizes[: settings.local_steps]
+    drawn = np.concatenate(orders) if times > 1 else orders[0]
+    return torch.from_numpy(drawn[: sum(sizes)]), sizes
+
+
+def batches(rows: Tensor, settings: ClientConfig, seed: int, client: str, server_round: int) -> list[Tensor]:
+    """The row numbers of each step."""
+    drawn, sizes = drawn_rows(rows, settings, seed, client, server_round)
+    return list(drawn.split(sizes))

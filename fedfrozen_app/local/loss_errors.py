@@ -1,0 +1,94 @@
+"""One sentence for what a client algorithm's `loss` and `finish` must not do, in place of a traceback.
+
+The runner differentiates `loss`, and the cohort runner calls it under `vmap`. So `loss` may neither take
+gradients itself nor branch in Python on a tensor's value.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.local.algorithm import Algorithm, Finished, Start
+from fedfrozen_app.models.task import Batch, Parameters, Task
+from fedfrozen_app.vmap.vmap_escape import NestedGradientError, is_mapped
+
+GRADIENT = "Do not call torch.func.grad inside loss(): return a scalar, and the runner differentiates it."
+BRANCH = (
+    "Do not branch on a tensor's value inside loss(), nor call .item(): use torch.where, "
+    "or set runtime.runner=sequential."
+)
+# Parts of torch's messages.
+GRADIENT_MESSAGES = ("called inside a functorch transform", "second time", "derivative for aten::")
+GRADIENT_UNDER_VMAP = ("does not require grad",)  # elsewhere: a loss that no trained parameter enters
+BRANCH_MESSAGES = ("data-dependent control flow", ".item() on a Tensor", "output dynamic shape")
+
+
+def checked_loss(method: Algorithm, parameters: Parameters, batch: Batch, task: Task, start: Start) -> Tensor:
+    """The algorithm's loss, or a `UserError` that says what it must not do."""
+    with loss_errors(method):
+        return method.loss(parameters, batch, task, start)
+
+
+def checked_losses(
+    method: Algorithm, parameters: Parameters, batch: Batch, task: Task, start: Start
+) -> tuple[Tensor, Tensor]:
+    """The algorithm's loss, and the task's own loss of the parameters that train: the first that it computes,
+    detached. An algorithm that computes none has its whole loss there."""
+    noting, found = task.noting()
+    loss = checked_loss(method, parameters, batch, noting, start)
+    return loss, found[0] if found else loss.detach()
+
+
+def checked_finish(
+    method: Algorithm, start: Start, trained: Parameters, steps: Tensor, rate: float
+) -> Finished:
+    """What `finish` returns, or a `UserError` if its namespaces are not those that the algorithm declares."""
+    with loss_errors(method):
+        finished = method.finish(start, trained, steps, rate)
+    name = f"Algorithm {type(method).__name__}"
+    for kind, returned in (("client_state", finished.client_state), ("to_server", finished.to_server)):
+        declared = getattr(method, kind)
+        if unknown := sorted(set(returned) - set(declared)):
+            raise UserError(
+                f"{name}: finish() returns {kind} '{unknown[0]}', which is not declared: add it to {kind}."
+            )
+    if missing := sorted(set(method.to_server) - set(finished.to_server)):
+        raise UserError(
+            f"{name}: to_server declares '{missing[0]}', which finish() does not return: return it in "
+            "Finished(to_server=...), or leave the declaration out."
+        )
+    return finished
+
+
+@contextmanager
+def loss_errors(method: Algorithm) -> Iterator[None]:
+    """Turn errors about a nested gradient, a tensor branch or an undeclared namespace into a sentence."""
+    try:
+        yield
+    except KeyError as error:
+        key = error.args[0] if error.args else None
+        if not isinstance(key, str) or "." in key:  # the name of a parameter
+            raise
+        raise UserError(
+            f"Algorithm {type(method).__name__}: it reads '{key}', which is no namespace there: from_server "
+            f"declares {_listed(method.from_server)}, client_state {_listed(method.client_state)}."
+        ) from error
+    except RuntimeError as error:
+        sentence = None if method.is_plain() else _sentence(error)
+        if sentence is None:
+            raise
+        raise UserError(f"Algorithm {type(method).__name__}: {sentence}") from error
+
+
+def _sentence(error: RuntimeError) -> str | None:
+    text = str(error)
+    messages = (*GRADIENT_MESSAGES, *GRADIENT_UNDER_VMAP) if is_mapped() else GRADIENT_MESSAGES
+    if isinstance(error, NestedGradientError) or any(message in text for message in messages):
+        return GRADIENT
+    return BRANCH if any(message in text for message in BRANCH_MESSAGES) else None
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(f"'{name}'" for name in names) or "nothing"

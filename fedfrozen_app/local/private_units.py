@@ -1,0 +1,51 @@
+"""The units that differential privacy protects (example, document, patient), and how they are sampled."""
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedfrozen_app.config import Config
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.privacy.coverage import noise_in_sum
+
+if TYPE_CHECKING:
+    from fedfrozen_app.local.worker import Worker
+
+
+def sampling(config: Config, declared: int) -> tuple[float, int]:
+    """(q, steps per round), from the declared size alone: neither may reveal the true one."""
+    if noise_in_sum(config):  # all rows, once: whole numbers have no bound for samples that is as good
+        return 1.0, 1
+    batch = min(config.client.batch_size, declared)
+    steps = config.client.local_epochs * math.ceil(declared / batch)
+    return batch / declared, min(steps, config.client.local_steps or steps)
+
+
+def units_of(worker: "Worker", client: str) -> list[np.ndarray]:
+    """The client's rows by unit of privacy: example, document or patient."""
+    privacy = worker.config.privacy
+    rows = worker.rows(client).train.numpy()
+    if privacy.unit == "example":
+        return list(rows[:, None])
+    column = privacy.unit_column or privacy.unit
+    if column not in worker.corpus.columns:
+        raise UserError(
+            f"privacy.unit={privacy.unit} needs a column that says whose each row is, and the data have no "
+            f"column '{column}': set privacy.unit_column, or use privacy.unit=example."
+        )
+    values = worker.corpus.columns[column]
+    names = values[rows]
+    if not all(str(name).strip() for name in names):  # all of them would count as one unit
+        raise UserError(
+            f"A row of client {client} names no {privacy.unit} in its column '{column}', so that epsilon "
+            f"cannot cover its {privacy.unit}: fill the column, or leave such rows out."
+        )
+    parts = worker.shares.partition
+    elsewhere = [] if parts is None else [part for n, part in enumerate(parts.indices) if str(n) != client]
+    if shared := sorted(set(names) & {name for part in elsewhere for name in values[part]}):
+        raise UserError(
+            f"The {privacy.unit} {shared[0]} has rows at client {client} and at another, so no client's "
+            f"epsilon would cover it: partition the data by it (partition=natural partition.column={column})."
+        )
+    return [rows[names == name] for name in np.unique(names)]

@@ -1,0 +1,70 @@
+"""An audited client's share of the noise in the sum, recorded for `fedfrozen audit`.
+
+The vector that is about to be masked is compared with what the recorded steps make of the round's model,
+encoded here without noise. The difference must be the share that the run promises: its size is worked out
+here, from the run's settings, and not read from what the client adds.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedfrozen_app.exchange.train_request import TrainRequest
+from fedfrozen_app.files.seal import save_arrays
+from fedfrozen_app.local.client_optimizer import learning_rate
+from fedfrozen_app.privacy.audit_record import RecordedRound, read_round, record_folder, round_files
+from fedfrozen_app.privacy.sum_noise import noise_of_run
+from fedfrozen_app.secure.layout import encode
+from fedfrozen_app.secure.roster import Roster
+from fedfrozen_app.secure.vector import Vector
+from fedfrozen_app.secure.work import carriers_of, layout_of, noised, rules_of, updates_of
+
+if TYPE_CHECKING:
+    from fedfrozen_app.local.worker import Worker
+
+
+def record_share(
+    worker: "Worker",
+    client: str,
+    privacy: Path,
+    request: TrainRequest,
+    roster: Roster,
+    base: Mapping[str, Tensor],
+    examples: int,
+    vector: Vector,
+    rounding: np.random.Generator,
+) -> None:
+    """Add what this vector shows to the round's record, if this client is watched. `examples`: the weight of
+    its update; `rounding`: in the state in which it was when the vector was made."""
+    if worker.config.privacy.audited != client or not noised(request):
+        return
+    path = round_files(record_folder(privacy, client))[-1]
+    known = read_round(path)
+    made = {name: torch.from_numpy(value) for name, value in known.made.items()}
+    layout, rules = layout_of(request, base), rules_of(request, len(roster.entries))
+    bare = encode(layout, rules, updates_of(request, made, base), examples, {}, rounding)
+    difference = (vector.body - bare.body).view(np.int32).astype(np.float64)
+    config = worker.config
+    change = learning_rate(config.client, request.round, config.num_rounds) * config.privacy.max_grad_norm
+    whole = noise_of_run(config).multiplier * (change * rules.scale("", ()) + math.sqrt(len(vector.body)))
+    rewrite(path, known, difference / (whole / math.sqrt(carriers_of(request, roster))))
+
+
+def rewrite(path: Path, known: RecordedRound, noise: np.ndarray) -> None:
+    """With this noise, in units of what it should be, in place of that of the steps, which have none."""
+    figures = replace(
+        known.figures, squares=float(noise @ noise), elements=len(noise), products=0.0, pairs=0, masked=True
+    )
+    tensors = {f"made/{name}": torch.from_numpy(value) for name, value in known.made.items()}
+    tensors |= {"seen": torch.from_numpy(known.seen), "there": torch.from_numpy(known.there)}
+    tensors["first"] = torch.from_numpy(noise).float()
+    part = path.with_suffix(".part")
+    save_arrays(tensors, part, {"figures": json.dumps(asdict(figures))})
+    part.replace(path)

@@ -1,0 +1,102 @@
+"""What a comparison is made of: plain data for the terminal, the files and the page alike."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, as read from its folder."""
+
+    folder: Path
+    seed: int
+    summary: dict[str, Any]  # summary.json
+    rows: list[Row]  # metrics.jsonl, round 0 first
+    metrics: dict[str, float]  # by the keys of METRICS; what the run does not report is absent
+    reached: bool = True  # whether its test metric reached the target within the horizon
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One metric over the seeds of a group."""
+
+    values: dict[int, float]  # by seed
+    mean: float
+    std: float | None  # n - 1 in the denominator; None with one seed
+    low: float | None  # 95 % interval of the mean (Student); None with one seed
+    high: float | None  # both within the metric's range
+
+
+@dataclass(frozen=True)
+class Test:
+    """A group against its baseline, over the seeds that both have."""
+
+    baseline: str  # label of the baseline's group
+    seeds: list[int]
+    difference: float  # mean of group - baseline
+    effect: float | None = None  # that over the standard deviation of the differences (Cohen's d_z)
+    t: float | None = None  # p of the paired t test; None: too few seeds for a test to mean something
+    wilcoxon: float | None = None  # p of the signed-rank test
+    t_holm: float | None = None  # the same, corrected for the number of groups tested
+    wilcoxon_holm: float | None = None
+    beside: list[str] = field(default_factory=list)  # what else differs, because the method brings it
+    verdict: str = ""  # "better" | "worse" | "no difference shown" | "too few seeds"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but the seed."""
+
+    label: str  # short and unique: "fedprox, partition.alpha=0.1"
+    settings: dict[str, Any]  # dotted key -> value, of the keys in which the groups differ
+    named_by: list[str]  # of these, the keys in the label
+    words: dict[str, str] | None  # what the command of its first run sets; None: not known
+    runs: list[Run]  # by seed
+    spreads: dict[str, Spread]  # by the keys of METRICS
+    test: Test | None = None  # None for a baseline, and where there is none to test against
+
+
+@dataclass(frozen=True)
+class Comparison:
+    metric: str  # "accuracy" | "f1": what test_*, final_test_* ... are
+    tested: str  # the metric that the tests are about, a key of METRICS
+    target: float | None  # of rounds_to_target and bytes_to_target
+    horizon: int  # the last round that every run had a chance to train
+    groups: list[Group]
+    baseline: dict[str, Any] = field(default_factory=dict)  # the settings that make a group a baseline
+    common: dict[str, Any] = field(default_factory=dict)  # dotted keys on which all runs agree
+    left_out: list[tuple[Path, str]] = field(default_factory=list)  # folder, reason
+    notes: list[str] = field(default_factory=list)  # sentences that a reader must know
+
+
+# name -> the heading of its column. Accuracies are fractions, bytes are summed over all clients. "selected"
+# is the round with the best validation accuracy; "best" is chosen on the test set itself and thus too good.
+METRICS = {
+    "final": "final test {metric}",
+    "selected": "selected test {metric}",
+    "best": "best test {metric}",
+    "std_last_10": "std last 10",
+    "best_minus_final": "best − final",
+    "worst_client": "worst client",
+    "bytes_up": "bytes up",
+    "bytes_down": "bytes down",
+    "rounds_to_target": "rounds to {target} (of {horizon})",
+    "bytes_to_target": "bytes to {target}",
+    "seconds": "seconds",
+}
+SHARES = ("final", "selected", "best", "std_last_10", "best_minus_final", "worst_client")
+
+
+def bounds(name: str) -> tuple[float, float]:
+    """The least and the greatest value that a metric can have."""
+    return (0.0, 1.0 if name in SHARES else math.inf)
+
+
+def heading(name: str, comparison: Comparison) -> str:
+    """The column's title, with the metric and the target filled in."""
+    target = "target" if comparison.target is None else f"{comparison.target:g}"
+    return METRICS[name].format(metric=comparison.metric, target=target, horizon=comparison.horizon)

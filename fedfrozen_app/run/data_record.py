@@ -1,0 +1,82 @@
+"""`data.json`: the rows of a run, from the files to the clients."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedfrozen_app.data.subwords import tokenizer_json
+from fedfrozen_app.files.disk import remove_file, replace_file
+from fedfrozen_app.local.worker import Worker
+
+FILE, TOKENIZER = "data.json", "tokenizer.json"
+
+
+def write_data_record(worker: Worker, folder: Path) -> None:
+    replace_file(folder / FILE, json.dumps(data_record(worker), indent=2))
+
+
+def write_tokenizer(worker: Worker, folder: Path) -> None:
+    """A learned tokenizer, as transformers and `dataset.tokenizer` read it; none of an earlier run stays."""
+    reading = worker.corpus.reading
+    if reading is None or reading.vocabulary is None:
+        remove_file(folder / TOKENIZER)
+    else:
+        replace_file(folder / TOKENIZER, tokenizer_json(reading.vocabulary))
+
+
+def data_record(worker: Worker) -> dict[str, Any]:
+    """What was read and dropped, and the classes of each split and client.
+
+    Of real sites only the server's own rows are here: what a site tells of its rows is its policy's to say.
+    """
+    corpus, shares, names = worker.corpus, worker.shares, worker.corpus.stratum_names
+    parts = shares.partition
+    account = corpus.account or {"files": [], "splits": {}, "warnings": []}
+    used = {
+        "train": _counts(corpus.strata, names),
+        "test": _counts(corpus.test_strata, names),
+        "server_validation": _counts(corpus.strata[shares.validation], names),
+    }
+    clients: dict[str, Any] = {}
+    for number, rows in enumerate(parts.indices if parts is not None else ()):
+        assert parts is not None
+        held = worker.rows(str(number)).validation.numpy()
+        tested = shares.test[number] if shares.test else np.arange(0)
+        clients[str(number)] = {
+            "name": parts.names[number],
+            **_counts(corpus.strata[rows], names),
+            "held_out": len(held),
+            "test_rows": len(tested),
+        }
+    return {
+        "version": 1,
+        "dataset": corpus.name,
+        "task": corpus.task,
+        "classes": list(corpus.every_class) or list(names),
+        **account,
+        **_texts(worker),
+        "rows": used,
+        "clients": clients,
+    }
+
+
+def _texts(worker: Worker) -> dict[str, Any]:
+    """How texts became tokens, and how many were cut; nothing for pictures."""
+    reading, account = worker.corpus.reading, worker.corpus.account
+    if reading is None or "texts" not in account:
+        return {}
+    tokenizer: dict[str, Any] = {"learned": False, "pieces": worker.corpus.vocab_size}
+    if (own := reading.vocabulary) is not None:
+        tokenizer = {"learned": True, "pieces": own.size, "lowercase": own.lowercase, "sha256": own.digest}
+    return {"texts": account["texts"] | {"tokenizer": tokenizer}}
+
+
+def _counts(strata: np.ndarray, names: Sequence[str]) -> dict[str, Any]:
+    found = np.bincount(strata, minlength=len(names))
+    return {
+        "rows": len(strata),
+        "by_class": {name: int(count) for name, count in zip(names, found, strict=True) if count},
+    }

@@ -1,0 +1,42 @@
+"""What a Flower run prints, and how it ended."""
+
+import re
+from dataclasses import dataclass
+
+from fedfrozen_app.core.errors import RunFailed, UserError
+from fedfrozen_app.runtimes.flower.processes import SimulationFailed, tail
+
+WORKER = r"\(\w+ pid=\d+(, ip=[^)]+)?\)"  # Ray names the machine where it is not this one
+# Lines of Flower's and Ray's own. They are in the complete log, in the run's folder.
+FLOWERS_OWN = re.compile(
+    rf"^(INFO|WARNING|DEBUG) :|^Successfully installed |^({WORKER}|\(raylet(, ip=[^)]+)?\))"
+    r"|FutureWarning|^  warnings\.warn|^\s*$"
+)
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """How a run ended: `completed`, `failed` or `stopped`, with Flower's details and the run's log."""
+
+    status: str
+    details: str
+    log: list[str]
+
+
+def show(line: str) -> None:
+    """Print a line of a run's log without the worker's name, unless it is Flower's own."""
+    line = re.sub(rf"^{WORKER} (?=Worker \d+ trains on )", "", line)
+    if not FLOWERS_OWN.search(line):
+        print(line, flush=True)
+
+
+def failure(end: RunEnd, more: str = "") -> Exception:
+    """The error of a failed run: our ServerApp's own sentence, or else the end of the log; then `more`."""
+    for kind in (UserError, RunFailed):
+        head = f"{kind.__module__}.{kind.__name__}: "
+        for line in end.log:
+            sentence = line.removeprefix(head)
+            if sentence != line and end.details.endswith(sentence):
+                return kind(sentence)
+    ending = f"The Flower run {end.status}" + (f": {end.details}" if end.details else "")
+    return SimulationFailed("\n".join(part for part in (ending, tail(end.log), more) if part))

@@ -1,0 +1,40 @@
+"""A SuperLink of our own, as a child process."""
+
+import os
+import socket
+import time
+from pathlib import Path
+
+from fedfrozen_app.runtimes.flower.processes import Children, SimulationFailed, free_port
+from fedfrozen_app.runtimes.flower.superlink_connection import Connection
+
+
+class SuperLink(Connection):
+    """A SuperLink on loopback with the SuperExec that starts its ServerApps, as children."""
+
+    def __init__(self, children: Children, home: Path, *, simulation: bool, timeout: float) -> None:
+        """Return once both run and the SuperLink accepts connections."""
+        host, port = "127.0.0.1", free_port()  # the only port it binds: every API is on it
+        super().__init__(f"{host}:{port}", home)
+        self.children = children
+        superlink = ["flower-superlink", "--insecure", "--host", host, "--port", str(port)]
+        superlink += ["--isolation", "process", "--disable-runtime-dependency-installation"]
+        children.start("superlink", superlink + ["--simulation"] * simulation, home)
+        self._wait_until_up(host, port, timeout)
+        # Only now: it would lose seconds to growing pauses between its attempts to connect.
+        superexec = ["flower-superexec", "--insecure", "--runtime-api-address", self.address]
+        children.start("superexec", [*superexec, "--parent-pid", str(os.getpid())], home)
+
+    def _wait_until_up(self, host: str, port: int, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while True:
+            self.children.check()
+            try:
+                socket.create_connection((host, port), timeout=1).close()
+                return
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise SimulationFailed(
+                        f"The SuperLink did not answer within {timeout:.0f} s.\n{self.children.last_words()}"
+                    ) from None
+            time.sleep(0.05)

@@ -1,0 +1,41 @@
+"""The server's connection to its clients: transport, membership, and what all rounds share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from fedfrozen_app.exchange.role import Role
+from fedfrozen_app.server.foundation import Foundation
+from fedfrozen_app.server.lateness import Lateness
+from fedfrozen_app.server.membership import Invitation, Membership
+from fedfrozen_app.server.transport import Transport
+
+
+@dataclass
+class Connection:
+    transport: Transport
+    membership: Membership
+    roles: Mapping[str, Role]
+    foundation: Foundation = field(default_factory=Foundation)
+    lateness: Lateness = field(default_factory=Lateness)
+
+    @property
+    def ticket(self) -> dict[str, str] | None:
+        """What requests to real sites carry: the proposal they accepted. Simulated nodes accept none."""
+        proposal = self.membership.invitation.proposal
+        return None if proposal is None or self.membership.num_partitions() else proposal.ticket
+
+
+def connect(
+    grid: Grid,
+    roles: Mapping[str, Role],
+    *,
+    local: bool = False,
+    data_spec: Mapping[str, Any] | None = None,
+    hello_timeout: float = 120.0,
+) -> Connection:
+    """A connection with defaults for all else; `local`: server and clients share a process."""
+    transport = Transport(grid, local)
+    return Connection(transport, Membership(transport, Invitation(data_spec or {}, hello_timeout)), roles)

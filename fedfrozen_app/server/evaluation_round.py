@@ -1,0 +1,34 @@
+"""A round without training: every client evaluates its model on its own test rows."""
+
+import logging
+from dataclasses import replace
+
+from fedfrozen_app.core.formatting import quoted
+from fedfrozen_app.exchange.count import Traffic
+from fedfrozen_app.server.base import PlannedFedAvg
+from fedfrozen_app.server.round_trip import RoundTrip
+from fedfrozen_app.server.sampling import draw_cohort
+from fedfrozen_app.server.server_state import add_to, follow
+
+log = logging.getLogger(__name__)
+
+
+def evaluate_clients(
+    strategy: PlannedFedAvg, after_round: int
+) -> tuple[dict[str, dict[str, float]], dict[str, str], Traffic]:
+    """Every client's metrics on its own test rows, with the newest shared arrays; why others have none."""
+    request = strategy.request(after_round + 1, {})
+    request, arrays = add_to(request, strategy.model, follow(strategy.server_state, request, strategy.model))
+    plan = replace(strategy.afterwards(after_round + 1), shared=())
+    request = replace(request, plan=plan, evaluate=True, codec=None, choice=None)
+    connection, traffic = strategy.federation.connection, Traffic()
+    nodes = connection.membership.greet()
+    members = [(client, nodes[client]) for client in draw_cohort(nodes, 1.0, strategy.federation.seed, 0)]
+    found, failed = {}, {}
+    for client, reply in RoundTrip(connection, request, arrays, traffic).replies(members):
+        if isinstance(reply, str):
+            failed[client] = quoted(reply)
+            log.warning("Client %s could not be evaluated: it %s.", client, failed[client])
+        else:
+            found[client] = dict(strategy.evaluated(reply.metrics))
+    return found, failed, traffic

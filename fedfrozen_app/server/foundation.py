@@ -1,0 +1,32 @@
+"""Weights that each side loads for itself, such as a pretrained base, and clients that load other ones."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from fedfrozen_app.core.digests import digests
+from fedfrozen_app.exchange.messages import Reply
+from fedfrozen_app.exchange.train_request import TrainRequest
+
+
+@dataclass
+class Foundation:
+    arrays: Callable[[], Mapping[str, Tensor]] = dict  # as the server has loaded them
+    clients: set[str] = field(default_factory=set)  # that loaded other weights: their requests name these
+    _digests: dict[str, str] = field(default_factory=dict)  # once computed: they do not change
+
+    def add_to(
+        self, request: TrainRequest, model: Mapping[str, Tensor]
+    ) -> tuple[TrainRequest, Mapping[str, Tensor]]:
+        """The request with these weights in its base, and all arrays that may have to be sent."""
+        arrays = self.arrays()
+        self._digests = self._digests or digests(arrays)
+        return replace(request, base={**self._digests, **request.base}), {**arrays, **model}
+
+    def is_asked_for(self, reply: Reply | str, request: TrainRequest) -> bool:
+        """Whether the client lacks arrays that the request does not name, because each side loads them."""
+        if isinstance(reply, str) or not reply.lacks or reply.request != request.digest:
+            return False
+        unnamed = {*reply.lacks} - {*request.base}
+        return bool(unnamed) and unnamed <= {*self.arrays()}

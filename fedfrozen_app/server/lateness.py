@@ -1,0 +1,60 @@
+"""Tell the operator of a site whose reply is late, and of the reply when it comes."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fedfrozen_app.core.formatting import clock_time
+
+log = logging.getLogger(__name__)
+# Seconds after which a reply is late: at least, as a multiple of the slowest so far, and before there is one.
+LATE, USUAL, FIRST = 15.0, 3.0, 60.0
+
+
+@dataclass
+class Lateness:
+    """What is late in this run, as its earlier replies say."""
+
+    slowest: float = 0.0  # seconds that an untroubled reply took
+
+    @property
+    def limit(self) -> float:
+        return max(LATE, USUAL * self.slowest) if self.slowest else FIRST
+
+
+@dataclass
+class Awaited:
+    """One reply."""
+
+    lateness: Lateness
+    title: Callable[[], str]  # asked for only where something is told: a round has thousands of replies
+    round: int
+    deadline: float  # as `began`, on the monotonic clock
+    began: float
+    troubled: bool = False  # the operator was told of something: the end of it is told too
+
+    @property
+    def late_at(self) -> float:
+        return float("inf") if self.troubled else self.began + self.lateness.limit
+
+    def tell(self, sentence: str) -> None:
+        self.troubled = True
+        log.warning("%s %s", self.title(), sentence)
+
+    def tell_late(self) -> None:
+        waited = time.monotonic() - self.began
+        self.tell(
+            f"has not answered round {self.round} since {clock_time(-waited)} ({waited:.0f} s): it trains "
+            "longer than usual, or its executor, disk or network fails; the executor's log says which. The "
+            f"round waits for it until {clock_time(self.deadline - time.monotonic())}."
+        )
+
+    def ended(self, *, answered: bool) -> None:
+        waited = time.monotonic() - self.began
+        if not answered:
+            return  # the round says why it was set aside
+        if self.troubled:
+            log.warning("%s answered round %d after %.0f s.", self.title(), self.round, waited)
+        else:
+            self.lateness.slowest = max(self.lateness.slowest, waited)

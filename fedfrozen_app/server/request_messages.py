@@ -1,0 +1,106 @@
+"""Train requests of one round as messages: clients that lack the same arrays share one content."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from flwr.app import Message
+from torch import Tensor
+
+from fedfrozen_app.core.digests import digests
+from fedfrozen_app.exchange.count import Traffic, bytes_by_role
+from fedfrozen_app.exchange.masking_messages import with_envelopes
+from fedfrozen_app.exchange.messages import message_to, train_content, train_message
+from fedfrozen_app.exchange.strict import canonical
+from fedfrozen_app.exchange.train_request import TrainRequest
+from fedfrozen_app.secure.layout import SumLayout
+from fedfrozen_app.server.connection import Connection
+
+
+@dataclass(frozen=True)
+class ToMask:
+    """What a client trains and masks: its cohort's request, its neighbours' shares, its reply's layout."""
+
+    request: TrainRequest
+    envelopes: str
+    layout: SumLayout
+
+
+class ClientRequest(NamedTuple):
+    """One client's request, and all arrays that it may have to be sent."""
+
+    client: str
+    node: int
+    request: TrainRequest
+    model: Mapping[str, Tensor]
+    masked: ToMask | None = None
+
+    @property
+    def envelopes(self) -> str:
+        return "" if self.masked is None else self.masked.envelopes
+
+    @property
+    def layout(self) -> SumLayout | None:
+        return None if self.masked is None else self.masked.layout
+
+
+class Template(NamedTuple):
+    """A message that is copied for every client that lacks the same arrays."""
+
+    message: Message
+    by_role: Counter[str]
+    text_bytes: int
+
+
+@dataclass
+class RequestMessages:
+    connection: Connection
+    traffic: Traffic
+    _templates: dict[tuple[str, ...], Template] = field(default_factory=dict)
+
+    def missing(self, to: ClientRequest) -> list[str]:
+        """The arrays of the request's base that the client has not confirmed."""
+        return self.connection.membership.ledger.missing(to.client, to.request.base)
+
+    def make(self, to: ClientRequest, names: list[str], *, lacking: bool = False) -> Message:
+        """The request with these arrays. `lacking`: in addition to those of an earlier message."""
+        template = self._template(to, names)
+        text_bytes = template.text_bytes + len(to.envelopes.encode())
+        self.traffic.sent(template.by_role, text_bytes, self._cold_bytes(to, names, lacking=lacking))
+        message = message_to(to.node, template.message)
+        if to.envelopes:
+            message.content = with_envelopes(message.content, to.envelopes)
+        return message
+
+    def _cold_bytes(self, to: ClientRequest, names: list[str], *, lacking: bool) -> int | None:
+        """Bytes of the arrays that this message would bring to a client without a cache from earlier runs."""
+        ledger = self.connection.membership.ledger
+        if ledger.is_cold(to.client):
+            return None
+        cold = ledger.missing_cold(to.client, to.request.base)
+        if lacking:  # a cold client was sent the others with the earlier message
+            cold = [name for name in names if name not in {*cold}]
+        return sum(to.model[name].numel() * to.model[name].element_size() for name in cold)
+
+    def _template(self, to: ClientRequest, names: list[str]) -> Template:
+        # Clients that lack the same arrays are sent the same content: a message's content is never changed.
+        key = (to.request.digest, *names)
+        if key not in self._templates:
+            transport, ticket = self.connection.transport, self.connection.ticket
+            arrays = {name: to.model[name] for name in names}
+            content = train_content(to.request, arrays, local=transport.local, ticket=ticket)
+            text = to.request.json + (canonical(ticket) if ticket else "")
+            message = train_message(to.node, to.request, content, ttl=transport.lifetime)
+            by_role = bytes_by_role(arrays, self.connection.roles)
+            self._templates[key] = Template(message, by_role, len(text.encode()))
+        return self._templates[key]
+
+
+def with_client_arrays(
+    request: TrainRequest, model: Mapping[str, Tensor], arrays: Mapping[str, Tensor] | None
+) -> tuple[TrainRequest, Mapping[str, Tensor]]:
+    """The request of a client that is sent arrays of its own, and all arrays that it may have to be sent."""
+    if not arrays:
+        return request, model
+    return replace(request, base={**request.base, **digests(arrays)}), {**model, **arrays}

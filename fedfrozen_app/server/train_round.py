@@ -1,0 +1,196 @@
+"""One round of training: request, replies, the server's step, and the row of its results."""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from torch import Tensor
+
+from fedfrozen_app.adapters.rule import AdapterRule
+from fedfrozen_app.core.digests import bytes_on_their_way, digests_begun
+from fedfrozen_app.core.formatting import format_error
+from fedfrozen_app.exchange.count import count_parameters
+from fedfrozen_app.exchange.messages import Reply
+from fedfrozen_app.exchange.names import PARAMETERS, is_parameter
+from fedfrozen_app.files.rows import Row
+from fedfrozen_app.server.aggregate import Update
+from fedfrozen_app.server.masked_training import masked_round
+from fedfrozen_app.server.record import RoundClock, RoundRecord
+from fedfrozen_app.server.round_trip import RoundTrip
+from fedfrozen_app.server.seams import StrategySeams
+from fedfrozen_app.server.server_state import add_to, follow
+
+log = logging.getLogger(__name__)
+
+
+class TrainRound:
+    def __init__(self, strategy: StrategySeams, server_round: int) -> None:
+        """Draw the cohort and make the request."""
+        federation = strategy.federation
+        nodes = federation.connection.membership.present()
+        self.strategy, self.number, self.population = strategy, server_round, len(nodes)
+        self.cohort = federation.cohort(nodes, server_round)
+        request = strategy.request(server_round, federation.participations(nodes, strategy.num_rounds))
+        self.trained_params = count_parameters(strategy.model, strategy.client_plan(server_round).trained)
+        strategy.optimizer.follow(set(request.plan.shared))
+        strategy.server_state = follow(strategy.server_state, request, strategy.model)
+        self.request, self.arrays = add_to(request, strategy.model, strategy.server_state)
+        if federation.secure.name == "on" and not federation.in_batches:
+            known = federation.sums.cohort(self.cohort, self.request, nodes, private=federation.private)
+            self.cohort = known
+        self.members = [(client, nodes[client]) for client in self.cohort]
+        aggregator = federation.aggregator(
+            strategy.model, strategy.median_norm, strategy.zero_fill, strategy.equal
+        )
+        clock = RoundClock(time.perf_counter())  # the plan is made
+        self.record = RoundRecord(server_round, aggregator, federation.aggregation.quorum, clock=clock)
+
+    def run(self) -> Row:
+        """Train, step, and update the strategy's model; returns the round's row."""
+        rule = self.strategy.federation.rule
+        if self.strategy.federation.secure.name == "on":
+            self._collect_masked()
+            rule.begin()
+        else:
+            rule.begin()
+            self._collect()
+        update = self.record.finish(len(self.cohort), self.population)
+        return self._close(update)
+
+    # Replies -----------------------------------------------------------------------------------------
+
+    def _collect_masked(self) -> None:
+        masked = masked_round(self.strategy, self.request, self.members, self.arrays, self.record.traffic)
+        masked.run()
+        self.record.take_masked(masked)
+        for client, names in masked.known.items():
+            self.strategy.on_reply(client, names)
+
+    def _collect(self) -> None:
+        strategy, rule = self.strategy, self.strategy.federation.rule
+        per_client_arrays = {
+            client: strategy.per_client_arrays(client) | rule.narrowed(client, strategy.model)
+            for client in self.cohort
+        }
+        trip = RoundTrip(
+            strategy.federation.connection,
+            self.request,
+            self.arrays,
+            self.record.traffic,
+            per_client_arrays,
+            before_metrics=self._aggregate_early(),
+            metric_names=strategy.client_metric_names(),
+        )
+        for client, reply in trip.replies(self.members):
+            self._take(client, reply)
+
+    def _aggregate_early(self) -> Callable[[Reply], None] | None:
+        """Aggregates a block before its metrics are known, and even takes the server's step; None where
+        individual replies are needed."""
+        strategy, federation, record = self.strategy, self.strategy.federation, self.record
+        rule = federation.rule
+        if strategy.keeps_replies or rule.one_by_one or rule.ranks or federation.on_upload:
+            return None
+
+        def aggregate(reply: Reply) -> None:
+            record.expect(reply)
+            # `observe` may change the merged values: then nothing is done with them before.
+            may_step = not strategy.observes and strategy.can_step_early
+            may_step = may_step and federation.connection.transport.can_prefetch
+            if may_step and (likely := record.predict(len(self.cohort))) is not None:
+                likely.merged = self._step(likely)
+                self.prefetch_next(likely.merged)
+
+        return aggregate
+
+    def _take(self, client: str, reply: Reply | str) -> None:
+        """Add a reply to the sum, or note why there is none, and show it to whom it concerns."""
+        strategy, rule = self.strategy, self.strategy.federation.rule
+        if not isinstance(reply, str) and client in rule.ranks:
+            reply.arrays = rule.widened(client, reply.arrays, strategy.model)
+        strategy.federation.show_upload(self.number, client, reply, strategy.model)
+        names = [] if isinstance(reply, str) else list(filter(is_parameter, reply.arrays))
+        sent: dict[str, Tensor] = {}
+        weight, counts = 0.0, 0.0
+        if not isinstance(reply, str):
+            weight = strategy.client_weight(client, reply.examples, reply.metrics)
+            if not (math.isfinite(weight) and weight > 0):
+                reply = f"would count {weight:g} times in the mean, which must be a positive number"
+        if (strategy.keeps_replies or rule.one_by_one) and not isinstance(reply, str):
+            counts = self.record.aggregator.counts(PARAMETERS, weight, 1)
+            # The aggregator turns a reply into an update in place, and all rows of a block at once.
+            reply.arrays = {name: value.clone() for name, value in reply.arrays.items()}
+            sent = {name: reply.arrays[name].clone() for name in names}
+        if self.record.take(client, reply, weight):
+            strategy.on_reply(client, names)
+            if strategy.keeps_replies:
+                strategy.keep_reply(client, sent)
+            if rule.one_by_one:
+                rule.take(client, sent, counts)
+
+    # The server's step -------------------------------------------------------------------------------
+
+    def _step(self, update: Update) -> dict[str, Tensor]:
+        """The next values of all names that the round changes."""
+        model = self.strategy.model
+        # Without replies no step is taken: an optimiser would continue by its momentum.
+        stepped = self.strategy.step(update) if update.replies else {}
+        return {name: value.to(model[name]) for name, value in stepped.items()}  # device and dtype
+
+    def _close(self, update: Update) -> Row:
+        strategy, record, observes = self.strategy, self.record, self.strategy.observes
+        stepping = time.perf_counter()
+        merged = self._step(update) if update.merged is None else update.merged
+        if not observes and update.merged is None:
+            stepping += self.prefetch_next(merged)
+        strategy.all_valid = not record.failures
+        copying = None if observes else bytes_on_their_way(merged)  # wait once, for these and the drift
+        drift = update.drift
+        record.clock.aggregating += time.perf_counter() - stepping
+        row = record.row(strategy.stage(self.number), self.cohort, self.trained_params, drift)
+        if strategy.federation.connection.membership.of_sites:
+            row["bytes_down_cold"] = record.traffic.down_cold
+        strategy.median_norm = row.get("usual_norm")
+        closing = time.perf_counter()
+        row |= strategy.observe(row, merged)
+        if observes:
+            closing += self.prefetch_next(merged)
+        changed = digests_begun(merged, copying)
+        strategy.model.update(merged)
+        moved = digests_begun(self._move_base() if update.replies else {})
+        strategy.model_digests.expect(lambda: changed() | moved())
+        row["seconds"]["aggregate"] += time.perf_counter() - closing
+        return row
+
+    def _move_base(self) -> dict[str, Tensor]:
+        """Let the adapters' rule change the model after the step; the values that it has changed."""
+        strategy = self.strategy
+        moved: dict[str, Tensor] = {}
+        for name, value in strategy.federation.rule.close(self.number, strategy.model).items():
+            if value is None:
+                del strategy.model[name], strategy.digests[name]
+            else:
+                strategy.model[name] = moved[name] = value
+        return moved
+
+    def prefetch_next(self, merged: Mapping[str, Tensor]) -> float:
+        """Predict the next round as soon as its model is known, so that an idle device can start it.
+
+        Returns the seconds that this took, which are not part of this round's own work.
+        """
+        began = time.perf_counter()
+        strategy, federation = self.strategy, self.strategy.federation
+        transport = federation.connection.transport
+        moves = type(federation.rule).close is not AdapterRule.close  # the model will still change
+        if not transport.can_prefetch or moves or federation.secure.name == "on":
+            return 0.0
+        if self.number < strategy.num_rounds:
+            try:
+                request = strategy.request(self.number + 1, self.request.participations)
+                known = {name: digest for name, digest in request.base.items() if name not in merged}
+                transport.prefetch(replace(request, base=known), {**strategy.model, **merged})
+            except Exception as error:  # noqa: BLE001  (an error that lasts comes again with the round)
+                log.info("Round %d could not be prefetched: %s", self.number + 1, format_error(error))
+        return time.perf_counter() - began

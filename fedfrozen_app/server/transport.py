@@ -1,0 +1,134 @@
+"""Messages over any Flower grid: send them, wait for the replies, notice when one is lost."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from fedfrozen_app.core.flower_internals import ErrorCode
+from fedfrozen_app.exchange.hello_messages import alive_message
+from fedfrozen_app.exchange.train_request import TrainRequest
+from fedfrozen_app.server.lateness import Awaited
+
+# Seconds without a reply after which a site is asked whether it is alive: first, and at most.
+ALIVE_FIRST, ALIVE_PAUSE = 45.0, 300.0
+TRANSFER = 15.0  # seconds that a message may be on its way when a run is stopped
+
+
+@dataclass
+class Transport:
+    grid: Grid
+    local: bool = False  # arrays travel by reference: server and clients share a process
+    timeout: float = 3600.0  # seconds for the replies of a round
+    stop_requested: Callable[[], bool] = lambda: False  # whether the run should end
+    _unanswered: set[str] = field(default_factory=set)  # messages that nodes may still be fetching
+
+    @property
+    def lifetime(self) -> float:
+        """How long Flower keeps a message of a round."""
+        return with_grace(self.timeout)
+
+    def send(self, messages: list[Message]) -> list[str]:
+        """The ids of the messages."""
+        sent = list(self.grid.push_messages(messages)) if messages else []
+        if not self.local:
+            self._unanswered.update(sent)
+        return sent
+
+    def receive(self, message_id: str, deadline: float) -> Message | None:
+        """The reply to this message; None if there is none by the deadline."""
+        pause = 0.01
+        while True:
+            for message in self.grid.pull_messages([message_id]):
+                self._unanswered.discard(message_id)
+                return message
+            if time.monotonic() > deadline:
+                return None
+            self.pause(pause)
+            pause = min(2 * pause, 0.5)  # short rounds are not delayed, long ones are not polled all the time
+
+    def receive_or_lost(
+        self, node: int, message_id: str, deadline: float, *, probe: bool, awaited: Awaited
+    ) -> tuple[Message | None, bool]:
+        """The reply to a train request, and whether the request is lost: the site answered a later message.
+
+        A site handles one message after another. If its SuperNode is killed with a request and is back before
+        the server notices, Flower considers the request in work forever. `probe`: send such later
+        messages, and tell the operator of a late reply.
+        """
+        probes: list[str] = []
+        pause = ALIVE_FIRST
+        probe_at = time.monotonic() + pause
+        while True:
+            until = min(deadline, probe_at, awaited.late_at) if probe else deadline
+            message = self.receive(message_id, until)
+            now = time.monotonic()
+            if message is not None or now >= deadline:
+                return message, False
+            if now >= awaited.late_at:
+                awaited.tell_late()
+            if now < probe_at:
+                continue
+            if any(self.receive(sent, 0.0) is not None for sent in probes):
+                message = self.receive(message_id, 0.0)  # it may have answered both since
+                return message, message is None
+            probes += self.send([alive_message(node, self.lifetime)])
+            pause = min(2 * pause, ALIVE_PAUSE)
+            probe_at = time.monotonic() + pause
+
+    def blocks(self, message_ids: Sequence[str]) -> list[list[str]]:
+        """The order in which to fetch replies. A grid that trains clients together has blocks."""
+        if hasattr(self.grid, "schedule"):
+            found: list[list[str]] = self.grid.schedule(list(message_ids))
+            return found
+        return [[message_id] for message_id in message_ids]
+
+    @property
+    def can_prefetch(self) -> bool:
+        """Whether the grid can start a round's work before its requests are sent."""
+        return getattr(self.grid, "can_prefetch", False)
+
+    def prefetch(self, request: TrainRequest, model: Mapping[str, Tensor]) -> None:
+        """Predict the next round for a grid that can prefetch. A wrong prediction changes no result."""
+        self.grid.prefetch(request, model)  # type: ignore[attr-defined]
+
+    def pause(self, seconds: float) -> None:
+        if self.stop_requested():
+            raise KeyboardInterrupt
+        time.sleep(seconds)
+
+    def drain(self) -> None:
+        """Before a run is stopped: give nodes time to fetch a message that is on its way, and to answer it.
+
+        A node of Flower that is fetching a message when its run ends answers the next run with this one's
+        reply. Training is not waited for, because it may take long.
+        """
+        until = time.monotonic() + TRANSFER
+        while self._unanswered and time.monotonic() < until:
+            for message in self.grid.pull_messages(list(self._unanswered)):
+                self._unanswered.discard(message.metadata.reply_to_message_id)
+            time.sleep(0.2)
+
+
+def with_grace(timeout: float) -> float:
+    """How long Flower keeps a message and its reply.
+
+    Replies are fetched one by one. If one of them takes all of the time-out, the others must still be there
+    afterwards; but not much longer, or a client that comes back late would train for nothing.
+    """
+    return 1.25 * timeout + 60
+
+
+def is_gone(message: Message) -> bool:
+    """Flower answers for a node that has missed two heartbeats."""
+    return message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE
+
+
+def has_crashed(message: Message) -> bool:
+    """A node answers so when its executor was killed or hung, and is being restarted; and Flower does when a
+    node was killed while it sent its reply."""
+    lost = (ErrorCode.CLIENT_APP_CRASHED, ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
+    return message.has_error() and message.error.code in lost

@@ -1,0 +1,166 @@
+"""The SuperNode's client of the server: it shows the site's certificate, and no call of it hangs.
+
+Flower's SuperNode knows no client certificates and creates its client in one place: ours is put there.
+"""
+
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import httpx
+
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.flower_internals import (
+    FleetHttpClient,
+    GetRunRequest,
+    Node,
+    ProtobufClientInterceptor,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+    RetryInvoker,
+    SendNodeHeartbeatRequest,
+    SendNodeHeartbeatResponse,
+    use_fleet_client,
+)
+from fedfrozen_app.sites.inbox import Inbox
+from fedfrozen_app.sites.kit import Kit
+from fedfrozen_app.sites.link import NAME, Contact, Patience
+from fedfrozen_app.sites.sign import Note
+
+
+def server_context(kit: Kit) -> ssl.SSLContext:
+    """TLS with the server: its certificate must be of the federation's authority, and it gets this site's."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        made.load_verify_locations(kit.folder / "ca.crt")
+        made.load_cert_chain(kit.folder / "node.crt", kit.folder / "node.key")
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(
+            f"ca.crt, node.crt or node.key of {kit.folder} cannot be read ({error}): install the kit again."
+        ) from error
+    return made
+
+
+def was_cut(error: BaseException | None) -> bool:
+    """Whether the connection was cut during the handshake, rather than a certificate refused."""
+    while error is not None:
+        if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def refuse_compressed(response: httpx.Response) -> None:
+    """Before its content is read: a few bytes could be inflated to more than this machine has."""
+    if "content-encoding" in response.headers:
+        raise httpx.DecodingError("the server's answer is compressed, which none of Flower's is")
+
+
+@dataclass(frozen=True)
+class SiteConnection:
+    """What the client of one site reads and updates."""
+
+    kit: Kit
+    contact: Contact
+    inbox: Inbox
+    note: Note  # of the SuperNode's state, for the watchdog
+    patience: Patience
+
+    def report(self, state: str) -> None:
+        self.note.write(state, self.kit.limits.transfer)
+
+
+class SiteFleetClient(FleetHttpClient):
+    """Flower creates it from the server's address alone: the rest is an attribute of a subclass."""
+
+    connection: ClassVar[SiteConnection]
+
+    @classmethod
+    def from_server_address(
+        cls,
+        server_address: str,
+        insecure: bool,
+        root_certificates: bytes | str | None,
+        interceptors: Sequence[ProtobufClientInterceptor],
+        *,
+        retry_invoker: RetryInvoker | None = None,
+    ) -> Self:
+        made = cls(
+            f"https://{server_address}",
+            interceptors=interceptors,
+            verify=server_context(cls.connection.kit),
+            retry_invoker=retry_invoker,
+        )
+        made._client.event_hooks["response"].append(refuse_compressed)
+        return made
+
+    def _unary_unary(self, **request: Any) -> Any:
+        try:
+            return super()._unary_unary(**request)
+        except httpx.TransportError as error:
+            if not was_cut(error):
+                raise
+            # Flower ends the process if an error names SSL; a connection that was cut is retried instead.
+            raise httpx.ReadError("the connection was cut while it was made") from error
+
+    def PullMessages(self, request: PullMessagesRequest) -> PullMessagesResponse:
+        site = self.connection
+        site.report("asking")
+        site.inbox.abandon()
+        answer = super().PullMessages(request)
+        site.contact.node, site.contact.answered = request.node.node_id, time.monotonic()
+        site.inbox.run_is_over = partial(self.is_over, request.node)
+        site.patience.progress()
+        return answer
+
+    def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
+        self.connection.report("fetching a message")
+        return self.connection.patience.check(request, super().PullObject(request))
+
+    def PushMessages(self, request: PushMessagesRequest) -> PushMessagesResponse:
+        self.connection.report("sending an answer")
+        return super().PushMessages(request)
+
+    def PushObject(self, request: PushObjectRequest) -> PushObjectResponse:
+        self.connection.report("sending an answer")
+        return super().PushObject(request)
+
+    def SendNodeHeartbeat(self, request: SendNodeHeartbeatRequest) -> SendNodeHeartbeatResponse:
+        try:
+            answer = super().SendNodeHeartbeat(request)
+            if not answer.success:
+                raise httpx.RemoteProtocolError("the server does not know this site's SuperNode")
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code == httpx.codes.UNAUTHORIZED:  # then Flower ends the process
+                raise
+            # Any other error would end Flower's heartbeat alone; this one is retried a little later.
+            raise httpx.RemoteProtocolError(str(error)) from error
+        self.connection.contact.beat = time.monotonic()
+        return answer
+
+    def is_over(self, node: Node, run: int) -> bool:
+        """Whether the server reports that this run has ended; without an answer it may still run."""
+        try:
+            self.GetRun(GetRunRequest(node=node, run_id=run))
+        except httpx.HTTPStatusError as error:
+            return error.response.status_code == httpx.codes.FORBIDDEN
+        except httpx.HTTPError:
+            return False
+        return False
+
+
+def use_client_of(kit: Kit, contact: Contact, inbox: Inbox) -> None:
+    """Let Flower use the client of this kit."""
+    site = SiteConnection(kit, contact, inbox, Note(kit.meeting, NAME), Patience(kit.limits.transfer))
+    inbox.sign_of_life = partial(site.report, "waiting for the executor")
+    use_fleet_client(type("KitFleetClient", (SiteFleetClient,), {"connection": site}))

@@ -1,0 +1,116 @@
+"""A census: the site counts its rows, of what its policy lets leave."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from flwr.app import Message
+
+from fedfrozen_app.census.ask import Ask, read_ask
+from fedfrozen_app.census.measure import Tokens
+from fedfrozen_app.census.memory import read_memory, write_memory
+from fedfrozen_app.census.record_source import records_of_folder, tokens_of_model
+from fedfrozen_app.census.records import Records
+from fedfrozen_app.census.site import Rules, answer
+from fedfrozen_app.census.site import problem as problem_of_ask
+from fedfrozen_app.exchange.census_messages import CensusReply, census_reply, census_text
+from fedfrozen_app.exchange.hello_messages import WAITING
+from fedfrozen_app.exchange.strict import canonical
+from fedfrozen_app.sites.policy import Policy
+from fedfrozen_app.sites.refusals import RequestRefused
+from fedfrozen_app.sites.site_budget import Price
+from fedfrozen_app.sites.site_state import Incoming, SiteState
+from fedfrozen_app.sites.views import View
+
+
+def handle_census(site: SiteState, incoming: Incoming) -> Message:
+    message, policy, details = incoming.message, incoming.policy, incoming.details
+    try:
+        ask = read_ask(census_text(message))
+    except ValueError as error:
+        raise RequestRefused(f"the census cannot be read: {error}") from None
+    details |= {"run": ask.id, "proposal": ask.hash}
+    view = site.view(ask.view)
+    rules = policy.census_rules(site.kit.match_key)
+    if problem := policy.problem_of_census(ask, view, incoming.bundle) or problem_of_ask(ask, rules):
+        raise RequestRefused(problem)
+    if site.is_waiting(ask.hash, policy.census):
+        if not site.approvals.has(ask.hash):
+            site.check_limit("hellos", policy.hellos_per_day, "hello", "pending")
+            site.approvals.ask(ask)
+            site.audit.write("pending", **details, view=view.name, epsilon_asked=ask.epsilon)
+        return census_answer(site, message, WAITING)
+    site.check_limit("censuses", policy.censuses_per_day, "census")
+    text, charged = count(site, ask, view, rules, policy)
+    epsilon, delta = site.budget.spent()
+    site.audit.write(
+        "census",
+        **details,
+        view=view.name,
+        columns=sorted(ask.columns),
+        floor=rules.floor,
+        hashes=ask.matches,
+        bytes=len(text.encode()),
+        answer=hashlib.sha256(text.encode()).hexdigest(),
+        epsilon=ask.epsilon,
+        charged=charged,
+        epsilon_all_runs=epsilon,
+        delta_all_runs=delta,
+    )
+    return census_answer(site, message, "", text)
+
+
+def count(site: SiteState, ask: Ask, view: View, rules: Rules, policy: Policy) -> tuple[str, str | None]:
+    """The answer's text, and the name under which its epsilon is in the budget."""
+    place = site.kit.var / "census" / f"{view.name}.json"
+    memory = read_memory(place)
+    if ask.epsilon is None:
+        text = canonical(answer(ask, records_of_view(view), rules, memory, tokens_of_site(site)))
+        write_memory(place, memory)
+        return text, None
+    kept = memory.setdefault("noised", {})
+    if charges := charges_for(site, ask):
+        return answer_again(kept, charges, place)
+    charged = f"census-{ask.hash[:32]}"
+    price = Price(ask.epsilon, 0.0, view.unit, ask.hash)
+    if problem := site.budget.problem(charged, price, policy.max_epsilon, policy.max_delta):
+        raise RequestRefused(problem)
+    kept[charged] = canonical(answer(ask, records_of_view(view), rules, {}, tokens_of_site(site)))
+    site.budget.charge(charged, price, 1, ask.hash, site.audit.head)
+    write_memory(place, memory)
+    return kept[charged], charged
+
+
+def charges_for(site: SiteState, ask: Ask) -> list[str]:
+    """The names under which this ask was charged before, oldest first. Nothing here looks at rows: if changed
+    rows led to a new draw, a changed answer would show that they changed, whatever epsilon says.
+
+    An earlier version charged an ask again when rows had changed, under names of its own.
+    """
+    return list(dict.fromkeys([*site.budget.runs_of(ask.hash), *site.audit.charges.get(ask.hash, ())]))
+
+
+def answer_again(kept: Mapping[str, str], charges: list[str], place: Path) -> tuple[str, str]:
+    """The last answer that was charged for, at no cost. A lost one is not drawn again: the mean of many draws
+    has no noise."""
+    for charged in reversed(charges):
+        if charged in kept:
+            return kept[charged], charged
+    raise RequestRefused(
+        f"this census was charged as {charges[-1]}, and {place} does not hold its answer: bring the file "
+        "back from a backup, or let the server ask under another run_id, which is charged anew"
+    )
+
+
+def records_of_view(view: View) -> Records:
+    # The view's own unit column: a dataset reader may have another, or none.
+    return records_of_folder(replace(view.dataset(), unit_column=view.column), None, view.classes or ())
+
+
+def tokens_of_site(site: SiteState) -> Tokens | None:
+    return None if site.kit.model_path is None else tokens_of_model(site.kit.model_path)
+
+
+def census_answer(site: SiteState, message: Message, state: str, text: str = "") -> Message:
+    return census_reply(message, CensusReply(site.kit.name, state, text, site.audit.head))

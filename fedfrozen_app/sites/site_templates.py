@@ -1,0 +1,150 @@
+"""The files of a site's kit."""
+
+from fedfrozen_app.sites.kit_templates import DOCKERFILE, NO_NETWORK, QUIET, SAFE, START, unit
+
+SUPERNODE = f"""\
+#!/bin/sh
+# Talks to the server. It opens no port: the executor meets it at a socket in run/.
+set -eu
+cd "$(dirname "$0")"
+{QUIET}exec fedfrozen site node .
+"""
+
+EXECUTOR = f"""\
+#!/bin/sh
+# Trains, with the package that is installed here, as far as policy.yaml allows. It needs no network.
+set -eu
+cd "$(dirname "$0")"
+{QUIET}exec fedfrozen site exec .
+"""
+
+SITE_YAML = """\
+# Who this site is and where its data lie. Only this file can name a path; the server never can.
+name: @name
+superlink: @superlink
+# What of this site's data a run may train on, by name. A run names a view; rows, columns, classes and whom
+# epsilon protects are said here alone. kind: digits | images | parquet | text | conll | brat | i2b2 | mimic |
+# dicom | nifti | omop (path: a database, query: the cohort as a SELECT);
+# path: relative to this folder; classes: those that all sites have agreed on, and no run begins without them
+# (`fedfrozen site check .` tells those found here); unit: example | document | patient, with its unit_column;
+# examples: the number of rows that the server is told (without it, the true one rounded to tens).
+views:
+  main: @data
+model_path: null       # folder of a pretrained model, where runs start from one (model=checkpoint)
+# match_key: words that all sites have agreed on, and the server does not know: by it the sites' rows are
+# compared in a census, where census_matches of policy.yaml allows it.
+match_key: null
+folder: var            # cache, state and audit.jsonl; needs room for some copies of the model
+cache_gb: 4            # of arrays kept between rounds
+# Seconds after which a part of this site counts as hung and is started again: without a piece of a message
+# coming or going; at work on a message without computing; at work on one message at all.
+limits: {transfer: 300, idle: 300, training: 86400}
+"""
+
+POLICY_YAML = """\
+# What this site allows, whatever the server asks. Changes count from the next message on.
+strategies: @strategies   # names that a run may use
+# SHA-256 of the app bundles that a run may have; any: each one. The bundle's own code is never run here.
+bundles: [@bundle]
+upload_roles: @roles   # what may leave, by role
+min_examples: 50                           # an update from fewer rows would tell too much
+min_people: 20                             # counted where the view's unit is patient; else rows
+secure_aggregation: optional               # required: only runs in which the server sees sums over sites
+min_cohort: 3                              # of so many sites at least
+min_threshold: 0.66                        # share of a round's sites that must stay: more bear more colluders
+min_neighbours: 160                        # with so many others a site shares masks, or with all of a round
+differencing: data                         # no two sums of a view tell fewer apart; model: from one model
+privacy_required: @private                 # refuse runs without differential privacy
+max_epsilon: @epsilon                      # of all private runs together
+max_delta: 1.0e-5                          # of all private runs together
+noise_in_sum: false                        # with privacy_required: also noise that is enough in the sum alone
+approval: @approval                        # ask: a person approves each run (site pending); policy: nobody
+metrics: @metrics                          # whether losses and accuracies leave too; without privacy_required
+rounds_per_day: @rounds
+hellos_per_day: 50
+judgements_per_day: 10
+refusals_per_day: 100                      # refusals and failures; then nothing is answered for a day
+# Before training, a server may ask what data there are (docs: census). yes, no, or ask: a person decides.
+census: @census
+census_floor: 10                           # people in a cell that is told; smaller ones are hidden
+census_columns: {}                         # {age: [0, 18, 40, 65, 120], sex: [F, M]}: edges, or words
+census_matches: false                      # exact hashes of rows (match_key); never with privacy_required
+censuses_per_day: 20
+subgroups: []                              # columns by which a model is judged apart: [sex, age_band]
+downloads: false                           # models or data from the Hugging Face hub
+tokenizers: any                            # own: no run that brings subwords learned at the server
+max_tokens: 8192                           # of a text that this site reads for a run
+"""
+
+# A site that joins for real begins with little, and its steward allows more; a try shall simply run.
+POLICY_STRICT = {
+    "strategies": "[fedfrozen]",
+    "roles": "[value, output, mlp, norm, head]",
+    "private": "true",
+    "epsilon": "3.0",
+    "rounds": "100",
+    "approval": "ask",
+    "metrics": "false",
+    "census": "ask",
+}
+POLICY_TO_TRY = {
+    "strategies": "[fedavg, fedprox, fedfrozen, safl]",
+    "roles": "[embedding, query, key, value, output, mlp, norm, head, adapter]",
+    "private": "false",
+    "epsilon": "8.0",
+    "rounds": "500",
+    "approval": "policy",
+    "metrics": "true",
+    "census": "yes",
+}
+
+SITE_COMPOSE = f"""\
+services:
+  supernode:
+    build: .
+    command: sh supernode.sh
+{SAFE}  executor:
+    build: .
+    command: sh executor.sh
+    network_mode: none
+{SAFE}"""
+
+SITE_README = """\
+# The kit of the site @name
+
+Put your data where `site.yaml` says, read `policy.yaml` and change it to what you allow. These two files are
+yours; the others are signed by the federation's authority and stay as they are (own settings for the
+processes belong into a systemd drop-in). Then three commands:
+
+1. `fedfrozen site check .` tells whether all is in order: files, certificate, TLS, key, data, disk, policy,
+   and whether SuperNode and executor answer.
+2. `sh start.sh` joins the federation. For good: copy the `.service` files to /etc/systemd/system (they expect
+   this folder as /opt/fedfrozen/@name, the package in /opt/fedfrozen/venv or system-wide, and a user
+   `fedfrozen`), or `docker compose up --build`.
+3. `fedfrozen site audit .` shows what was asked, what was sent and what was refused; `fedfrozen site
+   pending .` which runs wait for you, `site show HASH .` what one asks for; `site approve HASH .` lets it in.
+
+`node.key` is this site's identity and was made here; `link.pem`, made at the first start, is how the two
+processes know each other. Neither leaves this folder.
+
+Renew the certificate before it ends (`site check` says when): `fedfrozen site renew .`, send `@name.csr` to
+the authority, and `fedfrozen site install RECEIVED .`; the server admits the new `node.crt`. Data, policy,
+budget and audit log stay as they are.
+
+The fallback is Flower's own way, `fedfrozen site node . --run-code-of-server` and no executor: every message
+starts a process, **and it runs the code that the server sends, without this policy**: only where you trust
+it.
+"""
+
+SITE = {
+    "supernode.sh": SUPERNODE,
+    "executor.sh": EXECUTOR,
+    "start.sh": START.format(parts="supernode executor"),
+    "site.yaml": SITE_YAML,
+    "policy.yaml": POLICY_YAML,
+    "fedfrozen-supernode.service": unit("SuperNode", "@name", "/bin/sh supernode.sh"),
+    "fedfrozen-executor.service": unit("executor", "@name", "/bin/sh executor.sh", more=NO_NETWORK),
+    "Dockerfile": DOCKERFILE,
+    "docker-compose.yaml": SITE_COMPOSE,
+    "README.md": SITE_README,
+}

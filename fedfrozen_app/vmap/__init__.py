@@ -1,0 +1,1 @@
+"""GPU kernels and vmap rewrites. They know no model and no federation."""

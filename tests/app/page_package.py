@@ -1,0 +1,25 @@
+"""The package that docs/adding-a-strategy.md writes, installed."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from tests.foreign_packages import install, make_wheel
+
+PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-strategy.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+FILES = {
+    text.splitlines()[0].removeprefix("# "): text
+    for language, text in BLOCKS
+    if language in ("python", "yaml", "toml")
+}
+SGD = ["client=sgd", "client.momentum=0", "client.lr=0.05", "client.lr_schedule=constant"]
+VARIATES = ["strategy=variates", *SGD, "model.dtype=float64"]
+
+
+def install_page_package(folder: Path) -> Path:
+    """The folder into which pip has installed the page's package."""
+    files = {name: text for name, text in FILES.items() if name.startswith("mymethods/")}
+    points = tomllib.loads(FILES["pyproject.toml"])["project"]["entry-points"]
+    wheel = make_wheel(folder, "mymethods", {"mymethods/__init__.py": "", **files}, points)
+    return install(wheel, folder / "site")

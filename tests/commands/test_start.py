@@ -1,0 +1,84 @@
+"""What a command line says before it trains: order of words, mistakes in data, keys without effect."""
+
+import sys
+
+import pytest
+
+from fedfrozen_app.commands import start
+from fedfrozen_app.config import compose_config
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.verb_table import parse
+from fedfrozen_app.data.sources import DatasetSpec
+from fedfrozen_app.data.sources.load import prepare, read_ahead
+from fedfrozen_app.sweep.multirun import multirun
+
+
+def test_settings_and_options_come_in_any_order():
+    words = ["dataset=text", "--column", "age=0,18", "output_dir=there", "--floor", "5", "num_clients=3"]
+    given = parse("census", words)
+    assert given.overrides == ["dataset=text", "output_dir=there", "num_clients=3"]
+    assert (given.column, given.floor) == (["age=0,18"], 5)
+
+
+@pytest.mark.parametrize("flags", [["--cfg", "job"], ["--cfg=job"], ["--info"]])
+def test_a_flag_that_shows_one_run_is_not_for_a_sweep(flags):
+    with pytest.raises(UserError, match=r"shows the configuration of one run.*leave -m out"):
+        start.train(["-m", *flags, "seed=0,1"])
+
+
+def test_a_path_with_spaces_is_read_and_one_with_brackets_is_told_how(tmp_path):
+    plain = f"dataset.path={tmp_path}/my data/notes.csv"
+    assert compose_config(["dataset=text", plain]).dataset.path == f"{tmp_path}/my data/notes.csv"
+    with pytest.raises(UserError) as refused:
+        compose_config(["dataset=text", "dataset.path=/data/notes (1), new.csv"])
+    said = "\"dataset.path='/data/notes (1), new.csv'\""
+    assert said in str(refused.value)
+    assert compose_config(["dataset=text", said.strip('"')]).dataset.path == "/data/notes (1), new.csv"
+
+
+def test_a_mistake_in_the_data_is_told_before_training_is_imported(tmp_path, monkeypatch):
+    table = tmp_path / "notes.csv"
+    table.write_text("text,label\nfever,ill\nfever, high,ill\n")
+    monkeypatch.setitem(sys.modules, "fedfrozen_app.commands.training", None)  # importing it would fail
+    with pytest.raises(UserError, match="do not have the 2 cells of the header"):
+        start.train(["dataset=text", f"dataset.path={table}", f"output_dir={tmp_path / 'run'}"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_rows_read_ahead_are_not_read_again(tmp_path):
+    table = tmp_path / "notes.csv"
+    table.write_text("text,label\n" + "fever,ill\nnone,well\n" * 5)
+    spec = DatasetSpec(name="x", kind="text", path=str(table))
+    read_ahead(spec)
+    table.unlink()
+    assert len(prepare(spec).train.content) == 8
+    with pytest.raises(UserError, match="does not exist"):  # and they are not kept
+        prepare(spec)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["privacy.epsilon=4,8"], "privacy=none ignores privacy.epsilon"),
+        (["privacy=dp_sgd,none", "privacy.epsilon=8"], "privacy=none ignores privacy.epsilon"),
+        (["seed=0,1", "adapter.rank=4"], "adapter=none ignores adapter.rank"),
+    ],
+)
+def test_a_sweep_over_a_key_without_effect_is_refused_before_its_first_run(tmp_path, words, said):
+    with pytest.raises(UserError, match=said):
+        multirun(["-m", *words, f"output_dir={tmp_path / 'sweep'}"])
+    assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["privacy.epsilon=8"],
+        ["adapter.rank=4"],
+        ["secure_aggregation.min_cohort=5"],
+        ["experiment=digits_few", "privacy.epsilon=8"],
+    ],
+)
+def test_a_run_with_a_key_without_effect_is_refused(words):
+    with pytest.raises(UserError, match=f"ignores {words[-1].partition('=')[0]}"):
+        start.prepare(words)

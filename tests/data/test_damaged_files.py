@@ -1,0 +1,184 @@
+"""Damaged tables: an error, or a warning that counts; never a silent change of the rows."""
+
+import gzip
+import json
+import logging
+import random
+
+import pytest
+
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.data.sources import DatasetSpec
+from fedfrozen_app.data.sources.load import prepare
+
+ROWS = [(f"patient {n} had pain, then rest", "Heart" if n % 2 else "Lung") for n in range(60)]
+HEAD = "text,label"
+
+
+def table(rows=ROWS, head=HEAD, delimiter=","):
+    return "".join([f"{head}\n", *(f'"{text}"{delimiter}{label}\n' for text, label in rows)])
+
+
+def line(number, new, base=None):
+    """The table with one line, counted from 1, replaced."""
+    lines = (base or table()).split("\n")
+    lines[number - 1] = new
+    return "\n".join(lines)
+
+
+def with_rows(*more):
+    return table() + "".join(f"{row}\n" for row in more)
+
+
+PLAIN = f"{HEAD}\n" + "".join(f"patient {n},{label}\n" for n, (_, label) in enumerate(ROWS))
+DAMAGED = {
+    "two unbalanced quotes": line(50, 'rest",Heart', line(10, '"pain,Heart')),
+    "quotes that swallow rows": line(50, 'rest",Heart', line(10, '"pain', PLAIN)),
+    "an open quote at the end": with_rows('"no end,Heart'),
+    "an open quote in the middle": line(30, '"no end,Heart'),
+    "a quote after a quoted cell": line(30, '"a" b,Heart'),
+    "an over-long first row": line(2, '"a",Heart,more'),
+    "an over-long last row": with_rows("a,Heart,more,cells"),
+    "a short row": line(20, "only text"),
+    "an unquoted comma": line(20, "pain, then rest,Heart"),
+    "half of the rows short": table() + "".join(f"text {n}\n" for n in range(30)),
+    "a longer header": table(head="text,label,age"),
+    "a shorter header": table(head="text"),
+    "a column twice": table(head="label,label"),
+    "an empty file": "",
+    "a header alone": f"{HEAD}\n",
+    "only blank lines": "\n\n\n",
+    "no header": table(head="pain,Heart"),
+    "a label NaN": with_rows("a,NaN"),
+    "a label nan in half of the rows": table([(t, "nan" if n % 2 else la) for n, (t, la) in enumerate(ROWS)]),
+    "a label N/A": with_rows("a,N/A"),
+    "a label null": with_rows("a,null"),
+    "a label ?": with_rows("a,?"),
+    "a spreadsheet's error as label": with_rows("a,#N/A"),
+    "an empty label": with_rows("a,"),
+    "an empty text": with_rows(",Heart"),
+    "a label of spaces": with_rows("a,   "),
+    "labels in other case": with_rows("a,heart", "b,HEART"),
+    "labels with another hyphen": with_rows("a,heart-failure", "b,heart failure"),
+    "labels with a no-break space": with_rows("a,heart failure", "b,heart\u00a0failure"),
+    "labels in full-width letters": with_rows("a,\uff28eart"),
+    "semicolons": table(head="text;label", delimiter=";"),
+    "vertical bars": table(head="text|label", delimiter="|"),
+    "tabs in a .csv": table(head="text\tlabel", delimiter="\t"),
+    "Latin-1": with_rows("na\u00efve caf\u00e9,Heart").encode("latin-1"),
+    "Windows-1252": with_rows("caf\u00e9 \u2013 bar,Heart").encode("cp1252"),
+    "a letter lost before": with_rows("na\ufffdve,Heart"),
+    "UTF-16 without its mark": table().encode("utf-16-le"),
+    "zero bytes": table().encode() + b"a\x00b,Heart\n",
+    "UTF-16 cut in half a letter": table().encode("utf-16")[:-1],
+    "one class alone": table([(text, "Heart") for text, _ in ROWS]),
+    "a split with another name": table([(t, f"{la},train") for t, la in ROWS], f"{HEAD},split")
+    + "a,Heart,trian\n",
+    "two labels in one cell of a row": line(30, '"a","Heart\nLung"'),
+}
+
+
+def read(folder, content, name="notes.csv"):
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return prepare(DatasetSpec(kind="text", path=str(folder), test_fraction=0.0))
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damage_is_refused_or_counted(tmp_path, damage):
+    try:
+        found = read(tmp_path, DAMAGED[damage])
+    except UserError as error:
+        assert str(error).endswith(".")
+    else:
+        assert found.account["warnings"], f"{damage}: read in silence as {found.classes}"
+
+
+def test_there_are_forty_of_them():
+    assert len(DAMAGED) >= 40
+
+
+@pytest.mark.parametrize("damage", ["a truncated gzip", "not a gzip"])
+def test_damaged_gzip(tmp_path, damage):
+    data = gzip.compress(table().encode())
+    (tmp_path / "notes.csv.gz").write_bytes(data[: len(data) // 2] if "trunc" in damage else b"text,label\n")
+    with pytest.raises(UserError, match="cannot be read"):
+        prepare(DatasetSpec(kind="text", path=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"text": "a", "label": "x"\n',
+        '["a", "x"]\n',
+        '{"text": "a", "label": "x", "label": "y"}\n',
+        '{"text": "a", "label": {"x": 1}}\n',
+    ],
+)
+def test_damaged_json_lines(tmp_path, content):
+    good = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in ROWS)
+    (tmp_path / "notes.jsonl").write_text(good + content)
+    with pytest.raises(UserError):
+        prepare(DatasetSpec(kind="text", path=str(tmp_path)))
+
+
+def test_sound_tables_are_read_without_a_word(tmp_path):
+    for name, content in {
+        "plain": table(),
+        "cells over lines": with_rows('"first line\nsecond, with a comma\nthird",Heart'),
+        "quotes in cells": with_rows('"he said ""no""",Heart', 'a 5" scar,Heart'),
+        "blank lines": table().replace("\n", "\n\n"),
+        "Windows line ends": table().replace("\n", "\r\n"),
+        "a byte order mark": "\ufeff" + table(),
+        "a class called none": with_rows("a,none"),
+        "semicolons in texts": with_rows('"a; b; c",Heart'),
+    }.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        found = read(folder, content)
+        assert found.account["warnings"] == [], name
+        assert {"Heart", "Lung"} <= set(found.classes), name
+
+
+def test_counts_and_line_numbers_are_said(tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        found = read(tmp_path, with_rows("a,NaN", "b,heart", ",Heart"))
+    assert "dropped 1 of 63 rows whose label is a word for a missing value ('NaN'; line 62" in caplog.text
+    assert "'Heart' (30), 'heart' (1); the rarer ones are in line 63 of notes.csv" in caplog.text
+    assert "dropped 1 of 62 rows without content or label (line 64 of notes.csv)" in caplog.text
+    assert found.account["splits"]["train"] == {
+        "read": 63,
+        "dropped": {"a word for a missing value as label": 1, "no content or no label": 1},
+    }
+    assert found.account["files"][0]["rows"] == 63
+
+
+def test_word_for_a_missing_value_may_be_a_class(tmp_path):
+    (tmp_path / "notes.csv").write_text(with_rows("a,NA"))
+    classes = ("Heart", "Lung", "NA")
+    found = prepare(DatasetSpec(kind="text", path=str(tmp_path), keep_classes=classes, test_fraction=0.0))
+    assert found.classes == classes and len(found.train.content) == 61
+
+
+def test_swallowed_rows_name_the_line(tmp_path):
+    with pytest.raises(UserError, match=r"line 10 of .* look like rows: close its quote"):
+        read(tmp_path, DAMAGED["quotes that swallow rows"])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_damage_is_never_silent(tmp_path, seed):
+    """Insert, delete or double delimiters, quotes and line ends anywhere: the other rows stay as they are."""
+    rng = random.Random(seed)
+    text = table()
+    place = rng.randrange(len(HEAD) + 1, len(text))
+    piece = rng.choice([",", '"', "\n", ';"', '"\n', '",', ""])
+    damaged = text[:place] + piece + text[place + rng.randrange(2) :]
+    whole = read(tmp_path, text)
+    sound = dict(zip(whole.train.content, whole.train.labels, strict=True))
+    try:
+        found = read(tmp_path, damaged)
+    except UserError:
+        return
+    read_now = dict(zip(found.train.content, found.train.labels, strict=True))
+    changed = [one for one in sound if read_now.get(one) != sound[one]]
+    # One letter may change the text or the label of its own row (which a reader cannot know), no other's.
+    assert len(changed) <= 1 or found.account["warnings"], (piece, changed[:3])

@@ -1,0 +1,323 @@
+"""Damaged files of a run and of a sweep, and what every verb does about them.
+
+`python -m tests.files.damage [run] [sweep] [audited]` prints the table of all outcomes.
+"""
+
+import io
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import fedfrozen
+from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.commands import repair
+from fedfrozen_app.commands.watch import LivePages
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.files import status
+from fedfrozen_app.files.disk import replace_file
+from fedfrozen_app.report import output
+from tests.cached_composition import remembered
+from tests.conftest import SMALL
+
+NOBODY = 65534
+TINY = [*SMALL, "num_rounds=2", "track.tensorboard=false"]
+RUN_FILES = (
+    *("model.safetensors", "best.safetensors", "summary.json", "fairness.json", "personal.json"),
+    *("metrics.jsonl", "status.json", "manifest.jsonl", "clients.json", "data.json", "labels.png"),
+    *("curves.png", "report.html", "checkpoints/2/state.json", "checkpoints/2/model.safetensors"),
+)
+SWEEP_FILES = (
+    *("manifest.jsonl", "comparison.csv", "comparison.html"),
+    *("0/status.json", "0/summary.json", "0/metrics.jsonl", "0/manifest.jsonl", "0/model.safetensors"),
+)
+AUDITED_FILES = (
+    *("uploads/2/base.safetensors", "uploads/2/0.safetensors", "uploads/2/digests.json", "privacy/0.json"),
+    *("privacy/audit/0/1.safetensors", "privacy/audit/0/canaries.safetensors", "metrics.jsonl"),
+)
+AUDITED = (
+    *("strategy=fedavg", "privacy=dp_sgd", "privacy.audited='0'", "privacy.canaries=20"),
+    "privacy.epsilon=8",
+)
+
+
+def flip_bit(path: Path) -> None:
+    """One bit in the middle; size and time stay. Of arrays, a bit that changes a weight a little."""
+    state, content = path.stat(), bytearray(path.read_bytes())
+    content[len(content) * 2 // 3] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size * 2 // 3)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def foreign_bytes(path: Path) -> None:
+    """No UTF-8, no JSON, no arrays."""
+    path.write_bytes(b"\xff\xfe\x80 not what a run writes \x00\xc3\x28" * 40)
+
+
+def foreign_json(path: Path) -> None:
+    """JSON that is deeper than a parser goes."""
+    path.write_text("[" * 100_000 + "]" * 100_000)
+
+
+def foreign_owner(path: Path) -> None:
+    path.chmod(0)
+    if os.getuid() == 0:
+        os.chown(path, 0, 0)
+
+
+FAULTS: dict[str, Callable[[Path], None]] = {
+    "bit flip": flip_bit,
+    "truncated": truncate,
+    "empty": empty,
+    "missing": Path.unlink,
+    "foreign bytes": foreign_bytes,
+    "deep JSON": foreign_json,
+    "foreign owner": foreign_owner,
+}
+
+
+def watch_page(folder: str) -> int:
+    """What `fedfrozen watch` serves, without its server."""
+    pages = LivePages(Path(folder))
+    print(pages.page("/", "") or "")
+    return 0
+
+
+def python_run(folder: str) -> int:
+    """What a notebook reads of a run."""
+    run = fedfrozen.load(folder)
+    print(run, run.summary["final_test_accuracy"], run.metrics.to_csv(), run.clients.to_csv())
+    print({name: float(value.sum()) for name, value in run.model().state_dict().items()})
+    return 0
+
+
+def python_sweep(folder: str) -> int:
+    sweep = fedfrozen.load(folder)
+    found = sweep.compare()
+    print(len(sweep.runs), found.table.to_csv(), found.runs.to_csv(), *found.notes)
+    return 0
+
+
+def resume_after_first(run: Path) -> int:
+    """As if the second round had been interrupted."""
+    shutil.rmtree(run / "checkpoints" / "2")
+    known = status.read(run)
+    assert known is not None
+    status.write(run, status.replace(known, state="interrupted"))
+    return command(["resume", str(run)])
+
+
+RUN_VERBS: dict[str, Callable[[Path], int]] = {
+    "evaluate": lambda run: command(["evaluate", str(run)]),
+    "export": lambda run: command(["export", str(run), str(run.parent / "exported")]),
+    "fairness": lambda run: command(["fairness", str(run)]),
+    "personal": lambda run: command(["personal", str(run), f"png={run.parent}/personal.png"]),
+    "show": lambda run: command(["show", str(run)]),
+    "list": lambda run: command(["list", str(run.parent)]),
+    "report": lambda run: command(["report", str(run)]),
+    "compare": lambda run: command(["compare", str(run), "--out", str(run.parent / "compared")]),
+    "watch": lambda run: watch_page(str(run)),
+    "attach": lambda run: command(["attach", str(run)]),
+    "resume": lambda run: command(["resume", str(run)]),
+    "python": lambda run: python_run(str(run)),
+    "from": lambda run: command(
+        [*TINY, "num_rounds=3", f"from={run}/checkpoints/2", f"output_dir={run.parent}/fork"]
+    ),
+    "verify": lambda run: command(["verify", str(run)]),
+    "repair": lambda run: command(["verify", str(run), "--repair"]),
+}
+SWEEP_VERBS: dict[str, Callable[[Path], int]] = {
+    "list": lambda sweep: command(["list", str(sweep)]),
+    "compare": lambda sweep: command(["compare", str(sweep), "--out", str(sweep.parent / "compared")]),
+    "report": lambda sweep: command(["report", str(sweep)]),
+    "watch": lambda sweep: watch_page(str(sweep)),
+    "python": lambda sweep: python_sweep(str(sweep)),
+    "sweep again": lambda sweep: command(["-m", *TINY, "strategy=fedavg", "seed=0,1", f"output_dir={sweep}"]),
+    "verify": lambda sweep: command(["verify", str(sweep)]),
+    "repair": lambda sweep: command(["verify", str(sweep), "--repair"]),
+}
+
+
+AUDITED_VERBS: dict[str, Callable[[Path], int]] = {
+    "audit": lambda run: command(["audit", str(run), "rows=10", "shadow_pairs=1", "shadow_epochs=1"]),
+    "report": RUN_VERBS["report"],
+    "resume": lambda run: resume_after_first(run),
+    "verify": RUN_VERBS["verify"],
+    "repair": RUN_VERBS["repair"],
+}
+TABLES = {
+    "run": (RUN_FILES, RUN_VERBS),
+    "sweep": (SWEEP_FILES, SWEEP_VERBS),
+    "audited": (AUDITED_FILES, AUDITED_VERBS),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out + self.err
+
+
+def carry_out(verb: Callable[[Path], int], folder: Path) -> Outcome:
+    """In this process: what is raised instead of said is raised here too."""
+    out, err = io.StringIO(), io.StringIO()
+    os.environ["COLUMNS"] = "250"  # no word of a table is broken
+    with redirect_stdout(out), redirect_stderr(err), logged(err):
+        try:
+            code = verb(folder)
+        except UserError as error:  # of the page, whose server answers with it
+            print(error)
+            code = 2
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def logged(stream: io.StringIO) -> Iterator[None]:
+    import logging
+
+    handler = logging.StreamHandler(stream)
+    logging.getLogger("fedfrozen_app").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("fedfrozen_app").removeHandler(handler)
+
+
+class Bench:
+    """A trained run, a sweep, an audited run, and a place where copies of them are damaged."""
+
+    def __init__(self, place: Path) -> None:
+        self.kept, self.work = place / "kept", place / "work"
+        self.kept.mkdir()
+        self.clean: dict[tuple[str, str], Outcome] = {}
+        for module in (output, repair):  # pictures take longer than everything else
+            module.write_curves = lambda rows, path, title: replace_file(path, "curves")
+
+    def _train(self, name: str) -> None:
+        shutil.rmtree(self.work, ignore_errors=True)
+        more = AUDITED if name == "audited" else ("personal=true",)
+        words = [*TINY, *more, f"output_dir={self.work}/{name}"]
+        training = SWEEP_VERBS["sweep again"] if name == "sweep" else lambda _: command(words)
+        done = carry_out(training, self.work / name)
+        assert done.code == 0, done.text
+        (self.work / name).rename(self.kept / name)
+
+    def fresh(self, name: str) -> Path:
+        """A whole copy, always in the same place: paths are part of what verbs print."""
+        if not (self.kept / name).exists():
+            self._train(name)
+        shutil.rmtree(self.work, ignore_errors=True)
+        self.work.mkdir()
+        shutil.copytree(self.kept / name, self.work / name)
+        return self.work / name
+
+    def outcome(self, name: str, file: str, fault: str, verb: str) -> tuple[Outcome, Outcome]:
+        """Of the verb on a damaged copy, and on a whole one."""
+        verbs = TABLES[name][1]
+        if (name, verb) not in self.clean:
+            self.clean[name, verb] = carry_out(verbs[verb], self.fresh(name))
+        folder = self.fresh(name)
+        if fault == "foreign owner":
+            with as_nobody(self.work):
+                FAULTS[fault](folder / file) if os.getuid() else None
+                hide(folder / file)
+                return carry_out(verbs[verb], folder), self.clean[name, verb]
+        FAULTS[fault](folder / file)
+        return carry_out(verbs[verb], folder), self.clean[name, verb]
+
+
+def hide(path: Path) -> None:
+    """From everybody but root, who may do this at any time."""
+    before = os.geteuid()
+    os.seteuid(os.getuid())
+    foreign_owner(path)
+    os.seteuid(before)
+
+
+@contextmanager
+def as_nobody(folder: Path) -> Iterator[None]:
+    """Root may read everything: inside the block this process is somebody else, who owns the folder."""
+    if os.getuid():
+        yield
+        return
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@contextmanager
+def bench() -> Iterator[Bench]:
+    """Outside pytest's folders, which are root's alone."""
+    place = Path(tempfile.mkdtemp(prefix="damage-"))
+    place.chmod(0o755)
+    try:
+        yield Bench(place)
+    finally:
+        shutil.rmtree(place)
+
+
+def names_file(outcome: Outcome, file: str) -> bool:
+    parts = Path(file).parts
+    folder = {"checkpoints": "checkpoint", "uploads": "uploads/2"}.get(parts[0], parts[-1])
+    return parts[-1] in outcome.text or folder in outcome.text
+
+
+def verdict(outcome: Outcome, clean: Outcome, file: str) -> str:
+    """ "as ever": the file is not needed; "told": the damage is named; else what is wrong."""
+    if "Traceback" in outcome.text:
+        return "TRACEBACK"
+    named = names_file(outcome, file) and not names_file(clean, file)
+    if outcome.code == clean.code and without_times(outcome.out) == without_times(clean.out) and not named:
+        return "as ever"
+    if not names_file(outcome, file):
+        return "SILENT"
+    if outcome.code == 0:
+        return "told, done"
+    return "told, refused" if outcome.code == 2 else "told, exit 1"
+
+
+def without_times(text: str) -> str:
+    import re
+
+    return re.sub(r"\d+(\.\d+)? (s|ms|min)\b|\d+:\d\d|data-version=\S*", "", text)
+
+
+def main(names: list[str]) -> None:
+    """Print the table: one line per file and fault, one column per verb."""
+    with bench() as found, remembered(found.kept / "composed"):
+        for name in names or list(TABLES):
+            files, verbs = TABLES[name]
+            print(f"\n| {name}: file | fault | " + " | ".join(verbs) + " |")
+            print("|" + "---|" * (2 + len(verbs)))
+            for file in files:
+                for fault in FAULTS:
+                    cells = []
+                    for verb in verbs:
+                        outcome, clean = found.outcome(name, file, fault, verb)
+                        cells.append(verdict(outcome, clean, file))
+                    print(f"| {file} | {fault} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,181 @@
+"""Damaged files: every verb names them, and no number is silently wrong.
+
+The table of all: `python -m tests.files.damage`.
+"""
+
+import shutil
+
+import pytest
+
+from fedfrozen_app.commands.training import ended_text
+from fedfrozen_app.files import checkpoint, status
+from fedfrozen_app.files import folder_manifest as manifest
+from tests.conftest import Run, same_bits
+from tests.files.damage import (
+    FAULTS,
+    RUN_VERBS,
+    SWEEP_VERBS,
+    TABLES,
+    bench,
+    carry_out,
+    command,
+    flip_bit,
+    foreign_bytes,
+    truncate,
+    verdict,
+)
+
+REFUSED, DONE, EXIT_1, EVER = "told, refused", "told, done", "told, exit 1", "as ever"
+CELLS = [
+    ("model.safetensors", "bit flip", "evaluate", REFUSED),
+    ("model.safetensors", "bit flip", "export", REFUSED),
+    ("model.safetensors", "bit flip", "repair", DONE),
+    ("status.json", "foreign bytes", "show", REFUSED),
+    ("status.json", "foreign bytes", "list", DONE),
+    ("summary.json", "foreign bytes", "report", REFUSED),
+    ("fairness.json", "foreign bytes", "report", REFUSED),
+    ("manifest.jsonl", "truncated", "compare", REFUSED),
+    ("data.json", "bit flip", "report", DONE),
+    ("report.html", "missing", "verify", EXIT_1),
+    ("metrics.jsonl", "missing", "list", EVER),
+]
+
+
+@pytest.fixture(scope="module")
+def place():
+    with bench() as found:
+        yield found
+
+
+@pytest.mark.parametrize(("file", "fault", "verb", "expected"), CELLS)
+def test_a_damaged_file_is_named(place, file, fault, verb, expected):
+    outcome, clean = place.outcome("run", file, fault, verb)
+    assert verdict(outcome, clean, file) == expected, outcome.text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", TABLES)
+def test_every_file_every_fault_every_verb(place, name):
+    files, verbs = TABLES[name]
+    wrong = []
+    for file in files:
+        for fault in FAULTS:
+            for verb in verbs:
+                found = verdict(*place.outcome(name, file, fault, verb), file)
+                if found in ("TRACEBACK", "SILENT"):
+                    wrong.append((file, fault, verb, found))
+    assert not wrong, wrong
+
+
+def test_resume_goes_on_from_the_newest_checkpoint_that_is_whole(place):
+    run = place.fresh("run")
+    whole = Run(run).model
+    flip_bit(run / "checkpoints" / "2" / "model.safetensors")
+    status.write(run, status.replace(status.read(run), state="interrupted"))
+    done = carry_out(RUN_VERBS["resume"], run)
+    assert done.code == 0, done.text
+    assert "that of round 2 is damaged; the newest whole one is that of round 1" in done.text
+    assert "Going on after round 1" in done.text
+    assert same_bits(Run(run).model, whole)
+    assert checkpoint.read(run / "checkpoints" / "2").round == 2  # written again
+    assert carry_out(RUN_VERBS["verify"], run).code == 0
+
+
+def test_a_clock_that_goes_back_ends_no_run_before_it_started(tmp_path, monkeypatch):
+    moments = iter(["2026-03-01T12:00:00+01:00", "2026-03-01T11:00:00+01:00"])
+    monkeypatch.setattr(status, "now", lambda: next(moments))
+    with status.recorded(tmp_path, {}, []):
+        pass
+    known = status.read(tmp_path)
+    assert known.state == "complete" and known.ended == known.started == "2026-03-01T12:00:00+01:00"
+
+
+@pytest.mark.parametrize("state", ["interrupted", "failed", "running"])
+def test_attach_to_a_run_that_has_ended_names_resume(tmp_path, state):
+    known = status.Status(state=state, flower_run=7)
+    assert ended_text(tmp_path, known).endswith("wrote no checkpoint: start it again.")
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
+    text = ended_text(tmp_path, known)
+    assert text.endswith(f"go on after round 4 with fedfrozen resume {tmp_path}.")
+    assert ("its process was lost" in text) == (state == "running")
+
+
+def test_a_manifest_without_its_end_is_damaged_but_not_that_of_a_run_that_was_killed(tmp_path):
+    manifest.begin(tmp_path, manifest.RUN)
+    with (tmp_path / manifest.FILE).open("a") as file:
+        file.write("0123abcd {")
+    assert not manifest.read(tmp_path).damage
+    (tmp_path / "summary.json").write_text("{}")
+    assert manifest.read(tmp_path).damage == "its end is missing"
+    manifest.begin(tmp_path, manifest.RUN)  # it goes on
+    assert not manifest.read(tmp_path).damage
+
+
+# One folder is one thing ----------------------------------------------------------------------------------
+
+
+def make(folder, kind: str) -> None:
+    folder.mkdir(parents=True)
+    manifest.begin(folder, kind)
+
+
+@pytest.mark.parametrize(
+    ("there", "kind", "words", "sentence"),
+    [
+        ("run", "run", ["-m", "seed=0,1", "output_dir={}/run"], "holds a run, and a sweep needs a folder"),
+        ("sweep", "sweep", ["output_dir={}/sweep"], "holds a sweep, and a run needs a folder"),
+        ("run", "run", ["output_dir={}/run/checkpoints"], "lies inside the run"),
+        ("run", "run", ["-m", "seed=0,1", "output_dir={}/run/more"], "lies inside the run"),
+        ("sweep", "sweep", ["-m", "seed=0,1", "output_dir={}/sweep/0"], "lies inside the sweep"),
+        ("sweep", "sweep", ["output_dir={}/sweep/new"], "lies inside the sweep"),
+        ("outer/run", "run", ["output_dir={}/outer"], "holds other runs"),
+        ("outer/deep/run", "run", ["-m", "seed=0,1", "output_dir={}/outer"], "holds other runs"),
+        ("run", "run", ["census", "output_dir={}/run"], "holds a run, and a census needs a folder"),
+    ],
+)
+def test_a_folder_is_a_run_or_a_sweep_and_nothing_else(tmp_path, there, kind, words, sentence):
+    make(tmp_path / there, kind)
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    done = carry_out(lambda place: command([word.format(place) for word in words]), tmp_path)
+    assert done.code == 2 and sentence in done.text, done.text
+    assert done.text.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+def test_a_folder_of_an_older_version_is_known_by_its_files(tmp_path):
+    (tmp_path / "run").mkdir()
+    status.write(tmp_path / "run", status.Status(state="complete"))
+    words = ["-m", "seed=0,1", f"output_dir={tmp_path}/run"]
+    done = carry_out(lambda _: command(words), tmp_path)
+    assert done.code == 2 and "holds a run" in done.text
+
+
+# Sweeps ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fault", [truncate, foreign_bytes])
+@pytest.mark.parametrize("name", ["summary.json", "status.json", "manifest.jsonl", "model.safetensors"])
+def test_a_sweep_that_is_given_again_mends_its_damaged_member(place, name, fault):
+    sweep = place.fresh("sweep")
+    clean = carry_out(SWEEP_VERBS["compare"], sweep).out
+    fault(sweep / "0" / name)
+    done = carry_out(SWEEP_VERBS["sweep again"], sweep)
+    assert done.code == 0 and name in done.text, done.text
+    assert carry_out(SWEEP_VERBS["verify"], sweep).code == 0
+    assert sorted(path.name for path in sweep.iterdir() if path.is_dir()) == [".sweeps", "0", "1"]
+    again = carry_out(SWEEP_VERBS["compare"], sweep).out
+    assert again.split("seconds")[0] == clean.split("seconds")[0]
+
+
+@pytest.mark.slow
+def test_one_unreadable_member_does_not_stop_the_comparison_of_the_others(place):
+    sweep = place.fresh("sweep")
+    foreign_bytes(sweep / "0" / "metrics.jsonl")
+    done = carry_out(SWEEP_VERBS["compare"], sweep)
+    assert done.code == 0 and f"Left out: {sweep}/0: its metrics.jsonl is damaged" in done.text
+    shutil.rmtree(sweep / "1")
+    done = carry_out(SWEEP_VERBS["compare"], sweep)
+    assert done.code == 2 and "There is no finished run to compare" in done.text
