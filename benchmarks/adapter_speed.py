@@ -23,13 +23,13 @@ import torch
 from common import RESULTS, arguments, in_fresh_process, peak_bytes, ratio, show, spread, write_result
 from random_rows import random_corpus
 
-from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.config import compose_config, compose_run, read, resolved
 from fedfrozen_app.data.federated import share_out
 from fedfrozen_app.files.rows import read_rows
-from fedfrozen_app.inprocess.runtime import run_in_process
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.models.task import Batch
 from fedfrozen_app.run.job import Job
+from fedfrozen_app.runtimes.inprocess.runtime import run_in_process
 
 CLIENTS, STEPS, RANK, UNCOUNTED = 10, 15, 16, 2
 ADAPTERS = ["adapter=lora", f"adapter.rank={RANK}", f"adapter.alpha={RANK}", "adapter.targets=[query,value]"]
@@ -62,9 +62,9 @@ def words_for(case: str, device: str, tiny: bool, rounds: int) -> list[str]:
 
 
 def app_rates(words: list[str], corpus: Any, images: int) -> list[float]:
-    config = resolved(compose_config(words))
+    composed = compose_run(words)
     with tempfile.TemporaryDirectory() as out, redirect_stdout(io.StringIO()):
-        run_in_process(Job(read(config), config, words, Path(out)), corpus=corpus)
+        run_in_process(Job(composed, Path(out)), corpus=corpus)
         rows = [row for row in read_rows(Path(out)) if row["round"] > UNCOUNTED]
     return [images / (row["seconds"]["train"] + row["seconds"]["aggregate"]) for row in rows]
 
@@ -73,24 +73,24 @@ def central_rates(words: list[str], corpus: Any, images: int, compiled: bool, re
     from peft import LoraConfig, get_peft_model
 
     config = read(resolved(compose_config(words)))
-    resident = Resident(config, corpus, shares=share_out(corpus, config, CLIENTS))
+    worker = Worker(config, corpus, shares=share_out(corpus, config, CLIENTS))
     lora = LoraConfig(r=RANK, lora_alpha=RANK, target_modules=r".*\.(query|value|q_proj|v_proj)",
                       modules_to_save=["classifier"])  # fmt: skip
-    model = get_peft_model(resident.model.train(), lora)
+    model = get_peft_model(worker.model.train(), lora)
     trained = [value for value in model.parameters() if value.requires_grad]
     called = torch.compile(model) if compiled else model
-    task = resident.task.with_call(lambda parameters, inputs: called(**inputs).logits)
+    task = worker.task.with_call(lambda parameters, inputs: called(**inputs).logits)
     optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
     batch, rates = images // STEPS, []
     for _ in range(UNCOUNTED + repeats):
         began = time.perf_counter()
         for _ in range(STEPS):
-            index = torch.randint(len(corpus.train), (batch,), device=resident.device)
-            loss = task.loss({}, Batch(*resident.take(index)))
+            index = torch.randint(len(corpus.train), (batch,), device=worker.device)
+            loss = task.loss({}, Batch(*worker.take(index)))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        if resident.device.type == "cuda":
+        if worker.device.type == "cuda":
             torch.cuda.synchronize()
         rates.append(images / (time.perf_counter() - began))
     return rates[UNCOUNTED:]

@@ -15,7 +15,7 @@ ones after so long). The score is macro F1 (MTSamples), accuracy (PACS) or the l
 (MedQuAD, where less is better), after the last round. Memory is the peak on the GPU, or without one that of
 the process.
 
-    python benchmarks/adapters.py --report-only      puts the tables into docs/adapters.md
+    python benchmarks/adapters.py --report-only      puts the tables into docs/adapters-measured.md
 """
 
 import argparse
@@ -41,8 +41,9 @@ from typing import Any
 from cells import append, into_page, paired, table
 from cells import read as read_lines
 from common import RESULTS, peak_bytes, reset_peak, show, write_result
+from provenance import require_commit
 
-PAGE = Path(__file__).parents[1] / "docs" / "adapters.md"
+PAGE = Path(__file__).parents[1] / "docs" / "adapters-measured.md"
 CELLS = RESULTS / "adapters.jsonl"
 RULES = ("average", "ffa", "fedex", "stack")
 WHOLE = {
@@ -129,7 +130,7 @@ class Cell:
         return f"LoRA {self.rank}, {self.method}" if self.rank else self.method
 
 
-# One cell -------------------------------------------------------------------------------------------------
+# One cell ------------------------------------------------------------------------------------------------
 
 
 def words_for(cell: Cell, options: argparse.Namespace) -> list[str]:
@@ -173,16 +174,15 @@ def run_cell(cell: Cell, options_text: str) -> dict[str, Any]:
     """Train and judge, in a worker process."""
     import torch
 
-    from fedfrozen_app.config import compose_config, read, resolved
-    from fedfrozen_app.inprocess.runtime import run_in_process
+    from fedfrozen_app.config import compose_run
     from fedfrozen_app.run.job import Job
+    from fedfrozen_app.runtimes.inprocess.runtime import run_in_process
 
     logging.getLogger("fedfrozen_app").setLevel(logging.WARNING)
     options = argparse.Namespace(**json.loads(options_text))
     torch.set_num_threads(options.threads)
     corpus, words = corpus_for(cell.study, options_text), words_for(cell, options)
-    resolved_config = resolved(compose_config(words))
-    config = read(resolved_config)
+    composed = compose_run(words)
     on_gpu = options.device != "cpu" and torch.cuda.is_available()
     if on_gpu:
         torch.cuda.empty_cache()
@@ -191,7 +191,7 @@ def run_cell(cell: Cell, options_text: str) -> dict[str, Any]:
         reset_peak()
     began, silent = time.perf_counter(), io.StringIO()
     with tempfile.TemporaryDirectory() as out, redirect_stdout(silent), redirect_stderr(silent):
-        summary = run_in_process(Job(config, resolved_config, words, Path(out)), corpus=corpus)
+        summary = run_in_process(Job(composed, Path(out)), corpus=corpus)
         rows = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
     memory = torch.cuda.max_memory_allocated() if on_gpu else peak_bytes()
     last, score = rows[-1], STUDIES[cell.study].score
@@ -210,7 +210,7 @@ def run_cell(cell: Cell, options_text: str) -> dict[str, Any]:
     }
 
 
-# Cells and their order ------------------------------------------------------------------------------------
+# Cells and their order -----------------------------------------------------------------------------------
 
 
 def setting(options: argparse.Namespace) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def studies(options: argparse.Namespace) -> list[str]:
 
 def methods(options: argparse.Namespace, epsilon: float | None) -> list[tuple[str, int]]:
     """(method, rank). With privacy, the rules that need no more than a mean, and the head alone, which leads
-    docs/privacy.md, FedAvg and SAFL far behind it."""
+    docs/results/safl.md, FedAvg and SAFL far behind it."""
     whole = [name for name in WHOLE if epsilon is None or name == "head"]
     rules = RULES if epsilon is None else ("average", "ffa")
     return [(name, 0) for name in whole] + [(rule, rank) for rank in options.ranks for rule in rules]
@@ -283,7 +283,7 @@ def finished(options: argparse.Namespace) -> dict[Cell, Any]:
 def run_all(options: argparse.Namespace) -> None:
     """Those that are not there yet, until the time is up; cells that have begun are finished."""
     text, began = json.dumps(vars(options)), time.monotonic()
-    asked: set[Cell] = set()
+    commit, asked = require_commit(), set[Cell]()
     found = finished(options)
     running: dict[Future[dict[str, Any]], Cell] = {}
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
@@ -299,7 +299,7 @@ def run_all(options: argparse.Namespace) -> None:
             for done in wait(running, return_when=FIRST_COMPLETED).done:
                 cell = running.pop(done)
                 if (error := done.exception()) is not None:
-                    from fedfrozen_app.errors import RunFailed
+                    from fedfrozen_app.core.errors import RunFailed
 
                     print(f"FAILED {cell.name}: {type(error).__name__}: {error}", flush=True)
                     if not isinstance(error, RunFailed):  # a wrong path is nobody's result
@@ -313,10 +313,10 @@ def run_all(options: argparse.Namespace) -> None:
                         flush=True,
                     )
                 found[cell] = row
-                append(Path(options.cells), row)
+                append(Path(options.cells), row | {"commit": commit})
 
 
-# The tables -----------------------------------------------------------------------------------------------
+# The tables ----------------------------------------------------------------------------------------------
 
 
 def lines_of(options: argparse.Namespace, found: dict[Cell, Any]) -> list[dict[str, Any]]:
@@ -417,7 +417,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1e9, help="start no new cell after so long")
     parser.add_argument("--cells", default=str(CELLS), help="file of the finished cells")
     parser.add_argument("--result", type=Path, help="file of the result; default: benchmarks/results")
-    parser.add_argument("--report-only", action="store_true", help="write the result into docs/adapters.md")
+    parser.add_argument(
+        "--report-only", action="store_true", help="write the result into docs/adapters-measured.md"
+    )
     options = parser.parse_args(words)
     if options.quick:
         options.ranks = [1, 2] if options.ranks == [4, 16] else options.ranks

@@ -19,9 +19,9 @@ import torch
 from common import arguments, show, write_result
 
 from fedfrozen_app.audit.claim import EXCEEDED
-from fedfrozen_app.audit.command import judge_claims
-from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.inprocess.runtime import run_in_process
+from fedfrozen_app.audit.command import check_claims
+from fedfrozen_app.config import compose_run
+from fedfrozen_app.core.seeds import numpy_generator, seed_for
 from fedfrozen_app.local import private
 from fedfrozen_app.local.private import PrivateClient
 from fedfrozen_app.local.sequential import LocalResult
@@ -30,7 +30,7 @@ from fedfrozen_app.privacy.noise import SecretNoise
 from fedfrozen_app.report import output
 from fedfrozen_app.run import evaluation
 from fedfrozen_app.run.job import Job
-from fedfrozen_app.seeds import numpy_generator, seed_for
+from fedfrozen_app.runtimes.inprocess.runtime import run_in_process
 
 WORDS = (
     "strategy=fedavg",
@@ -114,7 +114,7 @@ def rounds_unpaid() -> list[Any]:
     opened, paid = PrivateClient._open, PrivateClient._pay
 
     def open_for_one(self: PrivateClient) -> Any:
-        with patch.dict(self.order.participations, {self.client: 1}):
+        with patch.dict(self.request.participations, {self.client: 1}):
             return opened(self)
 
     def pay_once(self: PrivateClient, budget: Any, due: list[Any]) -> None:
@@ -130,7 +130,7 @@ def rounds_unpaid() -> list[Any]:
 def _epsilon_of_paid(self: PrivateClient, budget: Any, steps: list[Any]) -> float:
     """Never more than is on record, so that nothing is declined."""
     return private.epsilon_of(
-        budget.steps or steps, budget.delta, self.resident.config.privacy.accountant, self._limit
+        budget.steps or steps, budget.delta, self.worker.config.privacy.accountant, self._limit
     )
 
 
@@ -202,10 +202,10 @@ def audit(name: str, epsilon: float, canaries: int, *more: str) -> dict[str, Any
             (evaluation, "draw_labels"),
         ):
             stack.enter_context(patch.object(module, function, lambda *args, **kwargs: None))
-        config = resolved(compose_config(words))
+        composed = compose_run(words)
         with broken(name):
-            run_in_process(Job(read(config), config, words, Path(folder), None))
-        (claim,) = judge_claims(Path(folder))
+            run_in_process(Job(composed, Path(folder), None))
+        (claim,) = check_claims(Path(folder))
     return claim
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from common import show, write_result
+from provenance import require_commit
 from transformers import (
     AutoModelForImageClassification,
     AutoModelForSequenceClassification,
@@ -22,12 +23,13 @@ from transformers import (
     ViTConfig,
 )
 
-from fedfrozen_app.config import compose_config, quoted, read, resolved
+from fedfrozen_app.config import compose_config, compose_run, quoted, resolved
 from fedfrozen_app.exchange.count import bytes_by_role
+from fedfrozen_app.exchange.role import KERNEL
 from fedfrozen_app.files.rows import read_rows
-from fedfrozen_app.inprocess.runtime import run_in_process
-from fedfrozen_app.models.roles import KERNEL, roles_of
+from fedfrozen_app.models.roles import roles_of
 from fedfrozen_app.run.job import Job
+from fedfrozen_app.runtimes.inprocess.runtime import run_in_process
 
 Sizes = dict[str, int]  # role -> parameters
 CLIENTS, ROUNDS, WARMUP = 3, 5, 2
@@ -163,9 +165,9 @@ def run(case: Case) -> list[dict[str, Any]]:
         *("partition=iid", f"num_clients={CLIENTS}", "client.local_epochs=1", "client.local_steps=1"),
         "device=cpu",
     ]
-    resolved_config = resolved(compose_config(words))
+    composed = compose_run(words)
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):
-        run_in_process(Job(read(resolved_config), resolved_config, words, Path(folder) / "run"))
+        run_in_process(Job(composed, Path(folder) / "run"))
         rows = read_rows(Path(folder) / "run")
     return [compared(case, row) for row in rows if row["round"]]
 
@@ -206,6 +208,7 @@ def labels(count: int) -> dict[str, Any]:
 
 
 def main() -> None:
+    require_commit()
     with tempfile.TemporaryDirectory() as folder:
         texts = Path(folder) / "texts.csv"
         write_texts(texts)

@@ -20,10 +20,13 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
+
+from provenance import require_commit
 
 Words = list[str]
 Row = dict[str, Any]
@@ -43,9 +46,9 @@ class Laboratory:
 
     def __init__(self, corpus: Any) -> None:
         from fedfrozen_app.files import checkpoint
-        from fedfrozen_app.inprocess import stacked
         from fedfrozen_app.report import output
         from fedfrozen_app.run import evaluation
+        from fedfrozen_app.runtimes.inprocess import concurrent_runs
 
         self.corpus = corpus
         self.kept: dict[Any, Any] = {}  # benches by the kind of their runs
@@ -54,7 +57,7 @@ class Laboratory:
         output.write_curves = lambda *args, **kwargs: None
         output.write_report = lambda *args: None
         evaluation.draw_labels = lambda *args: None
-        write, share_out = checkpoint.write, stacked.share_out
+        write, share_out = checkpoint.write, concurrent_runs.share_out
         checkpoint.write = lambda state, *args: state.round in self.wanted and write(state, *args)
         # Dealing 50,000 rows takes seconds: forks of one seed share it.
         dealt: dict[str, Any] = {}
@@ -65,7 +68,7 @@ class Laboratory:
                 dealt[key] = share_out(corpus, config, count)
             return dealt[key]
 
-        stacked.share_out = deal
+        concurrent_runs.share_out = deal
 
     def train(
         self, runs: Sequence[tuple[Words, Path]], kind: Any, wanted: set[int], on: Any = None
@@ -74,34 +77,34 @@ class Laboratory:
         have the same model, data and local training; all of these keep the checkpoints of the `wanted`
         rounds. They train `on` another corpus than everybody's where one is given."""
         corpus = self.corpus if on is None else on
-        from fedfrozen_app.config import compose_config, read, resolved
+        from fedfrozen_app.config import compose_run
         from fedfrozen_app.files import checkpoint
         from fedfrozen_app.files.rows import read_rows
-        from fedfrozen_app.inprocess import stacked
         from fedfrozen_app.run.job import Job
+        from fedfrozen_app.runtimes.inprocess import concurrent_runs
 
         jobs = []
         for words, folder in runs:
             shutil.rmtree(folder, ignore_errors=True)
-            resolved_config = resolved(compose_config(words))
-            config = read(resolved_config)
+            composed = compose_run(words)
+            config = composed.config
             start = checkpoint.read(Path(config.start_from)) if config.start_from else None
-            jobs.append(Job(config, resolved_config, words, folder, start))
+            jobs.append(Job(composed, folder, start))
         if kind not in self.kept:
             while len(self.kept) >= KEPT:
                 self.kept.pop(next(iter(self.kept)))
                 gc.collect()  # model, runner and step know each other: only this frees their device memory
-            self.kept[kind] = stacked.Bench(corpus, len(jobs))
+            self.kept[kind] = concurrent_runs.WorkerPool(corpus, len(jobs))
         self.wanted = wanted
-        bench = self.kept[kind]
-        bench.stack.runs = len(jobs)
+        pool = self.kept[kind]
+        pool.stack.runs = len(jobs)
         found: list[tuple[list[Row], Row] | BaseException] = []
-        for job, outcome in zip(jobs, stacked.run_stacked(jobs, bench), strict=True):
+        for job, outcome in zip(jobs, concurrent_runs.run_concurrently(jobs, pool), strict=True):
             if isinstance(outcome, BaseException):
                 found.append(outcome)
                 continue
             labels, config = corpus.train.labels.numpy(), job.config
-            parts = stacked.share_out(corpus, config, config.num_clients).partition
+            parts = concurrent_runs.share_out(corpus, config, config.num_clients).partition
             told = {"classes_per_client": classes_per_client([labels[rows] for rows in parts.indices])}
             found.append((read_rows(job.folder), told | {"partition": parts.note}))
         return found
@@ -123,7 +126,7 @@ def has_gpu(device: str) -> bool:
 def is_result(error: BaseException) -> bool:
     """Whether the training itself failed, such as at a rate at which every client diverges: that is told and
     not tried again. A full disk or a wrong path is nobody's result."""
-    from fedfrozen_app.errors import RunFailed
+    from fedfrozen_app.core.errors import RunFailed
 
     return isinstance(error, RunFailed) and error.__cause__ is None
 
@@ -167,7 +170,7 @@ def classes_per_client(labels: Sequence[Any]) -> float:
     return round(found, 3)
 
 
-# Many runs -------------------------------------------------------------------------------------------------
+# Many runs -----------------------------------------------------------------------------------------------
 
 
 class Schedule(Protocol):
@@ -208,7 +211,7 @@ def serve(pipe: Connection, measure: Measure, work: Path, more: Sequence[str]) -
     """A worker: the corpus comes first, then one group of cells after another."""
     import torch
 
-    import fedfrozen_app.inprocess.stacked  # noqa: F401  (seconds, while the corpus is still being read)
+    import fedfrozen_app.runtimes.inprocess.concurrent_runs  # noqa: F401  (seconds, while the corpus is still being read)
 
     torch.set_num_threads(1)
     for name in ("flwr", "fedfrozen_app", "strategies"):
@@ -316,7 +319,8 @@ def training_arguments(command: argparse.ArgumentParser, work: str) -> None:
 
 
 def completed(options: argparse.Namespace) -> argparse.Namespace:
-    """With what the machine decides."""
+    """With what the machine decides, and the commit that every row names."""
+    options.commit = getattr(options, "commit", None) or require_commit()
     options.work = options.work.resolve()
     options.stack = options.stack or (20 if has_gpu(options.device) else 1)
     options.until = time.time() + 60 * options.minutes - 3
@@ -330,7 +334,7 @@ def more_words(options: argparse.Namespace) -> Words:
     return more + [f"{key}={folder.resolve()}" for key, folder in folders.items() if folder]
 
 
-# The lines -------------------------------------------------------------------------------------------------
+# The lines -----------------------------------------------------------------------------------------------
 
 
 def read(path: Path) -> list[Row]:
@@ -394,7 +398,15 @@ def paired(ours: dict[int, float], theirs: dict[int, float]) -> Difference | Non
     if not 0 < error < math.inf:
         return Difference(mean, error, 1.0, count)
     p = 2 * float(stats.t.sf(abs(mean) / error, count - 1))
-    return Difference(mean, float(stats.t.ppf(0.975, count - 1)) * error, p, count)
+    return Difference(mean, quantile(count - 1) * error, p, count)
+
+
+@cache
+def quantile(freedom: int) -> float:
+    """Of Student's t, for a two-sided 95 % interval."""
+    from scipy import stats
+
+    return float(stats.t.ppf(0.975, freedom))
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

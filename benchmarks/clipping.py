@@ -27,7 +27,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from fedfrozen_app.data.table import Table
 from fedfrozen_app.models.task import Task
-from fedfrozen_app.privacy.dpsgd import Clipping, ExampleGradients, plain_loss
+from fedfrozen_app.privacy.dpsgd import Clipping
+from fedfrozen_app.privacy.example_gradients import ExampleGradients, plain_loss
 from fedfrozen_app.privacy.ghost import GhostClipping
 
 LAYERS = 4

@@ -30,8 +30,8 @@ from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.local import cohort as runner
-from fedfrozen_app.local.resident import Resident
 from fedfrozen_app.local.slots import Schedule
+from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.models.task import Batch
 
 VIT, DINO = "vit_d192", "dinov2_s"
@@ -79,24 +79,24 @@ class Central:
 
     def __init__(self, words: list[str], corpus: Corpus, batch: int, images: int, compiled: bool) -> None:
         config = read(resolved(compose_config(words)))
-        self.resident = Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))
-        model = self.resident.model.train()
+        self.worker = Worker(config, corpus, shares=share_out(corpus, config, config.num_clients))
+        model = self.worker.model.train()
         called = torch.compile(model, options=COMPILED.get(config.model.name)) if compiled else model
-        self.task = self.resident.task.with_call(lambda parameters, inputs: called(**inputs).logits)
+        self.task = self.worker.task.with_call(lambda parameters, inputs: called(**inputs).logits)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, fused=True)
         self.batch, self.steps = batch, max(1, images // batch)
 
     def turn(self) -> float:
         """Images a second."""
-        wait(self.resident.device)
+        wait(self.worker.device)
         began = time.perf_counter()
         for _ in range(self.steps):
-            index = torch.randint(len(self.resident.corpus.train), (self.batch,), device=self.resident.device)
-            loss = self.task.loss({}, Batch(*self.resident.take(index)))
+            index = torch.randint(len(self.worker.corpus.train), (self.batch,), device=self.worker.device)
+            loss = self.task.loss({}, Batch(*self.worker.take(index)))
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-        wait(self.resident.device)
+        wait(self.worker.device)
         return self.batch * self.steps / (time.perf_counter() - began)
 
 
@@ -173,11 +173,11 @@ def case(options: Any, model: str, clients: int, batch: int, split: str) -> dict
 
 def operations_of_an_image(central: Central) -> float:
     """Of products, forward and back."""
-    resident, rows = central.resident, 8
-    batch = Batch(*resident.take(torch.arange(rows, device=resident.device)))
+    worker, rows = central.worker, 8
+    batch = Batch(*worker.take(torch.arange(rows, device=worker.device)))
     with FlopCounterMode(display=False) as counter:
-        resident.task.loss({}, batch).backward()
-    resident.model.zero_grad()
+        worker.task.loss({}, batch).backward()
+    worker.model.zero_grad()
     return counter.get_total_flops() / rows
 
 

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from provenance import known_commit, require_commit
 from rich.console import Console
 from rich.table import Table
 
-from fedfrozen_app.report.summary import git_commit, versions
+from fedfrozen_app.report.summary import versions
 
 RESULTS = Path(__file__).parent / "results"
 CACHE = Path("~/.cache/fedfrozen-benchmarks").expanduser()
@@ -125,6 +126,7 @@ def size_of(arrays: Mapping[str, torch.Tensor]) -> int:
 
 
 def arguments(description: str, *, repeats: int = 5) -> argparse.ArgumentParser:
+    require_commit()
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--repeats", type=int, default=repeats, help=f"default {repeats}")
     return parser
@@ -155,7 +157,7 @@ def about() -> dict[str, Any]:
     return {
         "command": shlex.join(["python", f"benchmarks/{script.name}", *words]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": git_commit(),
+        "commit": known_commit() or "unknown: no checkout, and no FEDFROZEN_COMMIT",
         "machine": machine(),
         "versions": versions(),
     }

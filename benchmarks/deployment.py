@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 from common import arguments, ratio, show, spread, write_result  # noqa: E402
 
 from fedfrozen_app.__main__ import run as command  # noqa: E402
-from fedfrozen_app.flower.processes import free_port  # noqa: E402
+from fedfrozen_app.runtimes.flower.processes import free_port  # noqa: E402
 from tests.sites.federation import OPEN, SITES, VIEWS, Deployment, federation, write_data  # noqa: E402
 from tests.sites.twin import compare_with_one_process  # noqa: E402
 

@@ -9,14 +9,17 @@ from common import blank_model
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedfrozen_app import client_app, registry
+from fedfrozen_app import client_app
+from fedfrozen_app.core import registry
 from fedfrozen_app.exchange.arrays import to_record
 from fedfrozen_app.exchange.cache import Cache
 from fedfrozen_app.exchange.messages import Reply, read_train, train_reply
-from fedfrozen_app.inprocess.grid import InProcessGrid
-from fedfrozen_app.models.roles import Role
-from fedfrozen_app.server.base import Federation, Hook, PlannedFedAvg, Row
-from fedfrozen_app.server.conversation import Conversation
+from fedfrozen_app.exchange.role import Role
+from fedfrozen_app.files.rows import Row
+from fedfrozen_app.runtimes.inprocess.grid import InProcessGrid
+from fedfrozen_app.server.base import PlannedFedAvg
+from fedfrozen_app.server.connection import connect
+from fedfrozen_app.server.federation import Federation, Hook
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,9 @@ def telling(strategy: type[PlannedFedAvg], told: Told) -> type[PlannedFedAvg]:
         def __init__(self, *arguments: Any, hooks: Sequence[Hook] = (), **named: Any) -> None:
             super().__init__(*arguments, hooks=[*hooks, told], **named)
 
-        def _train_round(self, server_round: int, conversation: Conversation) -> Row:
+        def _train_round(self, server_round: int) -> Row:
             told.begins(server_round)
-            return super()._train_round(server_round, conversation)
+            return super()._train_round(server_round)
 
     return Telling
 
@@ -63,10 +66,12 @@ def echo_app() -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        order, sent = read_train(message)
-        base, lacks = cache.complete(order.base, sent, verify=False)
+        request, sent = read_train(message)
+        base, lacks = cache.complete(request.base, sent, verify=False)
         assert not lacks, "a shared process lacks nothing"
-        reply = Reply(order.digest, examples=1, arrays={name: base[name] + 1 for name in order.plan.shared})
+        reply = Reply(
+            request.digest, examples=1, arrays={name: base[name] + 1 for name in request.plan.shared}
+        )
         return train_reply(message, reply, local=True)
 
     return app
@@ -87,9 +92,9 @@ class Rows:
 def run_echo(megabytes: float, clients: int, rounds: int, told: Told) -> list[Row]:
     """Whole rounds in one process, aggregation included, with a model of so many MB; the rounds' rows."""
     grid = InProcessGrid(echo_app(), clients, {})
-    conversation = Conversation(grid, {name: Role("mlp") for name in blank_model(megabytes)}, local=True)
+    connection = connect(grid, {name: Role("mlp") for name in blank_model(megabytes)}, local=True)
     kept = Rows()
-    strategy = telling(PlannedFedAvg, told)(Federation(conversation), hooks=[kept])
+    strategy = telling(PlannedFedAvg, told)(Federation(connection), hooks=[kept])
     # Nothing here keeps the initial arrays: a copy that stays in memory is the app's own.
     strategy.start(grid, to_record(blank_model(megabytes), local=True), num_rounds=rounds)
     last = next(iter(strategy.model.values()))

@@ -29,10 +29,10 @@ from common import arguments, in_fresh_process, show, spread, write_result
 from echo import Told, app_telling
 from random_rows import random_corpus
 
-from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.config import compose_run
 from fedfrozen_app.data.table import Corpus
-from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.run.job import Job
+from fedfrozen_app.runtimes.inprocess.runtime import run_in_process
 
 WISHES = ("auto", "true", "false")
 STEPS = 30  # a client takes in a round
@@ -96,7 +96,7 @@ def measure(name: str, rounds: int, device: str, wish: str, cache: str) -> dict[
     """Seconds until each round was over, and what was said of compiling."""
     os.environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/kernels"}
     corpus, words = corpus_of(name), words_for(name, rounds, device, wish)
-    resolved_config = resolved(compose_config(words))
+    composed = compose_run(words)
     ends: list[float] = []
     said: list[str] = []
 
@@ -115,7 +115,7 @@ def measure(name: str, rounds: int, device: str, wish: str, cache: str) -> dict[
         app_telling("fedfrozen", told),
         redirect_stdout(io.StringIO()),
     ):
-        run_in_process(Job(read(resolved_config), resolved_config, words, Path(folder)), corpus=corpus)
+        run_in_process(Job(composed, Path(folder)), corpus=corpus)
     peak = torch.cuda.max_memory_allocated() / 1e6 if device == "cuda" else None
     return {"ends": ends, "said": said, "peak_mb": peak}
 

@@ -18,9 +18,9 @@ import torch
 from common import arguments, in_fresh_process, resident_bytes, show, write_result
 from echo import Told, app_telling
 
-from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.inprocess.runtime import run_in_process
+from fedfrozen_app.config import compose_run
 from fedfrozen_app.run.job import Job
+from fedfrozen_app.runtimes.inprocess.runtime import run_in_process
 
 EARLY = 5
 COHORT = 50
@@ -37,7 +37,7 @@ def words_for(data: str, clients: int, rounds: int, batch: int) -> list[str]:
 
 
 def long_run(data: str, clients: int, rounds: int) -> dict[str, Any]:
-    """Memory after each round, in MB: on the device (allocated, and its peak) and on the host (resident)."""
+    """Memory after each round, in MB: on the device (allocated, and its peak) and on the host (worker)."""
     words = words_for(data, clients, rounds, batch=32)
     found: dict[str, list[float]] = {"device": [], "host": []}
 
@@ -77,9 +77,9 @@ def too_large(data: str, spare_gb: float) -> dict[str, Any]:
 
 
 def run(words: list[str], folder: str) -> dict[str, Any]:
-    resolved_config = resolved(compose_config(words))
+    composed = compose_run(words)
     with redirect_stdout(io.StringIO()):
-        return run_in_process(Job(read(resolved_config), resolved_config, words, Path(folder) / "run"))
+        return run_in_process(Job(composed, Path(folder) / "run"))
 
 
 def compare_lengths(options: Any, rows: list[Any], checks: dict[str, bool], figures: dict[str, Any]) -> None:

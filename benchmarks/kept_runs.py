@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.config import compose_run
 from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.files.rows import read_rows
-from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.run.job import Job
+from fedfrozen_app.runtimes.inprocess.runtime import run_in_process
 
 
 def last_row(run: tuple[Path, list[str]], corpus: Corpus | None = None) -> dict[str, Any]:
@@ -25,10 +25,10 @@ def last_row(run: tuple[Path, list[str]], corpus: Corpus | None = None) -> dict[
     folder, words = run
     torch.set_num_threads(1)
     if not ended(folder):
-        config = resolved(compose_config([*words, "overwrite=true"]))
+        composed = compose_run([*words, "overwrite=true"])
         silent = io.StringIO()
         with redirect_stdout(silent), redirect_stderr(silent):
-            run_in_process(Job(read(config), config, words, folder, shown=False), corpus=corpus)
+            run_in_process(Job(composed, folder, shown=False), corpus=corpus)
         print(folder.name, flush=True)
     return read_rows(folder)[-1]
 

@@ -5,7 +5,7 @@
 
 The model is built from its configuration with random weights; each way of training runs in a fresh process:
 all parameters, adapters alone, and adapters on a base in bfloat16, each with activations kept and computed
-again. The steps are a client's own, as the sequential runner takes them on its resident model. What
+again. The steps are a client's own, as the sequential runner takes them on its worker model. What
 `fedfrozen plan` foretells of memory stands beside what was measured. Texts are bytes, so that no tokenizer is
 needed; the vocabulary is the model's.
 """

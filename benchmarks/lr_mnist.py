@@ -29,14 +29,14 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedfrozen_app.config import compose_config, quoted, read, resolved
+from fedfrozen_app.config import compose_config, compose_run, quoted, read, resolved
+from fedfrozen_app.core.seeds import numpy_generator, torch_generator
 from fedfrozen_app.data.federated import load_corpus, share_out
-from fedfrozen_app.flower.simulation import run_app
-from fedfrozen_app.inprocess.runtime import run_in_process
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.models.task import Task
 from fedfrozen_app.run.job import Job
-from fedfrozen_app.seeds import numpy_generator, torch_generator
+from fedfrozen_app.runtimes.flower.simulation import run_app
+from fedfrozen_app.runtimes.inprocess.runtime import run_in_process
 
 CLIENTS, COHORT, BATCH, LR, TEST_EVERY, SEED = 1000, 10, 10, 0.03, 20, 0
 GOAL = 1.15
@@ -119,17 +119,17 @@ def overrides(data: Path, rounds: int) -> list[str]:
 # The contestants -----------------------------------------------------------------------------------------
 
 
-def floor(resident: Resident, rounds: int) -> Iterator[float]:
+def floor(worker: Worker, rounds: int) -> Iterator[float]:
     """No framework: one model, its weights reset for each client, and a running sum.
 
     It stops after every round and gives the latest accuracy.
     """
-    assert resident.shares.partition is not None
-    rows = [torch.from_numpy(index) for index in resident.shares.partition.indices]
-    train, test = resident.corpus.train, resident.corpus.test
+    assert worker.shares.partition is not None
+    rows = [torch.from_numpy(index) for index in worker.shares.partition.indices]
+    train, test = worker.corpus.train, worker.corpus.test
     pixels, labels = train.inputs["pixel_values"].flatten(1), train.labels
-    shift, scale = normalisation(resident.task)
-    initial = resident.initial()
+    shift, scale = normalisation(worker.task)
+    initial = worker.initial()
     net = torch.nn.Linear(784, 10)
     parameters = list(net.parameters())
     model = [initial["classifier.weight"].clone(), initial["classifier.bias"].clone()]
@@ -176,15 +176,15 @@ def tested(model: list[Tensor], pixels: Tensor, labels: Tensor, shift: Tensor, s
     return right / len(labels)
 
 
-def ours_beside_floor(resident: Resident, data: Path, rounds: int, *more: str) -> Pair:
+def ours_beside_floor(worker: Worker, data: Path, rounds: int, *more: str) -> Pair:
     """The app itself with all its outputs, as `fedfrozen` with these overrides runs it.
 
     Before each of its rounds the plain loop does the same round: neighbours within milliseconds, so that a
     slow spell of the machine is in both.
     """
     words = [*overrides(data, rounds), *more]
-    resolved_config = resolved(compose_config(words))
-    loop = floor(resident, rounds)
+    composed = compose_run(words)
+    loop = floor(worker, rounds)
     accuracy = 0.0
     began, ended, loop_seconds = [], [], []
 
@@ -205,7 +205,7 @@ def ours_beside_floor(resident: Resident, data: Path, rounds: int, *more: str) -
         redirect_stdout(console),
     ):
         start = time.perf_counter()
-        summary = run_in_process(Job(read(resolved_config), resolved_config, words, Path(folder) / "run"))
+        summary = run_in_process(Job(composed, Path(folder) / "run"))
     seconds = [after - before for before, after in zip(began, ended, strict=True)]
     return Pair(
         ours=Run(began[0] - loop_seconds[0] - start, seconds, summary["final_test_accuracy"]),
@@ -235,16 +235,16 @@ def flower(arrays: dict[str, np.ndarray], rounds: int) -> Run:
     return Run(whole - sum(seconds), seconds, result["accuracy"])
 
 
-def flower_arrays(resident: Resident) -> dict[str, np.ndarray]:
-    assert resident.shares.partition is not None
-    shift, scale = normalisation(resident.task)
-    train, test, initial = resident.corpus.train, resident.corpus.test, resident.initial()
+def flower_arrays(worker: Worker) -> dict[str, np.ndarray]:
+    assert worker.shares.partition is not None
+    shift, scale = normalisation(worker.task)
+    train, test, initial = worker.corpus.train, worker.corpus.test, worker.initial()
     return {
         "pixels": train.inputs["pixel_values"].flatten(1).numpy(),
         "labels": train.labels.numpy(),
         "test_pixels": test.inputs["pixel_values"].flatten(1).numpy(),
         "test_labels": test.labels.numpy(),
-        "rows": np.stack(resident.shares.partition.indices),
+        "rows": np.stack(worker.shares.partition.indices),
         "shift": shift.numpy(),
         "scale": scale.numpy(),
         "weight": initial["classifier.weight"].numpy(),
@@ -267,10 +267,10 @@ def main() -> None:
     data = mnist(options.data.expanduser().resolve())
     config = read(resolved(compose_config(overrides(data, options.rounds))))
     corpus = load_corpus(config)
-    resident = Resident(config, corpus, shares=share_out(corpus, config, CLIENTS))
-    next(floor(resident, 1))  # torch's first steps are slow
+    worker = Worker(config, corpus, shares=share_out(corpus, config, CLIENTS))
+    next(floor(worker, 1))  # torch's first steps are slow
 
-    ours = partial(ours_beside_floor, resident, data, options.rounds)
+    ours = partial(ours_beside_floor, worker, data, options.rounds)
     seldom = f"checkpoint.every={TEST_EVERY}"
     contestants: dict[str, Callable[[], Pair | Run]] = {
         "ours": partial(ours, seldom),
@@ -278,7 +278,7 @@ def main() -> None:
         "ours_sequential": partial(ours, seldom, "runtime.runner=sequential"),
     }
     if not options.without_flower:
-        contestants["flower"] = partial(flower, flower_arrays(resident), options.rounds)
+        contestants["flower"] = partial(flower, flower_arrays(worker), options.rounds)
 
     def tell(number: int, name: str, found: Pair | Run) -> None:
         run = found.ours if isinstance(found, Pair) else found

@@ -19,6 +19,7 @@ from pathlib import Path
 from cells import paired
 from common import RESULTS, about, show, spread, write_result
 from kept_runs import last_rows
+from provenance import require_commit
 
 MOST = 0.2  # points
 COMMON = (
@@ -55,6 +56,7 @@ def tasks(options: argparse.Namespace) -> dict[str, Sequence[str]]:
 
 
 def main() -> None:
+    require_commit()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

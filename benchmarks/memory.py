@@ -34,9 +34,9 @@ from common import (
 )
 from echo import Told, app_telling, run_echo
 
-from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.inprocess.runtime import run_in_process
+from fedfrozen_app.config import compose_run
 from fedfrozen_app.run.job import Job
+from fedfrozen_app.runtimes.inprocess.runtime import run_in_process
 
 EARLY = 5
 GROWTH_MB = 5.0  # what allocators and caches may move by; a leak of 0.1 MB a round would show
@@ -56,7 +56,7 @@ def growth(rounds: int) -> dict[str, float]:
         "client.local_steps=1",
         "device=cpu",
     ]
-    resolved_config = resolved(compose_config(words))
+    composed = compose_run(words)
     found: dict[str, float] = {}
 
     def ends(number: int) -> None:
@@ -67,7 +67,7 @@ def growth(rounds: int) -> dict[str, float]:
         app_telling("fedfrozen", Told(ends=ends)),
         redirect_stdout(io.StringIO()),
     ):
-        run_in_process(Job(read(resolved_config), resolved_config, words, Path(folder) / "run"))
+        run_in_process(Job(composed, Path(folder) / "run"))
     return found
 
 

@@ -1,7 +1,7 @@
 """The field's methods side by side: on the same splits and seeds, with as many trials each; and their speed.
 
     python benchmarks/methods.py run cifar10 --data DIR --work outputs/methods --workers 3 --minutes 15
-    python benchmarks/methods.py table cifar10 --page docs/methods.md --figures docs/figures
+    python benchmarks/methods.py table cifar10
     python benchmarks/methods.py speed --data DIR
 
 Every method has four trials for its own settings on every model and split: four rates, or two rates with two
@@ -40,7 +40,6 @@ from cells import (
     completed,
     curve,
     fill,
-    into_page,
     is_result,
     load_data,
     mean_of_last,
@@ -199,7 +198,7 @@ STUDIES = {
 }
 
 
-# Cells -----------------------------------------------------------------------------------------------------
+# Cells ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -319,7 +318,7 @@ def same_cell(a: Row, b: Row) -> bool:
     return identity(a) == identity(b)
 
 
-# One group of runs -----------------------------------------------------------------------------------------
+# One group of runs ---------------------------------------------------------------------------------------
 
 
 def measure(cells: Sequence[Cell], laboratory: Laboratory, work: Path, more: Sequence[str]) -> list[Row]:
@@ -416,7 +415,7 @@ class Schedule:
         self.pace.note(*self._pace_of(cells), rows)
         for cell, row in zip(cells, rows, strict=True):
             self.rows[cell.tuning].append(row)
-            append(self.files[cell.tuning], row)
+            append(self.files[cell.tuning], row | {"commit": self.options.commit})
 
     def _pace_of(self, cells: Sequence[Cell]) -> tuple[Any, int]:
         return (cells[0].model, cells[0].method), self.study.rounds * self.study.local_steps
@@ -426,7 +425,7 @@ def rows_file(study: Study, folder: Path, tuning: bool) -> Path:
     return folder / f"{study.name}{'-trials' if tuning else ''}.jsonl"
 
 
-# What came out ---------------------------------------------------------------------------------------------
+# What came out -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -571,46 +570,12 @@ def orderings(found: Found) -> Iterator[str]:
                 continue
             sure = difference.half < abs(difference.mean)
             word = "above" if difference.mean > 0 else "below"
-            verdict = f"SCAFFOLD is {word} FedAvg" if sure else "the two cannot be told apart"
+            verdict = f"SCAFFOLD is {word} FedAvg" if sure else "not distinguished"
             seeds = f"{difference.seeds} seeds" if difference.seeds > 1 else "one seed"
             yield f"- {model}, Dirichlet {alpha:g}: {difference} points over {seeds}: {verdict}."
 
 
-def draw(study: Study, folder: Path, path: Path) -> None:
-    """A panel for each model and split; a dot for each method, with its interval."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    found = Found.of(study, folder)
-    names = [name for name in reversed(study.methods) if any(row["method"] == name for row in found.rows)]
-    places = [(model, alpha) for model in study.models for alpha in study.alphas]
-    size = (3.2 * len(places), 0.9 + 0.27 * len(names))
-    figure, panels = plt.subplots(
-        1, len(places), figsize=size, sharey=True, layout="constrained", squeeze=False
-    )
-    for panel, (model, alpha) in zip(panels[0], places, strict=True):
-        for height, name in enumerate(names):
-            values = [*found.by_seed(name, model, alpha).values()]
-            if not values:
-                continue
-            spread = paired(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
-            half = 0.0 if spread is None or math.isinf(spread.half) else spread.half
-            colour = "#D55E00" if METHODS[name].personal else "#0072B2"
-            panel.errorbar(statistics.fmean(values), height, xerr=half, fmt="o", ms=4, lw=0.9, color=colour)
-        panel.set(title=f"{model}, Dirichlet {alpha:g}", xlabel="accuracy, %")
-        panel.set_yticks(range(len(names)), names)
-        panel.grid(axis="x", lw=0.3)
-    figure.suptitle(
-        "Blue: the shared model on all test rows. Red: every client's own on its own.", fontsize=9
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-# Speed -----------------------------------------------------------------------------------------------------
+# Speed ---------------------------------------------------------------------------------------------------
 
 
 def speed_words(options: argparse.Namespace) -> Words:
@@ -739,11 +704,11 @@ def main(words: Sequence[str] | None = None) -> None:
     command.add_argument("--methods", nargs="*", choices=METHODS, help="these alone, in this order")
     command.add_argument("--rows", type=Path, default=RESULTS, help="where the lines are kept")
     training_arguments(command, work="outputs/methods")
-    command = commands.add_parser("table", help="Markdown, and a picture, of what is there")
+    command = commands.add_parser(
+        "table", help="Markdown of what is there; the pages are written by recompute.py"
+    )
     command.add_argument("study", choices=STUDIES)
     command.add_argument("--rows", type=Path, default=RESULTS, help="where the lines are kept")
-    command.add_argument("--page", type=Path, help="a page whose marked part becomes the table")
-    command.add_argument("--figures", type=Path, help="the folder for methods-STUDY.png")
     command = commands.add_parser("merge", help="take over cells from other folders")
     command.add_argument("others", type=Path, nargs="+")
     command.add_argument("--rows", type=Path, default=RESULTS, help="where the lines are kept")
@@ -762,24 +727,13 @@ def main(words: Sequence[str] | None = None) -> None:
     elif options.command == "merge":
         merge(options.rows, options.others, same_cell)
     elif options.command == "table":
-        show_table(STUDIES[options.study], options)
+        print(report(STUDIES[options.study], options.rows))
     else:
         if options.study == "cifar10" and options.data is None:
             parser.error("cifar10 needs --data DIR")
         study, options = STUDIES[options.study], completed(options)
         study = replace(study, methods=tuple(options.methods)) if options.methods else study
         fill(Schedule(study, options), measure, [*PLAIN, *study.words], options)
-
-
-def show_table(study: Study, options: argparse.Namespace) -> None:
-    text = report(study, options.rows)
-    print(text)
-    if options.page:
-        into_page(options.page, "table", text)
-        if (measured := RESULTS.parent / "methods_speed.json").exists():
-            into_page(options.page, "speed", speed_table(json.loads(measured.read_text())))
-    if options.figures:
-        draw(study, options.rows, options.figures / f"methods-{study.name}.png")
 
 
 if __name__ == "__main__":

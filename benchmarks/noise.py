@@ -19,7 +19,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from fedfrozen_app.data.table import Table
 from fedfrozen_app.models.task import Task
-from fedfrozen_app.privacy.dpsgd import ExampleGradients, Recipe, plain_loss, train_steps
+from fedfrozen_app.privacy.dpsgd import Recipe, train_steps
+from fedfrozen_app.privacy.example_gradients import ExampleGradients, plain_loss
 from fedfrozen_app.privacy.noise import Noise, SecretNoise, SeededNoise
 
 MINILM = {

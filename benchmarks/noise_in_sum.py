@@ -6,7 +6,8 @@
 Both sides are private per example at the same epsilon and delta. `site` takes local steps with all its noise
 on each; `sum` takes one step a round, a share of the noise at each site, the server's Adam after it. Rates
 are the best of a few on the validation rows of seed 100, whose run is not counted. A run that is there is not
-run again, so that a second command goes on where the first was stopped.
+run again, so that a second command goes on where the first was stopped. With `--only`, what an earlier
+command found of the other ways stays in the result, with its commit.
 
 Of MTSamples a linear head alone trains, on the mean of a frozen encoder's outputs over a note's tokens,
 scaled to length 1. That never changes: it is computed once, without dropout.
@@ -14,13 +15,16 @@ scaled to length 1. That never changes: it is computed once, without dropout.
 
 import argparse
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from common import RESULTS, show, spread, write_result
 from kept_runs import last_rows
+from provenance import require_commit
 from safetensors.torch import load_file
 from sklearn.metrics import f1_score
 from torch.nn.functional import normalize
@@ -28,7 +32,7 @@ from torch.nn.functional import normalize
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.data.table import Corpus, Table
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.worker import Worker
 
 SEEDS, TRIED = (0, 1, 2), 100
 SIDE = 8  # of the picture that a row becomes
@@ -78,14 +82,14 @@ def read_by_encoder(options: argparse.Namespace) -> Corpus:
     words += ["strategy=fedavg", "model=checkpoint", f"model.path={options.model}", "num_clients=10"]
     config = read(resolved(compose_config([*words, f"device={options.device}"])))
     corpus = load_corpus(config)
-    resident = Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))
+    worker = Worker(config, corpus, shares=share_out(corpus, config, config.num_clients))
 
     @torch.no_grad()
     def features(table: Table) -> Table:
         found = []
         for index in torch.arange(len(table)).split(64):
-            inputs = {key: value[index].to(resident.device) for key, value in table.inputs.items()}
-            told = resident.model.base_model(**inputs).last_hidden_state
+            inputs = {key: value[index].to(worker.device) for key, value in table.inputs.items()}
+            told = worker.model.base_model(**inputs).last_hidden_state
             mask = inputs["attention_mask"].unsqueeze(2)
             found.append(normalize((told * mask).sum(dim=1) / mask.sum(dim=1), dim=1).cpu())
         pixels = torch.cat(found).view(len(table), -1, SIDE, SIDE)
@@ -110,6 +114,15 @@ def finals(
     }
 
 
+def kept(path: Path, only: Sequence[str]) -> dict[str, Any]:
+    """What an earlier command found of the other ways."""
+    if not path.exists():
+        return {}
+    earlier = json.loads(path.read_text())
+    runs = {name: run for name, run in earlier["runs"].items() if name.partition(",")[0] not in only}
+    return {name: {"commit": earlier["commit"], **run} for name, run in runs.items()}
+
+
 def macro_f1(folder: Path, rows: Table) -> float:
     """Of the run's last model, which is linear: an app's run on pictures tells accuracy alone."""
     model = load_file(folder / "model.safetensors")
@@ -119,6 +132,7 @@ def macro_f1(folder: Path, rows: Table) -> float:
 
 
 def main() -> None:
+    commit = require_commit()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -126,6 +140,8 @@ def main() -> None:
     parser.add_argument("--data", default="", help="the folder of MTSamples")
     parser.add_argument("--model", default="", help="the folder of a pretrained encoder")
     parser.add_argument("--epsilons", type=float, nargs="+", default=[8.0, 2.0])
+    every = ("none", "site", "sum")
+    parser.add_argument("--only", choices=every, nargs="+", default=every, help="where the noise is")
     parser.add_argument("--workers", type=int, default=1, help="runs at once, each in a process")
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
@@ -134,19 +150,21 @@ def main() -> None:
     options = parser.parse_args()
     rates = TASKS[options.task]["rates"]
     ways = [("none", 0.0), *itertools.product(("site", "sum"), options.epsilons)]
+    ways = [way for way in ways if way[0] in options.only]
     tried = {way: [(*way, rate, TRIED) for rate in rates.get(way[0], rates["site"])] for way in ways}
     corpus = read_by_encoder(options) if options.task == "mtsamples" else None
     seen = finals(options, [run for runs in tried.values() for run in runs], corpus)
     best = {way: max(runs, key=lambda run: seen[run][0]) for way, runs in tried.items()}
     seen |= finals(options, [(*run[:3], seed) for seed in SEEDS for run in best.values()], corpus)
-    found = {}
+    path = RESULTS / f"noise_in_sum_{options.task}.json"
+    found = kept(path, options.only)
     for (where, epsilon), run in best.items():
         found[f"{where}, epsilon {epsilon:g}"] = {
             "tried": {one[2]: seen[one][0] for one in tried[where, epsilon]},
             "rate": run[2],
             "figures": [seen[(*run[:3], seed)][1] for seed in SEEDS],
+            "commit": commit,
         }
-    path = RESULTS / f"noise_in_sum_{options.task}.json"
     write_result("noise_in_sum", {"task": options.task, "runs": found}, path)
     rows = [[name, f"{one['rate']:g}", f"{spread(one['figures']):.3f}"] for name, one in found.items()]
     what = "accuracy" if corpus is None else "macro F1"

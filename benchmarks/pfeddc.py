@@ -2,7 +2,7 @@
 
     python benchmarks/pfeddc.py --vision DIR --text DIR --data DIR   (the encoders' folders, and PACS)
     python benchmarks/pfeddc.py --carry DIR                          (as benchmarks/pfeddc_pack.py packs them)
-    python benchmarks/pfeddc.py --report-only                        (tables and picture of what is there)
+    python benchmarks/pfeddc.py --report-only                        (tables of what is there)
 
 First `fedfrozen align` on a fifth of PACS that no run trains or tests on. Then, for every method as many
 trials as for any other, learning rates by the clients' validation rows, on a split of their own; the test
@@ -28,15 +28,16 @@ from typing import Any
 import torch
 from common import RESULTS, write_result
 from pfeddc_pack import unpack_encoder
-from pfeddc_report import CLIENTS, PFEDDC, PROMPTFL, PROX, gap_of, tables, write_docs
+from pfeddc_report import CLIENTS, PFEDDC, PROMPTFL, PROX, gap_of, report, tables
+from provenance import require_commit
 
 from fedfrozen_app.align.command import make
-from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.config import compose_config, compose_run, read, resolved
+from fedfrozen_app.core.errors import RunFailed
 from fedfrozen_app.data.federated import load_corpus
 from fedfrozen_app.data.table import Corpus
-from fedfrozen_app.errors import RunFailed
-from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.run.job import Job as RunJob
+from fedfrozen_app.runtimes.inprocess.runtime import run_in_process
 from fedfrozen_app.server.prompt_learning import DROWNED
 
 ALIGN = 0.2
@@ -71,7 +72,7 @@ LAST = 3  # rounds over which a trial is judged
 Job = tuple[Any, ...]  # ("trial", method, number) or ("cell", split, participation, method, seed)
 
 
-# What there is to do ----------------------------------------------------------------------------------------
+# What there is to do -------------------------------------------------------------------------------------
 
 
 def rates(given: argparse.Namespace, method: str) -> list[list[float]]:
@@ -128,7 +129,7 @@ def name_of(job: Job) -> str:
     return json.dumps(job[1:])
 
 
-# One run ---------------------------------------------------------------------------------------------------
+# One run -------------------------------------------------------------------------------------------------
 
 
 def words_of(given: argparse.Namespace, split: str, share: float, method: str, seed: int) -> list[str]:
@@ -169,14 +170,12 @@ def work(given: argparse.Namespace, job: Job, rate: list[float]) -> dict[str, An
     else:
         words = words_of(given, *job[1:])
     words += [f"client.lr={rate[0]:g}", f"client.fusion_lr={rate[1]:g}"]
-    resolved_config = resolved(compose_config(words))
+    composed = compose_run(words)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(io.StringIO()):
         folder = Path(name)
         try:
-            summary = run_in_process(
-                RunJob(read(resolved_config), resolved_config, words, folder), corpus=corpus
-            )
+            summary = run_in_process(RunJob(composed, folder), corpus=corpus)
         except RunFailed as error:  # a rate too high: every update was refused
             return {"rates": rate, "failed": str(error)}
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -233,7 +232,7 @@ def cell_of(
     }
 
 
-# All of them -----------------------------------------------------------------------------------------------
+# All of them ---------------------------------------------------------------------------------------------
 
 
 class Here:
@@ -351,8 +350,9 @@ def main() -> None:
     given = parser.parse_args()
     began = time.monotonic()
     if given.report_only:
-        write_docs(json.loads(given.out.read_text()), name=given.out.stem)
+        print(report(json.loads(given.out.read_text()), given.out.stem))
         return
+    require_commit()
     if given.carry:
         given.data = given.carry / "pacs"
     if not given.data or not (given.carry or (given.vision and given.text)):

@@ -25,9 +25,9 @@ from PIL import Image
 from safetensors.torch import load, load_file, save
 from transformers import AutoModel, AutoTokenizer
 
+from fedfrozen_app.adapters.dual import spoken
 from fedfrozen_app.align.train import TEMPLATES
-from fedfrozen_app.models.dual import spoken
-from fedfrozen_app.models.quiet import quiet
+from fedfrozen_app.models.silence_transformers import silence_transformers
 
 LEVELS = 31  # 6 bits: -31..31
 GROUP = 64
@@ -120,7 +120,7 @@ def used_tokens(text: Path, data: Path) -> list[int]:
 @torch.no_grad()
 def likeness(original: Path, packed: Path, inputs: dict[str, torch.Tensor]) -> float:
     """Mean cosine between the two encoders' outputs for the same inputs."""
-    with quiet():
+    with silence_transformers():
         pair = [AutoModel.from_pretrained(path, local_files_only=True).eval() for path in (original, packed)]
     one, other = (model(**inputs).last_hidden_state.mean(dim=1) for model in pair)
     return float(torch.nn.functional.cosine_similarity(one, other).mean())

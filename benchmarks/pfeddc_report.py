@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/results/pfeddc.md, from what benchmarks/pfeddc.py has found."""
+"""The tables of docs/results/appendix/pfeddc.md, from what benchmarks/pfeddc.py has found."""
 
 import itertools
 import json
@@ -9,9 +9,6 @@ from typing import Any
 
 from scipy import stats
 
-from fedfrozen_app.report.personal import fairness_picture
-
-DOCS = Path(__file__).parents[1] / "docs"
 FIRST = "pfeddc"  # the result file that is the script's own
 CLIENTS = {"domain": 4, "domain x3": 12, "domain x5": 20, "domain x12": 48}
 PROMPTFL, PFEDDC, PROX = "text, global", "both, cross", "PromptFL + FedProx"
@@ -54,7 +51,7 @@ def tables(cells: Cells) -> list[dict[str, Any]]:
     return lines
 
 
-# Markdown --------------------------------------------------------------------------------------------------
+# Markdown ------------------------------------------------------------------------------------------------
 
 
 def figure(line: Mapping[str, Any] | None, key: str) -> str:
@@ -174,12 +171,6 @@ def about(found: Mapping[str, Any]) -> str:
     )
 
 
-def marks(name: str) -> tuple[str, str]:
-    """The two lines of the page between which the tables of the result file of this name go."""
-    other = f" --out {name}.json" if name != FIRST else ""
-    return f"<!-- benchmarks/pfeddc.py --report-only{other} -->", "<!-- end -->"
-
-
 def picture_of(name: str) -> Path:
     """In the folder of figures."""
     return Path("pfeddc", "fairness.png" if name == FIRST else f"fairness-{name}.png")
@@ -205,32 +196,17 @@ def report(found: Mapping[str, Any], name: str = FIRST) -> str:
             "Rates were chosen by the clients' validation rows, on a partition that no table shows:",
             "",
             *trials_table(found["trials"]),
-            f"![Clients from worst to best](../figures/{picture_of(name)})",
+            f"![Clients from worst to best](../../figures/{picture_of(name)})",
         ]
     )
 
 
-def fairness(cells: Cells, path: Path) -> None:
+def fairness_lines(cells: Cells) -> dict[str, list[float]]:
     """All clients of all seeds of the 12-client federation, from worst to best."""
     groups, lines = grouped(cells), {}
-    for method in ("zero-shot", "local only", PROMPTFL, PFEDDC):
+    for method in ("zero-shot", "local only", PROMPTFL, "both, sum", PFEDDC):
         found = groups.get(("domain x3", 1.0, method)) or groups.get(("domain", 1.0, method), {})
         values = [one for cell in found.values() for one in cell["clients"]["personal"] if one is not None]
         if values:
             lines[NAMES.get(method, method)] = sorted(values)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fairness_picture(lines, path)
-
-
-def write_docs(found: Mapping[str, Any], docs: Path = DOCS, name: str = FIRST) -> None:
-    """Print the tables, put them between their two marks in pfeddc.md, and draw the picture."""
-    text = report(found, name)
-    print(text)
-    begin, end = marks(name)
-    page = docs / "results" / "pfeddc.md"
-    before, there, rest = page.read_text().partition(begin)
-    _, ended, after = rest.partition(end)
-    if not (there and ended):
-        raise SystemExit(f"{page} lacks the lines {begin} and {end}.")
-    page.write_text(f"{before}{begin}\n{text}\n{end}{after}")
-    fairness(found["cells"], docs / "figures" / picture_of(name))
+    return lines

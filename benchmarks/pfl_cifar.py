@@ -25,7 +25,7 @@ from turns import AppTurns, Turns, unheard
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.data.table import Corpus
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.worker import Worker
 
 USERS, COHORT, BATCH, RATE, TEST_EVERY = 1000, 50, 10, 0.1, 10
 GOAL = {"tf32": 50, "float32": 40}
@@ -55,15 +55,15 @@ class Data:
         config = read(resolved(compose_config(words)))
         shares = share_out(corpus, config, USERS)
         assert shares.partition is not None
-        self.resident = Resident(config, corpus, shares=shares)
-        self.train, self.labels = self._whole(self.resident.train_table)
-        self.test, self.test_labels = self._whole(corpus.test.to(self.resident.device))
+        self.worker = Worker(config, corpus, shares=shares)
+        self.train, self.labels = self._whole(self.worker.train_table)
+        self.test, self.test_labels = self._whole(corpus.test.to(self.worker.device))
         self.users = [torch.as_tensor(part, device=self.train.device) for part in shares.partition.indices]
-        self.start = self.resident.initial()
+        self.start = self.worker.initial()
 
     def _whole(self, table: Any) -> tuple[Tensor, Tensor]:
         parts = [
-            self.resident.task.prepare({"pixel_values": piece})["pixel_values"]
+            self.worker.task.prepare({"pixel_values": piece})["pixel_values"]
             for piece in table.inputs["pixel_values"].split(5000)
         ]
         return torch.cat(parts), table.labels
@@ -85,10 +85,10 @@ def wait(device: torch.device) -> None:
 
 
 class Floor:
-    """One resident model and a plain loop over the same users' batches: no framework at all."""
+    """One worker model and a plain loop over the same users' batches: no framework at all."""
 
     def __init__(self, data: Data) -> None:
-        self.data, self.model = data, data.resident._build().to(data.train.device).train()
+        self.data, self.model = data, data.worker._build().to(data.train.device).train()
         self.generator = np.random.default_rng(0)
         self.seconds: list[float] = []
         self.accuracies: list[float] = []
@@ -145,7 +145,7 @@ class Pfl:
         class Module(torch.nn.Module):
             def __init__(self) -> None:
                 super().__init__()
-                self.net = data.resident._build()
+                self.net = data.worker._build()
 
             def loss(self, pixels: Tensor, labels: Tensor, eval: bool = False) -> Tensor:
                 self.train(not eval)

@@ -2,8 +2,8 @@
 
     python benchmarks/plots.py
 
-draws cohort.png, cohort_flower.png, pfl_cifar.png, safl_bytes.png and safl_epsilon.png, as far as there are
-results.
+draws cohort.png, cohort_flower.png and pfl_cifar.png, as far as there are results. recompute.py draws the
+pictures of the results pages.
 """
 
 import json
@@ -36,8 +36,6 @@ def main() -> None:
         "cohort": ("cohort", cohort),
         "cohort_flower": ("cohort_flower", cohort_flower),
         "pfl_cifar": ("pfl_cifar", pfl_cifar),
-        "safl_bytes": ("safl", safl_bytes),
-        "safl_epsilon": ("safl", safl_epsilon),
     }
     for name, (benchmark, draw) in pictures.items():
         path = RESULTS / f"{benchmark}.json"
@@ -150,8 +148,8 @@ def is_first_k(line: dict[str, Any], result: dict[str, Any]) -> bool:
     return top_k(line) == top_k(result["lines"][0])
 
 
-def safl_epsilon(result: dict[str, Any]) -> plt.Figure | None:
-    """F1 against the budget; a hollow mark did not learn."""
+def safl_epsilon(result: dict[str, Any], others: list[dict[str, Any]] = []) -> plt.Figure | None:  # noqa: B006
+    """F1 against the budget; a hollow mark did not learn. `others` are other studies of the same notes."""
     lines = [line for line in result["lines"] if line["dataset"] == "mtsamples" and is_first_k(line, result)]
     budgets = sorted({line["epsilon"] for line in lines if line["epsilon"] is not None})
     if not budgets:
@@ -169,6 +167,18 @@ def safl_epsilon(result: dict[str, Any]) -> plt.Figure | None:
         axes.plot(spots, [100 * line["f1"] for line in own], color=MARKS[method])
         for spot, line in zip(spots, own, strict=True):
             _point(axes, spot, line)
+    for number, other in enumerate(others):
+        spots = [places[epsilon] for epsilon, _ in other["points"]]
+        values = [100 * value for _, value in other["points"]]
+        axes.plot(
+            spots,
+            values,
+            "sD^"[number % 3] + "--",
+            color=COLORS[-1 - number],
+            label=other["title"],
+            lw=1,
+            ms=5,
+        )
     for method in ("majority", "untrained"):
         _level(axes, next(line for line in lines if line["method"] == method))
     axes.set_xticks(range(len(places)), [*(f"{epsilon:g}" for epsilon in budgets), "no privacy"])

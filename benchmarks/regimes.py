@@ -3,7 +3,7 @@
     python benchmarks/regimes.py run digits --work outputs/regimes --workers 12 --minutes 60
     python benchmarks/regimes.py run cifar10 --data DIR --work outputs/regimes --workers 3 --minutes 60
     python benchmarks/regimes.py run mtsamples --data DIR --model DIR --work outputs/regimes
-    python benchmarks/regimes.py report digits cifar10 --page docs/results/fedfrozen.md --figures docs/figures
+    python benchmarks/regimes.py report digits cifar10
 
 A setting is a skew, a number of local steps, an optimiser and a participation. For each setting and seed,
 FedAvg that never freezes is trained once; every warm-up length is a fork of that run, so that the common
@@ -44,7 +44,6 @@ from cells import (
     completed,
     curve,
     fill,
-    into_page,
     is_result,
     mean_of_last,
     merge,
@@ -95,7 +94,7 @@ VARIANTS: dict[str, tuple[float, Callable[["Cell"], Words]]] = {
 WATCHED = ["strategy=fedfrozen", "strategy.warmup_rounds=auto", "strategy.warmup_threshold=-1e9"]
 
 
-# What is run -----------------------------------------------------------------------------------------------
+# What is run ---------------------------------------------------------------------------------------------
 
 TUNING_SEED = 100  # of no table
 RESULTS = Path(__file__).parent / "results" / "regimes"
@@ -107,12 +106,6 @@ METHODS = tuple(method for methods in PASSES for method in methods)
 EVERY_METHOD = (*METHODS, *VARIANTS)
 BY_BYTES = ("10 %", "20 %", "50 %")
 WARMUPS = ("0 %", "2 %", "5 %", "10 %", "20 %", "50 %")
-SHOWN = {  # in the picture
-    "10 %": ("frozen after 10 %", "#7fb2d9"),
-    "50 %": ("after 50 %", "#1f4e79"),
-    LATE: ("in the last quarter", "#6b8e4e"),
-    COSINE: ("never, decaying rate", "#D55E00"),
-}
 
 
 @dataclass(frozen=True)
@@ -515,7 +508,7 @@ def chosen_rate(tuning: Sequence[Row], group: str) -> float:
     return max(own, key=lambda row: (row.get("val", -math.inf), -row["lr"]))["lr"]
 
 
-# One run ---------------------------------------------------------------------------------------------------
+# One run -------------------------------------------------------------------------------------------------
 
 
 def measure(cells: Sequence[Cell], laboratory: Laboratory, work: Path, more: Sequence[str]) -> list[Row]:
@@ -634,7 +627,7 @@ class Schedule:
             )
             if not any(same_cell(row, other) for other in known):  # a prefix made again is no new cell
                 known.append(row)
-                append(path, row)
+                append(path, row | {"commit": self.options.commit})
 
 
 def tuning_file(study: Study, options: argparse.Namespace) -> Path:
@@ -645,13 +638,24 @@ def same_cell(a: Row, b: Row) -> bool:
     return all(a[key] == b[key] for key in ("setting", "seed", "method", "lr"))
 
 
-# What came out ---------------------------------------------------------------------------------------------
+# What came out -------------------------------------------------------------------------------------------
+
+
+class Scored(list[Row]):
+    """Rows by cell: a report asks for each cell many times."""
+
+    @cached_property
+    def cells(self) -> dict[tuple[str, str], list[Row]]:
+        found: dict[tuple[str, str], list[Row]] = {}
+        for row in self:
+            found.setdefault((row["setting"], row["method"]), []).append(row)
+        return found
 
 
 def by_seed(rows: Sequence[Row], setting: str, method: str, key: str) -> dict[int, float]:
     """In points (percent)."""
-    own = [row for row in rows if (row["setting"], row["method"]) == (setting, method) and key in row]
-    return {row["seed"]: 100 * row[key] for row in own}
+    cells = rows.cells if isinstance(rows, Scored) else Scored(rows).cells
+    return {row["seed"]: 100 * row[key] for row in cells.get((setting, method), ()) if key in row}
 
 
 def against_never(rows: Sequence[Row], setting: str, method: str, key: str) -> Difference | None:
@@ -680,13 +684,19 @@ def at_chosen_rates(study: Study, rows: Sequence[Row], tuning: Sequence[Row]) ->
     return [row for row in rows if row["setting"] in rates and row["lr"] == rates[row["setting"]]]
 
 
-def report(study: Study, folder: Path, figure: Path | None) -> str:
-    rows, tuning = read(folder / f"{study.name}.jsonl"), read(folder / f"{study.name}-rates.jsonl")
-    failed = [row for row in rows if "failed" in row]
-    count, spent = len(rows), sum(row["seconds"] for row in (*rows, *tuning))
-    # What follows from a row's evaluations is not in it: the files stay small.
-    rows = [row | scores(row["curve"]) for row in rows if "failed" not in row]
-    rows = fill_shared(at_chosen_rates(study, rows, tuning))
+def scored(study: Study, folder: Path) -> Scored:
+    """The rows that count. What follows from a row's evaluations is not in its file, which stays small."""
+    tuning = read(folder / f"{study.name}-rates.jsonl")
+    rows = [row for row in read(folder / f"{study.name}.jsonl") if "failed" not in row]
+    rows = [row | scores(row["curve"]) for row in rows]
+    return Scored(fill_shared(at_chosen_rates(study, rows, tuning)))
+
+
+def report(study: Study, folder: Path) -> str:
+    raw, tuning = read(folder / f"{study.name}.jsonl"), read(folder / f"{study.name}-rates.jsonl")
+    failed = [row for row in raw if "failed" in row]
+    count, spent = len(raw), sum(row["seconds"] for row in (*raw, *tuning))
+    rows = scored(study, folder)
     names = [setting.name for setting in study.settings if by_seed(rows, setting.name, NEVER, "score")]
     if not names:
         return f"## {study.name}\n\nNo cell is there yet.\n"
@@ -699,8 +709,9 @@ def report(study: Study, folder: Path, figure: Path | None) -> str:
     parts.append(
         f"Mean test accuracy of the last {LAST} evaluations in percent: never frozen (FedAvg), and the "
         "paired difference of each method to it in points, with a 95 % interval by Student's t over seeds "
-        "(none with one seed). `late`: frozen while it is scored; `last`: in the last round, whose accuracy "
-        "is compared; `cosine`: never frozen, decaying rate. `rise`: what FedAvg gained in its last quarter."
+        "(none with one seed). `late`: frozen only while it is scored; `last`: in the last round, whose "
+        "accuracy is compared; `cosine`: never frozen, decaying rate. `rise`: FedAvg's last quarter less the "
+        "one before. An empty cell was not run."
     )
     head = ["setting", "classes a client", "seeds", "never", "rise", *methods]
     parts.append(table(head, [line(rows, name, methods, "score") for name in names]))
@@ -728,23 +739,26 @@ def report(study: Study, folder: Path, figure: Path | None) -> str:
     others = [method for method in VARIANTS if method != AUTO]
     if tried := [name for name in names if any(by_seed(rows, name, m, "score") for m in others)]:
         parts.append(
-            "Other ways, points over never (five seeds): half of a run is FedAvg's, then other parts than "
-            "the kernel are frozen, or all rates fall to a tenth; and the field's methods from the start, "
-            "by their defaults:"
+            "Other ways, points over never, all on the same five seeds: half of a run is FedAvg's, then "
+            "other parts than the kernel are frozen, or all rates fall to a tenth; and the field's methods "
+            "from the start, by their defaults:"
         )
+        five = Scored(row for row in rows if row["seed"] < 5)
         shown = ["50 %", *others]
         parts.append(
             table(
                 ["setting", *(f"kernel, {m}" if m == "50 %" else m for m in shown)],
                 [
-                    [name, *(str(against_never(rows, name, m, "score") or "") for m in shown)]
+                    [name, *(str(against_never(five, name, m, "score") or "") for m in shown)]
                     for name in tried
                 ],
             )
         )
+        parts.append("The same seeds, another frozen part less the kernel, with p of the single comparison:")
+        parts.append(table(["setting", *PARTS], [part_line(rows, name) for name in tried]))
     if len(names) > 5:
         parts.append(
-            "What foretells a gain? Spearman's correlation over these settings of each gain with what "
+            "What predicts a gain? Spearman's correlation over these settings of each gain with what "
             "FedAvg's own runs show: the clients' disagreement beside their common movement (of kernel and "
             "rest, in the second half of a run), the kernel's share of the disagreement, swing, rise, and "
             "classes a client:"
@@ -752,7 +766,9 @@ def report(study: Study, folder: Path, figure: Path | None) -> str:
         parts.append(table(["gain of", *PREDICTORS], list(predictor_lines(rows, names))))
     verdicts = list(significant(rows, names))
     parts.append(
-        "Warm-ups that differ from never, Holm-corrected over all of this study with 5 seeds or more:"
+        "Warm-ups that differ from never, Holm-corrected over this study's "
+        f"{len(tests(rows, names, WARMUPS))} warm-up runs with 5 seeds or more (lengths that are the same "
+        "run are one test):"
     )
     parts.append("\n".join(verdicts) if verdicts else "none.")
     if failed:
@@ -760,9 +776,16 @@ def report(study: Study, folder: Path, figure: Path | None) -> str:
             "Failed: " + "; ".join(f"{r['setting']}, seed {r['seed']}, {r['method']}" for r in failed)
         )
     parts.append(f"{count} cells, {spent / 60:.0f} minutes of workers' time.")
-    if figure is not None:
-        draw(study, rows, figure)
     return "\n\n".join(parts) + "\n"
+
+
+PARTS = ("random", "values", "qk+ln1", "all but values", "first half", "last half")
+
+
+def part_line(rows: Sequence[Row], name: str) -> list[str]:
+    kernel = by_seed(rows, name, "50 %", "score")
+    found = [paired(by_seed(rows, name, part, "score"), kernel) for part in PARTS]
+    return [name, *("" if gain is None else f"{gain} (p = {gain.p:.2g})" for gain in found)]
 
 
 def rate_lines(study: Study, tuning: Sequence[Row]) -> Iterator[list[str]]:
@@ -869,50 +892,32 @@ def reached(row: Row, goal: float) -> float:
     return next((row["every"] * (n + 1) for n, value in enumerate(row["curve"]) if value >= goal), math.inf)
 
 
+def tests(
+    rows: Sequence[Row], names: Sequence[str], methods: Sequence[str]
+) -> list[tuple[str, str, Difference]]:
+    """A family for Holm's correction: lengths that are one and the same run are one test, under one title."""
+    cells = rows.cells if isinstance(rows, Scored) else Scored(rows).cells
+    found: dict[tuple[str, Any], tuple[list[str], Difference]] = {}
+    for name in names:
+        for method in methods:
+            difference = against_never(rows, name, method, "score")
+            if difference is None or difference.seeds < 5:
+                continue
+            own = cells[(name, method)]
+            fixed = method in (*WARMUPS, LATE)
+            run = (name, own[0]["after"] if fixed else method)
+            found.setdefault(run, ([], difference))[0].append(method)
+    return [(name, " = ".join(titles), difference) for (name, _), (titles, difference) in found.items()]
+
+
 def significant(rows: Sequence[Row], names: Sequence[str]) -> Iterator[str]:
     """Holm 1979 over all warm-ups in all settings: the k-th smallest p of m counts m - k + 1 times."""
-    found = [
-        (against_never(rows, name, method, "score"), name, method) for name in names for method in WARMUPS
-    ]
-    family = sorted(((d.p, d, n, m) for d, n, m in found if d and d.seeds >= 5), key=lambda item: item[0])
+    family = sorted(tests(rows, names, WARMUPS), key=lambda test: test[-1].p)
     worst = 0.0
-    for place, (p, difference, name, method) in enumerate(family):
-        worst = max(worst, p * (len(family) - place))
+    for place, (name, method, difference) in enumerate(family):
+        worst = max(worst, difference.p * (len(family) - place))
         if worst < 0.05:
             yield f"- {name}, {method}: {difference} points, p = {worst:.2g} (Holm), {difference.seeds} seeds"
-
-
-def draw(study: Study, rows: Sequence[Row], path: Path) -> None:
-    """What early and late freezing and a decaying rate gain, a line a setting, the most skewed above."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    settings = [s for s in study.settings if by_seed(rows, s.name, NEVER, "score")]
-    settings.sort(key=lambda s: (-s.participation, s.optimizer, s.rate, -skew_of(rows, s), -s.local_steps))
-    size = (9, 1.4 + 0.32 * len(settings))
-    figure, panel = plt.subplots(figsize=size, layout="constrained")
-    for number, (method, (label, colour)) in enumerate(SHOWN.items()):
-        found = [(place, against_never(rows, s.name, method, "score")) for place, s in enumerate(settings)]
-        points = [(place + 0.2 * (1.5 - number), d) for place, d in found if d is not None]
-        halves = [0 if math.isinf(d.half) else d.half for _, d in points]
-        x, y = [d.mean for _, d in points], [place for place, _ in points]
-        panel.errorbar(x, y, xerr=halves, fmt="o", ms=4, lw=1, color=colour, label=label)
-    panel.axvline(0, color="0.6", lw=0.8)
-    panel.set_yticks(range(len(settings)), [s.name for s in settings], fontsize=8)
-    panel.set_xscale("symlog", linthresh=5)  # early freezes lose tens of points, the rest is within five
-    panel.xaxis.set_major_locator(FixedLocator([-50, -20, -10, -5, -2, 0, 2, 5, 10, 20]))
-    panel.xaxis.set_minor_locator(NullLocator())
-    panel.xaxis.set_major_formatter("{x:+g}")
-    panel.set_xlabel("points above FedAvg that never freezes (95 % intervals, paired over seeds)")
-    panel.grid(axis="y", lw=0.3)
-    panel.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside upper center", ncols=len(SHOWN), frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
 
 
 def skew_of(rows: Sequence[Row], setting: Setting) -> float:
@@ -928,12 +933,10 @@ def main(words: Sequence[str] | None = None) -> None:
         command = commands.add_parser(name, help=text)
         command.add_argument("study", choices=STUDIES)
         training_arguments(command, work="outputs/regimes")
-    command = commands.add_parser("report", help="Markdown, and a figure, of what is there")
-    command.add_argument("studies", nargs="+", choices=STUDIES)
-    command.add_argument("--figures", type=Path, help="the folder for regimes-STUDY.png")
-    command.add_argument(
-        "--page", type=Path, help="a page with two marks for each study, which it goes between"
+    command = commands.add_parser(
+        "report", help="Markdown of what is there; the pages are written by recompute.py"
     )
+    command.add_argument("studies", nargs="+", choices=STUDIES)
     command = commands.add_parser("merge", help="take over cells from other folders")
     command.add_argument("others", type=Path, nargs="+")
     for command in commands.choices.values():
@@ -943,12 +946,7 @@ def main(words: Sequence[str] | None = None) -> None:
         merge(options.rows, options.others, same_cell)
     elif options.command == "report":
         for name in options.studies:
-            picture = options.figures / f"regimes-{name}.png" if options.figures else None
-            text = report(STUDIES[name], options.rows, picture)
-            if options.page:
-                into_page(options.page, name, text)
-            else:
-                print(text)
+            print(report(STUDIES[name], options.rows))
     else:
         study, options = STUDIES[options.study], completed(options)
         for need in study.needs:

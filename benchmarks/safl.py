@@ -23,7 +23,7 @@ TF32, and a model is judged at the end alone.
 
     python benchmarks/safl.py --report-only
 
-prints the tables of the result file as docs/results/safl.md has them, and puts them there.
+prints the tables of the result file as docs/results/appendix/safl.md has them.
 
     python benchmarks/safl.py --model DIR --write-half DEST
 
@@ -52,18 +52,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import CACHE, RESULTS, show, write_result
+from common import RESULTS, show, write_result
+from provenance import require_commit
 from safetensors.torch import load_file, save_file
-from safl_report import write_docs
+from safl_report import report
 
-from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.config import compose_config, compose_run, read, resolved
+from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.data.table import Corpus
-from fedfrozen_app.inprocess.runtime import run_in_process
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.models.metrics import tag_sequences
 from fedfrozen_app.run.job import Job
-from fedfrozen_app.words import counted
+from fedfrozen_app.runtimes.inprocess.runtime import run_in_process
 
 OWN = ["strategy=safl", "partition.alpha=0.5"]
 METHODS = {
@@ -86,6 +87,7 @@ UNTRAINED = "untrained"
 GRADIENTS_AT_ONCE = {"fedavg": 32}  # private: each example's gradient is a model, embeddings and all
 TUNING_SEED = 1000  # none of those that are reported
 RESAMPLES = 2000
+CELLS = RESULTS / "safl-cells.jsonl"  # predictions of every run: what the tables are computed from
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class Cell:
         return f"{self.dataset}-{self.method}{count}{private}-lr{self.lr:g}-seed{self.seed}"
 
 
-# One cell -------------------------------------------------------------------------------------------------
+# One cell ------------------------------------------------------------------------------------------------
 
 
 def words_for(cell: Cell, options: argparse.Namespace) -> list[str]:
@@ -149,12 +151,12 @@ def drawn_once(cell: Cell, model: str) -> list[int]:
 
 
 @lru_cache(maxsize=2)
-def read_data(dataset: str, options: str) -> tuple[Corpus, Resident]:
-    """Read once in a process; the resident judges the final models."""
+def read_data(dataset: str, options: str) -> tuple[Corpus, Worker]:
+    """Read once in a process; the worker judges the final models."""
     cell = Cell(dataset, "fedavg", 1e-4, 0)
     config = read(resolved(compose_config(words_for(cell, argparse.Namespace(**json.loads(options))))))
     corpus = load_corpus(config)
-    return corpus, Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))
+    return corpus, Worker(config, corpus, shares=share_out(corpus, config, config.num_clients))
 
 
 @lru_cache(maxsize=2)
@@ -174,11 +176,11 @@ def run_cell(cell: Cell, options_text: str) -> dict[str, Any]:
         return by_words(cell, options_text)
     corpus, judge = read_data(cell.dataset, options_text)
     words = words_for(cell, options)
-    resolved_config = resolved(compose_config(words))
+    composed = compose_run(words)
     began = time.perf_counter()
     silent = io.StringIO()  # a line a round, of so many cells
     with tempfile.TemporaryDirectory() as out, redirect_stdout(silent), redirect_stderr(silent):
-        summary = run_in_process(Job(read(resolved_config), resolved_config, words, Path(out)), corpus=corpus)
+        summary = run_in_process(Job(composed, Path(out)), corpus=corpus)
         rows = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
         judge.load(load_file(Path(out) / "model.safetensors"), {})
     _, said = judge.task.predict(corpus.test.to(judge.device))
@@ -278,7 +280,7 @@ def write_half(source: Path, target: Path) -> None:
     save_file(half, target / "model.safetensors", metadata={"format": "pt"})
 
 
-# Statistics -----------------------------------------------------------------------------------------------
+# Statistics ----------------------------------------------------------------------------------------------
 
 
 def macro_f1(sums: np.ndarray) -> np.ndarray:
@@ -321,14 +323,14 @@ def verdict(low: float, high: float, margin: float = 0.01) -> str:
     return "yes" if low > margin else "no" if high < margin else "not resolved"
 
 
-# Cells and their order ------------------------------------------------------------------------------------
+# Cells and their order -----------------------------------------------------------------------------------
 
 
 class Cells:
     """The finished cells: lines of one file, whole or not counted, and of this setting."""
 
-    def __init__(self, path: Path, own: dict[str, Any] | None = None) -> None:
-        self._path = path
+    def __init__(self, path: Path, own: dict[str, Any] | None = None, commit: str | None = None) -> None:
+        self._path, self._commit = path, commit
         self._found: dict[Cell, dict[str, Any]] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         text = path.read_text() if path.exists() else ""
@@ -342,13 +344,23 @@ class Cells:
         if others := len(lines) - len(fitting):
             print(f"{path} has {counted(others, 'cell')} of other settings (a quick try?): left alone.")
 
+    @classmethod
+    def of(cls, lines: Sequence[dict[str, Any]], own: dict[str, Any]) -> "Cells":
+        """Lines that have been read already."""
+        cells = cls.__new__(cls)
+        cells._path, cells._commit, cells._found = Path(), None, {}
+        for line in lines:
+            if line.get("setting", own) == own:
+                cells._keep(line)
+        return cells
+
     def _keep(self, result: dict[str, Any]) -> None:
         cell = Cell(**result["cell"])
         self._found[cell] = result | {"cell": vars(cell)}  # lines of older sittings lack newer fields
 
     def add(self, result: dict[str, Any]) -> None:
         with self._path.open("a") as file:
-            file.write(json.dumps(result) + "\n")
+            file.write(json.dumps(result | {"commit": self._commit}) + "\n")
         self._keep(result)
 
     def get(self, cell: Cell) -> dict[str, Any] | None:
@@ -474,7 +486,7 @@ def missing(options: argparse.Namespace, cells: Cells) -> int:
     return planned(options) - len(done)
 
 
-# The tables -----------------------------------------------------------------------------------------------
+# The tables ----------------------------------------------------------------------------------------------
 
 
 def table(group: Group, options: argparse.Namespace, cells: Cells) -> tuple[list[Any], list[Any]]:
@@ -594,12 +606,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1, help="cells at once, each in a process of its own")
     parser.add_argument("--minutes", type=float, default=1e9, help="start no new cell after so long")
-    parser.add_argument("--cells", default=str(CACHE / "safl.jsonl"), help="file of the finished cells")
+    parser.add_argument("--cells", default=str(CELLS), help="file of the finished cells")
     parser.add_argument("--name", default="safl", help="of the result file")
     parser.add_argument("--write-half", metavar="DEST", help="write the model there in float16, and end")
-    parser.add_argument(
-        "--report-only", action="store_true", help="write docs/results/safl.md from the result file"
-    )
+    parser.add_argument("--report-only", action="store_true", help="print the tables of the result file")
     options = parser.parse_args(words)
     if not options.model and not options.report_only:
         parser.error("give --model")
@@ -614,13 +624,14 @@ def main() -> None:
         if not result.exists():
             sys.exit(f"There is no benchmarks/results/{result.name} yet: run the benchmark first.")
         found = json.loads(result.read_text())
-        write_docs(found, parse(shlex.split(found["command"])[2:]))
+        print(report(found, parse(shlex.split(found["command"])[2:])))
         return
     if options.write_half:
         write_half(Path(options.model), Path(options.write_half))
         return
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    cells = Cells(Path(options.cells), setting(options))
+    commit = require_commit()
+    cells = Cells(Path(options.cells), setting(options), commit)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() and options.device != "cpu" else None
     run_all(options, cells)
     tables = [table(group, options, cells) for group in groups(options)]

@@ -1,11 +1,9 @@
-"""The tables of docs/results/safl.md, from what benchmarks/safl.py has found."""
+"""The tables of docs/results/appendix/safl.md, from what benchmarks/safl.py has found."""
 
 import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-PAGES = Path(__file__).parents[1] / "docs" / "results"
 FIRST = "safl"  # the result file whose figures are drawn
 NAMES = {
     "majority": "majority class",
@@ -26,12 +24,6 @@ SETS = {"mtsamples": "MTSamples", "maccrobat": "MACCROBAT"}
 Line = Mapping[str, Any]
 
 
-def marks(name: str) -> tuple[str, str]:
-    """The two lines of the page between which the tables of this result file go."""
-    command = "benchmarks/safl.py --report-only" + (f" --name {name}" if name != FIRST else "")
-    return f"<!-- {command} -->", "<!-- end -->"
-
-
 def report(found: Mapping[str, Any], options: argparse.Namespace) -> str:
     """All tables, and where they come from; `options` are those of the command that made them."""
     lines, pairs = found["lines"], found["pairs"]
@@ -45,13 +37,13 @@ def report(found: Mapping[str, Any], options: argparse.Namespace) -> str:
             head = f"**{name}**, K = {count}, without privacy, {own[0]['seeds']} seeds:"
             text += [head, "", *plain_table(own)]
     if options.name == FIRST:
-        text += ["![F1 against bytes](../figures/safl_bytes.png)", ""]
+        text += ["![F1 against bytes](../../figures/safl_bytes.png)", ""]
     if private := [line for line in lines if line["epsilon"] is not None]:
         seeds = sorted({line["seeds"] for line in private})  # a budget that is still running has fewer
         told = " to ".join(str(count) for count in dict.fromkeys((seeds[0], seeds[-1])))
         head = f"**MTSamples**, epsilon per note and client over the whole run, {told} seeds:"
         text += [head, "", *private_table(private)]
-        text += ["![F1 against epsilon](../figures/safl_epsilon.png)", ""]
+        text += ["![F1 against epsilon](../../figures/safl_epsilon.png)", ""]
     text += ["**SAFL less the others**, on the same notes and seeds:", "", *pairs_table(pairs)]
     text += ["Is attention better than random layers by more than one point?", "", *answers(pairs)]
     return "\n".join(text)
@@ -172,16 +164,3 @@ def rows_of(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
 
 def _list(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
-
-
-def write_docs(found: Mapping[str, Any], options: argparse.Namespace, pages: Path = PAGES) -> None:
-    """Print the tables, and put them between their two marks in safl.md."""
-    text = report(found, options)
-    print(text)
-    begin, end = marks(options.name)
-    page = pages / "safl.md"
-    before, there, rest = page.read_text().partition(begin)
-    _, ended, after = rest.partition(end)
-    if not (there and ended):
-        raise SystemExit(f"{page} lacks the lines {begin} and {end}.")
-    page.write_text(f"{before}{begin}\n{text}\n{end}{after}")

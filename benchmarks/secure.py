@@ -5,7 +5,7 @@ of 20 MB; Flower's processes and the network are left out. The sites work one af
 is the sum of what they would do side by side: for the plain round too. They train the default two epochs on
 1,640 digits, some 115 rows each; `exchange` is the same with one epoch on a tenth of that, where next to
 nothing but the exchange is left. `parts` takes the steps of one client and of the server apart for the same
-size. `many` is a hundred simulated sites on a sparse graph.
+size. `many` is a hundred simulated sites, all neighbours of all.
 """
 
 import io
@@ -25,12 +25,12 @@ from common import arguments, interleave, ratio, show, spread, write_result
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.config import compose_run
 from fedfrozen_app.files.rows import read_rows
-from fedfrozen_app.inprocess.runtime import run_in_process
 from fedfrozen_app.run.job import Job
+from fedfrozen_app.runtimes.inprocess.runtime import run_in_process
 from fedfrozen_app.secure import client
-from fedfrozen_app.secure.layout import Arithmetic, Layout, decode, encode
+from fedfrozen_app.secure.layout import Arithmetic, SumLayout, decode, encode
 from fedfrozen_app.secure.roster import Terms
 from fedfrozen_app.secure.round_keys import OnSight, Simulated, new_seed
 from fedfrozen_app.secure.sum_up import Collector
@@ -63,8 +63,8 @@ class Clock:
 def parts(clients: int, values: int) -> dict[str, float]:
     """Seconds of one client for each step (mean over the clients), and of the server."""
     names = [f"site-{number:03}" for number in range(clients)]
-    terms, trust, clock = Terms("0" * 32, "0" * 64, 2 / 3, None), OnSight(), Clock()
-    layout = Layout({"w": torch.Size([values])})
+    terms, trust, clock = Terms("0" * 32, "0" * 64, 1, 2 / 3, None), OnSight(), Clock()
+    layout = SumLayout({"w": torch.Size([values])})
     rules = Arithmetic(32, 1.0, 10.0, 10_000, cohort=clients)
     update = {"w": torch.randn(values) * 0.01}
     identities = {name: Simulated(new_seed()) for name in names}
@@ -82,7 +82,7 @@ def parts(clients: int, values: int) -> dict[str, float]:
         drawn = np.random.default_rng(0)
         rounded = partial(encode, layout, rules, update, 100, {}, drawn)
         vector = clock.time("client: rounding", rounded)
-        opened = client.open_envelopes(sessions[name], envelopes[name])
+        opened = client.open_envelopes(sessions[name], envelopes[name], collector.present(name))
         mask = lambda opened=opened, vector=vector: client.mask(opened, vector)  # noqa: E731
         sessions[name] = clock.time("client: masks", mask)
         take = lambda name=name, vector=vector: collector.take_vector(name, vector)  # noqa: E731
@@ -140,7 +140,7 @@ def over_sites(folder: Path, rounds: int, rows: int, epochs: int) -> dict[str, C
 
 
 def many(clients: int, rounds: int) -> dict[str, Any]:
-    """Simulated sites on digits, each with 32 neighbours."""
+    """Simulated sites on digits."""
     words = [
         "model=vit_tiny",
         f"num_clients={clients}",
@@ -152,8 +152,8 @@ def many(clients: int, rounds: int) -> dict[str, Any]:
     found = {}
     for name, more in {"plain": (), "masked": (MASKS,)}.items():
         with tempfile.TemporaryDirectory() as folder:
-            config = resolved(compose_config([*words, *more]))
-            job = Job(read(config), config, words, Path(folder))
+            composed = compose_run([*words, *more])
+            job = Job(composed, Path(folder))
             quietly(lambda job=job: run_in_process(job))
             row = read_rows(Path(folder))[-1]
         found[name] = {"seconds": row["seconds"]["train"], "bytes": row["bytes_up"] + row["bytes_down"]}

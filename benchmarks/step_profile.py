@@ -24,10 +24,10 @@ from echo import Told, app_telling
 from first_round import MODELS, STEPS, corpus_of, words_for
 from torch.autograd import DeviceType
 
-from fedfrozen_app.config import compose_config, read, resolved
-from fedfrozen_app.inprocess.runtime import run_in_process
+from fedfrozen_app.config import compose_run
 from fedfrozen_app.local import cohort
 from fedfrozen_app.run.job import Job
+from fedfrozen_app.runtimes.inprocess.runtime import run_in_process
 from fedfrozen_app.server.base import PlannedFedAvg, Row
 
 ROUNDS = 3
@@ -52,8 +52,8 @@ def kind_of(kernel: str) -> str:
 def measure(name: str, wish: str) -> dict[str, Any]:
     """Milliseconds of one step by kind, and the longest kernels."""
     words = words_for(name, 2 * ROUNDS, "cuda", wish)  # nothing freezes in the first half
-    resolved_config = resolved(compose_config(words))
-    config = read(resolved_config)
+    composed = compose_run(words)
+    config = composed.config
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
     began = 0.0
     wall = 0.0
@@ -83,7 +83,7 @@ def measure(name: str, wish: str) -> dict[str, Any]:
         patch.object(cohort, "AHEAD_ON", ()),
         redirect_stdout(io.StringIO()),
     ):
-        run_in_process(Job(config, resolved_config, words, Path(folder)), corpus=corpus_of(name))
+        run_in_process(Job(composed, Path(folder)), corpus=corpus_of(name))
     kinds: Counter[str] = Counter()
     kernels: Counter[str] = Counter()
     on_device = [event for event in profiler.events() if event.device_type == DeviceType.CUDA]

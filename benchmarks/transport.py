@@ -17,7 +17,7 @@ from typing import Any
 from common import Spread, arguments, blank_model, interleave, ratio, show, spread, write_result
 from echo import Told, run_echo
 
-from fedfrozen_app.flower.simulation import run_app
+from fedfrozen_app.runtimes.flower.simulation import run_app
 
 CASES = ((0.03, 4), (0.03, 10), (6.5, 4), (6.5, 10), (50.0, 4))  # MB, clients
 LARGE = (330.0, 4)

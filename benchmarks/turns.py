@@ -15,11 +15,11 @@ from typing import Any
 
 from echo import Told, app_telling
 
-from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.config import compose_run
 from fedfrozen_app.data.table import Corpus
-from fedfrozen_app.inprocess.runtime import run_in_process
-from fedfrozen_app.local import resident
+from fedfrozen_app.local import worker_for
 from fedfrozen_app.run.job import Job
+from fedfrozen_app.runtimes.inprocess.runtime import run_in_process
 from fedfrozen_app.server.base import PlannedFedAvg, Row
 
 
@@ -82,21 +82,21 @@ class AppTurns:
 
     def __init__(self, words: list[str], corpus: Corpus) -> None:
         self.rows: list[Row] = []
-        resolved_config = resolved(compose_config(words))
-        config = read(resolved_config)
+        composed = compose_run(words)
+        config = composed.config
 
         def work(wait: Callable[[], None]) -> None:
             self._wait = wait
             with tempfile.TemporaryDirectory() as folder:
-                run_in_process(Job(config, resolved_config, words, Path(folder)), corpus=corpus)
+                run_in_process(Job(composed, Path(folder)), corpus=corpus)
 
         with app_telling(config.strategy["name"], _Keeping(self)):
             self._turns = Turns(work)
 
     def wait(self) -> None:
-        mine = resident._installed  # a process has one resident: whoever goes on puts its own back
+        mine = worker_for._installed  # a process has one worker: whoever goes on puts its own back
         self._wait()
-        resident._installed = mine
+        worker_for._installed = mine
 
     def turn(self) -> Mapping[str, Any]:
         """The row of the round just done."""

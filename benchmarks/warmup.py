@@ -32,20 +32,21 @@ from typing import Any
 
 import torch
 from common import about, show, write_result
+from provenance import require_commit
 
-from fedfrozen_app.config import compose_config, read, resolved
+from fedfrozen_app.config import compose_config, compose_run, resolved
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.files.rows import read_rows
-from fedfrozen_app.inprocess.runtime import run_in_process
-from fedfrozen_app.local.resident import Resident
+from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.report import output
 from fedfrozen_app.run import evaluation
 from fedfrozen_app.run.job import Job as RunJob
+from fedfrozen_app.runtimes.inprocess.runtime import run_in_process
 from fedfrozen_app.server.agreement import Agreement
 from fedfrozen_app.theory import figures
-from fedfrozen_app.theory.accuracy import AUTO, NEVER, judge, read_result, scores_of
+from fedfrozen_app.theory.accuracy import AUTO, NEVER, evaluate, read_result, scores_of
 from strategies.fedfrozen import Settings
 
 SHARES = (0, 5, 10, 20, 50, 100)  # percent of the rounds
@@ -115,7 +116,7 @@ def cifar10() -> list[Setting]:
 STUDIES = {"digits": Study(digits, 40, 10), "layers": Study(layers, 40, 5), "cifar10": Study(cifar10, 60, 3)}
 
 
-# One setting and seed -------------------------------------------------------------------------------------
+# One setting and seed ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -197,19 +198,19 @@ def train(job: Job, after: int, until: float) -> str | None:
 
 def run(words: list[str], folder: Path) -> list[dict[str, Any]]:
     """The ordinary way: overrides in, a run folder out; returns its rows."""
-    resolved_config = resolved(compose_config(words))
-    config = read(resolved_config)
+    composed = compose_run(words)
+    config = composed.config
     start = checkpoint.read(Path(config.start_from)) if config.start_from else None
     shutil.rmtree(folder, ignore_errors=True)
-    # One resident for all runs of a kind: on a GPU its step takes longer to compile than a run to train.
+    # One worker for all runs of a kind: on a GPU its step takes longer to compile than a run to train.
     if not (_kept and _kept[0].can_switch_to(config)):
         corpus = load_corpus(config)
-        _kept[:] = [Resident(config, corpus, shares=share_out(corpus, config, config.num_clients))]
-    run_in_process(RunJob(config, resolved_config, words, folder, start), resident=_kept[0])
+        _kept[:] = [Worker(config, corpus, shares=share_out(corpus, config, config.num_clients))]
+    run_in_process(RunJob(composed, folder, start), worker=_kept[0])
     return read_rows(folder)
 
 
-_kept: list[Resident] = []  # at most one, in a worker
+_kept: list[Worker] = []  # at most one, in a worker
 
 
 def decided(rows: list[dict[str, Any]], rounds: int) -> int:
@@ -220,7 +221,7 @@ def decided(rows: list[dict[str, Any]], rounds: int) -> int:
     return agreement.last_round or rounds
 
 
-# All of them ----------------------------------------------------------------------------------------------
+# All of them ---------------------------------------------------------------------------------------------
 
 
 def prepare() -> None:
@@ -274,7 +275,7 @@ def cells_of(options: argparse.Namespace) -> Path:
     return (options.cells or options.runs / "cells").resolve()
 
 
-# What came out --------------------------------------------------------------------------------------------
+# What came out -------------------------------------------------------------------------------------------
 
 
 def report(study: str, options: argparse.Namespace) -> None:
@@ -299,9 +300,9 @@ def report(study: str, options: argparse.Namespace) -> None:
         return
     made = json.loads((cells_of(options) / "about.json").read_text())  # where the runs were made
     result = made | {"overrides": words, "missing": missing, "cells": cells}
-    path = write_result(f"warmup_{study}", result | {"verdicts": [vars(each) for each in judge(cells)]})
+    path = write_result(f"warmup_{study}", result | {"verdicts": [vars(each) for each in evaluate(cells)]})
     checks = {}
-    for each in judge(cells):
+    for each in evaluate(cells):
         told = f"{each.setting}: regret {each.regret:.2f} against {each.best}, at most 1 point"
         checks[told] = each.regret <= 1
         told = f"{each.setting}: {each.behind_never:.2f} behind {NEVER}, at most 1 point"
@@ -332,7 +333,8 @@ def publish(study: str) -> None:
     lines = [["setting", *LABELS, "auto froze after"], *table_of(cells)]
     print(markdown(lines))
     verdicts = [
-        [each.setting, each.best, f"{each.regret:+.2f}", f"{each.behind_never:+.2f}"] for each in judge(cells)
+        [each.setting, each.best, f"{each.regret:+.2f}", f"{each.behind_never:+.2f}"]
+        for each in evaluate(cells)
     ]
     if verdicts:
         head = ["setting", "best fixed on seeds 0 to 4", "regret of auto, points", "behind FedAvg, points"]
@@ -347,6 +349,7 @@ def markdown(rows: list[list[str]]) -> str:
 
 
 def main() -> None:
+    require_commit()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

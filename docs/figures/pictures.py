@@ -1,8 +1,8 @@
-"""The two pictures of docs/how-it-works.md: the rooms of the house, and a round.
+"""The two pictures of docs/how-it-works.md: the rooms of the code, and a round.
 
     python docs/figures/pictures.py
 
-The rooms and their order are read from the import contract in pyproject.toml; here stands what each is for.
+The order of the rooms is read from the import contract in pyproject.toml; GROUPS has what each is for.
 """
 
 import io
@@ -21,90 +21,84 @@ from PIL import Image
 
 HERE = Path(__file__).parent
 INK, GREY, LINE = "#1b1f24", "#57606a", "#8c959f"
-# (title, colour, {room: what it is for}); a room belongs to the group in which it stands.
+# (title, colour, {room: what it is for}), in the contract's order. The first room of a line gives its title.
 GROUPS: list[tuple[str, str, dict[str, str]]] = [
     (
         "what people\nask for",
         "#dbe9f6",
         {
             "__main__": "the command: a verb, or overrides to train",
-            "api": "the same from Python",
-            "commands": "the verbs, thin: plan, list, show, doctor, watch",
-            "sites": "kits, policy",
+            "commands": "the verbs and the Python API",
             "audit": "attacks",
             "sweep": "many runs",
-            "theory": "the laboratory",
+            "theory": "small models",
+            "align": "dual encoders",
         },
     ),
     (
         "where\na run lives",
         "#e3dcf3",
         {
-            "launch": "carry out a job in the runtime it names",
-            "inprocess": "our own grid",
-            "flower": "Flower's processes",
+            "launch": "start a job in the runtime that it names",
+            "sites": "kits, policy, executor",
+            "runtimes": "in process, Flower",
             "server_app": "Flower's server",
-            "client_app": "a client's answer to a message, in every runtime",
-        },
-    ),
-    (
-        "a run and\nits pages",
-        "#dcefe0",
-        {
-            "run": "one run from its first line to its last",
-            "compare": "runs side by side, with statistics",
-            "report": "pages and tables from a run's files",
+            "client_app": "Flower's client",
+            "run": "from configuration to results",
         },
     ),
     (
         "methods",
         "#fde3c4",
         {
-            "strategies": "one file a strategy: what the server says differently",
-            "clients": "one file an algorithm: what a client does differently",
+            "strategies": "methods, server side",
+        },
+    ),
+    (
+        "pages, clients",
+        "#dcefe0",
+        {
+            "report": "pages, tables, charts",
+            "handlers": "answer messages",
+            "baselines": "plain models, same rows",
+        },
+    ),
+    (
+        "methods",
+        "#fde3c4",
+        {
+            "clients": "methods, client side",
         },
     ),
     (
         "the round",
         "#dbe9f6",
         {
-            "server": "base strategy, conversation, aggregation, server's step, hooks",
-            "local": "a client's work: resident model, algorithm, both runners",
+            "server": "membership, round, aggregation",
+            "local": "worker, step, both runners",
+            "census": "counts and fairness",
             "secure": "masks: the server learns sums",
-            "fairness": "whom a model serves badly",
-            "census": "what a site counts, and what of it may leave",
-            "privacy": "what is clipped, noised and counted",
+            "privacy": "clipping, noise, accounting",
+            "adapters": "LoRA, prompts, merged deltas",
         },
     ),
     (
-        "what is\nsaid, and\nof what",
+        "models, data\nand messages",
         "#e3dcf3",
         {
-            "align": "make one image-text model of two encoders",
-            "exchange": "plan, order, ledger, cache, choice, codec, messages",
-            "models": "models, their roles, what wraps them",
+            "models": "architectures, roles, tasks",
             "data": "tables, readers, partitions",
+            "exchange": "role, plan, request, ledger, codec",
         },
     ),
     (
-        "the ground",
+        "foundation",
         "#eaeef2",
         {
-            "files": "what a run leaves on disk, and how it is read again",
-            "config": "every setting with its default, bounds and sentence",
-            "conf_files": "what can be chosen",
-            "verb_table": "what each verb takes",
-            "registry": "names, and where they lie",
-            "arguments": "words after a verb",
-            "digests": "",
-            "seeds": "",
-            "logs": "",
-            "words": "",
-            "errors": "",
-            "bundles": "",
-            "streams": "",
-            "signals": "",
-            "declared": "",
+            "files": "the run folder",
+            "config": "schema, composition",
+            "vmap": "GPU kernels, rewrites",
+            "core": "errors, seeds, digests, registry, verb table, logs",
         },
     ),
 ]
@@ -154,7 +148,7 @@ ROW, GAP, BETWEEN = 0.36, 0.05, 0.14  # inches
 def rooms() -> plt.Figure:
     stack = layers()
     group_of = {room: number for number, (_, _, own) in enumerate(GROUPS) for room in own}
-    says = {room: text for _, _, own in GROUPS for room, text in own.items()}
+    purpose = {room: text for _, _, own in GROUPS for room, text in own.items()}
     turns = [group_of[line[0]] for line in stack]
     changes = sum(before != after for before, after in itertools.pairwise(turns))
     height = len(stack) * (ROW + GAP) + changes * BETWEEN + 0.75
@@ -175,12 +169,12 @@ def rooms() -> plt.Figure:
             middle = y + ROW / 2 - 0.01
             if len(line) == 1:
                 axes.text(x + 0.12, middle, room, va="center", weight="bold", size=11, color=INK)
-                axes.text(x + 1.45, middle, says[room], va="center", size=10.5, color=INK)
+                axes.text(x + 1.45, middle, purpose[room], va="center", size=10.5, color=INK)
             else:
                 name = axes.text(x + 0.1, middle, room, va="center", weight="bold", size=11, color=INK)
-                if says[room]:
+                if purpose[room]:
                     taken = name.get_window_extent(figure.canvas.get_renderer()).width / figure.dpi
-                    axes.text(x + 0.2 + taken, middle, says[room], va="center", size=10, color=INK)
+                    axes.text(x + 0.2 + taken, middle, purpose[room], va="center", size=10, color=INK)
     for group, (top, bottom) in spans.items():
         axes.text(
             left - 0.15,
@@ -196,7 +190,7 @@ def rooms() -> plt.Figure:
     axes.text(
         right + 0.62,
         (height - 0.2 + y) / 2,
-        "a room may import what stands below it, and nothing above or beside it",
+        "a room may import the rooms below it, none above it and none on its own line",
         rotation=270,
         ha="center",
         va="center",
@@ -206,7 +200,7 @@ def rooms() -> plt.Figure:
     axes.text(
         left,
         0.16,
-        "strategies/ and clients/ lie beside fedfrozen_app/, which holds all the others.",
+        "strategies/ and clients/ are packages next to fedfrozen_app/, which holds all other rooms.",
         size=10.5,
         color=GREY,
     )
@@ -218,27 +212,27 @@ def rooms() -> plt.Figure:
 Steps = list[tuple[str, str, str]]  # the seam, if it is one; its title; what happens
 
 BEFORE: Steps = [
-    ("", "Greet", "nodes that are new\nsay who they are"),
+    ("", "Greet", "new nodes send\ntheir names"),
     ("plan", "Plan", "what trains, travels and stays\nprivate, in which phases"),
-    ("", "Base", "digests of the parameters, and of\nthe arrays that come beside them"),
-    ("", "Ledger", "leaves out what this client\nhas confirmed"),
+    ("", "Base", "digests of the parameters and\nof the server state"),
+    ("", "Ledger", "skips what this client\nhas confirmed"),
 ]
 HELLO: Steps = [("", "Hello", "the number of a partition,\nor the name of a site")]
 CLIENT: Steps = [
     ("", "Base", "complete it from the message\nand the cache; check digests"),
-    ("algorithm", "Start", "private parameters, and\nthe arrays it has kept"),
+    ("algorithm", "Start", "private parameters and\nclient state"),
     ("choice", "Choose", "its own layers of the plan,\nwhere clients choose"),
     ("algorithm", "Train", "phase by phase: the loss,\non the names that train"),
-    ("algorithm", "Finish", "what to keep, and what\nto send beside the model"),
-    ("", "Keep", "private parameters and kept\narrays stay with the client"),
+    ("algorithm", "Finish", "what to keep, and what to\nsend besides parameters"),
+    ("", "Keep", "private parameters and\nclient state, locally"),
     ("codec", "Encode", "what travels up"),
 ]
 AFTER: Steps = [
-    ("codec", "Decode", "then check names, shapes,\ntypes, figures, order"),
-    ("aggregator", "Add", "to a running sum, one weight\nfor each name; drop the reply"),
+    ("codec", "Decode", "check names, shapes, types,\nmetrics, request digest"),
+    ("aggregator", "Add", "to a running sum, one weight\nper name; drop the reply"),
     ("", "Mean", "update of each parameter, and\nthe mean of each namespace"),
     ("server's step", "Step", "from the mean update\nto the next model"),
-    ("", "Close", "evaluate; write the row and\nthe checkpoint; perhaps stop"),
+    ("", "Close", "evaluate; write the metrics row\nand the checkpoint"),
 ]
 SEAM, CORE, ACCENT = "#fde3c4", "#f3f5f7", "#953800"
 STEP, TALL = 0.68, 0.56  # inches from box to box, and of a box
@@ -285,29 +279,29 @@ def round_picture() -> plt.Figure:
         axes.text(middle, y + 0.06, title, ha="center", va="bottom", size=11.5, weight="bold", color=INK)
         axes.text(middle, y - 0.09, text, ha="center", va="top", size=10, color=GREY, linespacing=1.25)
 
-    message(before[0], "hello", "its name, and what\na site's disk holds", up=True, dashed=True)
-    message(before[-1], "order", "plan, settings,\ndigests, and the\narrays it lacks", up=False)
-    message(after[0], "reply", "shared arrays,\nnamespace/name,\nrows, figures", up=True)
-    lacks = "What is missing\nor damaged there\nit asks for, and\ngets it in the\nsame round."
+    message(before[0], "hello", "its name, and what\na site has cached", up=True, dashed=True)
+    message(before[-1], "train request", "plan, settings,\ndigests, and the\narrays it lacks", up=False)
+    message(after[0], "reply", "shared arrays,\nnamespace/name,\nrows, metrics", up=True)
+    lacks = "The client asks\nfor arrays that are\nmissing or damaged\nand gets them in\nthe same round."
     axes.text(middle, before[-1] - 0.95, lacks, ha="center", va="top", size=10, color=GREY, linespacing=1.25)
 
     y = client[-1] - TALL / 2 - 0.3
-    axes.text(RIGHT + 0.2, y, "Arrays beside parameters", va="top", size=11.5, weight="bold", color=INK)
+    axes.text(RIGHT + 0.2, y, "Arrays besides parameters", va="top", size=11.5, weight="bold", color=INK)
     spaces = (
-        ("come", "with the order, as part of its base"),
-        ("stay", "with the client, between its rounds"),
-        ("train", "there, beside the parameters"),
-        ("go", "back with the reply, and are averaged"),
+        ("from_server", "sent with the train request"),
+        ("client_state", "kept by the client between rounds"),
+        ("trainable_state", "the part of it that trains"),
+        ("to_server", "sent with the reply and averaged"),
     )
     for number, (word, text) in enumerate(spaces):
         line = y - 0.42 - 0.27 * number
         axes.text(RIGHT + 0.32, line, word, va="center", size=10.3, style="italic", color=ACCENT)
-        axes.text(RIGHT + 1.12, line, text, va="center", size=10.3, color=INK)
-    rule = "They are named namespace/name, have the role of\ntheir parameter, and follow the plan as it does."
+        axes.text(RIGHT + 1.55, line, text, va="center", size=10.3, color=INK)
+    rule = "They are named namespace/name, have the role of\ntheir parameter, and follow the plan."
     axes.text(RIGHT + 0.2, y - 1.52, rule, va="top", size=10.3, color=INK, linespacing=1.25)
 
     for x, colour, text in (
-        (LEFT + 0.14, SEAM, "a method may say this differently, at the seam named"),
+        (LEFT + 0.14, SEAM, "a method may override this, at the seam named"),
         (RIGHT + 0.14, CORE, "the same for every method"),
     ):
         axes.add_patch(Rectangle((x, 0.17), 0.3, 0.2, facecolor=colour, edgecolor=LINE, linewidth=0.9))
@@ -321,7 +315,7 @@ def main() -> None:
         figure = draw()
         drawn = io.BytesIO()
         figure.savefig(drawn, dpi=150)
-        # Few colours: a third of the bytes, and nobody can tell.
+        # Few colours: a third of the bytes, with no visible difference.
         Image.open(drawn).convert("RGB").quantize(64).save(HERE / f"{name}.png", optimize=True)
         plt.close(figure)
 

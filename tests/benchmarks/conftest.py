@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from fedfrozen_app.files import checkpoint
-from fedfrozen_app.inprocess import stacked
 from fedfrozen_app.report import output
 from fedfrozen_app.run import evaluation
+from fedfrozen_app.runtimes.inprocess import concurrent_runs
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def cells(monkeypatch):
     """What the studies share, as a module; what it changes in the project is put back."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
     patched = [(output, "write_curves"), (output, "write_report"), (evaluation, "draw_labels")]
-    for place, name in (*patched, (checkpoint, "write"), (stacked, "share_out")):
+    for place, name in (*patched, (checkpoint, "write"), (concurrent_runs, "share_out")):
         monkeypatch.setattr(place, name, getattr(place, name))
     import cells
 

@@ -1,29 +1,15 @@
 """The benchmarks' statistics: what a published ratio is made of. Nothing here is timed."""
 
-import importlib.util
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.benchmarks.scripts import common
 
-def load_common() -> ModuleType:
-    """benchmarks/ is a folder of scripts, not a package."""
-    path = Path(__file__).parents[2] / "benchmarks" / "common.py"
-    spec = importlib.util.spec_from_file_location("benchmarks_common", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-common = load_common()
 positive = st.floats(1e-6, 1e6)
 
 
@@ -58,11 +44,11 @@ def test_a_slow_machine_does_not_change_a_ratio(pairs: list[tuple[float, float]]
 
 
 def test_contestants_take_turns_and_begin_in_turn() -> None:
-    order: list[str] = []
+    request: list[str] = []
 
     def contestant(name: str) -> int:
-        order.append(name)
-        return len(order)
+        request.append(name)
+        return len(request)
 
     told: list[tuple[int, str, int]] = []
     found = common.interleave(
@@ -70,7 +56,7 @@ def test_contestants_take_turns_and_begin_in_turn() -> None:
         4,
         lambda number, name, value: told.append((number, name, value)),
     )
-    assert "".join(order) == "abcbcacababc"
+    assert "".join(request) == "abcbcacababc"
     assert found == {"a": [1, 6, 8, 10], "b": [2, 4, 9, 11], "c": [3, 5, 7, 12]}
     assert told[3] == (1, "b", 4)
 

@@ -66,7 +66,7 @@ def test_a_line_is_the_mean_of_its_seeds_with_an_interval():
     assert line["personal_worst_ci"] == 0
 
 
-def test_the_docs_get_tables_and_a_picture_between_their_marks(tmp_path, capsys):
+def test_the_tables_of_a_study_and_the_lines_of_its_picture():
     cells = {}
     for seed in range(2):
         cells[key("domain x3", 1.0, pfeddc.PFEDDC, seed)] = cell(0.8 + 0.1 * seed, 0.5, "fusion active")
@@ -90,23 +90,10 @@ def test_the_docs_get_tables_and_a_picture_between_their_marks(tmp_path, capsys)
         "gpu": "a GPU",
         "versions": {"torch": "2"},
     }
-    page = tmp_path / "results" / "pfeddc.md"
-    page.parent.mkdir()
-    begin, end = pfeddc_report.marks("pfeddc")
-    page.write_text(f"head\n{begin}\nold\n{end}\ntail\n")
-    for _ in range(2):  # a second time gives the same page
-        pfeddc_report.write_docs(found, tmp_path)
-    text = page.read_text()
-    assert text.startswith("head\n") and text.endswith(f"{end}\ntail\n") and "old" not in text
+    text = pfeddc_report.report(found)
     assert text.count("| 12 | PromptFL | +10.0 ± 0.0 | +10.0 ± 0.0 |") == 1
     assert "| 48 | PromptFL | - | - | 60.0 | 30.0 | 0/1 |" in text
     assert "0.1 & 3: 75.0 (gap 50.0 %); 0.1 & 30: diverged" in text
-    assert "active in 2 of 2" in text and capsys.readouterr().out
-    assert (tmp_path / "figures" / "pfeddc" / "fairness.png").stat().st_size > 1000
-
-
-def test_the_committed_page_has_the_marks():
-    text = (pfeddc_report.DOCS / "results" / "pfeddc.md").read_text()
-    names = ("pfeddc", "pfeddc_fused")
-    assert all(text.count(pfeddc_report.marks(name)[0]) == 1 for name in names)
-    assert text.count(pfeddc_report.marks("pfeddc")[1]) == len(names)
+    assert "active in 2 of 2" in text
+    lines = pfeddc_report.fairness_lines(cells)
+    assert list(lines) == ["PromptFL", "pFedDC"] and all(own == sorted(own) for own in lines.values())

@@ -102,8 +102,65 @@ def test_what_it_cannot_do_it_says(public, capsys, words, sentence):
 
 
 def test_no_published_number_is_here_twice(public):
-    """The page's own text names none: they are in the script's lines, and from there in the table."""
-    page = (Path(__file__).parents[2] / "docs" / "results" / "public.md").read_text()
-    written = page.partition("<!-- table: begin -->")[0] + page.partition("<!-- table: end -->")[2]
+    """The pages' templates name none: they are in the script's lines, and from there in the tables."""
+    pages = Path(__file__).parents[2] / "benchmarks" / "pages" / "results"
+    written = (pages / "public.md").read_text() + (pages / "appendix" / "public.md").read_text()
     figures = {f"{value:.1f}" for line in public.LINES.values() for value in line.published}
     assert not any(figure in written for figure in figures)
+
+
+# NIID-Bench's partitions on exact pixels ------------------------------------------------------------------
+
+
+def test_partitions_are_those_of_niid_bench(public, cells):
+    """Cuts depend on the classes' sizes alone, so that any labels with 5,000 rows a class show them."""
+    import numpy as np
+    from niid_partition import homogeneous, label_skew
+
+    labels = np.arange(50_000) % 10
+    found = [label_skew(labels, seed) for seed in range(3)]
+    assert [len(rows) for rows in found[0]] == [5307, 3688, 4435, 5047, 5189, 3803, 5202, 4325, 8078, 4926]
+    classes = [cells.classes_per_client([labels[rows] for rows in clients]) for clients in found]
+    assert [round(value, 1) for value in classes] == [5.0, 5.8, 5.0]
+    for clients in (*found, homogeneous(labels, 0)):
+        assert sorted(row for rows in clients for row in rows) == list(range(50_000))
+
+
+def test_the_exact_study_has_its_order_and_stacks_what_trains_alike(public):
+    found = public.cells_of(list(public.EXACT), [], 3)
+    assert [cell.line for cell in found[:7]] == list(public.EXACT)
+    assert len(found) == 19 and [cell.line for cell in found[-2:]] == ["exact-loop", "exact-loop"]
+    kinds = {cell.line: cell.kind for cell in found}
+    assert kinds["exact-fedavg"] == kinds["exact-iid"] and len(set(kinds.values())) == 6
+
+
+def test_verdicts_of_the_exact_study_follow_the_rules_of_its_page(public):
+    assert public.compared([62.0, 63.0, 64.0], 65.0, 0.43) == "-2.0, within the spread"
+    assert public.compared([62.0, 63.0, 64.0], 65.5, 0.43) == "-2.5, beyond the spread"
+    rows = [*rows_of("exact-fedavg", 0.62, 0.63, 0.64), *rows_of("exact-loop", 0.60)]
+    text = public.exact_report([row | {"commit": "abcdefghi"} for row in rows], [])
+    assert "| FedAvg | 3 | 63.0 ± 1.0 | 62.5 ± 0.4 | +0.5, within the spread | 63.0 ± 1.0 |" in text
+    assert "seeds: 1: +2.0: undecided." in text and "4 runs of 19, commit abcdefg." in text
+
+
+def test_the_plain_loop_learns_from_a_folder_of_parquet_files(public, tmp_path):
+    import io
+
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+    import torch
+    from niid_loop import federate
+    from PIL import Image
+
+    labels = np.arange(400) % 10
+    for name in ("train", "test"):
+        pictures = []
+        for label in labels:
+            held = io.BytesIO()
+            Image.fromarray(np.full((32, 32, 3), 25 * label, np.uint8)).save(held, "PNG")
+            pictures.append({"bytes": held.getvalue(), "path": None})
+        parquet.write_table(pa.table({"image": pictures, "label": labels}), tmp_path / f"{name}.parquet")
+    values = list(federate(tmp_path, 0, torch.device("cpu"), rounds=2, epochs=1))
+    assert len(values) == 2 and all(0 <= value <= 1 for value in values)
+    assert public.pixels_of(tmp_path) == "exact"

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from fedfrozen_app.config import compose_config, resolved
-from fedfrozen_app.inprocess import stacked
-from fedfrozen_app.words import flatten
-from strategies.fedfrozen import Settings
+from fedfrozen_app.core.formatting import flatten
+from fedfrozen_app.runtimes.inprocess import concurrent_runs
 
 
 @pytest.fixture
@@ -74,7 +73,7 @@ def test_from_nothing_to_the_report_with_a_stop_between(inline, tmp_path, capsys
     assert len([line for line in capsys.readouterr().out.splitlines() if " in " in line]) == 2
     again = inline.read(path)
     assert sorted(cell(row) for row in again) == sorted(cell(row) for row in rows)
-    inline.main(["report", "tiny", "--rows", f"{tmp_path}/rows", "--figures", str(tmp_path)])
+    inline.main(["report", "tiny", "--rows", f"{tmp_path}/rows"])
     said = capsys.readouterr().out
     assert (
         "| Dirichlet 0.3, 2 steps |" in said
@@ -138,7 +137,7 @@ def test_the_validation_rows_are_neither_trained_nor_tested_on(regimes, cells):
         from fedfrozen_app.config import compose_config, read, resolved
 
         config = read(resolved(compose_config(words)))
-        shares = stacked.share_out(corpus, config, config.num_clients)
+        shares = concurrent_runs.share_out(corpus, config, config.num_clients)
         trained = np.concatenate(shares.partition.indices)
         assert len(shares.validation) and not np.isin(shares.validation, trained).any()
         assert len(shares.validation) + len(trained) == len(corpus.train)  # the test rows are another table
@@ -239,7 +238,7 @@ def test_rates_of_a_later_slice_do_not_hold_up_the_first(regimes):
 
 
 def test_a_cell_begins_only_where_it_ends_in_time(regimes, tmp_path, monkeypatch):
-    options = argparse.Namespace(rows=tmp_path, work=tmp_path, command="run", seeds=1, stack=4)
+    options = argparse.Namespace(commit="abc", rows=tmp_path, work=tmp_path, command="run", seeds=1, stack=4)
     schedule = regimes.Schedule(regimes.STUDIES["tiny"], options, until=100.0)
     monkeypatch.setattr(regimes.time, "time", lambda: 90.0)
     own = regimes.Cell("tiny", regimes.Setting(0.3, 2), 0, "never", 1e-2)
@@ -258,10 +257,14 @@ def test_only_what_survives_holm_is_called_a_difference(regimes):
     rows = []
     for seed, noise in enumerate((-0.001, 0.001, 0.0005, -0.0005, 0.0, 0.0002)):
         for method, gain in (("never", 0.0), ("10 %", 0.02 + noise), ("50 %", 3 * noise)):
-            row = {"setting": "a", "seed": seed, "method": method, "score": 0.5 + gain}
+            after = {"never": 20, "10 %": 2, "50 %": 10}[method]
+            row = {"setting": "a", "seed": seed, "method": method, "score": 0.5 + gain, "after": after}
             rows.append(row)
+            if method == "10 %":  # of so few rounds the same run
+                rows.append(row | {"method": "5 %"})
+    assert [title for _, title, _ in regimes.tests(rows, ["a"], regimes.WARMUPS)] == ["5 % = 10 %", "50 %"]
     (only,) = regimes.significant(rows, ["a"])
-    assert only.startswith("- a, 10 %: +2.0")
+    assert only.startswith("- a, 5 % = 10 %: +2.0")
     assert not list(regimes.significant([row for row in rows if row["seed"] < 4], ["a"]))  # too few seeds
 
 
@@ -329,7 +332,6 @@ def test_the_experiment_of_the_headline_is_the_map_s_cell(regimes, tmp_path, nam
     words = [word for word in cell.words(tmp_path, []) if not word.startswith(("from=", "checkpoint."))]
     mine, theirs = (flatten(resolved(compose_config(own))) for own in ([f"experiment={experiment}"], words))
     aside = {"track.tensorboard", "runtime.threads", "runtime.compile", "strategy.warmup_rounds"}
-    assert Settings().checked(60).warmup_rounds == theirs["strategy.warmup_rounds"]  # half, by default
     assert {key for key in mine if mine[key] != theirs.get(key)} == aside
 
 

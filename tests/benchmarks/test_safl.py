@@ -106,14 +106,14 @@ def test_cells_are_found_again_but_for_the_line_that_was_cut(tmp_path):
     path = tmp_path / "cells.jsonl"
     one = safl.Cell("mtsamples", "safl", 1e-3, 0, epsilon=0.5, clip=3.0)
     two = replace(one, seed=1)
-    cells = safl.Cells(path)
+    cells = safl.Cells(path, commit="abc")
     cells.add(result(one))
     cells.add(result(two))
     path.write_text(path.read_text()[:-9])
     cells = safl.Cells(path)
-    assert (cells.get(one), cells.get(two)) == (result(one), None)
+    assert (cells.get(one), cells.get(two)) == (result(one) | {"commit": "abc"}, None)
     cells.add(result(two))
-    assert safl.Cells(path).get(two) == result(two)
+    assert safl.Cells(path).get(two) == result(two) | {"commit": None}  # an older copy named none
 
 
 def test_methods_take_turns_and_use_the_setting_that_validated_best(tmp_path):

@@ -1,7 +1,5 @@
 """The pages' tables and pictures of the SAFL benchmark say what its result file says, and no more."""
 
-import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -88,29 +86,10 @@ def test_the_paper_s_question_has_its_answer(found):
     assert "5 cells are missing yet" in safl_report.report(found | {"cells_missing": 5}, OPTIONS)
 
 
-def test_the_page_keeps_all_but_what_is_between_the_marks(found, tmp_path, capsys):
-    page = tmp_path / "safl.md"
-    begin, end = safl_report.marks("safl")
-    page.write_text(f"# A\n{begin}\nold\n{end}\n## B\n")
-    for _ in range(2):
-        safl_report.write_docs(found, OPTIONS, tmp_path)
-    text = page.read_text()
-    assert text.startswith("# A\n") and text.endswith(f"{end}\n## B\n")
-    assert "old" not in text and text.count("| SAFL |") == 2
-    assert "| SAFL |" in capsys.readouterr().out
-    other = argparse.Namespace(**{**vars(OPTIONS), "name": "other"})
-    with pytest.raises(SystemExit, match=r"lacks the lines .*--name other"):
-        safl_report.write_docs(found, other, tmp_path)
-    assert page.read_text() == text
-
-
-def test_pictures_are_drawn_from_what_is_there(found, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(plots, "RESULTS", tmp_path)
-    monkeypatch.setattr(plots, "FIGURES", tmp_path)
-    (tmp_path / "safl.json").write_text(json.dumps(found))
-    plots.main()
-    assert {path.name for path in tmp_path.glob("*.png")} == {"safl_bytes.png", "safl_epsilon.png"}
-    assert "No result of cohort" in capsys.readouterr().out
+def test_other_studies_stand_beside_the_budgets(found):
+    other = {"title": "noise in the sum", "points": [[8.0, 0.7]]}
+    (axes,) = plots.safl_epsilon(found, [other]).axes
+    assert "noise in the sum" in axes.get_legend_handles_labels()[1]
 
 
 def test_a_picture_marks_what_was_not_learned(found):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.test_common import common
+from tests.benchmarks.scripts import common
 from tests.conftest import SMALL
 
 
