@@ -131,7 +131,9 @@ def groups_of(page):
     return found
 
 
-@pytest.mark.parametrize("conf", [False, True], ids=["no conf", "another file"])
+@pytest.mark.parametrize(
+    "conf", [pytest.param(False, marks=pytest.mark.slow, id="no conf"), pytest.param(True, id="another file")]
+)
 def test_a_method_without_a_file_is_told_what_to_add(conf, tmp_path, capsys):
     """An entry point alone: the class is there, and nothing lets a configuration choose it."""
     files = {

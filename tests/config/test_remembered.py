@@ -9,7 +9,7 @@ from fedfrozen_app.config import compose_config
 from fedfrozen_app.core import registry
 from fedfrozen_app.core.errors import UserError
 from tests import cached_composition
-from tests.conftest import SMALL
+from tests.conftest import SMALL, slowly
 
 WORDS = ["strategy=fedprox", "partition=iid", "strategy.mu=0.5", "output_dir=a/b-c", "from=null", *SMALL]
 
@@ -22,17 +22,19 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     "files",
     [
-        ["strategy=fedprox", "partition=iid"],
         ["strategy=fedavg", "dataset=text", "adapter=lora"],  # the second sets the model too
-        ["strategy=scaffold", "client=sgd"],  # two that set one section
-        ["strategy=fedavg", "strategy=fedfrozen"],
-        ["experiment=digits_drift", "strategy=local"],
-        ["partition=iid"],
         ["model=vit_tiny", "~model.config", "+model.config={}", "+model.config.a.b=1", "model.config.a.b=2"],
-        ["strategy=schedule", "strategy.stages=[{from:1,freeze:[head]}]", "output_dir='a, b'"],
-        ["hydra.run.dir=a/b", "strategy=fedprox", "hydra.mode=RUN"],
-        ["hydra.job.chdir=true"],  # Hydra's own settings are left to it
-        [],
+        *slowly(
+            ["strategy=fedprox", "partition=iid"],
+            ["strategy=scaffold", "client=sgd"],  # two that set one section
+            ["strategy=fedavg", "strategy=fedfrozen"],
+            ["experiment=digits_drift", "strategy=local"],
+            ["partition=iid"],
+            ["strategy=schedule", "strategy.stages=[{from:1,freeze:[head]}]", "output_dir='a, b'"],
+            ["hydra.run.dir=a/b", "strategy=fedprox", "hydra.mode=RUN"],
+            ["hydra.job.chdir=true"],  # Hydra's own settings are left to it
+            [],
+        ),
     ],
     ids=" ".join,
 )

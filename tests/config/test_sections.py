@@ -7,16 +7,19 @@ from omegaconf import OmegaConf
 
 from fedfrozen_app.config import Config, compose_config, read, resolved
 from fedfrozen_app.core.errors import UserError
+from tests.conftest import slowly
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        [],
-        ["strategy=schedule", "strategy.stages=[{from:1},{from:2,freeze:[head]}]", "run_id=a"],
         ["strategy=fedavg", "adapter=lora", "+adapter.ranks.0=1", "client.clip=1", "seed=3"],
-        ["strategy=pfeddc", "~model.config", "+model.config={}", "+model.config.a.b=[1,2.5,null,yes]"],
-        ["privacy=dp_sgd", "strategy=fedavg", "server_optimizer=adam", "participation=1"],
+        *slowly(
+            [],
+            ["strategy=schedule", "strategy.stages=[{from:1},{from:2,freeze:[head]}]", "run_id=a"],
+            ["strategy=pfeddc", "~model.config", "+model.config={}", "+model.config.a.b=[1,2.5,null,yes]"],
+            ["privacy=dp_sgd", "strategy=fedavg", "server_optimizer=adam", "participation=1"],
+        ),
     ],
     ids=" ".join,
 )

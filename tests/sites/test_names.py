@@ -7,6 +7,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.server.node_names import problem_of_name
+from tests.conftest import slowly
 from tests.sites.inprocess import SiteGrid
 
 ROUND = ("num_rounds=1", "strategy.warmup_rounds=1")
@@ -67,8 +68,10 @@ def test_the_operator_learns_which_node_uses_another_name(sites):
         sites.train(*ROUND, make_grid=changing(3, name="north"))
 
 
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("more", [{"num_partitions": 3}, {"num_partitions": 10**9}, {"partition": 1}])
+@pytest.mark.parametrize("first", [True, *slowly(False)])
+@pytest.mark.parametrize(
+    "more", [{"num_partitions": 10**9}, *slowly({"num_partitions": 3}, {"partition": 1})]
+)
 def test_a_hello_with_fields_of_a_simulation_does_not_stop_the_run(sites, caplog, more, first):
     register(sites)
     run = sites.train(*ROUND, "runtime.min_nodes=2", make_grid=changing(2, first, **more))

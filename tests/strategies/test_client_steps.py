@@ -23,7 +23,7 @@ from strategies.mimelite import MimeLite
 from strategies.qfedavg import QFedAvg
 from strategies.term import TERM
 from tests.comparing import assert_alike
-from tests.conftest import same_bits
+from tests.conftest import same_bits, slowly
 from tests.resuming import killed_before_checkpoint
 from tests.strategies.by_hand import (  # noqa: F401
     LR,
@@ -234,7 +234,7 @@ def test_start_values_are_those_of_all_rows_in_chunks(train, monkeypatch):
 # Runners, phases, clipping, resuming ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["local_momentum", "mimelite", *slowly("qfedavg", "term")])
 def test_both_runners_agree(train, name):
     words = [*METHODS[name], *FLOAT64, "num_rounds=3", "participation=0.7", "partition.alpha=0.2"]
     words += ["client.clip=0.5"]
@@ -249,7 +249,7 @@ def test_both_runners_agree(train, name):
             torch.testing.assert_close(ends[1].clients[who][key], array, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["local_momentum", *slowly("mimelite", "qfedavg", "term")])
 def test_killed_and_resumed_to_the_bit(train, monkeypatch, name):
     words = (*METHODS[name], "num_rounds=3", "participation=0.7", "model.config.num_hidden_layers=1")
     whole = train(*words, folder="whole")
@@ -283,7 +283,7 @@ class InPhases(FedAvg):
         return plan.in_phases(Phase(head, epochs=2), Phase(body))
 
 
-@pytest.mark.parametrize("phases", [False, True])
+@pytest.mark.parametrize("phases", [True, *slowly(False)])
 def test_state_of_one_round_and_phases_in_both_runners(train, monkeypatch, phases):
     method = InPhases if phases else type("Whole", (FedAvg,), {"algorithm": "swapped"})
     monkeypatch.setitem(registry.REGISTERED, ("strategies", "fedavg"), method)
