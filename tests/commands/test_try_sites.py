@@ -20,7 +20,7 @@ from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.commands.try_sites import command as trial
 from fedfrozen_app.commands.try_sites.door import Door
 from fedfrozen_app.commands.try_sites.examples import ROWS_OF_A_SITE, TEST_ROWS, write_examples
-from fedfrozen_app.commands.try_sites.shown import Shell
+from fedfrozen_app.commands.try_sites.shown import Shell, explain
 from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.runtimes.flower.processes import free_port
 from fedfrozen_app.sites.audit_log import read_audit
@@ -89,6 +89,12 @@ def test_example_data_differ_between_sites_and_share_no_picture(tmp_path):
     assert len({name for found in names.values() for name in found}) == 2 * ROWS_OF_A_SITE + TEST_ROWS
     low = {who: sum(len(list(tmp_path.glob(f"{who}/{digit}/*"))) for digit in range(5)) for who in names}
     assert low["north"] > 0.7 * ROWS_OF_A_SITE and low["south"] < 0.3 * ROWS_OF_A_SITE
+
+
+def test_a_path_is_shown_whole(capsys):
+    path = f"/{'a-long-name/' * 20}trial"
+    explain(f"Everything is in {path}.")
+    assert f"{path}." in capsys.readouterr().out.split()
 
 
 def test_commands_end_with_the_block(tmp_path):
@@ -243,8 +249,8 @@ def test_a_trial_from_kits_to_the_logs(tmp_path):
 @pytest.mark.timeout(1800)
 def test_ctrl_c_leaves_no_process_and_no_folder(tmp_path):
     with started("--yes") as process:
-        head = lines_until(process, "in /")
-        folder = Path(re.search(r"in (/\S+)\.$", "".join(head).strip())[1])
+        head = lines_until(process, "Lines that begin")
+        folder = Path(re.search(r"in\s+(/\S+)\.\s", "".join(head))[1])
         lines_until(process, "== 3.")
         assert len(of_trial(folder)) >= 3
         process.send_signal(signal.SIGINT)

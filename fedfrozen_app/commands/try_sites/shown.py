@@ -24,7 +24,8 @@ def say(text: str = "") -> None:
 
 
 def explain(text: str) -> None:
-    say(textwrap.fill(" ".join(text.split()), WIDTH))
+    # A path stays whole, so that it can be copied.
+    say(textwrap.fill(" ".join(text.split()), WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
 def heading(text: str) -> None:
