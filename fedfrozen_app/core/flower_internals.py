@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
     from flwr.supercore.constant import TaskType
     from flwr.supercore.control import ControlHttpClient
+    from flwr.supercore.corestate import sql_corestate
     from flwr.supercore.exit import add_exit_handler
     from flwr.supercore.fab import Fab
     from flwr.supercore.heartbeat import HeartbeatSender
@@ -129,11 +130,7 @@ INTERNALS = _table(
         "TaskIdentity",
         "A message reads its sender from here, and without a SuperLink nothing else sets it.",
     ),
-    (
-        "supercore.run",
-        "Run",
-        "The type of a property of Grid that the in-process grid must define.",
-    ),
+    ("supercore.run", "Run", "The type of a property of Grid that the in-process grid must define."),
     (
         "serverapp.strategy.fedtrimmedavg",
         "trim_mean",
@@ -153,11 +150,7 @@ INTERNALS = _table(
     ),
     ("cli.build", "build_fab_from_disk", _OWN_SUBMIT),
     ("supercore.fab", "Fab", _OWN_SUBMIT),
-    (
-        "common.config",
-        "parse_config_args",
-        _OWN_SUBMIT,
-    ),
+    ("common.config", "parse_config_args", _OWN_SUBMIT),
     ("common.serde", "fab_to_proto user_config_to_proto", _OWN_SUBMIT),
     # The server's SuperLink, on a socket instead of a port
     ("superlink.main", "create_superlink_app=create_app", "flower-superlink listens on a TCP port only."),
@@ -177,12 +170,13 @@ INTERNALS = _table(
         "public_key_to_bytes",
         "A node is registered by its public key, in Flower's encoding.",
     ),
-    # A site's SuperNode, on a socket instead of a port
     (
-        "supernode.main",
-        "create_supernode_app=create_app",
-        "flower-supernode knows TCP ports only.",
+        "supercore.corestate",
+        "sql_corestate",
+        "The SuperLink starts a run's process anew if it gives no heartbeat within 30 s: ours waits longer.",
     ),
+    # A site's SuperNode, on a socket instead of a port
+    ("supernode.main", "create_supernode_app=create_app", "flower-supernode knows TCP ports only."),
     (
         "supernode.start_client_internal",
         "start_client_internal",
@@ -193,11 +187,7 @@ INTERNALS = _table(
         "ISOLATION_MODE_PROCESS ISOLATION_MODE_SUBPROCESS",
         "start_client_internal takes the isolation mode as one of these.",
     ),
-    (
-        "supercore.exit",
-        "add_exit_handler",
-        "Flower ends the process by itself: our web server ends first.",
-    ),
+    ("supercore.exit", "add_exit_handler", "Flower ends the process by itself: our web server ends first."),
     (
         "supernode",
         "fleet_http_connection",
@@ -208,11 +198,7 @@ INTERNALS = _table(
         "FleetHttpClient",
         "The SuperNode's client: ours shows the site's certificate and notices when nothing moves any more.",
     ),
-    (
-        "supercore.protobuf.client",
-        "ProtobufClient ProtobufClientInterceptor",
-        "Types of Flower's clients.",
-    ),
+    ("supercore.protobuf.client", "ProtobufClient ProtobufClientInterceptor", "Types of Flower's clients."),
     ("supercore.retry", "RetryInvoker", "A type in the constructor of FleetHttpClient, which we override."),
     (
         "proto.fleet_pb2",
@@ -238,11 +224,7 @@ INTERNALS = _table(
         "Flower's store keeps messages of runs that ended during a transfer, and waits for executors that "
         "have gone: our subclass drops or answers them.",
     ),
-    (
-        "supernode.nodestate",
-        "NodeState NodeStateFactory",
-        "The factory gives Flower's parts our store.",
-    ),
+    ("supernode.nodestate", "NodeState NodeStateFactory", "The factory gives Flower's parts our store."),
     (
         "supercore.object_store",
         "NoObjectInStoreError ObjectStore ObjectStoreFactory",
@@ -255,11 +237,7 @@ INTERNALS = _table(
     ),
     ("proto.task_pb2", "Task", "A type in a method of InMemoryNodeState that we override."),
     # A site's executor
-    (
-        "supercore.runtime",
-        "RuntimeHttpClient",
-        "The executor's client: ours uses the kit's socket.",
-    ),
+    ("supercore.runtime", "RuntimeHttpClient", "The executor's client: ours uses the kit's socket."),
     ("proto.runtime_pb2", "AcquireTaskRequest AcquireTaskResponse SendTaskHeartbeatRequest", _TASKS),
     ("supercore.constant", "TaskType", _TASKS),
     ("common.constant", "SubStatus", _TASKS),
@@ -348,3 +326,24 @@ def use_fleet_client(client: "type[FleetHttpClient]") -> None:
     from flwr.supernode import fleet_http_connection
 
     fleet_http_connection.FleetHttpClient = client  # type: ignore[misc]
+
+
+def allow_slow_starts(seconds: float) -> None:
+    """Give a run's process so long to start. After 30 s without a heartbeat Flower's SuperLink would have
+    another one started, and on a slow or busy machine that process never gets as far as its first heartbeat.
+    """
+    from flwr.supercore.corestate import sql_corestate
+
+    sql = sql_corestate
+    claim = sql.SqlCoreState.claim_task
+
+    def claimed(state: Any, task_id: int) -> str | None:
+        token: str | None = claim(state, task_id)
+        if token is not None:
+            until = sql.now() + sql.timedelta(seconds=seconds)
+            with state.session() as session:
+                task = sql.update(sql.TaskModel).where(sql.TaskModel.token == token)
+                session.execute(task.values(active_until=until))
+        return token
+
+    sql.SqlCoreState.claim_task = claimed  # type: ignore[method-assign]

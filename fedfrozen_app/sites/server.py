@@ -30,6 +30,7 @@ from fedfrozen_app.core.flower_internals import (
     RegisterNodeRequest,
     SuperLinkLifespan,
     UnregisterNodeRequest,
+    allow_slow_starts,
     create_superlink_app,
     get_uvicorn_log_config,
     parse_superlink_arguments,
@@ -44,6 +45,7 @@ from fedfrozen_app.sites.link import listening, open_folder, running, short
 log = logging.getLogger(__name__)
 NAME = "superlink"
 PATIENCE = 60.0  # seconds for a SuperLink that is about to listen
+START = 300.0  # seconds for a run's process to start: it imports much, maybe on a busy machine
 FLAGS = (
     "--isolation process --enable-supernode-auth --disable-runtime-dependency-installation "
     "--database {}/state.db --superexec-auth-secret-file {}/superexec.secret "
@@ -68,6 +70,7 @@ def link(arguments: list[str]) -> None:
         os.environ.pop(
             name, None
         )  # Flower's older servers would open ports of their own, without authentication
+    allow_slow_starts(START)
     with listening(folder / "run", NAME) as bound:
         # Flower reads its settings from the command line. It requires certificates before it authenticates
         # nodes; TLS itself ends at the proxy.

@@ -136,6 +136,7 @@ ATTRIBUTES = {
     "TaskIdentity": "_node_id _run_id _task_id",
     "TaskType": "CLIENT_APP",
     "fleet_http_connection": "FleetHttpClient",
+    "sql_corestate": "SqlCoreState TaskModel now timedelta update",
 }
 
 # Only imported as a type, a constant or an exception: it is enough that they exist.
@@ -282,6 +283,26 @@ def test_the_superexec_reads_the_variable_that_we_set():
 
 
 @pytest.mark.slow
+def test_a_run_s_process_has_minutes_to_start_and_no_other_takes_its_place(tmp_path, monkeypatch):
+    """Flower gives it 30 s until its first heartbeat, in which a busy machine does not import it."""
+    from flwr.supercore.corestate import sql_corestate
+    from flwr.supercore.object_store import ObjectStoreFactory
+
+    monkeypatch.setattr(sql_corestate.SqlCoreState, "claim_task", sql_corestate.SqlCoreState.claim_task)
+    flower_internals.allow_slow_starts(300)
+    not_used = dict.fromkeys(("get_node_id", "store_message_and_object_tree"))
+    made = type("State", (sql_corestate.SqlCoreState,), not_used)  # the SuperLink's own has a federation
+    state = made(str(tmp_path / "state.db"), ObjectStoreFactory().store())
+    state.initialize()
+    task = state.create_task("flwr-serverapp", 1)
+    token = state.claim_task(task)
+    assert token is not None and state.claim_task(task) is None
+    later = sql_corestate.now()
+    monkeypatch.setattr(sql_corestate, "now", lambda: later + sql_corestate.timedelta(seconds=290))
+    assert state.activate_task(task)
+    assert state.acknowledge_task_heartbeat(task)
+
+
 def test_messages_and_arrays_keep_their_values_where_we_write_them():
     set_sender(node_id=0)
     message = Message(RecordDict(), dst_node_id=1, message_type="train")
