@@ -4,8 +4,9 @@ Flower's SuperNode knows no client certificates and creates its client in one pl
 """
 
 import ssl
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -17,6 +18,7 @@ from fedfrozen_app.core.flower_internals import (
     FleetHttpClient,
     GetRunRequest,
     Node,
+    ObjectPullError,
     ProtobufClientInterceptor,
     PullMessagesRequest,
     PullMessagesResponse,
@@ -35,6 +37,9 @@ from fedfrozen_app.sites.inbox import Inbox
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.link import NAME, Contact, Patience
 from fedfrozen_app.sites.sign import Note
+
+LARGEST = 2**31  # bytes of an answer: no piece of a message of Flower's is larger
+SPARE = 2**26  # bytes of a message beside its largest piece
 
 
 def server_context(kit: Kit) -> ssl.SSLContext:
@@ -60,10 +65,49 @@ def was_cut(error: BaseException | None) -> bool:
     return False
 
 
-def refuse_compressed(response: httpx.Response) -> None:
-    """Before its content is read: a few bytes could be inflated to more than this machine has."""
-    if "content-encoding" in response.headers:
+class Bounded(httpx.SyncByteStream):
+    """An answer that ends: a server could send for as long as this machine has memory."""
+
+    def __init__(self, content: httpx.SyncByteStream) -> None:
+        self._content = content
+
+    def __iter__(self) -> Iterator[bytes]:
+        size = 0
+        for piece in self._content:
+            size += len(piece)
+            if size > LARGEST:
+                raise httpx.ReadError("the server's answer is larger than any message can be")
+            yield piece
+
+    def close(self) -> None:
+        self._content.close()
+
+
+def limit_answer(response: httpx.Response) -> None:
+    """Before its content is read."""
+    if "content-encoding" in response.headers:  # a few bytes could be inflated to more than this machine has
         raise httpx.DecodingError("the server's answer is compressed, which none of Flower's is")
+    assert isinstance(response.stream, httpx.SyncByteStream)
+    response.stream = Bounded(response.stream)
+
+
+class MessageSize:
+    """Gives up on a message that is larger than any of an honest server's, whose arrays travel as one piece:
+    the pieces of a message are in memory until it is whole."""
+
+    def __init__(self) -> None:
+        self._size, self._lock = 0, threading.Lock()  # pieces travel in several threads
+
+    def begin(self) -> None:
+        with self._lock:
+            self._size = 0
+
+    def add(self, piece: PullObjectRequest, answer: PullObjectResponse) -> PullObjectResponse:
+        with self._lock:
+            self._size += len(answer.object_content)
+            if self._size > LARGEST + SPARE:
+                raise ObjectPullError(piece.object_id, "its message is larger than any can be")
+        return answer
 
 
 @dataclass(frozen=True)
@@ -75,6 +119,7 @@ class SiteConnection:
     inbox: Inbox
     note: Note  # of the SuperNode's state, for the watchdog
     patience: Patience
+    size: MessageSize
 
     def report(self, state: str) -> None:
         self.note.write(state, self.kit.limits.transfer)
@@ -101,7 +146,7 @@ class SiteFleetClient(FleetHttpClient):
             verify=server_context(cls.connection.kit),
             retry_invoker=retry_invoker,
         )
-        made._client.event_hooks["response"].append(refuse_compressed)
+        made._client.event_hooks["response"].append(limit_answer)
         return made
 
     def _unary_unary(self, **request: Any) -> Any:
@@ -117,6 +162,7 @@ class SiteFleetClient(FleetHttpClient):
         site = self.connection
         site.report("asking")
         site.inbox.abandon()
+        site.size.begin()
         answer = super().PullMessages(request)
         site.contact.node, site.contact.answered = request.node.node_id, time.monotonic()
         site.inbox.run_is_over = partial(self.is_over, request.node)
@@ -124,8 +170,9 @@ class SiteFleetClient(FleetHttpClient):
         return answer
 
     def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
-        self.connection.report("fetching a message")
-        return self.connection.patience.check(request, super().PullObject(request))
+        site = self.connection
+        site.report("fetching a message")
+        return site.size.add(request, site.patience.check(request, super().PullObject(request)))
 
     def PushMessages(self, request: PushMessagesRequest) -> PushMessagesResponse:
         self.connection.report("sending an answer")
@@ -161,6 +208,7 @@ class SiteFleetClient(FleetHttpClient):
 
 def use_client_of(kit: Kit, contact: Contact, inbox: Inbox) -> None:
     """Let Flower use the client of this kit."""
-    site = SiteConnection(kit, contact, inbox, Note(kit.meeting, NAME), Patience(kit.limits.transfer))
+    patience, size = Patience(kit.limits.transfer), MessageSize()
+    site = SiteConnection(kit, contact, inbox, Note(kit.meeting, NAME), patience, size)
     inbox.sign_of_life = partial(site.report, "waiting for the executor")
     use_fleet_client(type("KitFleetClient", (SiteFleetClient,), {"connection": site}))

@@ -486,6 +486,21 @@ def test_pieces_that_come_keep_a_transfer_alive():
         patience.check(PullObjectRequest(object_id="x"), missing)
 
 
+def test_a_message_of_many_large_pieces_is_given_up(monkeypatch):
+    """Each is within the limit of one; together they would fill the site's memory."""
+    from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
+
+    monkeypatch.setattr(fleet_client, "LARGEST", 1000)
+    monkeypatch.setattr(fleet_client, "SPARE", 0)
+    size, piece = fleet_client.MessageSize(), PullObjectResponse(object_content=bytes(400))
+    for _ in range(3):  # messages
+        size.begin()
+        for _ in range(2):
+            assert size.add(PullObjectRequest(object_id="x"), piece) is piece
+    with pytest.raises(Exception, match="its message is larger than any can be"):
+        size.add(PullObjectRequest(object_id="x"), piece)
+
+
 # The SuperNode's line to the server ------------------------------------------------------------------------
 
 
@@ -497,16 +512,36 @@ def test_a_compressed_answer_is_not_inflated(monkeypatch):
         read.append(1)
         yield bomb
 
-    def answer(request):
-        return httpx.Response(200, headers={"content-encoding": "deflate"}, content=content())
+    answer = httpx.Response(200, headers={"content-encoding": "deflate"}, content=content())
+    with pytest.raises(httpx.DecodingError, match="the server's answer is compressed"):
+        answered_with(answer, monkeypatch)
+    assert not read
 
+
+def answered_with(answer: httpx.Response, monkeypatch) -> httpx.Response:
+    """What the SuperNode's client makes of this answer of its server."""
     monkeypatch.setattr(SiteFleetClient, "connection", SimpleNamespace(kit=None), raising=False)
     monkeypatch.setattr(fleet_client, "server_context", lambda kit: False)
-    client = SiteFleetClient.from_server_address("127.0.0.1:1", False, None, [])
-    client._client._transport = httpx.MockTransport(answer)
-    with client, pytest.raises(httpx.DecodingError, match="the server's answer is compressed"):
-        client._client.post("https://127.0.0.1:1/v1/fleet/pull-messages")
-    assert not read
+    with SiteFleetClient.from_server_address("127.0.0.1:1", False, None, []) as client:
+        client._client._transport = httpx.MockTransport(lambda request: answer)
+        return client._client.post("https://127.0.0.1:1/v1/fleet/pull-messages")
+
+
+def test_an_answer_without_an_end_is_not_read_on(monkeypatch):
+    """A server that sends and sends: the site's memory would be its own."""
+    monkeypatch.setattr(fleet_client, "LARGEST", 10**6)
+    read = []
+
+    def content():
+        while True:
+            read.append(1)
+            yield bytes(10**5)
+
+    with pytest.raises(httpx.ReadError, match="larger than any message can be"):
+        answered_with(httpx.Response(200, content=content()), monkeypatch)
+    assert len(read) == 11
+    whole = httpx.Response(200, content=iter([bytes(10**5)] * 10))
+    assert len(answered_with(whole, monkeypatch).content) == 10**6
 
 
 def test_a_link_that_is_cut_in_a_handshake_is_tried_again_and_a_stranger_is_not(tmp_path, monkeypatch):
