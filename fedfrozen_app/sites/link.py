@@ -127,7 +127,12 @@ def listening(meeting: Path, who: str) -> Iterator[socket.socket]:
     try:
         with only_one(meeting / f"{who}.lock", f"A {who} of {meeting.parent} is running already"):
             path = short(folder, who)
-            Path(path).unlink(missing_ok=True)  # of a process that was killed: this one holds the lock
+            try:
+                Path(path).unlink(missing_ok=True)  # of a process that was killed: this one holds the lock
+            except OSError as error:
+                raise UserError(
+                    f"{meeting}/{who}.sock is no socket ({error.strerror}): remove it."
+                ) from error
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
                 bound.bind(path)
                 yield bound

@@ -8,7 +8,7 @@ import ssl
 import subprocess
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -163,6 +163,82 @@ def test_one_supernode_a_kit_and_two_kits_side_by_side(tmp_path):
                 assert client.contact(5) == link.Contact()
     with supernode(one):  # and a socket that a killed one left is no hindrance
         pass
+
+
+def leave_a_killed_one_s(path, tmp_path):
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+
+
+def point_to_another_socket(path, tmp_path):
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(tmp_path / "other.sock"))
+    path.symlink_to(tmp_path / "other.sock")
+
+
+def point_to_a_file(path, tmp_path):
+    (tmp_path / "other.sock").write_text("not ours")
+    path.symlink_to(tmp_path / "other.sock")
+
+
+def point_nowhere(path, tmp_path):
+    path.symlink_to(tmp_path / "missing")
+
+
+PLANTED = (leave_a_killed_one_s, point_to_another_socket, point_to_a_file, point_nowhere)
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_what_lies_in_the_socket_s_place_is_replaced_and_nothing_behind_it(tmp_path, monkeypatch, plant):
+    kit = kit_in(tmp_path)
+    kit.meeting.mkdir(mode=0o700)
+    monkeypatch.chdir(kit.meeting)  # a socket's path is short
+    plant(Path("supernode.sock"), tmp_path)
+    beside = tmp_path / "other.sock"
+    before = beside.lstat() if beside.exists() else None
+    with supernode(kit), link.SuperNodeClient(kit) as client:
+        assert client.contact(5) == link.Contact()
+    assert (beside.lstat() if beside.exists() else None) == before
+
+
+def test_a_folder_in_the_socket_s_place_is_named(tmp_path):
+    kit = kit_in(tmp_path)
+    kit.meeting.mkdir(mode=0o700)
+    (kit.meeting / "supernode.sock").mkdir()
+    named = pytest.raises(UserError, match=r"supernode\.sock is no socket .*: remove it")
+    with named, link.listening(kit.meeting, link.NAME):
+        pass
+
+
+def test_an_executor_does_not_follow_a_link_to_another_s_socket(tmp_path):
+    """Where the link leads, somebody listens who has another certificate: the executor tells it nothing."""
+    kit, other = kit_in(tmp_path / "a"), kit_in(tmp_path / "b")
+    with supernode(other):
+        link.credentials(kit)
+        kit.meeting.mkdir(mode=0o700)
+        (kit.meeting / "supernode.sock").symlink_to(other.meeting / "supernode.sock")
+        with link.SuperNodeClient(kit) as client, pytest.raises(httpx.ConnectError) as refused:
+            client.contact(5)
+        assert link.is_stranger(refused.value)
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n"], ids=["nothing", "half", "plain"]
+)
+def test_many_connections_do_not_keep_the_executor_out(tmp_path, said):
+    """Three hundred, which say nothing, begin a handshake and stop, or speak without TLS."""
+    kit = kit_in(tmp_path)
+    with supernode(kit), ExitStack() as stack:
+        number = link.open_folder(kit.meeting)
+        stack.callback(os.close, number)
+        for _ in range(300):
+            one = stack.enter_context(socket.socket(socket.AF_UNIX))
+            one.settimeout(10)
+            one.connect(link.short(number, link.NAME))
+            one.sendall(said)
+        with link.SuperNodeClient(kit, VERSION) as client:
+            assert client.contact(20) == link.Contact()
+            assert not client.AcquireTask(ACQUIRE).HasField("task")
 
 
 def test_both_processes_make_the_same_credentials(tmp_path):
