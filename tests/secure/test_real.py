@@ -24,7 +24,7 @@ STEPS = json.loads(os.environ.get("KILLED_AT", "{}"))
 def watch():
     while not hasattr(sys.modules.get("fedfrozen_app.sites.request_handler"), "RequestHandler"):
         time.sleep(0.02)
-    from fedfrozen_app.exchange.messages import MASKING, masking_text
+    from fedfrozen_app.exchange.masking_messages import MASKING, masking_text
 
     handler = sys.modules["fedfrozen_app.sites.request_handler"].RequestHandler
     handle = handler.handle
