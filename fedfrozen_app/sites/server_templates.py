@@ -47,7 +47,8 @@ daemon off;
 pid nginx.pid;
 error_log stderr warn;
 worker_processes 1;
-events { worker_connections 1024; }
+worker_rlimit_nofile 16384;
+events { worker_connections 4096; }
 http {
   access_log off;
   server_tokens off;
@@ -70,8 +71,14 @@ http {
   map $party $fleet_guest { default 0; "~^site " 1; }
   map $party $control_guest { default 0; "~^operator " 1; }
 
+  # Flower holds a request in memory before it asks for the node's key: a party sends few large ones at once.
+  map $content_length $size { default small; "~^[0-9]{8,}$" large; }   # from 10 MB
+  map $http_transfer_encoding $kind { default large; "" $size; }       # of unknown length
+  map $kind $large_request_of { default ""; large $ssl_client_serial; }
+
   # Nobody, however valid the certificate, keeps the server from answering the others.
   limit_conn_zone $binary_remote_addr zone=connections:1m;
+  limit_conn_zone $large_request_of zone=large:1m;
   limit_req_zone $ssl_client_serial zone=requests:1m rate=300r/s;
   limit_conn_status 429;
   limit_req_status 429;
@@ -79,13 +86,16 @@ http {
   client_body_timeout 60s;
   send_timeout 60s;
   keepalive_timeout 75s;
+  keepalive_time 10m;  # then a certificate is looked at again
   reset_timedout_connection on;
   large_client_header_buffers 4 8k;
 
   ssl_certificate server.crt;
   ssl_certificate_key server.key;
   ssl_protocols TLSv1.2 TLSv1.3;
-  ssl_session_cache shared:tls:1m;
+  # A session that goes on is let in without a look at its certificate, which may have ended since.
+  ssl_session_cache off;
+  ssl_session_tickets off;
   proxy_http_version 1.1;
   proxy_set_header Connection "";
   proxy_set_header Host $host;
@@ -100,6 +110,7 @@ http {
     ssl_verify_client on;
     ssl_verify_depth 1;
     limit_conn connections 64;
+    limit_conn large 2;
     limit_req zone=requests burst=600 nodelay;
     location / { return 404; }
     location /v1/fleet/ {

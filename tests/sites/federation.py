@@ -24,6 +24,7 @@ from fedfrozen_app.sites.federation_plan import read_federation
 from fedfrozen_app.sites.kit_writer import write_kits
 
 SITES = ("north", "south", "west")
+PATIENCE = 600.0  # seconds for a process to start: on a busy machine imports take minutes
 ROOT = Path(__file__).resolve().parents[2]
 # What the steward of each site has written: its pictures of digits, and a policy that answers by itself.
 VIEWS = {"main": {"kind": "images", "path": "data", "classes": [str(digit) for digit in range(10)]}}
@@ -55,7 +56,7 @@ class Deployment:
         self.start(site, "supernode")
         self.start(site, "executor", *(() if network or not may_unshare() else NO_NETWORK))
 
-    def restart_site(self, site: str, patience: float = 180) -> None:
+    def restart_site(self, site: str, patience: float = PATIENCE) -> None:
         """Bring a killed site back. Its SuperNode is refused until the old activation has lapsed, and its
         watchdog tries again until then."""
         self.start(site, "supernode")
@@ -69,7 +70,7 @@ class Deployment:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text("utf-8", errors="replace")
 
-    def wait_for_line(self, name: str, text: str, timeout: float = 60) -> None:
+    def wait_for_line(self, name: str, text: str, timeout: float = PATIENCE) -> None:
         deadline = time.monotonic() + timeout
         while text not in self.log(name):
             if time.monotonic() > deadline:
@@ -118,14 +119,14 @@ def our_command(folder: Path) -> Iterator[None]:
         os.environ["PATH"] = before
 
 
-def wait_for_socket(path: Path, timeout: float = 60) -> None:
+def wait_for_socket(path: Path, timeout: float = PATIENCE) -> None:
     deadline = time.monotonic() + timeout
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} was never made"
         time.sleep(0.05)
 
 
-def wait_for_port(port: int, timeout: float = 60) -> None:
+def wait_for_port(port: int, timeout: float = PATIENCE) -> None:
     deadline = time.monotonic() + timeout
     while True:
         try:

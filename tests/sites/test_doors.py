@@ -4,6 +4,7 @@ import gzip
 import os
 import re
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -30,6 +31,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.runtimes.flower.processes import Children, flower_environment, free_port
+from fedfrozen_app.sites import admitted
 from fedfrozen_app.sites.authority import Authority, Passphrase
 from fedfrozen_app.sites.request import key_of
 from fedfrozen_app.sites.server import control
@@ -62,6 +64,7 @@ def post(deployment, path, party=None, *, content=b"", port=None, certificate=No
         return client.post(url, content=content, headers=headers).status_code
 
 
+HEAD = b"POST /v1/fleet/%b HTTP/1.1\r\nHost: x\r\nContent-Type: application/protobuf\r\n%b\r\n\r\n"
 START, LIST, PULL = "/v1/control/start-run", "/v1/control/list-runs", "/v1/fleet/pull-messages"
 
 
@@ -162,6 +165,43 @@ def test_one_address_gets_so_many_connections(server):
     wait_for(lambda: post(server, LIST, "operator") == 200)
 
 
+def test_two_large_requests_of_one_party_at_a_time(server):
+    """Flower keeps a request in memory until it is whole, and only then asks for the node's key."""
+    sizes = (b"Content-Length: 2000000000", b"Transfer-Encoding: chunked")
+    for size in sizes:
+        with ExitStack() as stack:
+            said = [began_request(server, stack, b"push-object", size) for _ in range(3)]
+            assert b" 429 " in said[2].recv(200)
+            small = began_request(server, stack, b"pull-messages", b"Content-Length: 0")
+            assert b" 401 " in small.recv(200)  # the others of this party are served
+            other = began_request(server, stack, b"push-object", sizes[0], party="south")
+            other.settimeout(1)
+            with pytest.raises(TimeoutError):  # taken, and waited for
+                other.recv(1)
+
+
+def began_request(server, stack: ExitStack, path: bytes, size: bytes, party: str = "north") -> ssl.SSLSocket:
+    raw = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=20))
+    made = stack.enter_context(tls(server, party).wrap_socket(raw, server_hostname="127.0.0.1"))
+    made.sendall(HEAD % (path, size))
+    return made
+
+
+def test_a_stranger_s_half_connections_do_not_shut_the_others_out(server):
+    """More than a list of connections is long; each has said hello, and nothing since."""
+    made = ssl.create_default_context(cafile=server.kits / "north" / "ca.crt")
+    outgoing = ssl.MemoryBIO()
+    half = made.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="127.0.0.1")
+    with suppress(ssl.SSLWantReadError):
+        half.do_handshake()
+    hello = outgoing.read()
+    with ExitStack() as stack:
+        for _ in range(900):  # more are our own system's limit on open files
+            raw = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+            raw.sendall(hello)
+        assert post(server, LIST, "operator") == 200
+
+
 def test_a_compressed_request_is_not_inflated(server):
     """A bomb in the place of a reply: what north sends is taken as it is, and is no message."""
     bomb = gzip.compress(bytes(300 * 2**20), 1)
@@ -202,6 +242,50 @@ def test_an_expired_and_a_strange_certificate_are_turned_away(server, tmp_path):
     path.write_bytes(ours.current.issue(public, "north", "operator", 9).public_bytes(Encoding.PEM))
     assert post(server, PULL, "north", certificate=path) == 403
     assert post(server, START, "north", certificate=path) == 403
+
+
+def test_a_session_does_not_outlive_its_certificate(server, tmp_path):
+    """With a session of before, TLS goes on without a look at the certificate."""
+    kit, path = server.kits / "south", tmp_path / "short.crt"
+    authority = Authority.read(server.kits / "authority", Passphrase())
+    seconds = 40
+    made = authority.current.issue(public_of(kit), "south", "site", seconds / 86400)
+    ends = time.monotonic() + seconds
+    path.write_bytes(made.public_bytes(Encoding.PEM))
+    let_in(server, path)
+    contexts = [ssl.create_default_context(cafile=kit / "ca.crt") for _ in range(2)]
+    contexts[0].maximum_version = ssl.TLSVersion.TLSv1_2
+    sessions = []
+    try:
+        for context in contexts:
+            context.load_cert_chain(path, kit / "node.key")
+            wait_for(lambda context=context: status_of(server, context)[0] == 401)  # let through, to Flower
+            sessions.append(status_of(server, context)[1])
+        assert time.monotonic() < ends, "the machine is too slow for this certificate"
+        time.sleep(ends - time.monotonic() + 2)
+        for context, session in zip(contexts, sessions, strict=True):
+            assert status_of(server, context, session)[0] == 400
+    finally:
+        let_in(server, kit / "node.crt")
+
+
+def public_of(kit: Path):
+    return key_of(kit / "node.key").public_key()
+
+
+def let_in(server, certificate: Path) -> None:
+    """As `server admit` does, and sooner: a process of its own takes its time to start."""
+    admitted.admit(server.kits / "server", certificate.read_bytes())
+    os.kill(int((server.kits / "server" / "nginx.pid").read_text()), signal.SIGHUP)
+
+
+def status_of(server, context, session=None) -> tuple[int, ssl.SSLSession | None]:
+    with (
+        socket.create_connection(("127.0.0.1", server.port), timeout=20) as raw,
+        context.wrap_socket(raw, server_hostname="127.0.0.1", session=session) as wrapped,
+    ):
+        wrapped.sendall(HEAD % (b"pull-messages", b"Content-Length: 0"))
+        return int(wrapped.recv(200).split()[1]), wrapped.session
 
 
 def test_who_is_admitted_late_revoked_and_renewed(server, tmp_path):

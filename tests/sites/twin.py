@@ -42,7 +42,7 @@ def join(deployment: Deployment, sites: Sequence[str], *, network: bool = True) 
         deployment.change(site, "policy.yaml", **OPEN)
         deployment.start_site(site, network=network)
     for site in sites:
-        deployment.wait_for_line(f"{site}-supernode", "SuperNode ID", timeout=120)
+        deployment.wait_for_line(f"{site}-supernode", "SuperNode ID")
 
 
 def the_same_in_process(deployment: Deployment, sites: Sequence[str], folder: Path, *more: str) -> Run:
