@@ -108,7 +108,7 @@ class Approvals:
         return [one.proposal for one in self.asked() if one.proposal is not None]
 
     def decide(self, proposal_hash: str, *, approved: bool) -> None:
-        who = pwd.getpwuid(os.getuid()).pw_name
+        who = account_name()
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         text = json.dumps({"approved": approved, "by": who, "time": now})
         replace_file(self.folder / f"{proposal_hash}.decision", text)
@@ -125,6 +125,14 @@ class Approvals:
         if len(fits) > 1:
             raise UserError(f"The hashes of {len(fits)} proposals begin with {word}: give more characters.")
         return fits[0]
+
+
+def account_name() -> str:
+    """Of who decides; its number, in a container that has no name for it."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"account {os.getuid()}"
 
 
 def read_asked(path: Path) -> Asked:

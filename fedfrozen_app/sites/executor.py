@@ -7,6 +7,7 @@ to the site's request handler.
 
 import logging
 import os
+import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -205,10 +206,17 @@ def alone(kit: Kit) -> Iterator[None]:
         yield
 
 
+def keep_to_itself() -> None:
+    """What it writes derives from the site's rows, and its memory holds updates without their noise: others
+    read neither, and no crash writes the memory to a disk. Also if started without executor.sh."""
+    os.umask(0o077)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def main(arguments: list[str]) -> None:
     """The verb."""
     kit = Kit.read(parse("site exec", arguments).kit)
-    os.umask(0o077)  # also if started without executor.sh: what it writes derives from the site's rows
+    keep_to_itself()
     try:
         manifest.check(kit.folder)
         with alone(kit):

@@ -122,8 +122,27 @@ def port_number(value: Any, what: str) -> int:
     return value
 
 
+def _double_key(root: yaml.Node | None) -> str | None:
+    """A key that a mapping says twice, at any depth."""
+    waiting, seen = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:  # by an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        elif isinstance(node, yaml.MappingNode):
+            keys = [key.value for key, _ in node.value]
+            for number, key in enumerate(keys):
+                if key in keys[:number]:
+                    return str(key)
+            waiting += [value for _, value in node.value]
+    return None
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file that holds a mapping, each key once; `UserError` otherwise."""
+    """A YAML file that holds a mapping, each key once at its place; `UserError` otherwise."""
     try:
         text = path.read_text("utf-8")
         loader = yaml.SafeLoader(text)
@@ -136,7 +155,6 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is not valid YAML ({where or type(error).__name__}): correct it.") from error
     if not isinstance(found, dict):
         raise UserError(f"{path} must hold keys and values, not {type(found).__name__}: correct it.")
-    keys = [key.value for key, _ in node.value]
-    if double := [key for number, key in enumerate(keys) if key in keys[:number]]:  # the last would count
-        raise UserError(f"{path} says {double[0]} twice: keep one of them.")
+    if double := _double_key(node):  # the last would count
+        raise UserError(f"{path} says {double} twice: keep one of them.")
     return found

@@ -213,7 +213,7 @@ def _checked(key: str, value: Any, path: Path) -> Any:
         raise UserError(f"{path}: secure_aggregation must be required or optional.")
     if key == "differencing" and value not in DIFFERENCING:
         raise UserError(f"{path}: differencing must be model or data.")
-    if key == "census" and value not in (True, False, "ask"):
+    if key == "census" and not (isinstance(value, bool) or value == "ask"):  # 0 equals False, and is not it
         raise UserError(f"{path}: census must be yes, no or ask.")
     if key == "census_floor" and value < LEAST_FLOOR:
         raise UserError(f"{path}: census_floor must be {LEAST_FLOOR} or more.")

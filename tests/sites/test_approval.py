@@ -1,6 +1,7 @@
 """`approval: ask`: nothing runs but what a person at the site has approved, by its hash."""
 
 import json
+import os
 import threading
 import time
 from dataclasses import fields
@@ -241,6 +242,19 @@ def test_noise_in_the_sum_alone_needs_a_word_of_the_policy(sites):
         problem = policy.problem_of_proposal(asked, kit.view(None), BUNDLE)
         assert ("noise_in_sum" in (problem or "")) is refused
         assert "noise_in_sum" not in (policy.problem_of_proposal(own, kit.view(None), BUNDLE) or "")
+
+
+def test_an_account_without_a_name_can_decide(tmp_path, monkeypatch):
+    """As in a container, whose list of accounts does not hold the kit's owner."""
+
+    def nobody(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.setattr("fedfrozen_app.sites.approval.pwd.getpwuid", nobody)
+    approvals = Approvals(tmp_path)
+    approvals.decide("a" * 64, approved=True)
+    decision = approvals.decision("a" * 64)
+    assert decision and decision.approved and decision.by == f"account {os.getuid()}"
 
 
 def test_a_decision_that_cannot_be_read_is_no_approval(sites):

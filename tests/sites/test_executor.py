@@ -1,9 +1,12 @@
 """A site keeps the last word: what its executor answers, refuses, remembers and writes down."""
 
 import json
+import re
 import resource
 import shutil
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -25,9 +28,12 @@ from fedfrozen_app.sites.audit_log import FIRST, AuditLog, read_audit
 from fedfrozen_app.sites.authority import Authority
 from fedfrozen_app.sites.executor import alone
 from fedfrozen_app.sites.executor import main as executor_of
+from fedfrozen_app.sites.kit import Kit
+from fedfrozen_app.sites.kit_templates import Filled
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.row_counts import count_rows
 from fedfrozen_app.sites.site_budget import Price, SiteBudget
+from fedfrozen_app.sites.site_templates import POLICY_STRICT, POLICY_YAML
 from tests.conftest import full_disk, same_bits, slowly
 from tests.sites.federation import VIEWS
 from tests.sites.inprocess import BUNDLE, SiteGrid
@@ -222,6 +228,30 @@ def test_a_slip_in_the_policy_ends_with_a_sentence(sites, line, sentence):
         Policy.read(path)
 
 
+@pytest.mark.parametrize("said", ["0", "1", "0.0", "Ask"])
+def test_a_census_is_allowed_by_yes_or_ask_alone(tmp_path, said):
+    """0 equals no, and was taken for something else than no."""
+    (tmp_path / "policy.yaml").write_text(re.sub("@census\\b", said, filled_in(POLICY_YAML)))
+    with pytest.raises(UserError, match="census must be yes, no or ask"):
+        Policy.read(tmp_path / "policy.yaml")
+
+
+def filled_in(template: str) -> str:
+    """A strict policy, in which the answer about censuses is still open."""
+    strict = POLICY_STRICT | {"bundle": "any", "census": "@census"}
+    return Filled(template).substitute(strict)
+
+
+def test_a_key_of_a_view_that_is_said_twice_is_named(tmp_path):
+    views = "views: {main: {kind: digits, unit: patient, unit_column: id, unit: example}}"
+    (tmp_path / "site.yaml").write_text(f"name: north\nsuperlink: x:1\nfolder: var\n{views}\n")
+    with pytest.raises(UserError, match="says unit twice"):
+        Kit.read(tmp_path)
+    two = "views: &all {main: {kind: digits}, other: &one {kind: digits}, third: *one}"
+    (tmp_path / "site.yaml").write_text(f"name: north\nsuperlink: x:1\nfolder: var\n{two}\n")
+    assert list(Kit.read(tmp_path).views) == ["main", "other", "third"]
+
+
 def test_a_kit_has_one_executor_at_a_time(sites):
     kit = sites.kit("north")
     with alone(kit), pytest.raises(UserError, match="is running already"):
@@ -253,6 +283,18 @@ def test_an_executor_starts_from_a_whole_kit_only(sites, harm, sentence):
     harm(folder)
     with pytest.raises(UserError, match=sentence):
         executor_of([str(folder)])
+
+
+def test_an_executor_that_crashes_leaves_no_memory_on_the_disk():
+    """In the parent's own limits a crash would write one."""
+    code = (
+        "import os, resource\n"
+        "from fedfrozen_app.sites.executor import keep_to_itself\n"
+        "keep_to_itself()\n"
+        "print(resource.getrlimit(resource.RLIMIT_CORE), oct(os.umask(0)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "(0, 0) 0o77"
 
 
 # What leaves beside arrays ---------------------------------------------------------------------------------
