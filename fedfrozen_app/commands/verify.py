@@ -12,6 +12,7 @@ from fedfrozen_app.files import folder_manifest as manifest
 from fedfrozen_app.files.folders import run_folders
 from fedfrozen_app.files.integrity import UNCHECKED, WHOLE, Finding, check_folder
 from fedfrozen_app.files.kinds import SWEEP, kind_of
+from fedfrozen_app.files.readable import folders_with
 from fedfrozen_app.files.readers import Damaged
 from fedfrozen_app.report.compare.collect import collect
 from fedfrozen_app.report.compare.command import write_all
@@ -28,7 +29,8 @@ def verify(arguments: list[str]) -> int:
     if not runs and not sweep:
         raise UserError(f"{folder} holds no run: give the folder of a run, or of a sweep.")
     done = {run: repair_run(run) if given.repair else [] for run in runs}
-    bad = 0
+    hidden = [Path(error.filename) for error in folders_with(folder, ())[1]]  # run_folders has named them
+    bad = sum(not any(path.is_relative_to(run) for run in runs) for path in hidden)
     for run in runs:
         bad += show(run, check_folder(run), done[run])
     if sweep:
@@ -61,6 +63,8 @@ def show(folder: Path, found: list[Finding], done: list[str]) -> int:
 
 def _advice(folder: Path, one: Finding) -> str:
     """What still can be done about a file."""
+    if one.name in ("checkpoints", "uploads"):
+        return "ask its owner for permission"
     if one.name.startswith("checkpoints/"):
         others = [n for n in checkpoint.numbers(folder / "checkpoints") if f"checkpoints/{n}" != one.name]
         return f"resume goes on from round {max(others)}" if others else "the run cannot be resumed from it"

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 
 from fedfrozen_app.core.errors import DAMAGED, UserError
 from fedfrozen_app.files.disk import flush, fresh_folder, header, save_tensors
+from fedfrozen_app.files.readable import check_readable
 from fedfrozen_app.files.seal import sealed, unsealed
 
 if TYPE_CHECKING:  # torch takes seconds to import, and listing runs does not need it
@@ -146,6 +147,7 @@ def forget_after(folder: Path, number: int) -> None:
 
 def newest(run: Path) -> Checkpoint:
     """The newest checkpoint that is whole; says which newer ones are not."""
+    check_readable(run / "checkpoints")
     found, damage = numbers(run / "checkpoints"), []
     for number in reversed(found):
         try:

@@ -112,9 +112,9 @@ def whole_file(path: Path) -> Iterator[Path]:
         manifest.note_file(path, part)
         try:
             part.replace(path)
-        except OSError:
+        except OSError as error:
             manifest.note_back(path)
-            raise
+            raise OSError(error.errno, error.strerror, str(path)) from error
     except BaseException:  # also Ctrl-C: nothing half-written stays
         part.unlink(missing_ok=True)
         raise

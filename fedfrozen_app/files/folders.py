@@ -1,5 +1,6 @@
 """Which folders hold a run, and where another may begin."""
 
+import logging
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,6 +8,9 @@ from pathlib import Path
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files import checkpoint, status
 from fedfrozen_app.files.kinds import RUN, check_run_place, kind_of
+from fedfrozen_app.files.readable import check_readable, folders_with, unreadable_text
+
+log = logging.getLogger(__name__)
 
 
 def run_folders(folders: Iterable[Path]) -> list[Path]:
@@ -15,10 +19,13 @@ def run_folders(folders: Iterable[Path]) -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"There is no folder {folder}: give the folder of a run or a sweep.")
+        check_readable(folder)
         if kind_of(folder) == RUN:
             found[folder.resolve()] = None
             continue
-        below = {path.parent for name in ("metrics.jsonl", "status.json") for path in folder.rglob(name)}
+        below, hidden = folders_with(folder, ("metrics.jsonl", "status.json"))
+        for error in hidden:
+            log.warning(unreadable_text(Path(error.filename), error.strerror))
         for path in sorted(below, key=lambda path: [_natural(part) for part in path.parts]):
             found[path.resolve()] = None
     return list(found)

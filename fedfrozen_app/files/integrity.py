@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from fedfrozen_app.core.errors import DAMAGED, UserError
 from fedfrozen_app.files import checkpoint, rows, seal, status, uploads
 from fedfrozen_app.files import folder_manifest as manifest
+from fedfrozen_app.files.readable import unreadable
 from fedfrozen_app.files.readers import MISSING, Damaged, changed_by_size, check_file, known_files
 
 WHOLE, BROKEN, UNCHECKED = "whole", "damaged", "unchecked"
@@ -114,6 +115,8 @@ def _rows(folder: Path) -> Iterator[Finding]:
 
 
 def _checkpoints(folder: Path) -> Iterator[Finding]:
+    if why := unreadable(folder / "checkpoints"):
+        yield Finding("checkpoints", BROKEN, f"it cannot be read: {why}")
     for number in checkpoint.numbers(folder / "checkpoints"):
         name = f"checkpoints/{number}"
         try:
@@ -125,6 +128,8 @@ def _checkpoints(folder: Path) -> Iterator[Finding]:
 
 
 def _uploads(folder: Path) -> Iterator[Finding]:
+    if why := unreadable(folder / "uploads"):
+        yield Finding("uploads", BROKEN, f"it cannot be read: {why}")
     for number in checkpoint.numbers(folder / "uploads"):
         name = f"uploads/{number}"
         try:

@@ -170,8 +170,9 @@ def told_if_full(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         disk.release(folder)
+        change = "make room there" if disk.is_full(error) else "correct that"
         raise RunFailed(
-            f"{folder} could not be written ({error.strerror or error}): make room there, then give the same "
+            f"{folder} could not be written ({error.strerror or error}): {change}, then give the same "
             "command again."
         ) from error
 

@@ -22,6 +22,7 @@ from fedfrozen_app.exchange.arrays import to_record
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.files import folder_manifest as manifest
+from fedfrozen_app.files.disk import is_full
 from fedfrozen_app.files.folders import has_results
 from fedfrozen_app.files.rows import Row, read_rows
 from fedfrozen_app.files.uploads import write_upload
@@ -293,4 +294,5 @@ def explain_disk_errors(folder: Path) -> Iterator[None]:
         kept = checkpoint.numbers(folder / "checkpoints")
         anew = "start it again, with overwrite=true." if has_results(folder) else "start it again."
         again = f"go on with: {resume_command(folder)}" if kept else anew
-        raise RunFailed(f"{folder} could not be written ({error}): make room there, then {again}") from error
+        change = "make room there" if is_full(error) else "correct that"
+        raise RunFailed(f"{folder} could not be written ({error}): {change}, then {again}") from error

@@ -26,6 +26,7 @@ from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.core.terminal import Console
 from fedfrozen_app.files import folder_manifest as manifest
+from fedfrozen_app.files.disk import is_full
 from fedfrozen_app.files.kinds import check_sweep_place
 from fedfrozen_app.files.status import SweepFailed
 from fedfrozen_app.report.compare.collect import collect
@@ -61,8 +62,9 @@ def disk_explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        change = "make room there" if is_full(error) else "correct that"
         raise SweepFailed(
-            f"{error.filename or folder} could not be written ({error.strerror or error}): make room there, "
+            f"{error.filename or folder} could not be written ({error.strerror or error}): {change}, "
             "then the same command continues."
         ) from error
 

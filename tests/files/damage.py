@@ -1,17 +1,23 @@
 """Damaged files of a run and of a sweep, and what every verb does about them.
 
-`python -m tests.files.damage [run] [sweep] [audited]` prints the table of all outcomes.
+`python -m tests.files.damage [run] [sweep] [audited] --out FILE` writes a line for each file, fault and verb,
+and prints the table of all outcomes. Given again with the same file it continues.
 """
 
+import argparse
 import io
+import itertools
+import json
 import os
+import re
 import shutil
-import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import fedfrozen
 from fedfrozen_app.__main__ import run as command
@@ -25,6 +31,7 @@ from tests.cached_composition import remembered
 from tests.conftest import SMALL
 
 NOBODY = 65534
+WRONG = ("TRACEBACK", "SILENT")
 TINY = [*SMALL, "num_rounds=2", "track.tensorboard=false"]
 RUN_FILES = (
     *("model.safetensors", "best.safetensors", "summary.json", "fairness.json", "personal.json"),
@@ -176,7 +183,7 @@ class Outcome:
 
 
 def carry_out(verb: Callable[[Path], int], folder: Path) -> Outcome:
-    """In this process: what is raised instead of said is raised here too."""
+    """In this process. What no verb expected ends up in the text as its traceback."""
     out, err = io.StringIO(), io.StringIO()
     os.environ["COLUMNS"] = "250"  # no word of a table is broken
     with redirect_stdout(out), redirect_stderr(err), logged(err):
@@ -185,6 +192,9 @@ def carry_out(verb: Callable[[Path], int], folder: Path) -> Outcome:
         except UserError as error:  # of the page, whose server answers with it
             print(error)
             code = 2
+        except Exception:  # noqa: BLE001  (which is what is looked for)
+            traceback.print_exc()
+            code = 1
     return Outcome(code, out.getvalue(), err.getvalue())
 
 
@@ -259,10 +269,13 @@ def as_nobody(folder: Path) -> Iterator[None]:
         return
     for path in (folder, *folder.rglob("*")):
         os.chown(path, NOBODY, NOBODY)
+    before = tempfile.tempdir  # which may be root's alone
     os.seteuid(NOBODY)
     try:
+        tempfile.tempdir = str(folder)
         yield
     finally:
+        tempfile.tempdir = before
         os.seteuid(0)
 
 
@@ -298,26 +311,58 @@ def verdict(outcome: Outcome, clean: Outcome, file: str) -> str:
 
 
 def without_times(text: str) -> str:
-    import re
-
     return re.sub(r"\d+(\.\d+)? (s|ms|min)\b|\d+:\d\d|data-version=\S*", "", text)
 
 
-def main(names: list[str]) -> None:
-    """Print the table: one line per file and fault, one column per verb."""
-    with bench() as found, remembered(found.kept / "composed"):
-        for name in names or list(TABLES):
-            files, verbs = TABLES[name]
-            print(f"\n| {name}: file | fault | " + " | ".join(verbs) + " |")
-            print("|" + "---|" * (2 + len(verbs)))
-            for file in files:
-                for fault in FAULTS:
-                    cells = []
-                    for verb in verbs:
-                        outcome, clean = found.outcome(name, file, fault, verb)
-                        cells.append(verdict(outcome, clean, file))
-                    print(f"| {file} | {fault} | " + " | ".join(cells) + " |", flush=True)
+def sentence(outcome: Outcome, file: str) -> str:
+    """The first line that names the file, without the folder of the bench."""
+    for line in outcome.text.splitlines():
+        if Path(file).name in line or Path(file).parts[0] in line:
+            return re.sub(r"/\S*/work/", "", line).strip()[:300]
+    return ""
+
+
+def record(place: Bench, names: list[str], out: Path) -> list[dict[str, Any]]:
+    """A line for each cell; those that are in the file already are not repeated."""
+    found = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+    known = {(one["of"], one["file"], one["fault"], one["verb"]) for one in found}
+    for name in names:
+        files, verbs = TABLES[name]
+        for cell in ((name, *rest) for rest in itertools.product(files, FAULTS, verbs)):
+            if cell in known:
+                continue
+            outcome, clean = place.outcome(*cell)
+            one = dict(zip(("of", "file", "fault", "verb"), cell, strict=True))
+            one |= {"verdict": verdict(outcome, clean, cell[1]), "code": outcome.code}
+            found.append(one | {"reads": sentence(outcome, cell[1])})
+            with out.open("a") as file:
+                file.write(json.dumps(found[-1]) + "\n")
+            if one["verdict"] in WRONG:
+                print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def table(found: list[dict[str, Any]], name: str) -> str:
+    """One line per file and fault, one column per verb."""
+    cells = {(one["file"], one["fault"], one["verb"]): one["verdict"] for one in found if one["of"] == name}
+    verbs = list(dict.fromkeys(verb for _, _, verb in cells))
+    lines = [f"| {name}: file | fault | " + " | ".join(verbs) + " |", "|---" * (2 + len(verbs)) + "|"]
+    for file, fault in dict.fromkeys((file, fault) for file, fault, _ in cells):
+        row = [cells.get((file, fault, verb), "") for verb in verbs]
+        lines.append(f"| {file} | {fault} | " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(TABLES))
+    parser.add_argument("--out", type=Path, default=Path("damaged_files.jsonl"))
+    given = parser.parse_args()
+    with bench() as place, remembered(place.kept / "composed"):
+        found = record(place, given.names, given.out)
+    for name in given.names:
+        print(f"\n{table(found, name)}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

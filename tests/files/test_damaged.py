@@ -3,19 +3,28 @@
 The table of all: `python -m tests.files.damage`.
 """
 
+import os
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from fedfrozen_app.commands.training import ended_text
+from fedfrozen_app.core.errors import RunFailed
 from fedfrozen_app.files import checkpoint, status
 from fedfrozen_app.files import folder_manifest as manifest
+from fedfrozen_app.files.disk import replace_file
+from fedfrozen_app.run.federate import explain_disk_errors
 from tests.conftest import Run, same_bits
 from tests.files.damage import (
     FAULTS,
     RUN_VERBS,
     SWEEP_VERBS,
     TABLES,
+    WRONG,
+    Outcome,
+    as_nobody,
     bench,
     carry_out,
     command,
@@ -63,7 +72,7 @@ def test_every_file_every_fault_every_verb(place, name):
         for fault in FAULTS:
             for verb in verbs:
                 found = verdict(*place.outcome(name, file, fault, verb), file)
-                if found in ("TRACEBACK", "SILENT"):
+                if found in WRONG:
                     wrong.append((file, fault, verb, found))
     assert not wrong, wrong
 
@@ -80,6 +89,74 @@ def test_resume_goes_on_from_the_newest_checkpoint_that_is_whole(place):
     assert same_bits(Run(run).model, whole)
     assert checkpoint.read(run / "checkpoints" / "2").round == 2  # written again
     assert carry_out(RUN_VERBS["verify"], run).code == 0
+
+
+@pytest.fixture
+def private(tmp_path):
+    """A folder with a run in it that begins, and a function that looks at it as somebody else."""
+    place = Path(tempfile.mkdtemp(prefix="private-"))
+    manifest.begin(folder_in(place / "run"), manifest.RUN)
+    status.write(place / "run", status.Status(state="interrupted"))
+    (place / "run" / "checkpoints" / "1").mkdir(parents=True)
+
+    def look(hidden: Path, *words: str) -> Outcome:
+        hidden.chmod(0)
+        with as_nobody(place):
+            return carry_out(lambda _: command([*words]), place)
+
+    yield place, look
+    shutil.rmtree(place)
+
+
+def folder_in(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
+
+
+@pytest.mark.skipif(os.getuid() > 0, reason="becomes somebody else")
+def test_checkpoints_that_may_not_be_read_are_not_whole(private):
+    place, look = private
+    run = place / "run"
+    done = look(run / "checkpoints", "verify", str(run))
+    assert done.code == 1 and "damaged: checkpoints (it cannot be read: Permission denied)" in done.text
+    done = look(run / "checkpoints", "resume", str(run))
+    assert done.code == 2 and f"{run}/checkpoints cannot be read (Permission denied)" in done.text
+
+
+@pytest.mark.skipif(os.getuid() > 0, reason="becomes somebody else")
+@pytest.mark.parametrize("words", [("verify", "run"), ("report", "run"), ("list", "run"), ("compare", "run")])
+def test_a_run_whose_folder_may_not_be_read_is_not_said_to_be_none(private, words):
+    place, look = private
+    done = look(place / "run", words[0], str(place / words[1]))
+    assert done.code == 2 and f"{place}/run cannot be read (Permission denied)" in done.text, done.text
+
+
+@pytest.mark.skipif(os.getuid() > 0, reason="becomes somebody else")
+@pytest.mark.parametrize("verb", ["list", "compare", "verify"])
+def test_a_run_that_may_not_be_read_is_named_among_the_others(private, verb):
+    place, look = private
+    manifest.begin(folder_in(place / "other"), manifest.RUN)
+    status.write(place / "other", status.Status(state="complete"))
+    carry_out(lambda _: command([verb, str(place)]), place)  # what it composes is remembered
+    done = look(place / "run", verb, str(place))
+    assert f"{place}/run cannot be read (Permission denied)" in done.text, done.text
+    assert done.code == {"list": 0, "compare": 2, "verify": 1}[verb]
+
+
+@pytest.mark.parametrize("name", ["status.json", "report.html"])
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path, name):
+    (tmp_path / name).mkdir()
+    with pytest.raises(IsADirectoryError) as found:
+        replace_file(tmp_path / name, "text")
+    assert found.value.filename == str(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_only_a_full_disk_asks_for_room(tmp_path):
+    (tmp_path / "file").mkdir()
+    words = r"could not be written .*Is a directory.*: correct that, then start"
+    with pytest.raises(RunFailed, match=words), explain_disk_errors(tmp_path):
+        replace_file(tmp_path / "file", "text")
 
 
 def test_a_clock_that_goes_back_ends_no_run_before_it_started(tmp_path, monkeypatch):
