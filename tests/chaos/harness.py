@@ -453,7 +453,7 @@ def standing(place: Path) -> Iterator[Chaos]:
             if name == "server-superlink":
                 wait_for_socket(deployment.kits / "server" / "run" / "superlink.sock")
         for site in SITES:
-            deployment.wait_for_line(f"{site}-supernode", "SuperNode ID", timeout=180)
+            deployment.wait_for_line(f"{site}-supernode", "SuperNode ID")
         clock.set_step(units.steps / "command", 0)
         units.keep(names)
         try:

@@ -33,7 +33,7 @@ AFTER = 3  # rows: the fault comes within the round after
 STOPPED, FULL = 60.0, 25.0  # seconds
 LIMIT = 600.0
 ROUTINE = re.compile(
-    r"^round \d+/|^\S+: \d+ train and|^Handed in|^Ctrl-C stops|^Results go|^Sites with|^A round sends"
+    r"^round \d+/|^\S+: \d+ train and|^Handed in|^Ctrl-C stops|^Results go|^Sites with|^A round sends|^ |^/"
 )
 
 
@@ -48,6 +48,10 @@ class Story:
     completed: bool = False
     same_bits: bool = False
     failed_replies: int = 0
+
+
+class NotBegun(Exception):
+    """The run ended before the fault: its console's lines."""
 
 
 class Console:
@@ -161,7 +165,9 @@ def tell(chaos: Chaos, fault: str, number: int) -> Story:
     story, deadline = Story(fault), time.monotonic() + LIMIT
     line = words(chaos.deployment, folder, *COMMON, *METHODS["fedfrozen"], f"run_id={run_id}")
     consoles = [Console(*line)]
-    while rows_of(folder) < AFTER and consoles[0].process.poll() is None and time.monotonic() < deadline:
+    while rows_of(folder) < AFTER:
+        if consoles[0].process.poll() is not None or time.monotonic() > deadline:
+            raise NotBegun("\n".join(text for _, text in consoles[0].lines))
         time.sleep(0.02)
     began, before = time.monotonic(), rows_of(folder)
     injecting = threading.Thread(target=FAULTS[fault], args=(chaos, consoles[0], folder))
@@ -183,11 +189,17 @@ def tell(chaos: Chaos, fault: str, number: int) -> Story:
         story.read += [(round(at - began, 1), text) for at, text in console.lines if at >= began]
         if console.process.poll() is None:
             console.process.kill()
-    story.read = [(at, text) for at, text in story.read if text.strip() and not ROUTINE.search(text)]
+    story.read = [(at, text) for at, text in story.read if is_news(text)]
     story.completed = [row["round"] for row in Run(folder).rows] == list(range(ROUNDS + 1))
     story.same_bits = story.completed and chaos.same("fedfrozen", folder)
     story.failed_replies = sum(row.get("clients_failed", 0) for row in Run(folder).rows)
     return story
+
+
+def is_news(line: str) -> bool:
+    """Not what every run prints, and no line of its last table."""
+    boxed = any("\u2500" <= letter <= "\u257f" for letter in line)
+    return bool(line.strip()) and not boxed and not ROUTINE.search(line)
 
 
 def table(stories: list[dict[str, Any]]) -> str:
@@ -211,7 +223,11 @@ def main() -> None:
     with standing(place) as chaos:
         chaos.unbroken("fedfrozen")
         for number, fault in enumerate(given.only):
-            story = tell(chaos, fault, number)
+            try:
+                story = tell(chaos, fault, number)
+            except NotBegun as error:
+                print(f"{fault}: the run did not come as far as the fault:\n{error}", flush=True)
+                continue
             with given.out.open("a") as file:
                 file.write(json.dumps(asdict(story)) + "\n")
             print(f"{fault}: {'as unbroken' if story.same_bits else 'NOT as unbroken'}", flush=True)
