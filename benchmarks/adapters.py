@@ -15,7 +15,7 @@ ones after so long). The score is macro F1 (MTSamples), accuracy (PACS) or the l
 (MedQuAD, where less is better), after the last round. Memory is the peak on the GPU, or without one that of
 the process.
 
-    python benchmarks/adapters.py --report-only      puts the tables into docs/adapters-measured.md
+    python benchmarks/recompute.py --write           puts the tables into docs/results/appendix/adapters.md
 """
 
 import argparse
@@ -38,12 +38,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from cells import append, into_page, paired, table
+from cells import append, paired, table
 from cells import read as read_lines
 from common import RESULTS, peak_bytes, reset_peak, show, write_result
 from provenance import require_commit
 
-PAGE = Path(__file__).parents[1] / "docs" / "adapters-measured.md"
 CELLS = RESULTS / "adapters.jsonl"
 RULES = ("average", "ffa", "fedex", "stack")
 WHOLE = {
@@ -417,9 +416,6 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1e9, help="start no new cell after so long")
     parser.add_argument("--cells", default=str(CELLS), help="file of the finished cells")
     parser.add_argument("--result", type=Path, help="file of the result; default: benchmarks/results")
-    parser.add_argument(
-        "--report-only", action="store_true", help="write the result into docs/adapters-measured.md"
-    )
     options = parser.parse_args(words)
     if options.quick:
         options.ranks = [1, 2] if options.ranks == [4, 16] else options.ranks
@@ -427,7 +423,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         data, model = STUDIES[name].folders
         if data and not getattr(options, model):
             parser.error(f"give --{model} for --{data}")
-    if not studies(options) and not options.report_only:
+    if not studies(options):
         parser.error("give the folders of a study, or --quick")
     return options
 
@@ -436,11 +432,6 @@ def main() -> None:
     options = parse(sys.argv[1:])
     result = options.result or RESULTS / "adapters.json"
     options.result = None if options.result is None else str(options.result)
-    if options.report_only:
-        if not result.exists():
-            sys.exit(f"There is no benchmarks/results/{result.name} yet: run the benchmark first.")
-        into_page(PAGE, "adapters", report(json.loads(result.read_text())["lines"]))
-        return
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     run_all(options)
     found = finished(options)

@@ -1,4 +1,4 @@
-"""The package that docs/adding-a-strategy.md writes, installed."""
+"""The package that docs/adding-a-strategy.md and docs/client-steps.md write, installed."""
 
 import re
 import tomllib
@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tests.foreign_packages import install, make_wheel
 
-PAGE = (Path(__file__).parents[2] / "docs" / "adding-a-strategy.md").read_text()
+NAMES = ("adding-a-strategy.md", "client-steps.md")
+PAGE = "\n".join((Path(__file__).parents[2] / "docs" / name).read_text() for name in NAMES)
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 FILES = {
     text.splitlines()[0].removeprefix("# "): text

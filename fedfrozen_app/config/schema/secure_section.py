@@ -60,7 +60,7 @@ class SecureAggregationConfig:
         "Where clients choose layers (`strategy=safl`): `union` (a client sends zeros for those that it did "
         "not choose, and no one learns what it chose) or `groups` (clients send their choice first, and "
         "those with one choice make a sum of their own, of these layers alone); see "
-        "[Secure aggregation](secure-aggregation.md#where-clients-choose-layers)",
+        "[A masked round](masked-rounds.md#where-clients-choose-layers)",
         choices=("union", "groups"),
     )
     step_timeout: float = setting(
