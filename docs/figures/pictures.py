@@ -1,13 +1,18 @@
-"""The two pictures of docs/how-it-works.md: the rooms of the code, and a round.
+"""The drawn pictures of the pages: the rooms of the code, a round, a site, privacy, and the report.
 
     python docs/figures/pictures.py
+    python docs/figures/pictures.py --report RUN     the annotated report of a run; needs chromium
 
 The order of the rooms is read from the import contract in pyproject.toml; GROUPS has what each is for.
 """
 
+import argparse
 import io
 import itertools
+import subprocess
+import tempfile
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -309,15 +314,207 @@ def round_picture() -> plt.Figure:
     return figure
 
 
+# A site ---------------------------------------------------------------------------------------------------
+
+GOOD, STOP = "#dcefe0", "#f8d9d6"
+EXECUTOR = """The site's own package
+checks the proposal
+against view and policy,
+trains, clips, and adds
+noise or masks.
+
+It has no network."""
+Block = tuple[float, float, float, float, str, str, str]  # place, size, colour, title, text
+
+
+def blocks(axes: Axes, found: Sequence[Block]) -> None:
+    for x, y, width, height, colour, title, text in found:
+        box(axes, x, y, width, height, colour)
+        axes.text(x + 0.14, y + height - 0.14, title, va="top", size=11.5, weight="bold", color=INK)
+        axes.text(x + 0.14, y + height - 0.42, text, va="top", size=10.2, color=INK, linespacing=1.25)
+
+
+def site_picture() -> plt.Figure:
+    figure, axes = canvas(11.4, 5.6)
+    for x, width, title in ((0.2, 7.2, "a site"), (9.0, 2.2, "the server")):
+        axes.add_patch(Rectangle((x, 0.5), width, 4.5, facecolor="#fbfcfd", edgecolor="#d0d7de"))
+        axes.text(x + width / 2, 5.2, title, ha="center", size=13, weight="bold", color=INK)
+    blocks(
+        axes,
+        [
+            (0.4, 3.45, 2.0, 1.35, SEAM, "Data", "rows, pictures, texts:\nthey stay here"),
+            (0.4, 2.05, 2.0, 1.1, SEAM, "View", "site.yaml: what a\nrun may train on"),
+            (0.4, 0.65, 2.0, 1.1, SEAM, "Policy", "policy.yaml: what\nmay leave, epsilon"),
+            (
+                2.95,
+                2.05,
+                2.1,
+                2.75,
+                GOOD,
+                "Executor",
+                EXECUTOR,
+            ),
+            (2.95, 0.65, 2.1, 1.1, SEAM, "A person", "approves each run\nby its hash"),
+            (5.6, 2.05, 1.6, 2.75, CORE, "SuperNode", "calls the server;\nno open port"),
+            (5.6, 0.65, 1.6, 1.1, CORE, "Audit log", "all that was\nasked and sent"),
+            (9.2, 2.95, 1.8, 1.85, CORE, "nginx", "the only door:\nasks everybody\nfor a certificate"),
+            (
+                9.2,
+                0.65,
+                1.8,
+                2.0,
+                CORE,
+                "SuperLink,\nserver app",
+                "\naverages the\nupdates, evaluates\non its own rows",
+            ),
+        ],
+    )
+    for start, end in (
+        ((2.4, 4.1), (2.95, 4.1)),
+        ((2.4, 2.6), (2.95, 2.6)),
+        ((2.4, 1.45), (2.95, 2.2)),
+        ((4.0, 1.75), (4.0, 2.05)),
+        ((5.05, 2.3), (5.6, 1.6)),
+        ((10.1, 2.95), (10.1, 2.65)),
+    ):
+        arrow(axes, start, end)
+    arrow(axes, (5.05, 3.4), (5.6, 3.4), arrowstyle="<|-|>")
+    messages = (
+        (4.25, True, "proposal,\ntrain request", "settings, digests,\nmodel"),
+        (3.05, False, "reply", "update, rounded\nnumber of rows"),
+    )
+    for y, inwards, title, text in messages:
+        ends = ((9.2, y), (7.2, y)) if inwards else ((7.2, y), (9.2, y))
+        arrow(axes, *ends)
+        axes.text(8.2, y + 0.07, title, ha="center", va="bottom", size=10.8, weight="bold", color=INK)
+        axes.text(8.2, y - 0.08, text, ha="center", va="top", size=9.8, color=GREY, linespacing=1.2)
+    axes.text(0.2, 0.2, "Orange: written or done by the site's people. TLS both ways.", size=10.3, color=GREY)
+    return figure
+
+
+# Privacy --------------------------------------------------------------------------------------------------
+
+PROTECTION: list[tuple[str, list[tuple[str, str]]]] = [  # by setting: (colour, what it learns)
+    (
+        "plain",
+        [(STOP, "each site's update:\nrows can be rebuilt"), (STOP, "the model: what it\nremembers of rows")],
+    ),
+    (
+        "secure_aggregation=on",
+        [(SEAM, "sums of updates over\nmin_cohort sites"), (STOP, "the model: what it\nremembers of rows")],
+    ),
+    (
+        "privacy=dp_sgd",
+        [
+            (SEAM, "each update, noised:\nepsilon bounds one row"),
+            (GOOD, "the model:\nepsilon bounds one row"),
+        ],
+    ),
+    (
+        "both",
+        [
+            (GOOD, "sums of noised updates:\nepsilon bounds one row"),
+            (GOOD, "the model:\nepsilon bounds one row"),
+        ],
+    ),
+    (
+        "both, noise=sum\n(less noise)",
+        [
+            (SEAM, "noised sums; epsilon if few\nsites conspire with it"),
+            (GOOD, "the model:\nepsilon bounds one row"),
+        ],
+    ),
+]
+
+
+def privacy_picture() -> plt.Figure:
+    height, width, tall = 5.1, 2.75, 0.74
+    figure, axes = canvas(8.35, height)
+    for number, title in enumerate(("the server learns", "a reader of the model learns")):
+        x = 2.4 + number * (width + 0.15)
+        axes.text(x + width / 2, height - 0.35, title, ha="center", size=12, weight="bold", color=INK)
+    for row, (setting, cells) in enumerate(PROTECTION):
+        y = height - 0.65 - (row + 1) * (tall + 0.08)
+        axes.text(2.25, y + tall / 2, setting, ha="right", va="center", size=10.8, weight="bold", color=INK)
+        for number, (colour, text) in enumerate(cells):
+            x = 2.4 + number * (width + 0.15)
+            box(axes, x, y, width, tall, colour)
+            place = x + width / 2, y + tall / 2
+            axes.text(*place, text, ha="center", va="center", size=10.3, color=INK, linespacing=1.25)
+    axes.text(0.15, 0.12, "Rows never leave a client, whatever the setting.", size=10.3, color=GREY)
+    return figure
+
+
+# The report -----------------------------------------------------------------------------------------------
+
+PAGE, CROP = (1100, 2600), 2240  # pixels of the page, and how much of it is shown
+NOTES = [  # where on the page, and what it says
+    (205, "How the run ended: the last round, the best one, the\none that validation chose, bytes, time."),
+    (
+        470,
+        "Accuracy on the server's test and validation rows, and\nof clients before and after local training.",
+    ),
+    (640, "The dotted line: here the attention kernel was frozen."),
+    (
+        850,
+        "Bytes of each round by role. After the freeze queries\nand keys are not sent any more.",
+    ),
+    (1240, "How far clients' updates lie apart (rms), against\ntheir common movement."),
+    (
+        1600,
+        "The best, the median and the worst client on its own\nheld-out rows: an average hides the worst.",
+    ),
+    (2040, "Each client in each round. Blank: it took no part.\nHere client 4 is served badly throughout."),
+]
+
+
+def screenshot(run: Path) -> Image.Image:
+    page = (run / "report.html").resolve().as_uri()
+    with tempfile.TemporaryDirectory() as folder:
+        picture = Path(folder) / "page.png"
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        options += ["--hide-scrollbars", "--virtual-time-budget=4000", f"--user-data-dir={folder}/profile"]
+        options += [f"--window-size={PAGE[0]},{PAGE[1]}", f"--screenshot={picture}", page]
+        subprocess.run(["chromium", *options], check=True, capture_output=True)
+        with Image.open(picture) as found:
+            return found.convert("RGB")
+
+
+def report_picture(run: Path) -> plt.Figure:
+    page = screenshot(run).crop((0, 0, PAGE[0], CROP))
+    scale = 6.2 / PAGE[0]  # inches of a pixel
+    height = CROP * scale
+    figure, axes = canvas(11.1, height)
+    axes.imshow(page, extent=(0, 6.2, 0, height), aspect="auto", interpolation="lanczos")
+    axes.set_xlim(0, 11.1)
+    axes.set_ylim(0, height)
+    for number, (pixel, text) in enumerate(NOTES, 1):
+        y = height - pixel * scale
+        arrow(axes, (6.45, y), (6.15, y), lw=1.2, mutation_scale=11)
+        axes.text(6.62, y, str(number), va="center", size=12, weight="bold", color=ACCENT)
+        axes.text(6.85, y, text, va="center", size=10.2, color=INK, linespacing=1.3)
+    return figure
+
+
+def save(figure: plt.Figure, name: str, colours: int = 64) -> None:
+    """Few colours: a third of the bytes, with no visible difference."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=150)
+    Image.open(drawn).convert("RGB").quantize(colours).save(HERE / f"{name}.png", optimize=True)
+    plt.close(figure)
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description="The drawn pictures of the pages.")
+    parser.add_argument("--report", type=Path, metavar="RUN", help="the annotated report of this run alone")
+    options = parser.parse_args()
     plt.rcParams["font.family"] = "DejaVu Sans"
-    for name, draw in (("rooms", rooms), ("round", round_picture)):
-        figure = draw()
-        drawn = io.BytesIO()
-        figure.savefig(drawn, dpi=150)
-        # Few colours: a third of the bytes, with no visible difference.
-        Image.open(drawn).convert("RGB").quantize(64).save(HERE / f"{name}.png", optimize=True)
-        plt.close(figure)
+    if options.report:
+        save(report_picture(options.report), "report", 256)
+        return
+    drawn = (("rooms", rooms), ("round", round_picture), ("site", site_picture), ("privacy", privacy_picture))
+    for name, draw in drawn:
+        save(draw(), name)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from typing import Any
 
@@ -14,15 +15,17 @@ from fedfrozen_app.config import Config
 from fedfrozen_app.data.federated import Shares
 from fedfrozen_app.data.table import Corpus
 
+log = logging.getLogger(__name__)
 _last: dict[str, dict[str, Any] | None] = {}  # of this process: the runs of a sweep have the same rows
 
 
 def quick_baseline(config: Config, corpus: Corpus, shares: Shares) -> dict[str, Any] | None:
     """The best of the quick ones; None where there is none, or too much to read for one."""
-    if shares.partition is None:
+    if shares.partition is None or corpus.task not in BASELINES:
         return None
     index = np.sort(np.concatenate([np.asarray(part) for part in shares.partition.indices]))
-    key = hashlib.sha256(repr(config.dataset).encode() + index.tobytes()).hexdigest()
+    asked = repr((config.dataset, config.baseline)).encode()
+    key = hashlib.sha256(asked + index.tobytes()).hexdigest()
     if key not in _last:
         rows = same_rows(config, corpus, shares, quick=True)
         _last.clear()
@@ -31,12 +34,16 @@ def quick_baseline(config: Config, corpus: Corpus, shares: Shares) -> dict[str, 
 
 
 def scores(rows: SameRows, *, quick: bool = False) -> list[dict[str, Any]]:
-    """One entry for each plain model of the task."""
+    """One entry for each plain model of the task; none for a model that these rows do not allow."""
     found = []
     for one in BASELINES.get(rows.task, ()):
         if one.quick or not quick:
             began = time.perf_counter()
-            metrics = measured(rows, one.predict(rows))
+            try:
+                metrics = measured(rows, one.predict(rows))
+            except ValueError as error:  # texts without a word of two letters, for instance
+                log.warning("There is no figure of %s: %s", one.name, error)
+                continue
             found.append(
                 {
                     "name": one.name,

@@ -122,7 +122,14 @@ def linear_baseline(strategy: PlannedFedAvg, worker: Worker) -> dict[str, Any] |
     """What a plain model has on the same rows; None where they are not this process's to read, or where the
     run has no model of its own."""
     config = worker.config
-    if not config.baseline or strategy.personal or not (strategy.shares_model or worker.has_global):
+    kept_apart = (
+        config.runtime.name != "inprocess"
+        or config.privacy.name != "none"
+        or config.secure_aggregation.name != "off"
+    )
+    if str(config.baseline).lower() == "false" or kept_apart:
+        return None
+    if strategy.personal or not (strategy.shares_model or worker.has_global):
         return None
     return quick_baseline(config, worker.corpus, worker.shares)
 

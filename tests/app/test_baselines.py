@@ -1,6 +1,7 @@
 """A run ends with what a plain model has on the same rows, where that is more."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from fedfrozen_app.config import compose_run
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.report.console import better_baseline, final_metrics
+from fedfrozen_app.run.job import Job
+from fedfrozen_app.run.stored_config import as_it_was
+from tests.conftest import same_bits
 
 
 def test_digits_run_says_that_a_linear_model_does_better_and_the_verb_repeats_it(train, capsys):
@@ -36,9 +40,38 @@ def test_nothing_is_said_where_the_run_is_better_or_names_none(tmp_path):
     assert "(1,000 of 60,000)" in better_baseline({"final_test_accuracy": 0.4, "baseline": some}, tmp_path)
 
 
-@pytest.mark.parametrize("words", [["strategy=fedavg"], ["strategy=local", "baseline=true"]])
+@pytest.mark.parametrize("words", [["strategy=fedavg", "baseline=false"], ["strategy=local"]])
 def test_no_baseline_where_it_is_not_wanted_or_nothing_is_shared(train, words):
     assert "baseline" not in train(*words, "num_rounds=1").summary
+
+
+def test_by_default_small_data_have_a_baseline_and_it_changes_no_result(train):
+    usual = train("strategy=fedavg", "num_rounds=1")
+    without = train("strategy=fedavg", "num_rounds=1", "baseline=false", folder="without")
+    assert usual.summary["baseline"]["accuracy"] > usual.summary["final_test_accuracy"]
+    assert usual.rows[-1]["test_loss"] == without.rows[-1]["test_loss"]
+    assert same_bits(usual.model, without.model)
+
+
+def test_without_being_asked_it_takes_fewer_rows():
+    index, plain, asked = np.arange(60_000), compose_run([]).config, compose_run(["baseline=true"]).config
+    assert (len(few(index, 784, plain)), len(few(index, 784, asked))) == (2_000, 10_000)
+
+
+def test_texts_without_words_end_no_run(tmp_path, train, caplog):
+    lines = [f"{n % 7} {n % 5},{'ab'[n % 2]}" for n in range(80)]
+    (tmp_path / "notes.csv").write_text("text,label\n" + "\n".join(lines) + "\n")
+    words = ["dataset=text", f"dataset.path={tmp_path}/notes.csv", "model=bert_tiny", "dataset.limit=null"]
+    run = train("strategy=fedavg", *words, "num_rounds=1", "partition.alpha=100", "partition.min_size=1")
+    assert "baseline" not in run.summary and run.summary["status"] == "completed"
+    assert "There is no figure of TF-IDF" in caplog.text
+
+
+@pytest.mark.parametrize("words", [["runtime=flower"], ["privacy=dp_sgd"], []], ids=str)
+def test_a_run_of_before_keeps_that_it_has_none(words):
+    words = ["strategy=fedavg", *words]
+    had = Job(compose_run(words), Path()).with_settings().resolved_config | {"baseline": False}
+    assert as_it_was(words, had).config.baseline is False
 
 
 @pytest.mark.parametrize("words", [["privacy=dp_sgd"], ["secure_aggregation=on"], ["runtime=flower"]])
@@ -66,7 +99,7 @@ def test_it_trains_on_the_clients_rows_and_not_on_those_of_the_server():
 
 
 def test_large_data_are_sampled_in_the_same_way_each_time():
-    config = compose_run([]).config
+    config = compose_run(["baseline=true"]).config
     index = np.arange(60_000)
     chosen = few(index, 784, config)
     assert len(chosen) == 10_000 and np.array_equal(chosen, few(index, 784, config))

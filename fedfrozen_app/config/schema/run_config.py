@@ -63,10 +63,12 @@ class Config:
         "At the end, evaluate every client on test rows of its own (`personal.json`, `fairness.png`). "
         "`null`: where clients have models of their own",
     )
-    baseline: bool = setting(
-        False,
+    baseline: Any = setting(
+        "auto",
         "At the end, fit a linear model (of entities a dictionary) on the rows of all clients together, and "
-        "say if it does better; at most 10,000 of them",
+        "say if it does better. `auto`: on 2,000 rows at most, a second or two, where one process has them "
+        "all; `true`: on 10,000",
+        choices=("auto", "true", "false"),
         needs=(
             only_with("runtime", "inprocess"),
             only_with("privacy", "none"),
