@@ -63,16 +63,16 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
         "pages, clients",
         "#dcefe0",
         {
-            "report": "pages, tables, charts",
-            "handlers": "answer messages",
-            "baselines": "plain models, same rows",
+            "report": "pages, charts",
+            "handlers": "replies",
+            "baselines": "plain models",
         },
     ),
     (
         "methods",
         "#fde3c4",
         {
-            "clients": "methods, client side",
+            "clients": "client side",
         },
     ),
     (
