@@ -171,9 +171,13 @@ class MaskedSession:
                 self.peers[name], sent[name] = client.share(self.peers[name], roster, self.trust, 2)
             envelopes = self.collector.take_shares(sent)
             for name in OTHERS:
-                opened = client.open_envelopes(self.peers[name], envelopes[name])
+                opened = client.open_envelopes(
+                    self.peers[name], envelopes[name], self.collector.present(name)
+                )
                 self.peers[name] = client.mask(opened, Vector.zeros(1, 1))
-            self.envelopes = secagg_messages.envelopes_text(self.request.masking.session, envelopes[SITE])
+            self.envelopes = secagg_messages.envelopes_text(
+                self.request.masking.session, envelopes[SITE], self.collector.present(SITE)
+            )
         elif step == "confirm":
             self.confirmations[SITE] = secagg_messages.read_signature(answer)
             for name, identity in self.identities.items():
