@@ -9,12 +9,12 @@ are the best of a few on the validation rows of seed 100, whose run is not count
 run again, so that a second command goes on where the first was stopped. With `--only`, what an earlier
 command found of the other ways stays in the result, with its commit.
 
-`noise_in_sum_mtsamples_before.json` has `sum` as it was at commit c501ea8: each client sized its share for its
-own participations and for the threshold, and counted no colluders. What is compared, fixed before these runs:
-at epsilon 8 and 2, macro F1 on the test rows of the last model, of each seed and their mean, and of these what
-one sigma for the run costs (after less before). Data, encoder, rates and seeds are the same on both sides; each
-side takes its own best rate on seed 100. No rate and no seed is added after a look at the test rows; with three
-seeds no test of significance is made.
+`noise_in_sum_mtsamples_before.json` has `sum` as it was at commit c501ea8: each client sized its share for
+its own participations and for the threshold, and counted no colluders. What is compared, fixed before these
+runs: at epsilon 8 and 2, macro F1 on the test rows of the last model, of each seed and their mean, and of
+these what one sigma for the run costs (after less before). Data, encoder, rates and seeds are the same on
+both sides; each side takes its own best rate on seed 100. No rate and no seed is added after a look at the
+test rows; with three seeds no test of significance is made.
 
 Of MTSamples a linear head alone trains, on the mean of a frozen encoder's outputs over a note's tokens,
 scaled to length 1. That never changes: it is computed once, without dropout.

@@ -89,7 +89,7 @@ def shares_of(setup: Setup, cohort: int) -> Shares:
     config = read(resolved(compose_config(words)))
     settings = {key: value for key, value in asdict(config.secure_aggregation).items() if key != "name"}
     request = TrainRequest(1, Plan(("w",), ("w",), ()), {}, masking=Masking("0" * 32, settings))
-    entries = tuple(Entry(f"{n:04}", b"", b"", b"", b"") for n in range(cohort))
+    entries = tuple(Entry(f"{n:04}", b"", b"", b"", b"", b"") for n in range(cohort))
     roster = Roster(Terms("0" * 32, "0" * 64, 1, setup.threshold, None), entries)
     rules, owed = rules_of(request, cohort), {SENSITIVITY: RATE * CLIP}
     owed[NOISE] = noise_of_run(config).multiplier

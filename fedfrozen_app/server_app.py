@@ -23,7 +23,7 @@ from fedfrozen_app.core.own_objects import take_over
 from fedfrozen_app.data.federated import load_corpus, server_only, share_out
 from fedfrozen_app.exchange.proposal import Proposal, propose
 from fedfrozen_app.files import checkpoint, disk, lease, status
-from fedfrozen_app.files.folders import check_empty, sites_file
+from fedfrozen_app.files.folders import authorities_file, check_empty, sites_file
 from fedfrozen_app.files.readers import Damaged, read_object
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.files.stopping import stop_asked
@@ -32,6 +32,7 @@ from fedfrozen_app.run.federate import explain_disk_errors, federate
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.run.outline import shared_roles
 from fedfrozen_app.run.take_census import take_census
+from fedfrozen_app.secure.certified import Shown
 from fedfrozen_app.server.anchors import AnchorFile
 from fedfrozen_app.server.asking import Asking, Limits
 from fedfrozen_app.server.connection import Connection
@@ -145,7 +146,7 @@ def open_connection(grid: Grid, job: Job, worker: Worker, flower_run: int) -> Co
         sites=registered_sites(job.folder),
         last_state=last_states(job.start.row) if job.start is not None and job.goes_on else {},
     )
-    return Connection(transport, membership, worker.roles)
+    return Connection(transport, membership, worker.roles, trust=Shown.read(authorities_file(job.folder)))
 
 
 def proposal_of(job: Job, worker: Worker, flower_run: int) -> Proposal | None:

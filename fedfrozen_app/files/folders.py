@@ -40,6 +40,11 @@ def sites_file(folder: Path) -> Path:
     return folder / "flower" / "sites.json"
 
 
+def authorities_file(folder: Path) -> Path:
+    """Where a deployed run has the certificates of its federation's authorities."""
+    return folder / "flower" / "authorities.crt"
+
+
 def check_free(folder: Path, *, overwrite: bool) -> None:
     """Whether a run may begin here: one that is there already is not lost without being asked for."""
     status.check_unowned(folder)

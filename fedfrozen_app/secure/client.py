@@ -16,10 +16,12 @@ drew: else colluders would draw a victim, all of them, and hold most of its shar
 """
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from fedfrozen_app.core.formatting import quoted
 from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.secure import shares
 from fedfrozen_app.secure.roster import (
@@ -37,10 +39,11 @@ from fedfrozen_app.secure.roster import (
     to_bytes,
     to_text,
 )
-from fedfrozen_app.secure.round_keys import Identity, Pair, Trust, derive, new_seed, seal, unseal
+from fedfrozen_app.secure.round_keys import Identity, Pair, Trust, commitment, derive, new_seed, seal, unseal
 from fedfrozen_app.secure.shares import SHARE
 from fedfrozen_app.secure.vector import Vector
 
+log = logging.getLogger(__name__)
 KEYS, SHARES, MASKED, CONFIRMED, DONE = "keys", "shares", "masked", "confirmed", "done"
 
 
@@ -63,6 +66,11 @@ class Session:
     @property
     def roster(self) -> Roster:
         return read_roster(self.roster_text, self.terms)  # checked when it arrived
+
+    @property
+    def public(self) -> tuple[bytes, bytes, bytes]:
+        """Its two public keys, and the commitment to its own mask."""
+        return Pair(self.cipher).public, Pair(self.mask).public, commitment(self.own)
 
     def text(self) -> str:
         """For a runtime that moves a client between processes."""
@@ -107,9 +115,8 @@ class Session:
 def begin(name: str, terms: Terms, identity: Identity) -> tuple[Session, Entry]:
     """Step 1: new secrets, and their public part."""
     session = Session(name, terms, KEYS, new_seed(), new_seed(), new_seed())
-    cipher, mask = Pair(session.cipher).public, Pair(session.mask).public
-    signature = identity.sign(signed_text(terms, name, cipher, mask))
-    return session, Entry(name, cipher, mask, identity.credential, signature)
+    signature = identity.sign(signed_text(terms, name, *session.public))
+    return session, Entry(name, *session.public, identity.credential, signature)
 
 
 def share(session: Session, roster_text: str, trust: Trust, fewest: int) -> tuple[Session, dict[str, bytes]]:
@@ -117,7 +124,7 @@ def share(session: Session, roster_text: str, trust: Trust, fewest: int) -> tupl
     session._expect(KEYS, "shares")
     roster = checked_roster(roster_text, session.terms, trust)
     own = roster.by_name.get(session.name)
-    if own is None or (own.cipher, own.mask) != (Pair(session.cipher).public, Pair(session.mask).public):
+    if own is None or (own.cipher, own.mask, own.own) != session.public:
         raise ProtocolError("the roster does not hold its own keys of this round")
     if len(roster.entries) < fewest:
         raise ProtocolError(f"the cohort has {len(roster.entries)} clients, and it asks for {fewest}")
@@ -148,7 +155,11 @@ def _channel(pair: Pair, roster: Roster, other: str) -> bytes:
 
 def open_envelopes(session: Session, envelopes: Mapping[str, bytes], present: Sequence[str]) -> Session:
     """Step 3, first half: decrypt the shares of those that drew it. `present`: those of its neighbours that
-    have sent shares, too; the others have dropped out."""
+    have sent shares, too; the others have dropped out.
+
+    As many as may conspire can send what does not open. It masks with them all the same, and holds no share
+    of theirs. More of them, and it was shown another roster than the others.
+    """
     session._expect(SHARES, "mask")
     roster = session.roster
     if strangers := set(envelopes) - set(roster.names) | set(envelopes) & {session.name}:
@@ -159,17 +170,28 @@ def open_envelopes(session: Session, envelopes: Mapping[str, bytes], present: Se
         raise ProtocolError(
             f"only {len(set(present))} of its neighbours are there: a sum could not be unmasked"
         )
-    held, pair = dict(session.held), Pair(session.cipher)
+    held, unreadable = dict(session.held), 0
     for sender, sealed in envelopes.items():
-        about = envelope_about(roster, sender, session.name)
         try:
-            both = unseal(_channel(pair, roster, sender), sealed, about)
-        except ValueError as error:
-            raise ProtocolError(f"the shares of {sender} cannot be opened: {error}") from error
-        if len(both) != 2 * SHARE:
-            raise ProtocolError(f"the shares of {sender} are none")
-        held[sender] = both
+            held[sender] = _opened(session, roster, sender, sealed)
+        except ProtocolError as error:
+            unreadable += 1
+            if unreadable > roster.colluders:
+                raise
+            log.warning("Masks: %s. The round goes on.", quoted(str(error)))
     return replace(session, held=held, partners=tuple(sorted({*present, *envelopes})))
+
+
+def _opened(session: Session, roster: Roster, sender: str, sealed: bytes) -> bytes:
+    """The two shares in an envelope."""
+    about = envelope_about(roster, sender, session.name)
+    try:
+        both = unseal(_channel(Pair(session.cipher), roster, sender), sealed, about)
+    except ValueError as error:
+        raise ProtocolError(f"the shares of {sender} cannot be opened: {error}") from error
+    if len(both) != 2 * SHARE:
+        raise ProtocolError(f"the shares of {sender} are none")
+    return both
 
 
 def mask(session: Session, vector: Vector) -> Session:

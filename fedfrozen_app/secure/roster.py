@@ -8,6 +8,7 @@ keys it draws.
 
 import base64
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -15,7 +16,7 @@ from typing import Any
 
 from fedfrozen_app.exchange.strict import canonical, read_json
 from fedfrozen_app.secure.bounds import least_needed, most_colluders
-from fedfrozen_app.secure.round_keys import Trust, digest
+from fedfrozen_app.secure.round_keys import Trust, digest, is_usable
 
 MOST, DEPTH, LONGEST = 64_000_000, 6, 8_000  # characters of a text, brackets, characters of a string
 NEIGHBOURS = 160  # that each client draws by default; all others, where these are fewer
@@ -57,6 +58,7 @@ class Entry:
     name: str
     cipher: bytes  # public key for encryption between two clients
     mask: bytes  # public key for masks
+    own: bytes  # commitment to the seed of its own mask: shares of that can be false
     credential: bytes
     signature: bytes
 
@@ -64,24 +66,41 @@ class Entry:
     def plain(self) -> list[str]:
         return [
             self.name,
-            *(to_text(part) for part in (self.cipher, self.mask, self.credential, self.signature)),
+            *map(to_text, (self.cipher, self.mask, self.own, self.credential, self.signature)),
         ]
 
     @classmethod
     def read(cls, found: Any) -> "Entry":
-        if not isinstance(found, list) or len(found) != 5 or not all(isinstance(one, str) for one in found):
+        if not isinstance(found, list) or len(found) != 6 or not all(isinstance(one, str) for one in found):
             raise ProtocolError("the roster has an entry that is none")
         name, *parts = found
         entry = cls(name, *map(to_bytes, parts))
-        if not 0 < len(name) <= 100 or {len(entry.cipher), len(entry.mask)} != {PUBLIC_KEY}:
+        sizes = {len(entry.cipher), len(entry.mask), len(entry.own)}
+        if not 0 < len(name) <= 100 or sizes != {PUBLIC_KEY}:
             raise ProtocolError("the roster has an entry that is none")
         return entry
 
 
-def signed_text(terms: Terms, name: str, cipher: bytes, mask: bytes) -> bytes:
+def signed_text(terms: Terms, name: str, cipher: bytes, mask: bytes, own: bytes) -> bytes:
     """What a client signs when it sends its public keys."""
-    content = {**terms.plain, "name": name, "cipher": to_text(cipher), "mask": to_text(mask)}
-    return b"fedfrozen round keys " + canonical(content).encode()
+    keys = {"cipher": to_text(cipher), "mask": to_text(mask), "own": to_text(own)}
+    return b"fedfrozen round keys " + canonical({**terms.plain, "name": name, **keys}).encode()
+
+
+def problem_of_entry(entry: Entry, terms: Terms, trust: Trust) -> str | None:
+    """Why no client would accept a roster with this entry."""
+    signed = signed_text(terms, entry.name, entry.cipher, entry.mask, entry.own)
+    if problem := trust.problem(entry.name, entry.credential, signed, entry.signature):
+        return problem
+    return None if is_usable(entry.cipher) and is_usable(entry.mask) else "a key of its is none"
+
+
+def repeated_keys(entries: Iterable[Entry]) -> list[Entry]:
+    """Those with a key that is there twice. Keys are drawn by chance: all of them are dishonest, unless the
+    server has shown one client's key to another before the roster."""
+    known = list(entries)
+    count = Counter(key for entry in known for key in (entry.cipher, entry.mask))
+    return [entry for entry in known if max(count[entry.cipher], count[entry.mask]) > 1]
 
 
 @dataclass(frozen=True)
@@ -144,8 +163,7 @@ def read_roster(text: str, terms: Terms) -> Roster:
     names = [entry.name for entry in entries]
     if names != sorted(set(names)):
         raise ProtocolError("the roster names somebody twice, or not in order")
-    keys = [key for entry in entries for key in (entry.cipher, entry.mask)]
-    if len(set(keys)) != len(keys):
+    if repeated_keys(entries):
         raise ProtocolError("the roster has one key twice")
     return Roster(terms, entries)
 
@@ -165,8 +183,7 @@ def _checked(text: str, terms: Terms, trust: Trust) -> Roster | str:
     except ProtocolError as error:
         return str(error)
     for entry in roster.entries:
-        signed = signed_text(terms, entry.name, entry.cipher, entry.mask)
-        if problem := trust.problem(entry.name, entry.credential, signed, entry.signature):
+        if problem := problem_of_entry(entry, terms, trust):
             return f"the roster's entry of {entry.name} is not to be believed: {problem}"
     return roster
 

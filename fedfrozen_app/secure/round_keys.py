@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 SEED = 16  # bytes
-NONCE = 12
+NONCE, TAG = 12, 16  # bytes that sealing adds
 
 
 def new_seed() -> bytes:
@@ -48,6 +48,23 @@ class Pair:
     def agree(self, other: bytes, salt: bytes, purpose: str) -> bytes:
         """The secret shared with the owner of this public key; `ValueError` if `other` is no key."""
         return derive(self.private.exchange(X25519PublicKey.from_public_bytes(other)), salt, purpose)
+
+
+ANY = Pair(bytes(SEED))
+
+
+def is_usable(public: bytes) -> bool:
+    """Whether others can agree on a secret with the owner of this public key: not if it is of low order."""
+    try:
+        ANY.agree(public, b"", "check")
+    except ValueError:
+        return False
+    return True
+
+
+def commitment(seed: bytes) -> bytes:
+    """To the seed of a client's own mask, which its shares must make."""
+    return derive(seed, b"", "commitment to the own mask")
 
 
 def seal(key: bytes, text: bytes, about: bytes) -> bytes:

@@ -18,12 +18,15 @@ from fedfrozen_app.secure.roster import (
     Roster,
     Terms,
     bytes_by_name,
+    problem_of_entry,
     read_strict,
+    survivors_text,
     texts_by_name,
     to_bytes,
     to_text,
 )
-from fedfrozen_app.secure.round_keys import Identity, Trust
+from fedfrozen_app.secure.round_keys import NONCE, TAG, Identity, Trust
+from fedfrozen_app.secure.shares import SHARE
 
 SESSION, DIGEST = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{64}")
 ASKED = {
@@ -136,23 +139,37 @@ def opened(text: str, session: Session | None, request: TrainRequest) -> Session
 # Answers, as the server reads them --------------------------------------------------------------------
 
 
-def read_entry(text: str, name: str) -> Entry:
+def read_entry(text: str, name: str, terms: Terms, trust: Trust) -> Entry:
+    """Keys that the other clients will accept: one bad entry, and they would refuse the whole roster."""
     entry = Entry.read(_part(text, "entry"))
     if entry.name != name:
         raise ProtocolError("sent keys in the name of another")
+    if problem := problem_of_entry(entry, terms, trust):
+        raise ProtocolError(f"sent keys that are not to be believed: {problem}")
     return entry
 
 
 def read_envelopes(text: str) -> dict[str, bytes]:
-    return bytes_by_name(_part(text, "envelopes"))
+    found = bytes_by_name(_part(text, "envelopes"))
+    if any(len(sealed) != NONCE + 2 * SHARE + TAG for sealed in found.values()):
+        raise ProtocolError("sent envelopes of another size")
+    return found
 
 
-def read_signature(text: str) -> bytes:
-    return to_bytes(str(_part(text, "signature")))
+def read_signature(text: str, name: str, roster: Roster, survivors: Sequence[str], trust: Trust) -> bytes:
+    """A signature that the other clients will accept: one bad one, and they would give no shares."""
+    signature = to_bytes(str(_part(text, "signature")))
+    about = survivors_text(roster, survivors)
+    if problem := trust.problem(name, roster.by_name[name].credential, about, signature):
+        raise ProtocolError(f"did not sign the list of those in the sum: {problem}")
+    return signature
 
 
 def read_unmasking(text: str) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    return bytes_by_name(_part(text, "own")), bytes_by_name(_part(text, "keys"))
+    own, keys = (bytes_by_name(_part(text, part)) for part in ("own", "keys"))
+    if any(len(share) != SHARE for share in (*own.values(), *keys.values())):
+        raise ProtocolError("sent shares of another size")
+    return own, keys
 
 
 def _part(text: str, key: str) -> Any:

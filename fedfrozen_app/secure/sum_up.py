@@ -4,15 +4,22 @@ It keeps one running sum. After every step it counts the remaining clients: belo
 fails, and the server has learned nothing.
 """
 
+import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
+from math import comb
 
 from fedfrozen_app.secure import shares
+from fedfrozen_app.secure.bounds import most_colluders
 from fedfrozen_app.secure.client import pair_key
 from fedfrozen_app.secure.roster import Entry, Roster, Terms, holders
-from fedfrozen_app.secure.round_keys import Pair, derive
+from fedfrozen_app.secure.round_keys import Pair, commitment, derive
 from fedfrozen_app.secure.vector import Vector
+
+log = logging.getLogger(__name__)
+TRIES = 200  # sets of holders that are tried until one has given true shares
 
 
 class TooFew(Exception):
@@ -21,6 +28,16 @@ class TooFew(Exception):
 
 def new_session() -> str:
     return secrets.token_hex(16)
+
+
+def sets_of(holders: Sequence[str], size: int) -> Iterator[tuple[str, ...]]:
+    """So many of these: all such sets if they are few, else some of them, by chance."""
+    if comb(len(holders), size) <= TRIES:
+        yield from combinations(holders, size)
+        return
+    yield tuple(holders[:size])
+    for _ in range(TRIES):
+        yield tuple(sorted(secrets.SystemRandom().sample(holders, size)))
 
 
 @dataclass
@@ -32,12 +49,15 @@ class Collector:
     roster: Roster = field(init=False)
     sum: Vector = field(init=False)
     survivors: list[str] = field(default_factory=list)
+    false: dict[str, str] = field(default_factory=dict)  # client: how it has spoilt the round
     _drawn: dict[str, frozenset[str]] = field(default_factory=dict)  # of those who sent shares: to whom
+    _unmasking: set[str] = field(default_factory=set)  # who gave shares, of whatever
+    _doubted: set[str] = field(default_factory=set)  # holders of a share that was false
     _own: dict[str, dict[str, bytes]] = field(default_factory=dict)  # whose: holder: share
     _keys: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
     def take_keys(self, entries: Mapping[str, Entry]) -> Roster:
-        """Step 1: the roster of the clients that sent keys."""
+        """Step 1: the roster of the clients that sent keys. The caller has checked them."""
         if len(entries) < max(2, self.fewest):
             raise TooFew(f"{len(entries)} clients sent keys, and {max(2, self.fewest)} are needed")
         self.roster = Roster(self.terms, tuple(entries[name] for name in sorted(entries)))
@@ -82,6 +102,7 @@ class Collector:
 
     def take_unmasking(self, holder: str, own: Mapping[str, bytes], keys: Mapping[str, bytes]) -> None:
         """Step 4: the shares that one client sent."""
+        self._unmasking.add(holder)
         for found, kept in ((own, self._own), (keys, self._keys)):
             for name, share in found.items():
                 kept.setdefault(name, {})[holder] = share
@@ -90,12 +111,10 @@ class Collector:
         """The sum without masks. `TooFew` if a mask cannot be removed: the sum then stays hidden."""
         roster, alive = self.roster, set(self.survivors)
         dropped = [name for name in self._drawn if name not in alive]
-        seeds = {name: self._secret(name, self._own) for name in self.survivors}
+        own, keys = self._is_own_mask, self._is_key
+        seeds = {name: self._secret(name, self._own, own) for name in self.survivors}
         touched = {name: self._partners(name) & alive for name in dropped}
-        pairs = {name: Pair(self._secret(name, self._keys)) for name in dropped if touched[name]}
-        for name, pair in pairs.items():
-            if pair.public != roster.by_name[name].mask:
-                raise TooFew(f"the shares of {name} do not make its key: somebody sent false ones")
+        pairs = {name: Pair(self._secret(name, self._keys, keys)) for name in dropped if touched[name]}
         for seed in seeds.values():
             self.sum.mask(derive(seed, roster.digest, "own mask"), subtract=True)
         for name, pair in pairs.items():
@@ -111,12 +130,57 @@ class Collector:
             if other != name and (name in drawn or other in self._drawn[name])
         }
 
-    def _secret(self, name: str, found: Mapping[str, Mapping[str, bytes]]) -> bytes:
-        everyone = holders(name, self._drawn[name])
-        try:
-            return shares.combine(found.get(name, {}), everyone, self.roster.shares_needed)
-        except ValueError as error:
-            raise TooFew(f"the masks of {name} cannot be taken off: {error}") from error
+    def _is_own_mask(self, name: str, seed: bytes) -> bool:
+        return commitment(seed) == self.roster.by_name[name].own
+
+    def _is_key(self, name: str, seed: bytes) -> bool:
+        return Pair(seed).public == self.roster.by_name[name].mask
+
+    def _secret(
+        self,
+        name: str,
+        found: Mapping[str, Mapping[str, bytes]],
+        is_right: Callable[[str, bytes], bool],
+    ) -> bytes:
+        """What a client has shared, although some shares of it may be false."""
+        everyone, needed = holders(name, self._drawn[name]), self.roster.shares_needed
+        given = {holder: share for holder, share in found.get(name, {}).items() if holder in everyone}
+        order = sorted(given, key=lambda holder: (holder in self._doubted, holder))
+        for tries, some in enumerate(sets_of(order, needed)):
+            seed = shares.combine({holder: given[holder] for holder in some}, everyone, needed)
+            if is_right(name, seed):
+                if tries:
+                    self._doubt(name, seed, given, some, everyone)
+                return seed
+        self._blame(name, everyone, len(given))
+        raise TooFew(
+            f"the masks of {name} cannot be taken off: {len(given)} shares are there, {needed} are needed"
+            + (", and some of them are false" if len(given) >= needed else "")
+        )
+
+    def _doubt(
+        self,
+        name: str,
+        seed: bytes,
+        given: Mapping[str, bytes],
+        some: Sequence[str],
+        everyone: Sequence[str],
+    ) -> None:
+        """Whose share is false is tried last from now on: the holder gave another one, or was dealt it."""
+        for holder in given.keys() - set(some):
+            swapped = {one: given[one] for one in (*some[1:], holder)}
+            if shares.combine(swapped, everyone, len(some)) != seed:
+                self._doubted.add(holder)
+                log.warning("Masks: the share of %s that %s gave is false.", name, holder)
+
+    def _blame(self, name: str, everyone: Sequence[str], given: int) -> None:
+        """Holders give what they can read. If so many of them have answered that no colluders could be the
+        reason, and every set of shares was tried, then this client has sealed something else."""
+        needed = self.roster.shares_needed
+        answered = len(self._unmasking & set(everyone))
+        few = most_colluders(len(everyone), self.terms.threshold)
+        if answered >= needed + few and (given < needed or comb(given, needed) <= TRIES):
+            self.false[name] = "sealed what are no shares of its secrets"
 
     def _count(self, count: int, did: str) -> None:
         if count < (needed := max(self.roster.needed, self.fewest)):

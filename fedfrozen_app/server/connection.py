@@ -7,6 +7,8 @@ from typing import Any
 from flwr.serverapp import Grid
 
 from fedfrozen_app.exchange.role import Role
+from fedfrozen_app.secure.certified import Shown
+from fedfrozen_app.secure.round_keys import Trust
 from fedfrozen_app.server.foundation import Foundation
 from fedfrozen_app.server.lateness import Lateness
 from fedfrozen_app.server.membership import Invitation, Membership
@@ -20,6 +22,7 @@ class Connection:
     roles: Mapping[str, Role]
     foundation: Foundation = field(default_factory=Foundation)
     lateness: Lateness = field(default_factory=Lateness)
+    trust: Trust = field(default_factory=Shown)  # whose signatures under keys of masked rounds are valid
 
     @property
     def ticket(self) -> dict[str, str] | None:

@@ -1,5 +1,6 @@
 """What surrounds a strategy: the run it is part of, its settings, and hooks after its rounds."""
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -25,6 +26,7 @@ from fedfrozen_app.server.optimizer import NoOptimizer, ServerOptimizer
 from fedfrozen_app.server.robust import make_aggregator
 from fedfrozen_app.server.sampling import batches_of, draw_batches, draw_cohort, participations
 
+log = logging.getLogger(__name__)
 Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]  # Flower's: how the server evaluates a model
 
 
@@ -68,6 +70,7 @@ class Federation:
     rule: AdapterRule = field(default_factory=AdapterRule)  # how clients' adapters become one
     exchanged: Collection[str] | None = None  # the names that a strategy may use; None: all
     sums: EarlierSums = field(default_factory=EarlierSums)  # that sites were asked to agree to
+    spoilers: set[str] = field(default_factory=set)  # clients that have spoilt a masked round
 
     @cached_property
     def roles(self) -> Mapping[str, Role]:
@@ -81,6 +84,15 @@ class Federation:
             return draw_cohort(present, self.participation, self.seed, server_round)
         whole = [batch for batch in self.batches(present) if set(batch) <= set(present)]
         return draw_batches(whole, self.participation, self.seed, server_round)
+
+    def without_spoilers(self, cohort: list[str]) -> list[str]:
+        """Of a masked round. Sites that have agreed to a sum over a client agree to none that tells it apart,
+        unless noise protects it: there the round is asked of the same sites again."""
+        if not self.private and self.sums.path is not None:
+            return cohort
+        if gone := [client for client in cohort if client in self.spoilers]:
+            log.warning("The round goes on without %s, which spoilt an earlier one.", ", ".join(gone))
+        return [client for client in cohort if client not in self.spoilers]
 
     @property
     def in_batches(self) -> bool:

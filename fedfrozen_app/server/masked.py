@@ -20,8 +20,10 @@ from fedfrozen_app.exchange.count import Traffic
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.secure import secagg_messages
+from fedfrozen_app.secure.certified import Shown
 from fedfrozen_app.secure.layout import SumLayout, Sums, added, decode, error_bound
-from fedfrozen_app.secure.roster import Entry
+from fedfrozen_app.secure.roster import Entry, repeated_keys
+from fedfrozen_app.secure.round_keys import Trust
 from fedfrozen_app.secure.sum_up import Collector, TooFew
 from fedfrozen_app.secure.vector import unpacked
 from fedfrozen_app.secure.work import MASKED, layout_of, noised, rules_of, survivors_of, terms_of
@@ -49,6 +51,7 @@ class Cohort:
     slack: dict[str, float] = field(default_factory=dict)  # array: how far rounding can have moved its sum
     roster: int = 0
     whole: bool = False  # no sum without one of its members
+    trust: Trust = field(default_factory=Shown)  # what is believed of a client, before others are sent it
     on_survivors: Callable[[Sequence[str]], None] = lambda names: None  # before they are asked to agree
     # Of the current step: each client's question, or what it trains; and the answers to the questions.
     questions: dict[str, str] = field(default_factory=dict)
@@ -67,6 +70,11 @@ class Cohort:
     @cached_property
     def _running_steps(self) -> Iterator[None]:
         return self._steps()
+
+    @property
+    def spoilt_by(self) -> dict[str, str]:
+        """The client without which a next round may have a sum, and why."""
+        return self._collector.false
 
     @property
     def noise(self) -> dict[str, int]:
@@ -95,10 +103,14 @@ class Cohort:
         yield
         entries: dict[str, Entry] = {}
         for client, text in self.answers:
-            self._take(client, text, partial(secagg_messages.read_entry, name=client), entries)
+            about = {"name": client, "terms": collector.terms, "trust": self.trust}
+            self._take(client, text, partial(secagg_messages.read_entry, **about), entries)
+        for entry in repeated_keys(entries.values()):
+            self.failures[entry.name] = "sent a key that another sent, or one key twice"
+            del entries[entry.name]
         roster = collector.take_keys(entries)
         self.roster = len(roster.entries)
-        self._ask(entries, secagg_messages.ask_shares(roster))
+        self._ask(roster.names, secagg_messages.ask_shares(roster))
         yield
         sent: dict[str, dict[str, bytes]] = {}
         for client, text in self.answers:
@@ -124,7 +136,8 @@ class Cohort:
         yield
         signatures: dict[str, bytes] = {}
         for client, text in self.answers:
-            self._take(client, text, secagg_messages.read_signature, signatures)
+            about = {"name": client, "roster": roster, "survivors": survivors, "trust": self.trust}
+            self._take(client, text, partial(secagg_messages.read_signature, **about), signatures)
         collector.take_confirmations(len(signatures))
         self._ask(signatures, secagg_messages.ask_unmasking(session, signatures))
         yield
@@ -133,7 +146,10 @@ class Cohort:
             self._take(client, text, secagg_messages.read_unmasking, gave)
         for client, (own, keys) in gave.items():
             collector.take_unmasking(client, own, keys)
-        total = collector.finish()
+        try:
+            total = collector.finish()
+        finally:
+            self.failures |= collector.false
         self._log_late(failed)
         self.failures = failed
         rules = rules_of(self.request, self.roster)
@@ -272,6 +288,10 @@ class MaskedRound:
     def noise(self) -> dict[str, int]:
         """With noise in the sum there is one cohort."""
         return self.cohorts[0].noise if len(self.cohorts) == 1 else {}
+
+    @property
+    def spoilt_by(self) -> dict[str, str]:
+        return {client: why for cohort in self.cohorts for client, why in cohort.spoilt_by.items()}
 
     @property
     def roster(self) -> int:

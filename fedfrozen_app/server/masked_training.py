@@ -54,6 +54,7 @@ def masked_round(
         cohort = Cohort(masked_request(strategy, request), members, arrays)
         found = MaskedRound(connection, [cohort], arrays, traffic, secure.step_timeout)
     for cohort in found.cohorts:
+        cohort.trust = connection.trust
         cohort.on_survivors = partial(strategy.federation.sums.add, cohort.request)
     return found
 

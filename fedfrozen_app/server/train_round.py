@@ -39,7 +39,7 @@ class TrainRound:
         self.request, self.arrays = add_to(request, strategy.model, strategy.server_state)
         if federation.secure.name == "on" and not federation.in_batches:
             known = federation.sums.cohort(self.cohort, self.request, nodes, private=federation.private)
-            self.cohort = known
+            self.cohort = federation.without_spoilers(known)
         self.members = [(client, nodes[client]) for client in self.cohort]
         aggregator = federation.aggregator(
             strategy.model, strategy.median_norm, strategy.zero_fill, strategy.equal
@@ -65,6 +65,9 @@ class TrainRound:
         masked = masked_round(self.strategy, self.request, self.members, self.arrays, self.record.traffic)
         masked.run()
         self.record.take_masked(masked)
+        for client, why in masked.spoilt_by.items():
+            self.strategy.federation.spoilers.add(client)
+            log.warning("Round %d: client %s %s, so that no sum could be unmasked.", self.number, client, why)
         for client, names in masked.known.items():
             self.strategy.on_reply(client, names)
 

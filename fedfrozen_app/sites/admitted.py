@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cryptography import x509
 
+from fedfrozen_app.core.certificates import problem_of, read_certificate, read_trusted, serial, who
 from fedfrozen_app.core.errors import UserError
-from fedfrozen_app.sites.certificates import problem_of, read_certificate, read_trusted, serial, who
 from fedfrozen_app.sites.files import PUBLIC, write
 from fedfrozen_app.sites.request import NAME
 

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedfrozen_app.core.certificates import MANIFEST_HASH, PEM, fingerprint, general_name, serial, subject_of
 from fedfrozen_app.core.errors import UserError
-from fedfrozen_app.sites.certificates import MANIFEST_HASH, PEM, fingerprint, general_name, serial, subject_of
 from fedfrozen_app.sites.files import PUBLIC, SECRET, write
 
 DAYS = 3650  # of the authority itself

@@ -7,9 +7,9 @@ from typing import Any
 
 from cryptography import x509
 
+from fedfrozen_app.core.certificates import general_name
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.sites.authority import DAYS
-from fedfrozen_app.sites.certificates import general_name
 from fedfrozen_app.sites.kit import port_number, read_yaml
 from fedfrozen_app.sites.request import NAME
 

@@ -8,10 +8,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedfrozen_app.core.app_folder import app_folder
 from fedfrozen_app.core.bundles import source_digest
+from fedfrozen_app.core.certificates import PEM
 from fedfrozen_app.sites import manifest
 from fedfrozen_app.sites.admitted import admit
 from fedfrozen_app.sites.authority import Authority, Passphrase
-from fedfrozen_app.sites.certificates import PEM
 from fedfrozen_app.sites.federation_plan import FederationPlan
 from fedfrozen_app.sites.files import PUBLIC, SCRIPT, write
 from fedfrozen_app.sites.kit_templates import Filled

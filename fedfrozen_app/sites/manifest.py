@@ -9,9 +9,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedfrozen_app.core.certificates import read_trusted, signed_by_one_of
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.sites.authority import Signer
-from fedfrozen_app.sites.certificates import read_trusted, signed_by_one_of
 from fedfrozen_app.sites.files import PUBLIC, write
 
 LIST, SIGNATURE = "manifest.json", "manifest.sig"

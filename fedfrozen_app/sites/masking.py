@@ -12,20 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedfrozen_app.config import SecureAggregationConfig
-from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.certificates import read_certificate
 from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.secure import secagg_messages
+from fedfrozen_app.secure.certified import SIGNATURE, OfThisFederation
 from fedfrozen_app.secure.client import DONE, Session
 from fedfrozen_app.secure.roster import ProtocolError
-from fedfrozen_app.sites.certificates import problem_of, read_certificate, read_trusted, who
 from fedfrozen_app.sites.request import key_of
-
-SIGNATURE = ec.ECDSA(hashes.SHA384())
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,36 +42,6 @@ class Certified:
 
     def sign(self, text: bytes) -> bytes:
         return self.key.sign(text, SIGNATURE)
-
-
-@dataclass(frozen=True, eq=False)
-class OfThisFederation:
-    """Accepts the signatures of sites that the federation's authority has certified."""
-
-    trusted: tuple[x509.Certificate, ...]
-
-    @classmethod
-    def read(cls, kit: Path) -> "OfThisFederation":
-        return cls(tuple(read_trusted(kit / "ca.crt")))
-
-    def problem(self, name: str, credential: bytes, text: bytes, signature: bytes) -> str | None:
-        try:
-            certificate = x509.load_der_x509_certificate(credential)
-            named, role = who(certificate.subject)
-        except (ValueError, UserError):
-            return "it shows no certificate"
-        if problem := problem_of(certificate, list(self.trusted)):
-            return problem
-        if (named, role) != (name, "site"):
-            return f"its certificate is that of the {role} {named}"
-        public = certificate.public_key()
-        if not isinstance(public, ec.EllipticCurvePublicKey):
-            return "its certificate holds another kind of key"
-        try:
-            public.verify(signature, text, SIGNATURE)
-        except InvalidSignature:
-            return "its signature is another's"
-        return None
 
 
 @dataclass

@@ -18,10 +18,10 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fedfrozen_app.core.certificates import fingerprint, who
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.sites.authority import Authority, Passphrase
-from fedfrozen_app.sites.certificates import fingerprint, who
 from fedfrozen_app.sites.federation_plan import FederationPlan, read_federation
 from fedfrozen_app.sites.kit_writer import write_kit, write_kits
 from fedfrozen_app.sites.request import certificate_file

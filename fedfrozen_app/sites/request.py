@@ -16,10 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedfrozen_app.core.errors import UserError
-from fedfrozen_app.core.verb_table import parse
-from fedfrozen_app.sites import manifest
-from fedfrozen_app.sites.certificates import (
+from fedfrozen_app.core.certificates import (
     PEM,
     fingerprint,
     problem_of,
@@ -28,6 +25,9 @@ from fedfrozen_app.sites.certificates import (
     signed_by_one_of,
     subject_of,
 )
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.verb_table import parse
+from fedfrozen_app.sites import manifest
 from fedfrozen_app.sites.files import PUBLIC, SCRIPT, SECRET, write
 from fedfrozen_app.sites.kit import read_yaml
 

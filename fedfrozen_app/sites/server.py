@@ -20,6 +20,7 @@ from pathlib import Path
 import httpx
 import uvicorn
 
+from fedfrozen_app.core.certificates import who
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.flower_internals import (
     FLWR_INTERNAL_GRPC_CONTROL_API,
@@ -39,7 +40,6 @@ from fedfrozen_app.core.flower_internals import (
 )
 from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.sites import admitted, manifest
-from fedfrozen_app.sites.certificates import who
 from fedfrozen_app.sites.link import listening, open_folder, running, short
 
 log = logging.getLogger(__name__)

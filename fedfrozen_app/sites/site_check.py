@@ -13,6 +13,7 @@ import httpx
 
 from fedfrozen_app.config import compose_run
 from fedfrozen_app.core import registry
+from fedfrozen_app.core.certificates import problem_of, read_certificate, read_trusted
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.flower_internals import (
     HEARTBEAT_DEFAULT_INTERVAL,
@@ -28,7 +29,6 @@ from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.data.federated import load_corpus
 from fedfrozen_app.sites import manifest
 from fedfrozen_app.sites.audit_log import AuditLog, read_audit
-from fedfrozen_app.sites.certificates import problem_of, read_certificate, read_trusted
 from fedfrozen_app.sites.fleet_client import server_context
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.link import running

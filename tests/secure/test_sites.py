@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
 
+from fedfrozen_app.core.certificates import read_certificate
 from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.exchange.masking_messages import MASKING, masking_text
 from fedfrozen_app.exchange.messages import read_reply
@@ -19,7 +20,6 @@ from fedfrozen_app.secure.roster import Entry, to_text
 from fedfrozen_app.secure.round_keys import Simulated, new_seed
 from fedfrozen_app.secure.work import MASKED
 from fedfrozen_app.sites.authority import Signer
-from fedfrozen_app.sites.certificates import read_certificate
 from fedfrozen_app.sites.masking import Certified
 from fedfrozen_app.sites.request_handler import RequestHandler
 from tests.conftest import slowly

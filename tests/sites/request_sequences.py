@@ -12,6 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,19 +38,22 @@ from fedfrozen_app.exchange.proposal import Proposal, read_proposal
 from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.privacy.sum_noise import DELTA, SumNoise
 from fedfrozen_app.secure import client, secagg_messages
+from fedfrozen_app.secure.certified import OfThisFederation
 from fedfrozen_app.secure.layout import encode
 from fedfrozen_app.secure.roster import ProtocolError
 from fedfrozen_app.secure.round_keys import derive
 from fedfrozen_app.secure.sum_up import Collector, TooFew, new_session
 from fedfrozen_app.secure.vector import Vector, unpacked
 from fedfrozen_app.secure.work import MASKED, encoded, layout_of, noised, rules_of, terms_of, updates_of
-from fedfrozen_app.sites import check_train, handle_train, request_states
+from fedfrozen_app.sites import check_train, handle_train, request_states, store
 from fedfrozen_app.sites.approval import Approvals
 from fedfrozen_app.sites.audit_log import read_audit
 from fedfrozen_app.sites.kit import Kit
-from fedfrozen_app.sites.masking import Certified, OfThisFederation
+from fedfrozen_app.sites.masking import Certified
+from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.request_handler import RequestHandler
 from fedfrozen_app.sites.site_budget import SiteBudget
+from fedfrozen_app.sites.store import RunStore
 from tests.sites.inprocess import BUNDLE, SiteGrid, Sites
 
 SITE, OTHERS = "north", ("south", "west")
@@ -148,9 +153,8 @@ class MaskedSession:
         """None if the server has not yet got what it needs for it."""
         session = self.request.masking.session
         if step == "keys":
-            self.collector = Collector(terms_of(self.request), 2)
             return secagg_messages.ask_keys(terms_of(self.request))
-        if step == "shares" and self.collector is not None and self.peers:
+        if step == "shares" and self.collector is not None:
             return secagg_messages.ask_shares(self.collector.roster)
         if step == "confirm":
             return secagg_messages.ask_confirmation(session, [SITE, *OTHERS])
@@ -160,9 +164,10 @@ class MaskedSession:
 
     def take(self, step: str, answer: str) -> None:
         if step == "keys":
-            entries = {SITE: secagg_messages.read_entry(answer, SITE)}
+            entries = {SITE: secagg_messages.read_entry(answer, SITE, terms_of(self.request), self.trust)}
             for name, identity in self.identities.items():
                 self.peers[name], entries[name] = client.begin(name, terms_of(self.request), identity)
+            self.collector = Collector(terms_of(self.request), 2)
             self.collector.take_keys(entries)
         elif step == "shares":
             sent = {SITE: secagg_messages.read_envelopes(answer)}
@@ -179,7 +184,10 @@ class MaskedSession:
                 self.request.masking.session, envelopes[SITE], self.collector.present(SITE)
             )
         elif step == "confirm":
-            self.confirmations[SITE] = secagg_messages.read_signature(answer)
+            survivors = [SITE, *OTHERS]
+            self.confirmations[SITE] = secagg_messages.read_signature(
+                *(answer, SITE, self.collector.roster, survivors, self.trust)
+            )
             for name, identity in self.identities.items():
                 self.peers[name], self.confirmations[name] = client.confirm(
                     self.peers[name], [SITE, *OTHERS], identity, 2
@@ -365,10 +373,48 @@ class Watched:
             for path in (self.kit.var / "state").rglob("*"):
                 content = path.read_bytes() if path.is_file() else b""
                 assert not any(one in content for one in bare), f"{path.name} holds an update without noise"
+        self._check_stored()
+
+    def _check_stored(self) -> None:
+        """What is stored may be sent from then on: its round is charged, for its own proposal."""
+        path = self.kit.var / "state" / "budget.json"
+        runs = json.loads(path.read_text())["runs"] if path.exists() else {}
+        for own in self.recorded.values():
+            proposal = own.proposal
+            kept = RunStore(self.kit.var / "state" / proposal.run.id, keep=1)
+            for number in kept.rounds(proposal.hash) if proposal.epsilon is not None else ():
+                entry = runs.get(proposal.run.id, {})
+                assert entry.get("proposal") == proposal.hash, "stored, and charged for another proposal"
+                assert str(number) in entry["rounds"], "a reply is stored before its round is charged"
 
 
 def same(one, other) -> bool:
     return set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)
+
+
+read_of_disk, policies = Policy.read, {}
+
+
+def read_policy(path: Path) -> Policy:
+    """The same text is the same policy: parsing it takes longer than all else."""
+    text = path.read_bytes()
+    if text not in policies:
+        policies[text] = read_of_disk(path)
+    return policies[text]
+
+
+@contextmanager
+def started(folder: Path) -> Iterator["Watched"]:
+    """Kits in a new folder, and `watching` them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedfrozen_app.report.output.write_curves", lambda *args, **kwargs: None)
+        sites = Sites(folder, settings=SETTINGS)
+        folder.mkdir()
+        sites.prepare()
+        for name in (SITE, *OTHERS):
+            sites.change(name, "policy.yaml", strategies=["fedavg"], max_epsilon=20, privacy_required=False)
+        with watching(sites) as found:
+            yield found
 
 
 @contextmanager
@@ -409,6 +455,8 @@ def watching(sites: Sites) -> Iterator[Watched]:
         patch.setattr(request_states, "advance", killing)
         patch.setattr(check_train, "worker_for", cached)
         patch.setattr("os.fsync", lambda number: None)  # a kill is no power cut
+        patch.setattr(Policy, "read", read_policy)
+        patch.setattr(store, "read_proposal", lru_cache(64)(read_proposal))
         yield found
 
 

@@ -13,11 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.core.errors import UserError
-from fedfrozen_app.sites import manifest
-from fedfrozen_app.sites.admitted import admit, admitted
-from fedfrozen_app.sites.authority import VARIABLE, Authority, Passphrase
-from fedfrozen_app.sites.certificates import (
+from fedfrozen_app.core.certificates import (
     fingerprint,
     problem_of,
     read_certificate,
@@ -26,6 +22,10 @@ from fedfrozen_app.sites.certificates import (
     subject_of,
     who,
 )
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.sites import manifest
+from fedfrozen_app.sites.admitted import admit, admitted
+from fedfrozen_app.sites.authority import VARIABLE, Authority, Passphrase
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.request import KEYS, certificate_file, key_of

@@ -13,23 +13,15 @@ from fedfrozen_app.sites.request_states import FINAL, State
 from fedfrozen_app.sites.site_budget import SiteBudget
 from fedfrozen_app.sites.site_state import SiteState
 from fedfrozen_app.sites.store import RunStore
-from tests.sites.inprocess import Sites
-from tests.sites.request_sequences import OTHERS, SETTINGS, SITE, WORDS, play, watching
+from tests.sites.request_sequences import WORDS, play, started
 
 SEQUENCES = int(os.environ.get("REQUEST_SEQUENCES", "20000"))
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedfrozen_app.report.output.write_curves", lambda *args, **kwargs: None)
-        sites = Sites(tmp_path_factory.mktemp("states") / "sites", settings=SETTINGS)
-        sites.folder.mkdir()
-        sites.prepare()
-        for name in (SITE, *OTHERS):
-            sites.change(name, "policy.yaml", strategies=["fedavg"], max_epsilon=20, privacy_required=False)
-        with watching(sites) as found:
-            yield found
+    with started(tmp_path_factory.mktemp("states") / "sites") as found:
+        yield found
 
 
 def played(watched, count, seed):
@@ -86,9 +78,25 @@ def of_any_proposal(patch):
     patch.setattr(RunStore, "reply_to", found)
 
 
-FAULTS = {
-    fault.__name__: fault for fault in (uncharged, without_noise, without_masks, unasked, of_any_proposal)
-}
+def charged_as_it_leaves(patch):
+    """Later than it is stored: a site that is killed in between has a reply that nobody paid for."""
+    charge, owed = SiteBudget.charge, []
+
+    def pay(progress):
+        while owed:
+            charge(*owed.pop())
+        handle_train.send(progress)
+
+    rows = tuple(
+        dataclasses.replace(row, step=pay) if row.after is State.SENT else row
+        for row in handle_train.TRANSITIONS
+    )
+    patch.setattr(handle_train, "TRANSITIONS", rows)
+    patch.setattr(SiteBudget, "charge", lambda *args: owed.append(args))
+
+
+PLANTED = (uncharged, charged_as_it_leaves, without_noise, without_masks, unasked, of_any_proposal)
+FAULTS = {fault.__name__: fault for fault in PLANTED}
 
 
 @pytest.mark.slow

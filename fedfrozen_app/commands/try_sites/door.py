@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from fedfrozen_app.core.certificates import serial
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.sites import link
 from fedfrozen_app.sites.admitted import admitted
-from fedfrozen_app.sites.certificates import serial
 
 LEFT_OUT = (
     "nginx is not installed. In its place this command opens a small door of its own, on 127.0.0.1 alone. "

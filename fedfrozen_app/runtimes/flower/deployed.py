@@ -28,7 +28,7 @@ from fedfrozen_app.data.federated import load_corpus
 from fedfrozen_app.exchange.proposal import propose
 from fedfrozen_app.files import checkpoint, lease, status
 from fedfrozen_app.files.disk import replace_file
-from fedfrozen_app.files.folders import sites_file
+from fedfrozen_app.files.folders import authorities_file, sites_file
 from fedfrozen_app.files.stopping import ask_to_stop, forget
 from fedfrozen_app.privacy.notices import model_metadata
 from fedfrozen_app.report.output import write_interrupted
@@ -57,6 +57,7 @@ def run_deployed(job: Job) -> dict[str, Any]:
     if config.run_id is None:
         shared.append(f"run_id={secrets.token_hex(8)}")
     replace_file(sites_file(folder), json.dumps(connection.sites()))
+    replace_file(authorities_file(folder), (kit_of(config) / "ca.crt").read_text("ascii"))
     settings: dict[str, Scalar] = {
         "overrides": shlex.join(shared),
         "server-overrides": shlex.join(server_only),
@@ -168,11 +169,16 @@ def split_overrides(resolved_config: dict[str, Any], overrides: list[str]) -> tu
     return shared, [*server_only, "overwrite=true"] if resolved_config["overwrite"] else server_only
 
 
-def server_of(config: Config) -> tuple[str, ssl.SSLContext]:
-    """Where the server's proxy listens, and TLS with the certificate by which it knows the operator."""
+def kit_of(config: Config) -> Path:
+    """The folder of the run's operator kit."""
     if config.runtime.server_kit is None:
         raise UserError("Say which federation: runtime.server_kit=DIR, the folder of an operator's kit.")
-    kit = Path(config.runtime.server_kit).expanduser().resolve()
+    return Path(config.runtime.server_kit).expanduser().resolve()
+
+
+def server_of(config: Config) -> tuple[str, ssl.SSLContext]:
+    """Where the server's proxy listens, and TLS with the certificate by which it knows the operator."""
+    kit = kit_of(config)
     if (kit / "server.yaml").exists():
         raise UserError(
             f"{kit} is the server's own kit, and starting runs needs an operator's: give that one's folder."
