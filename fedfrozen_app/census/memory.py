@@ -74,7 +74,7 @@ def digests(measured: Measurements, names: list[str]) -> dict[str, str]:
     }
 
 
-def changed_people(before: Mapping[str, str], now: Mapping[str, str]) -> int:
+def changed_people(before: Mapping[str, Any], now: Mapping[str, Any]) -> int:
     return sum(before.get(person) != now.get(person) for person in before.keys() | now.keys())
 
 

@@ -2,14 +2,17 @@
 
 import hashlib
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Message
 
 from fedfrozen_app.census.ask import Ask, read_ask
 from fedfrozen_app.census.measure import Tokens
 from fedfrozen_app.census.memory import read_memory, write_memory
+from fedfrozen_app.census.overlap import problem_of_overlap
 from fedfrozen_app.census.record_source import records_of_folder, tokens_of_model
 from fedfrozen_app.census.records import Records
 from fedfrozen_app.census.site import Rules, answer
@@ -66,7 +69,10 @@ def count(site: SiteState, ask: Ask, view: View, rules: Rules, policy: Policy) -
     place = site.kit.var / "census" / f"{view.name}.json"
     memory = read_memory(place)
     if ask.epsilon is None:
-        text = canonical(answer(ask, records_of_view(view), rules, memory, tokens_of_site(site)))
+        before, records = deepcopy(memory), records_of_view(view)
+        text = canonical(answer(ask, records, rules, memory, tokens_of_site(site)))
+        if problem := problem_of_overlap(before, memory, records.names, other_memories(place), rules.floor):
+            raise RequestRefused(problem)
         write_memory(place, memory)
         return text, None
     kept = memory.setdefault("noised", {})
@@ -80,6 +86,11 @@ def count(site: SiteState, ask: Ask, view: View, rules: Rules, policy: Policy) -
     site.budget.charge(charged, price, 1, ask.hash, site.audit.head)
     write_memory(place, memory)
     return kept[charged], charged
+
+
+def other_memories(place: Path) -> dict[str, dict[str, Any]]:
+    """Of what was released of the site's other views, by name."""
+    return {path.stem: read_memory(path) for path in sorted(place.parent.glob("*.json")) if path != place}
 
 
 def charges_for(site: SiteState, ask: Ask) -> list[str]:

@@ -1,6 +1,7 @@
 """A census of real sites: kits, policies, approvals, budgets, logs; only Flower's processes are left out."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas
@@ -181,6 +182,45 @@ def test_asked_again_the_site_says_the_same_until_enough_people_have_changed(sit
     # The classes are all hidden: of them only the sum is told, which has moved by enough.
     classes = second["tables"]["classes"]
     assert classes["hidden"] and third["tables"]["classes"] == classes | {"total": classes["total"] + 6}
+
+
+@pytest.mark.parametrize(("fewer", "refused"), [(1, True), (4, True), (5, False), (0, False)])
+def test_two_views_that_differ_in_fewer_people_than_the_floor_are_not_both_counted(sites, fewer, refused):
+    """The difference of the two answers would be about these alone."""
+    folder = sites.folder / "kits" / "north"
+    frame = notes(0)
+    gone = frame["patient"].drop_duplicates().iloc[10 : 10 + fewer]
+    frame[~frame["patient"].isin(gone)].to_csv(folder / "less.csv", index=False)
+    sites.change("north", "site.yaml", views={"main": VIEW, "less": {**VIEW, "path": "less.csv"}})
+    sites.restart()
+    main, less = replace(ASK, view="main"), replace(ASK, view="less", id="two")
+    first = ask_one(sites, main.text)["json"]
+    second = ask_one(sites, less.text)
+    assert (not second["json"]) == refused
+    if refused:
+        assert "fewer than 5 differ from those of the view main" in reasons(sites)[-1]
+        assert not (sites.kit("north").var / "census" / "less.json").exists()
+    else:
+        assert json.loads(second["json"])["people"] == json.loads(first)["people"] - fewer
+    assert ask_one(sites, main.text)["json"] == first  # whatever was asked in between
+
+
+def test_one_row_less_of_one_person_is_a_difference_too(sites):
+    folder = sites.folder / "kits" / "north"
+    notes(0).iloc[1:].to_csv(folder / "less.csv", index=False)
+    sites.change("north", "site.yaml", views={"main": VIEW, "less": {**VIEW, "path": "less.csv"}})
+    sites.restart()
+    assert ask_one(sites, replace(ASK, view="less").text)["json"]
+    assert not ask_one(sites, replace(ASK, view="main").text)["json"]
+    assert "of the view less" in reasons(sites)[-1]
+
+
+def test_views_of_other_people_do_not_meet(sites):
+    folder = sites.folder / "kits" / "north"
+    notes(7).to_csv(folder / "others.csv", index=False)
+    sites.change("north", "site.yaml", views={"main": VIEW, "others": {**VIEW, "path": "others.csv"}})
+    sites.restart()
+    assert all(ask_one(sites, replace(ASK, view=name).text)["json"] for name in ("main", "others"))
 
 
 def test_a_person_decides_where_the_policy_says_so(sites, capsys):
