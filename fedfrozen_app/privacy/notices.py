@@ -14,8 +14,8 @@ SEEDED = "privacy.seeded_noise=true: anyone who knows the seed can remove the no
 IN_SUM = (
     "secure_aggregation.noise=sum: epsilon is that of the federation's sums, and of the model. It holds for "
     "those who see sums alone: if the server and as many clients as the threshold leaves unmask one client's "
-    "numbers, or other clients leave out or reveal their shares of the noise, less is promised. What clients "
-    "who conspire have added does not count: with c of the t needed, noise shrinks to √((t − c)/t)."
+    "numbers, or a third of a round's clients or more leave out or reveal their shares of the noise, less is "
+    "promised."
 )
 
 
