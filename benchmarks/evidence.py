@@ -19,6 +19,7 @@ import regimes
 import safl
 import safl_report
 from cells import LAST, Difference, Row, mean_of_last, paired, read, table
+from mask_evidence import NoiseInSum
 from measured import Adapters, Speed, Theory
 
 RESULTS = Path(__file__).parent / "results"
@@ -421,6 +422,7 @@ class Evidence:
         self.long, self.short, self.cifar = maps["digits_long"], maps["digits"], maps["cifar10"]
         self.mtsamples, self.pacs, self.maps = maps["mtsamples"], maps["pacs"], maps
         self.cpu, self.tuning, self.public = Cpu(folder), Tuning(folder), Public(folder)
+        self.noise = NoiseInSum(folder)
         self.safl, self.pfeddc, self.methods = Safl(folder), PFedDC(folder), Methods(folder)
         self.theory, self.adapters, self.speed = Theory(folder), Adapters(folder), Speed(folder)
 
