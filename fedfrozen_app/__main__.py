@@ -5,7 +5,7 @@ import logging
 import os
 import sys
 
-from fedfrozen_app.commands.help_page import answer
+from fedfrozen_app.commands.help_page import requested_text
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.logs import prepare_logging
 from fedfrozen_app.core.signals import ignore_signals, interrupt_on_signals
@@ -35,7 +35,7 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run a command line; the exit code: 0 done, 1 failed, 2 bad input, 130 interrupted."""
-    if (text := answer(arguments)) is not None:
+    if (text := requested_text(arguments)) is not None:
         print(text)
         return 0
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")

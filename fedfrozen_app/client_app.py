@@ -16,7 +16,7 @@ from fedfrozen_app.local.client_coroutine import run_alone
 from fedfrozen_app.local.worker_for import disk_cache
 
 log = logging.getLogger(__name__)
-FAILED = "the site could not carry out the order; its own log says why"
+FAILED = "the site could not carry out the request; its own log says why"
 
 
 def keep_errors(

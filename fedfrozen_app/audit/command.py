@@ -1,4 +1,4 @@
-"""`fedfrozen audit RUN [key=value ...]`: try what a run claims of privacy, and write `audit.json` beside it.
+"""`fedfrozen audit RUN [key=value ...]`: test a run's privacy claims, and write `audit.json` beside it.
 
 RUN is a run's folder; or a site's own privacy folder, which holds the record of its audited rounds alone.
 """

@@ -19,8 +19,8 @@ class Table:
     where enough people have them. Rows without a value count too: all rows less those with a value would
     reveal them.
 
-    `by_person` says that nobody's cells depend on anybody else's rows. Noise is made for such tables alone:
-    one person more or less adds or removes her own lines, and moves no others.
+    `by_person` says that no person's cells depend on another person's rows. Noise is made for such tables
+    alone: one person more or less adds or removes her own lines, and moves no others.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """A census with noise: epsilon-differential privacy for each person, whatever rows they have.
 
 Every person counts once in each table, in the cell where they have most. Only tables are released in which
-nobody's cells depend on others' rows (`Table.by_person`). One person more or less then changes one cell of
-each table by one, so two-sided geometric noise with parameter exp(-epsilon/tables) makes all of them
+no person's cells depend on another's rows (`Table.by_person`). One person more or less then changes one cell
+of each table by one, so two-sided geometric noise with parameter exp(-epsilon/tables) makes all of them
 together epsilon-private, with delta 0 (Ghosh, Roughgarden and Sundararajan 2009; basic composition).
 Means are not released: the server estimates them from the intervals. Nor are names that are only in the data.
 """

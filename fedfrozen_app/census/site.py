@@ -39,7 +39,7 @@ def problem(ask: Ask, rules: Rules) -> str | None:
     return None
 
 
-def answer(
+def released_counts(
     ask: Ask, records: Records, rules: Rules, memory: dict[str, Any], tokens: Tokens | None = None
 ) -> dict[str, Any]:
     """What leaves. All that may be counted is counted, and `memory` holds what was released of it. The ask

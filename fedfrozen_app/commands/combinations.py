@@ -66,7 +66,7 @@ def columns() -> list[Column]:
     ]
 
 
-def answer(name: str, column: Column, known: dict[str, Ground]) -> str:
+def combination(name: str, column: Column, known: dict[str, Ground]) -> str:
     """WORKS, or one sentence why not."""
     try:
         config = compose_run([f"strategy={name}", "num_rounds=20", *column.words]).config
@@ -88,7 +88,7 @@ def page() -> str:
     for name in registry.BUILT_IN["strategies"]:
         cells = []
         for column in shown:
-            found = answer(name, column, known)
+            found = combination(name, column, known)
             cells.append("yes" if found == WORKS else f"no ({notes.setdefault(found, len(notes) + 1)})")
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
     sentences = [f"{number}. {_quoted(sentence)}" for sentence, number in notes.items()]

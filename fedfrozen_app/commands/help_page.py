@@ -26,7 +26,7 @@ HYDRA = (
 )
 
 
-def answer(arguments: list[str]) -> str | None:
+def requested_text(arguments: list[str]) -> str | None:
     """The text that a command line asks for; None where it asks for work."""
     if (verb := asked_for_help(arguments)) is not None:
         return parser(verb).format_help().rstrip()

@@ -9,7 +9,7 @@ from fedfrozen_app.core.formatting import printable, printable_lines
 
 
 class OneLine(logging.Formatter):
-    """Each record as one printable line, whoever wrote the words in it; only tracebacks have more lines."""
+    """Each record as one printable line, whatever its text holds; only tracebacks have more lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(super().formatMessage(record))

@@ -89,7 +89,7 @@ def load_corpus(
     if classes is None and not len(corpus.test):  # a site is evaluated on the server's rows
         raise UserError(
             "There are no test rows, and none could be held out: no class has two rows (or two documents or "
-            "patients, which are never parted). Name a test split with dataset.test_split, or use more data."
+            "patients, which are never split). Name a test split with dataset.test_split, or use more data."
         )
     return corpus
 
@@ -147,7 +147,7 @@ def share_out(corpus: Corpus, config: Config, num_clients: int | None) -> Shares
     spec = PartitionSpec(**vars(config.partition))
     if num_clients is None and spec.name in DRAWN:
         num_clients = DEFAULT_CLIENTS
-    # Dealt are units: a row each, or all rows of a patient or a document.
+    # Units are dealt: a row each, or all rows of a patient or a document.
     units, first = np.unique(corpus.units[rest], return_index=True)
     columns = {name: values[rest[first]] for name, values in corpus.columns.items()}
     if spec.name == "file":

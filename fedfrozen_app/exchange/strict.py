@@ -1,7 +1,7 @@
-"""JSON from an untrusted sender: plain values within bounds, or a `ValueError`; and its one spelling.
+"""JSON from an untrusted sender: plain values within bounds, or a `ValueError`; and its canonical text.
 
-Python's own reader takes the last of two equal keys, knows NaN, and nests as deep as its stack: none of that
-passes here. Strings that hold no text (half of a surrogate pair) are refused too.
+Python's json module takes the last of two equal keys, accepts NaN, and nests as deep as its stack: all of
+that is refused here. Strings that hold no text (half of a surrogate pair) are refused too.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ def read_json(text: str, *, most: int, depth: int, longest: int) -> Any:
 
 
 def canonical(value: Any) -> str:
-    """The one spelling of a plain value: sorted keys, no spaces, ASCII."""
+    """The canonical text of a plain value: sorted keys, no spaces, ASCII."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
@@ -46,7 +46,7 @@ def hash_of(value: Any) -> str:
 
 
 class Spelled:
-    """What is asked of a site: `plain` values, which have one spelling."""
+    """What is asked of a site: `plain` values, with their canonical text and its hash."""
 
     plain: Any
 
@@ -56,7 +56,7 @@ class Spelled:
 
     @cached_property
     def hash(self) -> str:
-        """By which people at a site and at the server check that they mean the same."""
+        """People at a site and at the server compare it, to check that they see the same request."""
         return hash_of(self.plain)
 
 
@@ -75,7 +75,7 @@ def _check_depth(text: str, most: int) -> None:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("it says a key twice")
+        raise ValueError("it holds a key twice")
     return found
 
 
@@ -92,7 +92,7 @@ def _number(text: str) -> float:
 
 
 def _constant(text: str) -> float:
-    raise ValueError("it holds a number that is none")
+    raise ValueError("it holds NaN or an infinity")
 
 
 def _check_strings(value: Any, longest: int) -> None:
@@ -102,7 +102,7 @@ def _check_strings(value: Any, longest: int) -> None:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise ValueError("it holds a text that is none") from error
+            raise ValueError("it holds a string that is not Unicode text") from error
     elif isinstance(value, list):
         for item in value:
             _check_strings(item, longest)

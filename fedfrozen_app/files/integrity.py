@@ -14,7 +14,7 @@ from fedfrozen_app.files.readable import unreadable
 from fedfrozen_app.files.readers import MISSING, Damaged, changed_by_size, check_file, known_files
 
 WHOLE, BROKEN, UNCHECKED = "whole", "damaged", "unchecked"
-# Files that later commands read or show: without a record of them, nobody can say whether they are whole.
+# Files that later commands read or show: without a record of them, damage to them cannot be detected.
 RESULTS = (
     *("model.safetensors", "best.safetensors", "summary.json", "fairness.json", "personal.json"),
     *("clients.json", "data.json", "samples.json", "audit.json", "labels.png", "curves.png", "report.html"),

@@ -24,7 +24,7 @@ def kind_of(folder: Path) -> str:
             return SWEEP
         members = (status.read(path.parent) for path in folder.glob(f"*/{status.FILE}"))
         return SWEEP if any(known is not None and known.sweep for known in members) else ""
-    except OSError:  # somebody's who lets nobody read it
+    except OSError:  # no permission to read it
         return ""
 
 

@@ -3,7 +3,7 @@
 from flwr.app import Context, Message
 
 from fedfrozen_app.census.ask import read_ask
-from fedfrozen_app.exchange.census_messages import CensusReply, census_reply, census_text
+from fedfrozen_app.exchange.census_messages import CensusReply, census_text
 from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.local.worker_for import config_of
 
@@ -11,7 +11,7 @@ from fedfrozen_app.local.worker_for import config_of
 def handle_census(message: Message, context: Context) -> Message:
     """For clients without a policy. A site's executor has one, and its own handler."""
     from fedfrozen_app.census import record_source
-    from fedfrozen_app.census.site import Rules, answer
+    from fedfrozen_app.census.site import Rules, released_counts
 
     ask = read_ask(census_text(message))
     node = context.node_config
@@ -25,5 +25,5 @@ def handle_census(message: Message, context: Context) -> Message:
         config, clients = record_source.simulated(str(context.run_config["overrides"]), count)
         name = list(clients)[int(node["partition-id"])]
         records, rules = clients[name], Rules(ask.floor, ask.columns, ask.id.encode())
-    found = answer(ask, records, rules, {}, record_source.tokens_of(config))
-    return census_reply(message, CensusReply(name, json=canonical(found)))
+    found = released_counts(ask, records, rules, {}, record_source.tokens_of(config))
+    return released_counts(message, CensusReply(name, json=canonical(found)))

@@ -174,7 +174,7 @@ class PrivateClient:
 
     def _problem_of_noise(self, budget: Budget, start: Start) -> str | None:
         if self._cohort is None:
-            return "its noise goes into a sum, and the order names no cohort"
+            return "its noise goes into a sum, and the request names no cohort"
         return problem_of_noise(self.request, start.model, *self._cohort, self.metrics(budget))
 
     def epsilon_after(self, budget: Budget, steps: list[Steps]) -> float:

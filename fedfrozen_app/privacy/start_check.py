@@ -21,7 +21,7 @@ def check_start(
         raise UserError(
             f"The checkpoint comes from a run with privacy.audited={_null(planted[1])}, and this run has "
             f"{_null(planted[0])}: a model that has seen canaries would pass for one that has not. Start "
-            f"anew, or use privacy.audited={_null(planted[1])}."
+            f"a new run, or use privacy.audited={_null(planted[1])}."
         )
     if _source(now["dataset"]) != _source(earlier.get("dataset", {})):
         return
@@ -29,7 +29,7 @@ def check_start(
     if then != promise:
         raise UserError(
             f"The checkpoint comes from a run with {then} on the same data, and this run has {promise}: its "
-            f"epsilon would not be true. Start anew, or use {then}."
+            f"epsilon would not be true. Start a new run, or use {then}."
         )
     if now["privacy"]["name"] == "none":
         return
@@ -37,20 +37,21 @@ def check_start(
     if spent > epsilon * (1 + SLACK):
         raise UserError(
             f"privacy.epsilon={epsilon:g} is less than the {spent:.3f} that a client has spent already: "
-            "set it to more than that, or start anew."
+            "set it to more than that, or start a new run."
         )
     if records is None:
         return
     if other := partition_differences(now, earlier):
         raise UserError(
             f"This run would deal rows of which the run before has spent privacy to other clients "
-            f"({', '.join(other)} differ), and their records would not know it: keep the same, or start anew."
+            f"({', '.join(other)} differ), and their records would not know it: keep the same, or start "
+            "a new run."
         )
     for client in row.get("epsilon", {}):
         if not (records / f"{client}.json").is_file():
             raise UserError(
                 f"The checkpoint's client {client} has spent privacy, and there is no record of it in "
-                f"{records} ({client}.json): put that folder back, or start anew."
+                f"{records} ({client}.json): put that folder back, or start a new run."
             )
 
 

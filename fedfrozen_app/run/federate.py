@@ -292,7 +292,7 @@ def explain_disk_errors(folder: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         kept = checkpoint.numbers(folder / "checkpoints")
-        anew = "start it again, with overwrite=true." if has_results(folder) else "start it again."
-        again = f"go on with: {resume_command(folder)}" if kept else anew
+        restart = "start it again, with overwrite=true." if has_results(folder) else "start it again."
+        again = f"go on with: {resume_command(folder)}" if kept else restart
         change = "make room there" if is_full(error) else "correct that"
         raise RunFailed(f"{folder} could not be written ({error}): {change}, then {again}") from error

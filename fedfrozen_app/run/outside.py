@@ -6,7 +6,7 @@ unless a run of this account on this machine has used the very same before:
     $FLWR_HOME/fedfrozen/known_sources    SHA-256 of what runs here have used, one per line
 
 Local files that a built-in reader parses (CSV, Parquet, pictures, safetensors, JSON) are no such thing:
-reading them runs no code and informs nobody.
+reading them runs no code and sends nothing.
 """
 
 import logging

@@ -40,7 +40,7 @@ def stored_config(
     trains: bool = False,
 ) -> ComposedConfig:
     """The configuration that a folder holds, with the `extra` overrides of the command line. `UserError` if
-    it reaches for something that nobody on this machine has named, unless it is `trusted`."""
+    it reaches for something that no one on this machine has named, unless it is `trusted`."""
     check_given(run, trains=trains)
     plain = plain_overrides(run, overrides, had)
     extra = [*own_tokenizer(run, had), *extra]

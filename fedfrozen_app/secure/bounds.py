@@ -1,13 +1,14 @@
 """What masks bear: how many must stay, how many may conspire, and how likely conspirators win all the same.
 
-Each site draws its own neighbours, after it has seen the keys of all. Nobody can steer that, so the server
-and the sites on its side can only hope for a draw that suits them. Each attempt at a round is one draw.
+Each site draws its own neighbours, after it has seen the keys of all. No party can influence that, so the
+server and the sites on its side can only hope for a draw that suits them. Each attempt at a
+round is one draw.
 
 A draw suits them if it sets a group of honest sites apart from the other honest sites of the sum, so that
 the server learns the sum over this group alone. For that it must have the own mask of each site of the group,
 and `needed` of its holders must give their shares. Holders are the site itself and its neighbours. Colluders
 give shares, and so do neighbours in the group. An honest neighbour outside of the group either is in the sum:
-then it shares a mask with the site that nobody can take off. Or it is not in the sum: then it gives no share.
+then it shares a mask with the site that no party can remove. Or it is not in the sum: then it gives no share.
 So among the neighbours of each site of the group, `needed - 1` must be colluders or of the group. Where
 everybody is everybody's neighbour, no draw does that with as few colluders as `most_colluders` says.
 """

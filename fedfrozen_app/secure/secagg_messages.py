@@ -127,11 +127,11 @@ def opened(text: str, session: Session | None, request: TrainRequest) -> Session
     another request."""
     found = read_strict(text)
     if not isinstance(found, dict) or set(found) != {"session", "envelopes", "present"}:
-        raise ProtocolError("the order brings no envelopes")
+        raise ProtocolError("the request brings no envelopes")
     if session is None or found["session"] != session.terms.session:
-        raise ProtocolError("the order is of a round that it has not begun, or has ended")
+        raise ProtocolError("the request is of a round that it has not begun, or has ended")
     if (request.digest, request.round) != (session.terms.request, session.terms.round):
-        raise ProtocolError("the order is not the one that the round's keys were signed for")
+        raise ProtocolError("the request is not the one that the round's keys were signed for")
     present = names_of(found["present"], "those that are there")
     return client.open_envelopes(session, bytes_by_name(found["envelopes"]), present)
 

@@ -90,7 +90,7 @@ def encoded(
     layout, rules = layout_of(request, base), rules_of(request, len(roster.entries))
     updates = updates_of(request, reply.arrays, base)
     if strange := set(updates) - set(layout.shapes):
-        raise ProtocolError(f"the reply holds {min(strange)}, which the order does not share")
+        raise ProtocolError(f"the reply holds {min(strange)}, which the request does not share")
     try:
         vector = encode(layout, rules, updates, reply.examples, reply.metrics, drawn)
     except ValueError as error:

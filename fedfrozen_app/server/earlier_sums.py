@@ -31,7 +31,7 @@ class EarlierSums:
                 found = json.loads(self.path.read_text("utf-8"))
                 self._sums = [one for one in found if {"run", "round", "model", "clients"} <= set(one)]
             except DAMAGED as error:
-                log.warning("%s cannot be read (%s): it is written anew.", self.path, error)
+                log.warning("%s cannot be read (%s): it is replaced.", self.path, error)
 
     def add(self, request: TrainRequest, clients: Sequence[str]) -> None:
         """Before the sites are asked: one of them may agree although the server does not learn of it."""

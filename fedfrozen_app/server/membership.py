@@ -162,7 +162,7 @@ class Membership:
         return hello
 
     def _problem_of_kind(self, hello: Hello) -> str | None:
-        """Sites and simulated nodes are never in one run: whoever comes second would stop the others."""
+        """Sites and simulated nodes are never in one run: the second kind to arrive would stop the first."""
         are_sites = {member.num_partitions is None for member in self._members.values()}
         if not are_sites or (hello.num_partitions is None) in are_sites:
             return None

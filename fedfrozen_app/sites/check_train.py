@@ -47,7 +47,7 @@ def check_request(site: SiteState, incoming: Incoming, run: Accepted) -> Checked
     try:
         request = read_strict_train_request(train_request_text(incoming.message))
     except ValueError as error:
-        raise RequestRefused(f"the order cannot be read: {error}") from None
+        raise RequestRefused(f"the request cannot be read: {error}") from None
     incoming.details.update(round=request.round, order=request.work)
     store = site.store(proposal)
     worker = load_worker(site, incoming.context, run, store)

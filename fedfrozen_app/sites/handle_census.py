@@ -15,7 +15,7 @@ from fedfrozen_app.census.memory import read_memory, write_memory
 from fedfrozen_app.census.overlap import problem_of_overlap
 from fedfrozen_app.census.record_source import records_of_folder, tokens_of_model
 from fedfrozen_app.census.records import Records
-from fedfrozen_app.census.site import Rules, answer
+from fedfrozen_app.census.site import Rules, released_counts
 from fedfrozen_app.census.site import problem as problem_of_ask
 from fedfrozen_app.exchange.census_messages import CensusReply, census_reply, census_text
 from fedfrozen_app.exchange.hello_messages import WAITING
@@ -70,7 +70,7 @@ def count(site: SiteState, ask: Ask, view: View, rules: Rules, policy: Policy) -
     memory = read_memory(place)
     if ask.epsilon is None:
         before, records = deepcopy(memory), records_of_view(view)
-        text = canonical(answer(ask, records, rules, memory, tokens_of_site(site)))
+        text = canonical(released_counts(ask, records, rules, memory, tokens_of_site(site)))
         if problem := problem_of_overlap(before, memory, records.names, other_memories(place), rules.floor):
             raise RequestRefused(problem)
         write_memory(place, memory)
@@ -82,7 +82,7 @@ def count(site: SiteState, ask: Ask, view: View, rules: Rules, policy: Policy) -
     price = Price(ask.epsilon, 0.0, view.unit, ask.hash)
     if problem := site.budget.problem(charged, price, policy.max_epsilon, policy.max_delta):
         raise RequestRefused(problem)
-    kept[charged] = canonical(answer(ask, records_of_view(view), rules, {}, tokens_of_site(site)))
+    kept[charged] = canonical(released_counts(ask, records_of_view(view), rules, {}, tokens_of_site(site)))
     site.budget.charge(charged, price, 1, ask.hash, site.audit.head)
     write_memory(place, memory)
     return kept[charged], charged
@@ -110,7 +110,7 @@ def answer_again(kept: Mapping[str, str], charges: list[str], place: Path) -> tu
             return kept[charged], charged
     raise RequestRefused(
         f"this census was charged as {charges[-1]}, and {place} does not hold its answer: bring the file "
-        "back from a backup, or let the server ask under another run_id, which is charged anew"
+        "back from a backup, or let the server ask under another run_id, which is charged again"
     )
 
 

@@ -25,7 +25,7 @@ from fedfrozen_app.sites.check_train import CheckedRequest, check_limits, check_
 from fedfrozen_app.sites.client_run import ClientRun
 from fedfrozen_app.sites.refusals import refusing_what_masks_refuse
 from fedfrozen_app.sites.reply_filter import filtered
-from fedfrozen_app.sites.request_states import State, Transition, answer
+from fedfrozen_app.sites.request_states import State, Transition, process_request
 from fedfrozen_app.sites.site_state import Incoming, SiteState
 from fedfrozen_app.sites.train_progress import SiteReply, TrainProgress
 
@@ -33,7 +33,7 @@ from fedfrozen_app.sites.train_progress import SiteReply, TrainProgress
 def handle_train(site: SiteState, incoming: Incoming) -> Message:
     progress = TrainProgress(site, incoming)
     try:
-        return answer(TRANSITIONS, progress)
+        return process_request(TRANSITIONS, progress)
     finally:
         progress.close()
         incoming.context.state = RecordDict()  # the SuperNode, which gets the context, sees nothing of it

@@ -22,7 +22,7 @@ def filtered(reply: Reply, request: TrainRequest, policy: Policy, view: View) ->
         return Reply(reply.request, chosen=reply.chosen)
     known = {*request.plan.shared, *(request.coder.extra_names if request.coder else ())}
     if strange := sorted(name for name in reply.arrays if parameter_of(name) not in known):
-        raise RequestRefused(f"{strange[0]} was about to leave, which the order does not share")
+        raise RequestRefused(f"{strange[0]} was about to leave, which the request does not share")
     account = ACCOUNT if noised(request) else PUBLIC
     if policy.sends_metrics:
         left_out = set(ACCOUNT) - set(account)

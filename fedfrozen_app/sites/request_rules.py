@@ -47,18 +47,18 @@ def problem_of_method(request: TrainRequest, run: Accepted, roles: Mapping[str, 
     strategy = registry.find("strategies", run.proposal.strategy["name"])
     settings = strategy_settings(run.config)
     if request.algorithm != strategy.algorithm_for(settings):
-        return f"the order asks for the algorithm {request.algorithm}, which is not the strategy's"
+        return f"the request asks for the algorithm {request.algorithm}, which is not the strategy's"
     choice = None if request.evaluate else strategy.choice_for(settings, roles)
     codec = None if request.evaluate else strategy.codec_for(settings)
     epochs = tuple(phase.epochs for phase in request.plan.phases)
     if epochs and epochs not in strategy.phase_epochs(settings):
-        return "the order trains in phases that its strategy does not have"
+        return "the request trains in phases that its strategy does not have"
     if not same(request.settings, strategy.client_settings(settings, run.config.client)):
-        return f"the order gives the algorithm {request.algorithm} other settings than the proposal"
+        return f"the request gives the algorithm {request.algorithm} other settings than the proposal"
     if not same(request.choice and asdict(request.choice), choice and asdict(choice)):
-        return "the order lets clients choose layers in another way than the proposal"
+        return "the request lets clients choose layers in another way than the proposal"
     if not same(request.codec, codec):
-        return "the order has updates encoded in another way than the proposal"
+        return "the request has updates encoded in another way than the proposal"
     return None
 
 
@@ -68,21 +68,21 @@ def problem_of_masking(request: TrainRequest, proposal: Proposal) -> str | None:
     if request.choosing:
         if (asked.name, asked.choices) == ("on", "groups") and request.choice is not None and masking is None:
             return None
-        return "the order asks which layers it would choose, and its proposal does not"
+        return "the request asks which layers it would choose, and its proposal does not"
     if (masking is not None) != (asked.name == "on"):
         if request.evaluate:
-            return "the order asks how a model does on its rows, and of a masked run only sums leave it"
-        return "the order asks for an update with masks where the proposal has none, or the other way round"
+            return "the request asks how a model does on its rows, and of a masked run only sums leave it"
+        return "the request asks for an update with masks where the proposal has none, or the other way round"
     if masking is None:
         return None
     if masking.proposal != proposal.hash:  # the others of the sum would have another one's noise
-        return "the order sums updates of another proposal than the one that it accepted"
+        return "the request sums updates of another proposal than the one that it accepted"
     settings = {key: value for key, value in asdict(asked).items() if key != "name"}
     if not same(masking.settings, settings):
-        return "the order has updates masked in another way than the proposal"
+        return "the request has updates masked in another way than the proposal"
     strategy = registry.find("strategies", proposal.strategy["name"])
     if tuple(masking.equal) != tuple(strategy.equal):
-        return "the order counts clients in another way than the strategy"
+        return "the request counts clients in another way than the strategy"
     return None
 
 
@@ -91,7 +91,7 @@ def problem_of_arrays(request: TrainRequest, proposal: Proposal, roles: Mapping[
     names = {*request.plan.trained, *request.plan.shared, *request.plan.private}
     merged_deltas = set(filter(is_merged_delta, request.base))
     if merged_deltas and proposal.adapter.name == "none":
-        return "the order adds something to weights that the proposal leaves as they are"
+        return "the request adds something to weights that the proposal leaves as they are"
     names |= {
         name
         for name in request.base
@@ -99,18 +99,18 @@ def problem_of_arrays(request: TrainRequest, proposal: Proposal, roles: Mapping[
     }
     names |= set(map(parameter_of, merged_deltas))
     if unknown := sorted(names - set(roles)):
-        return f"the order names {unknown[0]}, which the run's model does not have"
+        return f"the request names {unknown[0]}, which the run's model does not have"
     if leaves_choice(request, proposal, roles):
-        return "the order leaves it a choice of layers, and all of a group send the same"
+        return "the request leaves it a choice of layers, and all of a group send the same"
     extended = {
         parameter_of(name) for name in request.base if not is_parameter(name) and name not in merged_deltas
     }
     if strange := sorted(extended - set(request.plan.trained)):
-        return f"the order brings an array beside {strange[0]}, which does not train"
+        return f"the request brings an array beside {strange[0]}, which does not train"
     if taken := request.private_names_in_base:
-        return f"the order says what {taken[0]} is to be, which the site trains for itself"
+        return f"the request sets {taken[0]}, which the site trains itself"
     if not all(DIGEST.fullmatch(digest) for digest in request.base.values()):
-        return "the order names an array by something that is no digest"
+        return "the request names an array by something that is no digest"
     return None
 
 
@@ -120,13 +120,13 @@ def problem_of_uploads(
     """Only parameters of allowed roles leave, and metrics only where the policy sends them."""
     kinds = {roles[name].word for name in request.plan.shared}
     if refused := sorted(kinds - set(policy.upload_roles)):
-        return f"the order asks for {refused[0]} parameters, which may not leave it"
+        return f"the request asks for {refused[0]} parameters, which may not leave it"
     if refused := sorted(kinds - set(proposal.run.roles)):
-        return f"the order asks for {refused[0]} parameters, of which its proposal says nothing"
+        return f"the request asks for {refused[0]} parameters, of which its proposal says nothing"
     if request.evaluate and request.plan.shared:
-        return "the order asks for a judgement and for parameters in one"
+        return "the request asks for an evaluation and for parameters at once"
     if request.evaluate and not policy.sends_metrics:
-        return "the order asks how a model does on its rows, and such figures do not leave it"
+        return "the request asks how a model does on its rows, and such figures do not leave it"
     return None
 
 
@@ -134,9 +134,9 @@ def problem_of_rounds(request: TrainRequest, proposal: Proposal) -> str | None:
     rounds = proposal.run.num_rounds
     last = rounds + request.evaluate  # the model after the last round is evaluated too
     if type(request.round) is not int or not 1 <= request.round <= last:  # 1.5 would be a round of its own
-        return f"the order is for round {request.round} of {rounds}"
+        return f"the request is for round {request.round} of {rounds}"
     if not all(type(n) is int and 1 <= n <= rounds for n in request.participations.values()):
-        return f"the order speaks of other rounds than the run's {rounds}"
+        return f"the request names a round outside the run's {rounds}"
     return None
 
 

@@ -72,7 +72,7 @@ def advance(table: Sequence[Transition[P]], progress: P) -> None:
     progress.state = row.after
 
 
-def answer(table: Sequence[Transition[P]], progress: P) -> Message:
+def process_request(table: Sequence[Transition[P]], progress: P) -> Message:
     """Go through the states until the request is answered."""
     while progress.state not in FINAL:
         advance(table, progress)

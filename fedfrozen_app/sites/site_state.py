@@ -71,13 +71,13 @@ class SiteState:
         ticket = ticket_of(incoming.message)
         name, wanted = ticket.get("run", ""), ticket.get("proposal", "")
         if not RUN_ID.fullmatch(name) or not HASH.fullmatch(wanted):
-            raise RequestRefused("the order names no run, or no proposal")
+            raise RequestRefused("the request names no run, or no proposal")
         incoming.details.update(run=name, proposal=wanted)
         proposal = RunStore(self.kit.var / "state" / name, keep=1).proposal()
         if proposal is None or proposal.run.id != name:
             raise RequestRefused("it has accepted no proposal of this run")
         if proposal.hash != wanted:
-            raise RequestRefused("the order belongs to another proposal than the one that it accepted")
+            raise RequestRefused("the request belongs to another proposal than the one that it accepted")
         return proposal
 
     def check_proposal(self, proposal: Proposal, incoming: Incoming) -> View:

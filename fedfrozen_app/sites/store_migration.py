@@ -52,7 +52,7 @@ def _accepted(folder: Path) -> str | None:
 
 
 def _move_round(folder: Path, old: Path, accepted: str | None, audit: AuditLog) -> bool:
-    """Put a round under its proposal; delete its old reply, or all of it if it is nobody's."""
+    """Put a round under its proposal; delete its old reply, or all of it if it has no owner."""
     owner = _owner(folder, old, accepted, audit)
     for path in old.glob("reply.*"):
         path.unlink()

@@ -21,7 +21,7 @@ def read_strict_train_request(text: str) -> TrainRequest:
     found = read_json(text, most=MOST, depth=DEPTH, longest=LONGEST)
     codecs = set(registry.names("codecs"))
     if not isinstance(found, dict) or not NEEDED <= set(found) <= NEEDED | OPTIONAL | codecs:
-        raise ValueError("it has other keys than an order")
+        raise ValueError("it has other keys than a request")
     for key in ("trained", "shared", "private"):
         if not _words(found[key]):
             raise ValueError(f"{key} is no list of names")

@@ -43,7 +43,9 @@ RENAMED = {
     "carried": "server_state",
     "Conversation": "Membership, Transport, RoundTrip",
 }
-PROSE = re.compile(r"\b(slopes?|foretells?|foretold|meanwhile|resident|by turns|beside one another)\b", re.I)
+PROSE = re.compile(
+    r"\b(slopes?|foretells?|foretold|meanwhile|resident|anew|heeds?|by turns|beside one another)\b", re.I
+)
 ANYWHERE = re.compile(rf"(?i:{PROSE.pattern})|\b({'|'.join(RENAMED)})\b")
 # Deprecated aliases for one release, a name in a file format, and theory's key in metrics.jsonl.
 ALLOWED = {

@@ -6,7 +6,7 @@ from fedfrozen_app.census.advice import advise
 from fedfrozen_app.census.ask import Ask
 from fedfrozen_app.census.merge import merge
 from fedfrozen_app.census.records import records_of
-from fedfrozen_app.census.site import Rules, answer
+from fedfrozen_app.census.site import Rules, released_counts
 from fedfrozen_app.data.sources.raw_rows import Rows
 
 SITES = ("north", "south", "west", "east")
@@ -30,7 +30,7 @@ def texts(rng, rows: int = 200, words: str = "the patient was seen with fever an
 
 
 def told(rows: Rows, task: str = "image", floor: int = FLOOR, classes=(), **more) -> dict:
-    return answer(Ask("test", **more), records_of(rows, task, None, classes), Rules(floor), {})
+    return released_counts(Ask("test", **more), records_of(rows, task, None, classes), Rules(floor), {})
 
 
 def census(by_site: dict[str, Rows], task: str = "image", refused=None, classes=(), floor=FLOOR) -> dict:

@@ -109,7 +109,7 @@ def test_rows_that_two_sites_share_are_counted_by_keyed_hashes():
     from fedfrozen_app.census.ask import Ask
     from fedfrozen_app.census.merge import merge
     from fedfrozen_app.census.records import records_of
-    from fedfrozen_app.census.site import Rules, answer, problem
+    from fedfrozen_app.census.site import Rules, problem, released_counts
 
     by_site = planted.healthy()
     by_site["south"].content[:25] = by_site["north"].content[:25]
@@ -117,7 +117,8 @@ def test_rows_that_two_sites_share_are_counted_by_keyed_hashes():
     ask = Ask("test", matches=True)
     rules = Rules(10, key=b"a word that only the sites know")
     answers = {
-        site: answer(ask, records_of(rows, "image", None), rules, {}) for site, rows in by_site.items()
+        site: released_counts(ask, records_of(rows, "image", None), rules, {})
+        for site, rows in by_site.items()
     }
     found = merge(answers, {})
     assert found["matches"]["north | south"] == 25
@@ -125,7 +126,7 @@ def test_rows_that_two_sites_share_are_counted_by_keyed_hashes():
     assert found["matches"]["east | south"] == 0
     assert "hashes" not in str(found["sites"])
     # The key decides: whoever has another one cannot look a row up.
-    other = answer(ask, records_of(by_site["north"], "image", None), Rules(10, key=b"another"), {})
+    other = released_counts(ask, records_of(by_site["north"], "image", None), Rules(10, key=b"another"), {})
     assert not set(other["hashes"]) & set(answers["north"]["hashes"])
     # Where one site keeps its hashes, nothing is said of any pair.
     del answers["east"]["hashes"]

@@ -20,7 +20,7 @@ from fedfrozen_app.census.ask import Ask
 from fedfrozen_app.census.measure import LENGTHS, LEVELS, SIZES
 from fedfrozen_app.census.merge import merge
 from fedfrozen_app.census.record_source import counting, records_of_folder
-from fedfrozen_app.census.site import Rules, answer
+from fedfrozen_app.census.site import Rules, released_counts
 from fedfrozen_app.config import DatasetConfig
 from fedfrozen_app.data.sources.synthetic import word_tokenizer
 
@@ -55,7 +55,7 @@ def site(frame: pandas.DataFrame, folder: Path, floor: int = 1, **more) -> dict:
     frame.to_csv(path, index=False)
     dataset = DatasetConfig(name="notes", kind="text", path=str(path), unit_column="patient")
     rules = Rules(floor, COLUMNS)
-    return answer(Ask("test", columns=COLUMNS), records_of_folder(dataset), rules, {}, **more)
+    return released_counts(Ask("test", columns=COLUMNS), records_of_folder(dataset), rules, {}, **more)
 
 
 def same_words(told: dict, values: pandas.Series, people: pandas.Series) -> None:
@@ -208,7 +208,7 @@ def test_pacs_by_domain_is_what_pillow_and_numpy_say():
     answers, everything = {}, []
     for path in sorted((DATA / "pacs").glob("*.parquet")):
         dataset = DatasetConfig(name="pacs", kind="parquet", path=str(path))
-        told = answer(Ask("test"), records_of_folder(dataset), Rules(1), {})
+        told = released_counts(Ask("test"), records_of_folder(dataset), Rules(1), {})
         frame = pandas.read_parquet(path)
         pictures = [Image.open(io.BytesIO(cell["bytes"])) for cell in frame["image"]]
         check_pictures(told, pictures, frame["label"])
@@ -248,7 +248,7 @@ def test_mtsamples_by_specialty_is_what_pandas_says(tmp_path):
         dataset = DatasetConfig(
             name="mt", kind="text", path=str(path), text_column="text", label_column="clinical_specialty"
         )
-        told = answer(Ask("test"), records_of_folder(dataset), Rules(1), {})
+        told = released_counts(Ask("test"), records_of_folder(dataset), Rules(1), {})
         check_texts(told, part)
         answers[specialty] = told
     pooled = merge(answers, {})["pooled"]

@@ -17,7 +17,7 @@ from fedfrozen_app.census import floors, memory
 from fedfrozen_app.census.ask import Ask
 from fedfrozen_app.census.cells import Table, by_interval, by_name, moments
 from fedfrozen_app.census.records import Records
-from fedfrozen_app.census.site import Rules, answer
+from fedfrozen_app.census.site import Rules, released_counts
 from fedfrozen_app.exchange.strict import canonical
 from tests.conftest import slowly
 
@@ -147,7 +147,7 @@ def records(people, first: int = 0) -> Records:
 @settings(max_examples=60, deadline=None)
 @given(PEOPLE, st.sampled_from([3, 5, 10]))
 def test_every_number_of_people_that_leaves_is_none_or_the_floor(people, floor):
-    told = answer(Ask("test", columns=COLUMNS), records(people), Rules(floor, COLUMNS), {})
+    told = released_counts(Ask("test", columns=COLUMNS), records(people), Rules(floor, COLUMNS), {})
     if len(people) < floor:
         assert (told["people"], told["rows"], told["tables"], told["moments"]) == (None, None, {}, {})
         return
@@ -171,14 +171,14 @@ def test_what_changed_by_fewer_people_than_the_floor_is_not_told(before, joined,
     """The next census has the first one's people less some, and more of others."""
     kept, state, rules = before[left:], {}, Rules(floor, COLUMNS)
     ask = Ask("test", columns=COLUMNS)
-    first = answer(ask, records(before), rules, state)
-    again = answer(ask, records(before), rules, state)
+    first = released_counts(ask, records(before), rules, state)
+    again = released_counts(ask, records(before), rules, state)
     assert canonical(first) == canonical(again)
     now = records([*kept, *joined], first=left)
     names = [f"person {number}" for number in range(left, len(before))]
     names += [f"new {number}" for number in range(len(now.names) - len(names))]
     now = Records(**{**vars(now), "names": tuple(names)})
-    second = answer(ask, now, rules, state)
+    second = released_counts(ask, now, rules, state)
     changed = min(left, len(before)) + len(joined)
     if first["people"] is not None and 0 < changed < floor:
         assert canonical(second) == canonical(first)
@@ -208,8 +208,8 @@ def test_asks_choose_among_what_is_told_and_no_more():
 
     people = [("abcd"[n % 4], "FM"[n % 2], n % 99, 1) for n in range(200)]
     state, rules = {}, Rules(10, COLUMNS)
-    both = answer(Ask("one", columns=COLUMNS), records(people), rules, state)
-    none = answer(Ask("two"), records(people), rules, state)
+    both = released_counts(Ask("one", columns=COLUMNS), records(people), rules, state)
+    none = released_counts(Ask("two"), records(people), rules, state)
     assert none["tables"].items() <= both["tables"].items()
     assert {name for name in both["tables"] if name not in none["tables"]} == {
         "missing/age", "missing/sex", "numbers/age", "words/sex",
@@ -243,7 +243,7 @@ def test_a_damaged_memory_is_no_fresh_start(tmp_path):
     assert memory.read_memory(path) == {}
     state: dict = {}
     people = [("abcd"[n % 4], "FM"[n % 2], n % 99, 1) for n in range(60)]
-    answer(Ask("one"), records(people), Rules(5), state)
+    released_counts(Ask("one"), records(people), Rules(5), state)
     memory.write_memory(path, state)
     assert canonical(memory.read_memory(path)) == canonical(state)
     assert "person" not in path.read_text()  # people are known there by keyed hashes

@@ -12,7 +12,7 @@ from fedfrozen_app.census.answers import MOST_CELLS, problem_beside, read_answer
 from fedfrozen_app.census.ask import Ask
 from fedfrozen_app.census.merge import merge
 from fedfrozen_app.census.records import records_of
-from fedfrozen_app.census.site import Rules, answer
+from fedfrozen_app.census.site import Rules, released_counts
 from fedfrozen_app.report.census_page import page
 from tests.census.planted import pictures, texts
 
@@ -20,7 +20,7 @@ ASK = Ask("test", floor=3)
 
 
 def told(rows, task="image", **more):
-    return answer(Ask("test", floor=3, **more), records_of(rows, task, None, ()), Rules(3), {})
+    return released_counts(Ask("test", floor=3, **more), records_of(rows, task, None, ()), Rules(3), {})
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from fedfrozen_app.__main__ import run
 from fedfrozen_app.commands import VERBS as PLACES
-from fedfrozen_app.commands.help_page import answer, help_page
+from fedfrozen_app.commands.help_page import help_page, requested_text
 from fedfrozen_app.commands.training import what_was_brought
 from fedfrozen_app.config import built_in, check_keys, compose_config
 from fedfrozen_app.core import conf_files, registry
@@ -66,9 +66,9 @@ def test_a_verb_has_help_with_examples_of_its_own(verb, capsys):
 
 
 def test_a_folder_named_like_a_flag_is_no_question():
-    assert answer(["export", "run"]) is None
-    assert answer(["strategy=fedavg"]) is None
-    assert answer(["-h"]) == help_page()
+    assert requested_text(["export", "run"]) is None
+    assert requested_text(["strategy=fedavg"]) is None
+    assert requested_text(["-h"]) == help_page()
 
 
 def test_versions_are_ours(capsys):

@@ -8,7 +8,7 @@ import pytest
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.commands import combinations
-from fedfrozen_app.commands.combinations import WORKS, answer, columns
+from fedfrozen_app.commands.combinations import WORKS, columns, combination
 from fedfrozen_app.commands.methods import in_words
 from fedfrozen_app.core import registry
 from fedfrozen_app.core.errors import UserError
@@ -118,7 +118,7 @@ PROMPTS = ("pfeddc", "fedpgp", "fedotp", "pfedmoap")  # of a model with two towe
 @pytest.mark.parametrize("name", list(registry.BUILT_IN["strategies"]))
 def test_what_is_said_to_work_works_and_the_rest_is_refused(train, known, caplog, name, column):
     """Two tiny rounds each. Four clients: as many as krum needs, and one more."""
-    said = answer(name, column, known)
+    said = combination(name, column, known)
     small = [*ROWS, "num_clients=4", "num_rounds=2", "eval_every=2"]
     if name not in PROMPTS:
         layers = SIZES.get(name, 2)

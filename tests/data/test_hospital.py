@@ -12,7 +12,7 @@ import pytest
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.census.ask import Ask
 from fedfrozen_app.census.record_source import records_of_folder
-from fedfrozen_app.census.site import Rules, answer
+from fedfrozen_app.census.site import Rules, released_counts
 from fedfrozen_app.config import DatasetConfig
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.sources import DatasetSpec, load
@@ -157,7 +157,7 @@ def cdm(tmp_path):
 def test_the_census_of_a_database_is_what_pandas_counts(cdm):
     columns = {"age": (0.0, 18.0, 40.0, 65.0, 100.0), "sex": ("FEMALE", "MALE")}
     dataset = DatasetConfig(name="cdm", kind="omop", path=str(cdm), query=QUERY)
-    told = answer(Ask("test", columns=columns), records_of_folder(dataset), Rules(1, columns), {})
+    told = released_counts(Ask("test", columns=columns), records_of_folder(dataset), Rules(1, columns), {})
     with sqlite3.connect(cdm) as connection:
         frame = pandas.read_sql(QUERY, connection)
     assert (told["rows"], told["people"]) == (len(frame), frame["person_id"].nunique())

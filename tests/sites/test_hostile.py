@@ -363,7 +363,7 @@ def test_an_order_under_another_run_s_name_is_held_against_that_run(sites):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda request: request | {"code": "x"}, "other keys than an order"),
+        (lambda request: request | {"code": "x"}, "other keys than a request"),
         (lambda request: request | {"trained": "abc"}, "trained is no list of names"),
         (lambda request: request | {"shared": [1]}, "shared is no list of names"),
         (lambda request: request | {"base": []}, "base does not say digests"),
@@ -448,7 +448,7 @@ def test_no_algorithm_sends_what_the_order_does_not_share(sites, strategy):
         (
             "fedper",
             {"base": lambda base: {**base, "classifier.weight": "0" * 64}},
-            "says what classifier.weight is to be, which the site trains for itself",
+            "sets classifier.weight, which the site trains itself",
         ),
     ],
 )

@@ -293,4 +293,4 @@ def test_a_site_refuses_an_order_that_sets_its_gate(sites):
     with pytest.raises(RunFailed):
         sites.train("num_rounds=1", "personal=false", make_grid=Sets)
     said = read_audit(sites.kit("north").audit)[-1]["reason"]
-    assert said.endswith(f"says what {GATE[0]} is to be, which the site trains for itself")
+    assert said.endswith(f"sets {GATE[0]}, which the site trains itself")

@@ -162,7 +162,7 @@ def _value(thing: Any, seen: set[int]) -> Tokens:
 
 
 def _instance(thing: Any, seen: set[int]) -> Tokens:
-    """Of one's own class: its attributes; of others what they say of themselves, but for an address."""
+    """The attributes of a user-defined class; for other classes the repr without its address."""
     yield f"a {type(thing).__module__}.{type(thing).__qualname__}"
     if is_own(type(thing).__module__) and id(thing) not in seen:
         seen.add(id(thing))

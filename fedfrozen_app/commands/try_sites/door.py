@@ -1,7 +1,7 @@
 """In place of nginx where it is not installed: TLS on 127.0.0.1, for a trial on one machine alone.
 
 As nginx does, it asks for a certificate of the federation's authority that the server has admitted. It reads
-no requests: it does not keep sites from the operators' part, and limits nobody.
+no requests: it does not keep sites from the operators' part, and has no rate limit.
 """
 
 import asyncio

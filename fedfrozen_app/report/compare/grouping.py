@@ -18,7 +18,7 @@ Words = dict[str, str]  # what a run's command sets, by key
 
 
 def settings_of(summary: Mapping[str, Any]) -> Settings:
-    """Python objects go by their word (`net`), and by their content apart: `model.content`."""
+    """Python objects appear by name (`net`), and their content separately: `model.content`."""
     found = {key: value for key, value in flatten(summary["config"]).items() if is_setting(key)}
     for one in summary.get("objects") or ():
         section = next((key.partition(".")[0] for key, value in found.items() if value == one["name"]), None)

@@ -75,7 +75,7 @@ def flower_environment(home: Path) -> dict[str, str]:
 
 
 def no_proxy_for_loopback() -> dict[str, str]:
-    """Flower uses HTTP on 127.0.0.1 and heeds HTTP_PROXY: a proxy must not get those requests."""
+    """Flower uses HTTP on 127.0.0.1 and honours HTTP_PROXY: a proxy must not get those requests."""
     current = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     hosts = dict.fromkeys([*filter(None, current.split(",")), "127.0.0.1", "localhost"])
     return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(hosts))

@@ -17,7 +17,7 @@ BEGINS = 60.0  # seconds in which Flower starts the process
 
 
 class ServerAppLost(RunFailed):
-    """The run's process ended without a word."""
+    """The run's process ended without reporting a result."""
 
 
 class ServerAppWatch:
