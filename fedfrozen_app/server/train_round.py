@@ -21,6 +21,7 @@ from fedfrozen_app.server.record import RoundClock, RoundRecord
 from fedfrozen_app.server.round_trip import RoundTrip
 from fedfrozen_app.server.seams import StrategySeams
 from fedfrozen_app.server.server_state import add_to, follow
+from fedfrozen_app.server.step_errors import checked_step
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +140,7 @@ class TrainRound:
         """The next values of all names that the round changes."""
         model = self.strategy.model
         # Without replies no step is taken: an optimiser would continue by its momentum.
-        stepped = self.strategy.step(update) if update.replies else {}
+        stepped = checked_step(self.strategy, update) if update.replies else {}
         return {name: value.to(model[name]) for name, value in stepped.items()}  # device and dtype
 
     def _close(self, update: Update) -> Row:
