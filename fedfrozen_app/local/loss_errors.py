@@ -28,7 +28,13 @@ BRANCH_MESSAGES = ("data-dependent control flow", ".item() on a Tensor", "output
 def checked_loss(method: Algorithm, parameters: Parameters, batch: Batch, task: Task, start: Start) -> Tensor:
     """The algorithm's loss, or a `UserError` that says what it must not do."""
     with loss_errors(method):
-        return method.loss(parameters, batch, task, start)
+        loss = method.loss(parameters, batch, task, start)
+    if loss.ndim:
+        raise UserError(
+            f"Algorithm {type(method).__name__}: loss() must return a scalar, and returns a tensor of shape "
+            f"{tuple(loss.shape)}: take its mean or sum."
+        )
+    return loss
 
 
 def checked_losses(

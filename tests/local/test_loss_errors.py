@@ -44,6 +44,11 @@ class Item(Algorithm):
         return loss * max(loss.item(), 1.0)
 
 
+class Vector(Algorithm):
+    def loss(self, parameters, batch, task, start):
+        return task.logits(parameters, batch).mean(dim=0)
+
+
 @pytest.fixture
 def run_with(monkeypatch, tmp_path, capfd):
     """Run the command with this algorithm: its exit code and what it prints to stderr."""
@@ -77,6 +82,13 @@ def test_a_tensor_branch_is_one_sentence_under_the_cohort_runner(run_with, algor
     assert code == 2 and "Traceback" not in printed
     sentence = "Do not branch on a tensor's value inside loss(), nor call .item(): use torch.where,"
     assert f"Algorithm {algorithm.__name__}: {sentence}" in " ".join(printed.split())
+
+
+@pytest.mark.parametrize("runner", ["sequential", "cohort"])
+def test_a_loss_that_is_no_scalar_is_one_sentence(run_with, runner):
+    code, printed = run_with(Vector, f"runtime.runner={runner}")
+    assert code == 2 and "Traceback" not in printed
+    assert "Algorithm Vector: loss() must return a scalar" in " ".join(printed.split())
 
 
 def test_a_tensor_branch_trains_under_the_sequential_runner(run_with):
