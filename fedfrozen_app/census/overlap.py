@@ -40,7 +40,7 @@ def problem_of_overlap(
 
 
 def _updated(before: Memory, now: Memory, other: Memory) -> Iterator[tuple[str, Any, Any]]:
-    """What leaves for the first time, or anew, and was released of the other view, too."""
+    """What leaves for the first time or has changed, and was released for the other view as well."""
     for part in ("tables", "moments"):
         for name, found in now.get(part, {}).items():
             theirs = other.get(part, {}).get(name)

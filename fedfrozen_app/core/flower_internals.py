@@ -173,7 +173,7 @@ INTERNALS = _table(
     (
         "supercore.corestate",
         "sql_corestate",
-        "The SuperLink starts a run's process anew if it gives no heartbeat within 30 s: ours waits longer.",
+        "The SuperLink starts a run's process again if it gives no heartbeat within 30 s: ours waits longer.",
     ),
     # A site's SuperNode, on a socket instead of a port
     ("supernode.main", "create_supernode_app=create_app", "flower-supernode knows TCP ports only."),
