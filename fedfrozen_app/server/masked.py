@@ -22,10 +22,10 @@ from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.secure import secagg_messages
 from fedfrozen_app.secure.certified import Shown
 from fedfrozen_app.secure.layout import SumLayout, Sums, added, decode, error_bound
-from fedfrozen_app.secure.roster import Entry, repeated_keys
+from fedfrozen_app.secure.roster import Entry, Roster, repeated_keys
 from fedfrozen_app.secure.round_keys import Trust
 from fedfrozen_app.secure.sum_up import Collector, TooFew
-from fedfrozen_app.secure.vector import unpacked
+from fedfrozen_app.secure.vector import Vector, unpacked
 from fedfrozen_app.secure.work import MASKED, layout_of, noised, rules_of, survivors_of, terms_of
 from fedfrozen_app.server.connection import Connection
 from fedfrozen_app.server.masking_exchange import exchange_texts
@@ -101,14 +101,7 @@ class Cohort:
         session, collector = self.request.masking.session, self._collector
         self._ask([client for client, _ in self.members], secagg_messages.ask_keys(collector.terms))
         yield
-        entries: dict[str, Entry] = {}
-        for client, text in self.answers:
-            about = {"name": client, "terms": collector.terms, "trust": self.trust}
-            self._take(client, text, partial(secagg_messages.read_entry, **about), entries)
-        for entry in repeated_keys(entries.values()):
-            self.failures[entry.name] = "sent a key that another sent, or one key twice"
-            del entries[entry.name]
-        roster = collector.take_keys(entries)
+        roster = collector.take_keys(self._entries())
         self.roster = len(roster.entries)
         self._ask(roster.names, secagg_messages.ask_shares(roster))
         yield
@@ -134,10 +127,7 @@ class Cohort:
         self.on_survivors(survivors)
         self._ask(survivors, secagg_messages.ask_confirmation(session, survivors))
         yield
-        signatures: dict[str, bytes] = {}
-        for client, text in self.answers:
-            about = {"name": client, "roster": roster, "survivors": survivors, "trust": self.trust}
-            self._take(client, text, partial(secagg_messages.read_signature, **about), signatures)
+        signatures = self._signatures(roster, survivors)
         collector.take_confirmations(len(signatures))
         self._ask(signatures, secagg_messages.ask_unmasking(session, signatures))
         yield
@@ -152,9 +142,37 @@ class Cohort:
             self.failures |= collector.false
         self._log_late(failed)
         self.failures = failed
+        self._decode(total, len(survivors))
+
+    def _entries(self) -> dict[str, Entry]:
+        """The keys that clients have sent and others will accept."""
+        terms, entries = self._collector.terms, dict[str, Entry]()
+        for client, text in self.answers:
+            read = partial(secagg_messages.read_entry, name=client, terms=terms, trust=self.trust)
+            self._take(client, text, read, entries)
+        for entry in repeated_keys(entries.values()):
+            self.failures[entry.name] = "sent a key that another sent, or one key twice"
+            del entries[entry.name]
+        return entries
+
+    def _signatures(self, roster: Roster, survivors: Sequence[str]) -> dict[str, bytes]:
+        """Those under this list of survivors."""
+        found: dict[str, bytes] = {}
+        for client, text in self.answers:
+            signed = partial(
+                secagg_messages.read_signature,
+                name=client,
+                roster=roster,
+                survivors=survivors,
+                trust=self.trust,
+            )
+            self._take(client, text, signed, found)
+        return found
+
+    def _decode(self, total: Vector, replies: int) -> None:
         rules = rules_of(self.request, self.roster)
         sums = decode(self.layout, rules, total)
-        if sums.replies != len(survivors):
+        if sums.replies != replies:
             raise TooFew("the unmasked numbers are no sum of updates: some client sent something else")
         self.sums = sums
         self.slack = {

@@ -322,7 +322,7 @@ class Watched:
             assert decision is not None and decision.approved, "nobody has approved it"
 
     def _check_paid(self, proposal: Proposal, request: TrainRequest) -> None:
-        runs = json.loads((self.kit.var / "state" / "budget.json").read_text())["runs"]
+        runs = self._charged()
         entry = runs.get(proposal.run.id, {})
         assert entry.get("proposal") == proposal.hash, "charged for another proposal, or not at all"
         assert entry["epsilon"] == proposal.epsilon, "charged something else"
@@ -375,10 +375,14 @@ class Watched:
                 assert not any(one in content for one in bare), f"{path.name} holds an update without noise"
         self._check_stored()
 
+    def _charged(self) -> dict:
+        """By run, as the site's record has it."""
+        path = self.kit.var / "state" / "budget.json"
+        return json.loads(path.read_text())["runs"] if path.exists() else {}
+
     def _check_stored(self) -> None:
         """What is stored may be sent from then on: its round is charged, for its own proposal."""
-        path = self.kit.var / "state" / "budget.json"
-        runs = json.loads(path.read_text())["runs"] if path.exists() else {}
+        runs = self._charged()
         for own in self.recorded.values():
             proposal = own.proposal
             kept = RunStore(self.kit.var / "state" / proposal.run.id, keep=1)

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+from fedfrozen_app.files.seal import unsealed
 from fedfrozen_app.secure import client, work
 from fedfrozen_app.sites import handle_train
 from fedfrozen_app.sites.request_states import FINAL, State
@@ -70,9 +71,9 @@ def of_any_proposal(patch):
     reply_to = RunStore.reply_to
 
     def found(self, proposal, server_round, request):
-        for folder in sorted(self.folder.glob("*/proposal.json")):
-            if (reply := reply_to(self, folder.parent.name, server_round, request)) is not None:
-                return reply
+        for path in sorted(self.folder.glob(f"*/{server_round}/*.json")):
+            if (reply := reply_to(self, path.stem, server_round, unsealed(path)["order"])) is not None:
+                return dataclasses.replace(reply, request=request)
         return None
 
     patch.setattr(RunStore, "reply_to", found)
