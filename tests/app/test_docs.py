@@ -212,6 +212,20 @@ def test_links_and_named_files_exist(page):
         assert new or (ROOT / path).exists(), path
 
 
+GENERATED = ("configuration.md", "commands.md", "python-api.md", "combinations.md")
+
+
+def test_no_page_that_is_written_by_hand_is_long():
+    """People finish a page of 1,500 words; what is longer is generated, or two pages."""
+    words = {
+        page.name: len(page.read_text().split())
+        for page in PAGES
+        if page.name not in GENERATED and "appendix" not in page.parts
+    }
+    assert {name: count for name, count in words.items() if count > 1500} == {}
+    assert len(words) > 40 and sum(words.values()) < 42_000
+
+
 def test_pictures_are_small():
     assert all(picture.stat().st_size < 200_000 for picture in (ROOT / "docs").glob("*.png"))
 
