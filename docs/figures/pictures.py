@@ -81,6 +81,7 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
         {
             "server": "membership, round, aggregation",
             "local": "worker, step, both runners",
+            "study": "survival studies over sites",
             "census": "counts and fairness",
             "secure": "masks: the server learns sums",
             "privacy": "clipping, noise, accounting",
@@ -103,6 +104,7 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
             "files": "the run folder",
             "config": "schema, composition",
             "vmap": "GPU kernels, rewrites",
+            "survival": "curves, tests, Cox, scores",
             "core": "errors, seeds, digests, registry, verb table, logs",
         },
     ),

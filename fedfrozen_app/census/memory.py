@@ -17,14 +17,13 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedfrozen_app.census import floors
 from fedfrozen_app.census.cells import Moments, Table
 from fedfrozen_app.census.measure import Measurements
-from fedfrozen_app.census.records import Records
 from fedfrozen_app.core.errors import DAMAGED, UserError
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.files.seal import sealed, unsealed
@@ -34,8 +33,11 @@ HIDDEN = "\0hidden"  # no class has such a name
 Members = dict[str, dict[str, float]]  # person: cell: weight
 
 
-def release(measured: Measurements, records: Records, floor: int, before: dict[str, Any]) -> dict[str, Any]:
+def release(
+    measured: Measurements, people: Sequence[str], floor: int, before: dict[str, Any]
+) -> dict[str, Any]:
     """What leaves of every table and mean, and what must be remembered of it: `before` with the next state.
+    `people` are their names, which stay here.
 
     `before` is changed: {"key", "floor", "tables", "moments"}.
     """
@@ -44,7 +46,7 @@ def release(measured: Measurements, records: Records, floor: int, before: dict[s
         floor = max(floor, int(before["floor"]))
     before["floor"] = floor
     key = before.setdefault("key", secrets.token_hex(32))
-    names = [who(name, key) for name in records.names]
+    names = [who(name, key) for name in people]
     tables, means = before.setdefault("tables", {}), before.setdefault("moments", {})
     digests_now = digests(measured, names)
     if "everybody" not in before or changed_people(before["everybody"], digests_now) >= floor:

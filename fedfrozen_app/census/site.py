@@ -57,7 +57,7 @@ def released_counts(
     elif measured.people < rules.floor and "tables" not in memory:
         return found | {"people": None, "rows": None, "tables": {}, "moments": {}}
     else:
-        found |= release(measured, records, rules.floor, memory)
+        found |= release(measured, records.names, rules.floor, memory)
     total = found["tables"]["total"]
     found["people"] = None if total is None else total["people"]["all"]
     found["rows"] = None if total is None else total["rows"]["all"]

@@ -33,6 +33,7 @@ VERBS = {
     "try-sites": "fedfrozen_app.commands.try_sites.command:try_sites",
     "provision": "fedfrozen_app.sites.provision:provision",
     "census": "fedfrozen_app.commands.census:census",
+    "survival": "fedfrozen_app.commands.survival:survival",
     "audit": "fedfrozen_app.audit.command:audit",
     "personal": "fedfrozen_app.report.personal:compare",
     "fairness": "fedfrozen_app.commands.served:fairness",

@@ -63,6 +63,46 @@ CHECK_VERBS: dict[str, Verb] = {
         "Nothing is trained. Each site counts its own rows and reports what its policy allows; cells of few "
         "people are hidden, and others with them, so that no one can derive them.",
     ),
+    "survival": Verb(
+        "Survival curves, log-rank test and Cox regression from the sites' sums: survival.html.",
+        (
+            word(
+                "words",
+                metavar="FILE|KEY=VALUE",
+                nargs="*",
+                help="a table whose sites are simulated; settings",
+            ),
+            word("--time", required=True, metavar="COLUMN", help="how long each person was followed"),
+            word(
+                "--event", required=True, metavar="COLUMN", help="1 where the event ended that, 0 where not"
+            ),
+            word("--group", metavar="COLUMN[=A,B]", help="curves by its values, and the log-rank test"),
+            word("--covariates", default="", metavar="A,B", help="columns of numbers, for a Cox regression"),
+            word("--site", metavar="COLUMN", help="of FILE: whose site a row is of"),
+            word(
+                "--every", type=float, metavar="STEP", help="count between edges so far apart; needs --until"
+            ),
+            word(
+                "--until", type=float, metavar="TIME", help="the last edge: longer times are censored there"
+            ),
+            word("--edges", metavar="FILE", help="a file with the edges, in place of --every"),
+            word("--ties", default="efron", choices=("efron", "breslow"), help="Cox: events at one time"),
+            word("--by-site", action="store_true", help="Cox: each site has its own baseline (stratified)"),
+            word("--epsilon", type=float, help="noise on every count; curves alone, between edges"),
+            word(
+                "--floor",
+                type=int,
+                default=10,
+                help="smallest number of people in a count; sites have their own",
+            ),
+        ),
+        (
+            "fedfrozen survival patients.csv --time days --event died --group arm --site hospital",
+            "fedfrozen survival patients.csv --time days --event died --covariates age --every 9 --until 90",
+        ),
+        "Nothing is trained and no row leaves a site. Without edges the times are exact, which a "
+        "real site's policy must allow.",
+    ),
     "audit": Verb(
         "Attack a finished run: who was in it, and whether its epsilon holds. Exits 1 if one does not.",
         (

@@ -7,7 +7,7 @@
 //                "series": [{"name", "colour", "stroke", "points": [[x, value or null], ...],
 //                            "band": [[x, low, high], ...] or absent}]
 //   path         the same, where every series has its own x: hover picks the nearest point;
-//                "steps" where it is a histogram, which is not zoomed into
+//                "steps" where it is a histogram or a step curve, which is not zoomed into
 //   dots         "series": [{"name", "colour", "mean", "low", "high", "values": [[name, value], ...]}]
 //   map          "rounds", "views": [{"name", "unit", "low", "high", "labels", "values": a list a label}]
 
@@ -146,7 +146,7 @@ function drawValues(svg, chart, shown, width) {
     }
     addColoured(svg, "path", {class: ("line " + shown[i].stroke).trim(), d: path}, shown[i]);
     const many = chart.x.whole ? chart.x.to - chart.x.from : points.length;
-    const radius = many <= 62 ? 2.6 : 1;
+    const radius = many <= 62 && !chart.steps ? 2.6 : 1;
     for (const [place, , value] of points.filter((point) => point[2] !== null)) {
       addColoured(svg, "circle", {class: "dot", cx: x(place), cy: y(value), r: radius}, shown[i]);
     }

@@ -1,0 +1,72 @@
+"""A study in one process: the rows of a table, dealt to their sites, each of which answers as a real one
+does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.data.sources.delimited import delimited_frame
+from fedfrozen_app.exchange.strict import canonical
+from fedfrozen_app.study.answer_study import SiteRows, answer, rules_of_simulation
+from fedfrozen_app.study.conduct import Asked, AskSites
+from fedfrozen_app.study.site_sums import read_answer
+from fedfrozen_app.study.study_ask import Step, StudyAsk, read_step
+
+ONE = "all rows"
+
+
+def read_table(path: Path) -> dict[str, list[Any]]:
+    """The columns of a CSV or TSV file, as text."""
+    if not path.is_file():
+        raise UserError(f"There is no file {path}: give a CSV file with a row a person.")
+    return delimited_frame(path).cells
+
+
+def deal(cells: Mapping[str, list[Any]], site: str | None) -> dict[str, SiteRows]:
+    """The rows of each site, by the values of the column `site`; without one, all are of one."""
+    count = len(next(iter(cells.values()), ()))
+    names = [str(row) for row in range(count)]
+    if site is None:
+        return {ONE: SiteRows(cells, names)}
+    if site not in cells:
+        raise UserError(f"--site {site}: there is no such column: the rows have {', '.join(cells)}.")
+    held = np.array([str(value).strip() for value in cells[site]])
+    if empty := int((held == "").sum()):
+        raise UserError(
+            f"--site {site}: {empty} of {count} rows do not say their site: fill them in, or leave them out."
+        )
+    found = {}
+    for name in np.unique(held).tolist():
+        index = np.flatnonzero(held == name).tolist()
+        part = {column: [values[row] for row in index] for column, values in cells.items()}
+        found[name] = SiteRows(part, [names[row] for row in index])
+    return found
+
+
+def levels_of(cells: Mapping[str, list[Any]], group: str) -> tuple[str, ...]:
+    """All that a table says there; a real study names its groups."""
+    if group not in cells:
+        raise UserError(f"--group {group}: there is no such column: the rows have {', '.join(cells)}.")
+    return tuple(sorted({text for value in cells[group] if (text := str(value).strip())}))
+
+
+def in_process(ask: StudyAsk, sites: Mapping[str, SiteRows]) -> AskSites:
+    """Every step travels as text, in both directions. A value that does not fit the study ends it: the rows
+    are here, and can be mended."""
+    rules = rules_of_simulation(ask)
+    memories: dict[str, dict[str, Any]] = {name: {} for name in sites}
+
+    def ask_sites(step: Step) -> Asked:
+        read = read_step(step.text, ask)
+        found = {
+            name: read_answer(canonical(answer(ask, read, rows, rules, memories[name])), ask, read)
+            for name, rows in sites.items()
+        }
+        return found, {}
+
+    return ask_sites
