@@ -3,7 +3,7 @@
 import logging
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from fedfrozen_app.core.logs import prepare_logging
 from fedfrozen_app.core.own_objects import take_over
 from fedfrozen_app.data.federated import load_corpus, server_only, share_out
 from fedfrozen_app.exchange.proposal import Proposal, propose
+from fedfrozen_app.exchange.strict import Spelled
 from fedfrozen_app.files import checkpoint, disk, lease, status
 from fedfrozen_app.files.folders import authorities_file, check_empty, sites_file
 from fedfrozen_app.files.readers import Damaged, read_object
@@ -32,12 +33,14 @@ from fedfrozen_app.run.federate import explain_disk_errors, federate
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.run.outline import shared_roles
 from fedfrozen_app.run.take_census import take_census
+from fedfrozen_app.run.take_study import take_study
 from fedfrozen_app.secure.certified import Shown
 from fedfrozen_app.server.anchors import AnchorFile
-from fedfrozen_app.server.asking import Asking, Limits
+from fedfrozen_app.server.asking import Asking, Limits, Question, census_question
 from fedfrozen_app.server.connection import Connection
 from fedfrozen_app.server.membership import Invitation, Membership
 from fedfrozen_app.server.transport import Transport
+from fedfrozen_app.study.study_ask import read_study
 
 log = logging.getLogger(__name__)
 app = ServerApp()
@@ -52,7 +55,12 @@ def main(grid: Grid, context: Context) -> None:
     job = job_of(context)
     if asked := str(context.run_config.get("census", "")):
         with explain_disk_errors(job.folder):
-            census(job, grid, context.run_id, asked)
+            ask = read_ask(asked)
+            take_census(asking_of(job, grid, context.run_id)(ask, census_question(ask)), job.folder)
+        return
+    if asked := str(context.run_config.get("survival", "")):
+        with explain_disk_errors(job.folder):
+            take_study(read_study(asked), asking_of(job, grid, context.run_id), job.folder)
         return
     with owned(job, context.run_id), explain_disk_errors(job.folder):
         run(job, grid, context.run_id)
@@ -73,20 +81,24 @@ def run(job: Job, grid: Grid, flower_run: int) -> None:
         raise
 
 
-def census(job: Job, grid: Grid, flower_run: int, asked: str) -> None:
-    """In place of a run: every node is asked what it counts, and nothing is trained."""
+def asking_of(job: Job, grid: Grid, flower_run: int) -> Callable[..., Asking]:
+    """For a census or a study, in place of a run: every node is asked what it counts."""
     runtime = job.config.runtime
-    asking = Asking(
-        grid,
-        read_ask(asked),
-        Limits(
-            runtime.min_nodes or job.config.num_clients or 2, runtime.node_timeout, runtime.approval_timeout
-        ),
-        sites=registered_sites(job.folder),
-        anchors=AnchorFile(job.folder / "anchors.jsonl"),
-        stop_asked=lambda: stop_asked(job.folder, flower_run),
-    )
-    take_census(asking, job.folder)
+    least = runtime.min_nodes or job.config.num_clients or 2
+
+    def make(ask: Spelled, question: Question, only: Collection[int] | None = None) -> Asking:
+        return Asking(
+            grid,
+            ask,
+            question,
+            Limits(least if only is None else len(only), runtime.node_timeout, runtime.approval_timeout),
+            sites=registered_sites(job.folder),
+            anchors=AnchorFile(job.folder / "anchors.jsonl"),
+            stop_asked=lambda: stop_asked(job.folder, flower_run),
+            only=only,
+        )
+
+    return make
 
 
 @contextmanager

@@ -19,9 +19,9 @@ from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.files.kinds import check_is_neither
 from fedfrozen_app.launch import check_writable
 from fedfrozen_app.run.take_census import take_census
-from fedfrozen_app.runtimes.flower.census_runs import census_deployed, census_with_flower
+from fedfrozen_app.runtimes.flower.census_runs import asked_deployed, census_with_flower
 from fedfrozen_app.runtimes.inprocess.grid import InProcessGrid
-from fedfrozen_app.server.asking import Asking, Limits
+from fedfrozen_app.server.asking import Asking, Limits, census_question
 
 
 def census(arguments: list[str]) -> None:
@@ -34,7 +34,7 @@ def census(arguments: list[str]) -> None:
     check_is_neither(folder, "a census")
     check_writable(folder)
     if config.runtime.name == "deployed":
-        found = census_deployed(config, composed.resolved, overrides, ask, folder)
+        found = asked_deployed(config, composed.resolved, overrides, "census", ask.text, folder)
     elif config.runtime.name == "flower":
         found = census_with_flower(config, composed.resolved, overrides, ask, folder)
     else:
@@ -66,7 +66,7 @@ def census_in_process(config: Config, overrides: list[str], ask: Ask, folder: Pa
     words = shlex.join(overrides)
     count = len(simulated(words, config.num_clients)[1])
     grid = InProcessGrid(client_app.app, count, {"overrides": words, "output-dir": str(folder)})
-    return take_census(Asking(grid, ask, Limits(count)), folder)
+    return take_census(Asking(grid, ask, census_question(ask), Limits(count)), folder)
 
 
 def show(found: dict[str, Any], folder: Path) -> None:

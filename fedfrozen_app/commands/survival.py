@@ -1,7 +1,6 @@
 """`fedfrozen survival [FILE]`: survival curves, the log-rank test and Cox regression from the sites' sums."""
 
 import datetime
-import json
 import secrets
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from fedfrozen_app.config import check_keys, compose_run
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.terminal import Console
 from fedfrozen_app.core.verb_table import parse
-from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.files.kinds import check_is_neither
 from fedfrozen_app.launch import check_writable
-from fedfrozen_app.report.survival_page import write_page
+from fedfrozen_app.run.take_study import write_study
+from fedfrozen_app.runtimes.flower.census_runs import asked_deployed
 from fedfrozen_app.study.conduct import conduct
 from fedfrozen_app.study.simulated_study import deal, in_process, levels_of, read_table
 from fedfrozen_app.study.study_ask import StudyAsk, read_study
@@ -27,18 +26,24 @@ from fedfrozen_app.survival.time_edges import edges_every, read_edges
 def survival(arguments: list[str]) -> None:
     given = parse("survival", arguments)
     files = [word for word in given.words if "=" not in word]
-    overrides = [word for word in given.words if "=" in word]
-    if len(files) != 1:
-        raise UserError("Give one FILE, whose sites are simulated by --site.")
-    check_keys(overrides)
-    config = compose_run(overrides).with_absolute_paths().config
+    check_keys([word for word in given.words if "=" in word])
+    composed = compose_run([word for word in given.words if "=" in word]).with_absolute_paths()
+    config = composed.config
+    deployed = config.runtime.name == "deployed"
+    if len(files) != (0 if deployed else 1) or (deployed and given.site):
+        raise UserError("Give one FILE, whose sites are simulated (--site), or runtime=deployed.")
     folder = Path(config.output_dir or default_folder()).expanduser().resolve()
     check_is_neither(folder, "a survival study")
     check_writable(folder)
-    cells = read_table(Path(files[0]).expanduser())
-    sites = deal(cells, given.site)
-    ask = asked(given, config.run_id, cells)
-    found = conduct(ask, in_process(ask, sites))
+    if deployed:
+        ask = asked(given, config.run_id, None)
+        found = asked_deployed(config, composed.resolved, composed.overrides, "survival", ask.text, folder)
+    else:
+        cells = read_table(Path(files[0]).expanduser())
+        sites = deal(cells, given.site)
+        ask = asked(given, config.run_id, cells)
+        found = conduct(ask, in_process(ask, sites))
+        write_study(found, folder)
     finish(found, folder)
 
 
@@ -56,7 +61,7 @@ def asked(given: Any, run_id: str | None, cells: dict[str, list[Any]] | None) ->
     ask = StudyAsk(
         run_id or f"survival-{secrets.token_hex(6)}",
         Columns(given.time, given.event, group or None, levels, tuple(words_of(given.covariates))),
-        None,
+        given.view,
         edges_of(given),
         given.ties,
         "site" if given.by_site else "none",
@@ -88,10 +93,7 @@ def default_folder() -> str:
 
 
 def finish(found: dict[str, Any], folder: Path) -> None:
-    """Write and show; the curves stand where the regression was not possible, which is then an error."""
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / "survival.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
-    write_page(found, folder)
+    """The curves stand where the regression was not possible, which is then an error."""
     show(found)
     print(f"Wrote {folder / 'survival.json'} and {folder / 'survival.html'}")
     if found["problem"]:

@@ -30,6 +30,7 @@ overrides = ""
 server-overrides = ""
 output-dir = ""
 census = ""
+survival = ""
 """
 
 

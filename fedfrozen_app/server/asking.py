@@ -1,11 +1,12 @@
-"""The server's side of a census: ask every node the same, and collect its answer or why there is none."""
+"""The server's side of a census or a study: ask every node, and collect its answer or why it gave none."""
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedfrozen_app.census.answers import problem_beside, read_answer
@@ -14,6 +15,7 @@ from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted, quoted
 from fedfrozen_app.exchange.census_messages import CensusReply, census_message, read_census
 from fedfrozen_app.exchange.hello_messages import REFUSED, WAITING
+from fedfrozen_app.exchange.strict import Spelled
 from fedfrozen_app.server.anchors import AnchorFile
 from fedfrozen_app.server.membership import WAITING_PAUSE
 from fedfrozen_app.server.node_names import problem_of_name
@@ -31,15 +33,34 @@ class Limits:
     approval_timeout: float = 0.0  # and for people at a site to decide
 
 
+@dataclass(frozen=True)
+class Question:
+    """What is asked, and how its answers are read."""
+
+    what: str
+    message: Callable[[int, float], Message]  # to a node, with its time to live
+    read_answer: Callable[[str], Any]  # `ValueError` where it is none
+    problem_beside: Callable[[Any, Mapping[str, Any]], str | None] = lambda found, others: None
+
+
+def census_question(ask: Ask) -> Question:
+    return Question(
+        "census", lambda node, ttl: census_message(node, ask.text, ttl), read_answer, problem_beside
+    )
+
+
 @dataclass
 class Asking:
     grid: Grid
-    ask: Ask
+    ask: Spelled
+    question: Question
     limits: Limits = field(default_factory=Limits)
     sites: Mapping[int, str] = field(default_factory=dict)  # names of nodes, as the server registered them
     anchors: AnchorFile | None = None
     stop_asked: Callable[[], bool] = lambda: False
-    answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    only: Collection[int] | None = None  # ask these nodes alone
+    answers: dict[str, Any] = field(default_factory=dict)
+    nodes: dict[str, int] = field(default_factory=dict)  # those that answered, by name
     refused: dict[str, str] = field(default_factory=dict)
     _open: dict[int, str] = field(default_factory=dict)  # by node: the message that has no answer yet
     _again: dict[int, float] = field(default_factory=dict)  # nodes that wait for approval; when to ask again
@@ -49,7 +70,7 @@ class Asking:
         """Until all connected nodes have answered, or the time is over."""
         began = time.monotonic()
         while True:
-            nodes = list(self.grid.get_node_ids())
+            nodes = [node for node in self.grid.get_node_ids() if self.only is None or node in self.only]
             self._push([node for node in nodes if self._due(node)])
             self._pull()
             waited = time.monotonic() - began
@@ -62,7 +83,7 @@ class Asking:
             if self.stop_asked():
                 raise KeyboardInterrupt
             time.sleep(POLL)
-        for node in set(nodes) | set(self.sites):
+        for node in set(nodes) | set(self.sites if self.only is None else self.only):
             if node not in self._done:
                 self.refused[self._title(node)] = self._why(node, nodes)
         if len(self._done) < self.limits.least and not self.answers:
@@ -80,7 +101,7 @@ class Asking:
     def _push(self, nodes: list[int]) -> None:
         if nodes:
             life = with_grace(self.limits.timeout)
-            sent = self.grid.push_messages([census_message(node, self.ask.text, life) for node in nodes])
+            sent = self.grid.push_messages([self.question.message(node, life) for node in nodes])
             self._open.update(zip(nodes, sent, strict=True))
 
     def _pull(self) -> None:
@@ -101,23 +122,24 @@ class Asking:
         if reply.state == WAITING:
             if node not in self._again:
                 log.info(
-                    "Waiting for a person at the site %s to approve the census: fedfrozen site approve %s",
-                    *(reply.name, self.ask.hash),
+                    "Waiting for a person at the site %s to approve the %s: fedfrozen site approve %s",
+                    *(reply.name, self.question.what, self.ask.hash),
                 )
             self._again[node] = time.monotonic() + WAITING_PAUSE
             return
         self._again.pop(node, None)
         self._done.add(node)
         if reply.state == REFUSED:
-            log.warning("The site %s refused the census; its own log says why.", reply.name)
+            log.warning("The site %s refused the %s; its own log says why.", reply.name, self.question.what)
             self.refused[reply.name] = NO
             return
         if reply.name in self.answers:
             raise ValueError(f"it calls itself {reply.name}, and so does another node")
-        found = read_answer(reply.json)
-        if problem := problem_beside(found, self.answers):
+        found = self.question.read_answer(reply.json)
+        if problem := self.question.problem_beside(found, self.answers):
             raise ValueError(problem)
         self.answers[reply.name] = found
+        self.nodes[reply.name] = node
 
     def _title(self, node: int) -> str:
         return self.sites.get(node, f"node {node}")

@@ -12,6 +12,7 @@ import json
 import os
 import pwd
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.shown_settings import all_values, noise_lines
 from fedfrozen_app.sites.site_budget import SiteBudget
 from fedfrozen_app.sites.store import UPDATES
+from fedfrozen_app.sites.study_lines import described_study, study_line
+from fedfrozen_app.study.study_ask import StudyAsk, read_study
 
 SHORTEST = 4  # characters of a hash; more where several proposals begin with the same ones
 UNKNOWN = "UNKNOWN: the record of spent epsilon is damaged, and the site answers nothing until it is back"
@@ -45,7 +48,7 @@ class Asked:
     """What was put before the people of the site, by its hash; `problem`: why it cannot be read."""
 
     hash: str
-    proposal: Proposal | Ask | None
+    proposal: Proposal | Ask | StudyAsk | None
     problem: str = ""
 
     @property
@@ -54,6 +57,8 @@ class Asked:
             return "what cannot be read"
         if isinstance(self.proposal, Ask):
             return f"the census {self.proposal.id}"
+        if isinstance(self.proposal, StudyAsk):
+            return f"the survival study {self.proposal.id}"
         return f"the run {self.proposal.run.id}"
 
     @property
@@ -64,6 +69,8 @@ class Asked:
             return f"{self.hash}  CANNOT BE READ ({self.problem}): it can only be refused"
         if isinstance(one, Ask):
             return f"{self.hash}  census {one.id}: what data there are; nothing is trained"
+        if isinstance(one, StudyAsk):
+            return study_line(one)
         cost = "no privacy" if one.epsilon is None else f"epsilon {one.epsilon:g}"
         what = f"{one.strategy['name']}, {one.run.num_rounds} rounds, {cost}, {masks_in_short(one)}"
         return f"{self.hash}  run {one.run.id}: {what}"
@@ -89,7 +96,7 @@ class Approvals:
         return (self.folder / f"{proposal_hash}.json").exists()
 
     @patient
-    def ask(self, proposal: Proposal | Ask) -> None:
+    def ask(self, proposal: Proposal | Ask | StudyAsk) -> None:
         """Put it before the people of the site."""
         self.folder.mkdir(parents=True, exist_ok=True)
         replace_file(self.folder / f"{proposal.hash}.json", proposal.text)
@@ -103,7 +110,7 @@ class Approvals:
                 found.append((modified(path), read_asked(path)))
         return [one for _, one in sorted(found, key=lambda pair: (pair[0], pair[1].hash))]
 
-    def proposals(self) -> list[Proposal | Ask]:
+    def proposals(self) -> list[Proposal | Ask | StudyAsk]:
         """Those that can be read."""
         return [one.proposal for one in self.asked() if one.proposal is not None]
 
@@ -146,12 +153,12 @@ def read_asked(path: Path) -> Asked:
     return Asked(path.stem, found)
 
 
-def read_any(text: str) -> Proposal | Ask:
-    """A run or a census, by the keys of the document itself: a run may hold any words in its settings."""
-    try:
-        return read_ask(text)
-    except ValueError:
-        return read_proposal(text)
+def read_any(text: str) -> Proposal | Ask | StudyAsk:
+    """A run, a census or a study, by the keys of the document itself: a run may hold any words."""
+    for read in (read_ask, read_study):
+        with suppress(ValueError):
+            return read(text)
+    return read_proposal(text)
 
 
 def modified(path: Path) -> float:
@@ -313,6 +320,8 @@ def show(words: list[str]) -> None:
         )
     elif isinstance(proposal, Ask):
         print_lines(described_census(proposal, kit, Policy.read(kit.policy)))
+    elif isinstance(proposal, StudyAsk):
+        print_lines(described_study(proposal, kit, Policy.read(kit.policy)))
     else:
         print_lines(described(proposal, kit, Policy.read(kit.policy)))
     if (decision := approvals.decision(asked.hash)) is not None:

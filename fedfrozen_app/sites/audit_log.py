@@ -24,7 +24,7 @@ FIRST = "0" * 64
 COUNTED = (
     *("sent", "again", "lacks", "hello", "pending", "refused", "failed", "declined", "judged"),
     *("chose", "keys"),  # of a masked round
-    "census",
+    *("census", "survival"),
 )
 
 
@@ -37,7 +37,7 @@ class AuditLog:
         self._digests = {FIRST}
         self._times: dict[str, deque[str]] = defaultdict(deque)  # of counted events
         self.spending: dict[str, set[str]] = defaultdict(set)  # private run: rounds that were sent
-        self.charges: dict[str, list[str]] = defaultdict(list)  # census with noise: what it was charged as
+        self.charges: dict[str, list[str]] = defaultdict(list)  # with noise: what it was charged as
         self._answered: dict[tuple[str, str], set[str]] = defaultdict(set)  # run and proposal: requests
         self._confirmed: dict[tuple[str, int], list[str]] = {}  # run and round: the sites in its sum
         self._attempts: Counter[tuple[str, int]] = Counter()  # run and round: masked sessions begun
@@ -68,7 +68,7 @@ class AuditLog:
         if entry["event"] == "confirmed":
             self._confirmed[entry["run"], entry["round"]] = entry["survivors"]
             self.sums.learn(entry)
-        if entry["event"] == "census" and entry.get("epsilon") is not None:
+        if entry["event"] in ("census", "survival") and entry.get("epsilon") is not None:
             self.spending[entry["charged"]].add("1")
             self.charges[entry["proposal"]].append(entry["charged"])
         if entry["event"] == "sent":

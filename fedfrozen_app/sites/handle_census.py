@@ -1,7 +1,7 @@
 """A census: the site counts its rows, of what its policy lets leave."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -75,15 +75,26 @@ def count(site: SiteState, ask: Ask, view: View, rules: Rules, policy: Policy) -
             raise RequestRefused(problem)
         write_memory(place, memory)
         return text, None
+
+    def draw() -> str:
+        return canonical(released_counts(ask, records_of_view(view), rules, {}, tokens_of_site(site)))
+
+    return answer_once(site, policy, Price(ask.epsilon, 0.0, view.unit, ask.hash), place, draw)
+
+
+def answer_once(
+    site: SiteState, policy: Policy, price: Price, place: Path, draw: Callable[[], str], kind: str = "census"
+) -> tuple[str, str]:
+    """An answer with noise: drawn and charged once for each ask, and remembered."""
+    memory = read_memory(place)
     kept = memory.setdefault("noised", {})
-    if charges := charges_for(site, ask):
+    if charges := charges_for(site, price.proposal):
         return answer_again(kept, charges, place)
-    charged = f"census-{ask.hash[:32]}"
-    price = Price(ask.epsilon, 0.0, view.unit, ask.hash)
+    charged = f"{kind}-{price.proposal[:32]}"
     if problem := site.budget.problem(charged, price, policy.max_epsilon, policy.max_delta):
         raise RequestRefused(problem)
-    kept[charged] = canonical(released_counts(ask, records_of_view(view), rules, {}, tokens_of_site(site)))
-    site.budget.charge(charged, price, 1, ask.hash, site.audit.head)
+    kept[charged] = draw()
+    site.budget.charge(charged, price, 1, price.proposal, site.audit.head)
     write_memory(place, memory)
     return kept[charged], charged
 
@@ -93,13 +104,13 @@ def other_memories(place: Path) -> dict[str, dict[str, Any]]:
     return {path.stem: read_memory(path) for path in sorted(place.parent.glob("*.json")) if path != place}
 
 
-def charges_for(site: SiteState, ask: Ask) -> list[str]:
-    """The names under which this ask was charged before, oldest first. Nothing here looks at rows: if changed
-    rows led to a new draw, a changed answer would show that they changed, whatever epsilon says.
+def charges_for(site: SiteState, ask: str) -> list[str]:
+    """The names under which the ask of this hash was charged before, oldest first. Nothing here reads rows:
+    if changed rows led to a new draw, a changed answer would show that they changed, whatever epsilon says.
 
     An earlier version charged an ask again when rows had changed, under names of its own.
     """
-    return list(dict.fromkeys([*site.budget.runs_of(ask.hash), *site.audit.charges.get(ask.hash, ())]))
+    return list(dict.fromkeys([*site.budget.runs_of(ask), *site.audit.charges.get(ask, ())]))
 
 
 def answer_again(kept: Mapping[str, str], charges: list[str], place: Path) -> tuple[str, str]:
@@ -109,7 +120,7 @@ def answer_again(kept: Mapping[str, str], charges: list[str], place: Path) -> tu
         if charged in kept:
             return kept[charged], charged
     raise RequestRefused(
-        f"this census was charged as {charges[-1]}, and {place} does not hold its answer: bring the file "
+        f"this was charged as {charges[-1]}, and {place} does not hold its answer: bring the file "
         "back from a backup, or let the server ask under another run_id, which is charged again"
     )
 

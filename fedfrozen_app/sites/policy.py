@@ -19,10 +19,16 @@ from fedfrozen_app.secure.roster import NEIGHBOURS
 from fedfrozen_app.sites.kit import read_yaml
 from fedfrozen_app.sites.shown_settings import is_noise_in_sum
 from fedfrozen_app.sites.views import View
+from fedfrozen_app.study.answer_study import MODES
+from fedfrozen_app.study.answer_study import Rules as StudyRules
+from fedfrozen_app.study.answer_study import problem as problem_of_study
+from fedfrozen_app.study.study_ask import StudyAsk
+from fedfrozen_app.survival.time_edges import check_edges
 
 WHOLE = (
     *("min_examples", "min_people", "min_cohort", "min_neighbours", "max_tokens", "rounds_per_day"),
     *("hellos_per_day", "judgements_per_day", "refusals_per_day", "censuses_per_day", "census_floor"),
+    "survival_answers_per_day",
 )
 NUMBERS = (*WHOLE, "max_epsilon", "max_delta", "min_threshold")
 FLAGS = ("privacy_required", "noise_in_sum", "downloads", "metrics", "census_matches")
@@ -65,6 +71,13 @@ class Policy:
     census_columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # with their edges, or words
     census_matches: bool = False  # whether hashes of rows leave, under the key that the sites have agreed on
     censuses_per_day: int = 20
+    survival: str = "none"  # what a survival study gets: nothing, counts between edges, or exact times
+    survival_columns: tuple[str, ...] = ()  # that it may name; rows that lack one of them take no part
+    survival_edges: tuple[float, ...] = ()  # between which the time is counted
+    survival_groups: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # columns to compare, with levels
+    survival_answers_per_day: int = 60  # of all studies: a Cox regression takes one for each step
     subgroups: tuple[str, ...] = ()  # columns by which a model is evaluated separately
 
     @classmethod
@@ -177,6 +190,26 @@ class Policy:
             return f"the view {view.name} says whose documents its rows are, and not whose they are"
         return None
 
+    def problem_of_study(self, ask: StudyAsk, view: View, bundle: str) -> str | None:
+        """Why the site gives nothing to a survival study; None if it may, or if a person may decide."""
+        if problem := self._problem_of_bundle(bundle) or self._problem_of_download(view):
+            return problem
+        if problem := problem_of_study(ask, self.study_rules()):
+            return problem
+        if ask.epsilon is None and self.privacy_required:
+            return "it gives counts with noise only, and this study has none (--epsilon)"
+        if ask.epsilon is not None and ask.epsilon > self.max_epsilon:
+            return f"the study asks for epsilon {ask.epsilon:g}, and it gives {self.max_epsilon:g} in all"
+        if view.unit == "document":
+            return f"the view {view.name} says whose documents its rows are, and not whose they are"
+        return None
+
+    def study_rules(self) -> StudyRules:
+        """What may leave in a survival study."""
+        return StudyRules(
+            self.survival, self.census_floor, self.survival_edges, self.survival_groups, self.survival_columns
+        )
+
     @property
     def sends_metrics(self) -> bool:
         """Whether losses and accuracies leave the site."""
@@ -193,7 +226,7 @@ class Policy:
 
 
 def _checked(key: str, value: Any, path: Path) -> Any:
-    if key in ("strategies", "upload_roles", "bundles", "subgroups"):
+    if key in ("strategies", "upload_roles", "bundles", "subgroups", "survival_columns"):
         if key == "bundles" and value == "any":
             return value
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
@@ -219,11 +252,37 @@ def _checked(key: str, value: Any, path: Path) -> Any:
         raise UserError(f"{path}: census_floor must be {LEAST_FLOOR} or more.")
     if key == "census_columns":
         return _columns(value, path)
+    if key == "survival" and value not in MODES:
+        raise UserError(f"{path}: survival must be {', '.join(MODES)}.")
+    if key == "survival_edges":
+        return _edges(value, path)
+    if key == "survival_groups":
+        return _survival_groups(value, path)
     if key == "tokenizers" and value not in TOKENIZERS:
         raise UserError(f"{path}: tokenizers must be any or own.")
     if key == "approval" and value not in APPROVAL:
         raise UserError(f"{path}: approval must be policy or ask.")
     return value
+
+
+def _edges(value: Any, path: Path) -> tuple[float, ...]:
+    if value == []:
+        return ()
+    try:
+        return check_edges(value)
+    except (UserError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: survival_edges must increase, as [0, 90, 180]: {error}") from error
+
+
+def _survival_groups(value: Any, path: Path) -> dict[str, tuple[str, ...]]:
+    """YAML reads levels such as 0 and 1 as numbers."""
+    sound = isinstance(value, dict) and all(
+        isinstance(name, str) and isinstance(levels, list) and len(set(map(str, levels))) >= 2
+        for name, levels in value.items()
+    )
+    if not sound:
+        raise UserError(f"{path}: survival_groups must say two levels or more by column: {{arm: [A, B]}}.")
+    return {name: tuple(map(str, levels)) for name, levels in value.items()}
 
 
 def _columns(value: Any, path: Path) -> dict[str, tuple[Any, ...]]:

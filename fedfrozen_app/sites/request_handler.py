@@ -2,6 +2,7 @@
 
     query          hello: read a proposal, check it, ask a person if the policy wants one   handle_hello
     query.census   count rows                                                               handle_census
+    query.survival what a survival study adds up                                            handle_study
     query.masking  keys, shares and unmasking of a masked round                             handle_masking
     train          train, evaluate or choose layers under an accepted proposal              handle_train
     query.alive    nothing is read or written                                               here
@@ -21,9 +22,11 @@ from fedfrozen_app.exchange.census_messages import CENSUS
 from fedfrozen_app.exchange.hello_messages import ALIVE, REFUSED, alive_reply
 from fedfrozen_app.exchange.masking_messages import MASKING
 from fedfrozen_app.exchange.messages import Reply, train_reply
+from fedfrozen_app.exchange.study_messages import STUDY
 from fedfrozen_app.sites.handle_census import census_answer, handle_census
 from fedfrozen_app.sites.handle_hello import handle_hello, hello_answer
 from fedfrozen_app.sites.handle_masking import handle_masking
+from fedfrozen_app.sites.handle_study import handle_study
 from fedfrozen_app.sites.handle_train import handle_train
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.policy import Policy
@@ -34,6 +37,7 @@ log = logging.getLogger(__name__)
 HANDLERS = {
     MessageType.QUERY: handle_hello,
     CENSUS: handle_census,
+    STUDY: handle_study,
     MessageType.TRAIN: handle_train,
     MASKING: handle_masking,
 }
@@ -75,7 +79,7 @@ class RequestHandler:
         kind, site = message.metadata.message_type, self.site
         if kind == MessageType.QUERY:
             return hello_answer(site, message, REFUSED)
-        if kind == CENSUS:
+        if kind in (CENSUS, STUDY):
             return census_answer(site, message, REFUSED)
         if kind == MessageType.TRAIN:
             reply = Reply("", declined=f"failed: {client_app.FAILED}", anchor=site.audit.head)

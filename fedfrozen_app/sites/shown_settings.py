@@ -3,10 +3,9 @@
 import json
 import textwrap
 
-from fedfrozen_app.census.ask import Ask
 from fedfrozen_app.core.formatting import flatten
 from fedfrozen_app.exchange.proposal import Proposal
-from fedfrozen_app.exchange.strict import hash_of
+from fedfrozen_app.exchange.strict import Spelled, hash_of
 
 WIDE = 100
 MOST_LISTED = 100
@@ -31,7 +30,7 @@ def is_noise_in_sum(proposal: Proposal) -> bool:
     return secure.name == "on" and secure.noise == "sum" and proposal.privacy.name != "none"
 
 
-def noise_lines(proposal: Proposal | Ask | None) -> list[str]:
+def noise_lines(proposal: Proposal | Spelled | None) -> list[str]:
     """What its noise promises; nothing where each site's own noise is enough."""
     if not isinstance(proposal, Proposal) or not is_noise_in_sum(proposal):
         return []

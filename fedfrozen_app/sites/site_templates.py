@@ -70,6 +70,13 @@ census_floor: 10                           # people in a cell that is told; smal
 census_columns: {}                         # {age: [0, 18, 40, 65, 120], sex: [F, M]}: edges, or words
 census_matches: false                      # exact hashes of rows (match_key); never with privacy_required
 censuses_per_day: 20
+# A survival study (docs: survival) gets nothing (none), counts between edges (binned), or exact times, from
+# which a server can work out each person's time and covariates (exact). Approved as runs are.
+survival: none
+survival_columns: []                       # [days, died, arm, age]; rows that lack one of them take no part
+survival_edges: []                         # [0, 90, 180, 365, 730, 1825]
+survival_groups: {}                        # {arm: [usual, new]}: columns to compare, with all their levels
+survival_answers_per_day: 60               # a Cox regression takes one for each step
 subgroups: []                              # columns by which a model is judged apart: [sex, age_band]
 downloads: false                           # models or data from the Hugging Face hub
 tokenizers: any                            # own: no run that brings subwords learned at the server

@@ -14,7 +14,7 @@ from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.census_messages import CENSUS, census_message
 from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.run.take_census import take_census
-from fedfrozen_app.server.asking import Asking, Limits
+from fedfrozen_app.server.asking import Asking, Limits, census_question
 from fedfrozen_app.sites import handle_census
 from fedfrozen_app.sites.approval import Approvals, approve, pending, show
 from fedfrozen_app.sites.audit_log import read_audit
@@ -69,7 +69,7 @@ def sites(prepared, tmp_path):
 
 def ask_all(sites: Sites, ask: Ask, timeout: float = 0.5) -> tuple[dict, Asking]:
     sites.restart()
-    asking = Asking(SiteGrid(sites.executors), ask, Limits(3, timeout))
+    asking = Asking(SiteGrid(sites.executors), ask, census_question(ask), Limits(3, timeout))
     return take_census(asking, sites.folder / "out"), asking
 
 

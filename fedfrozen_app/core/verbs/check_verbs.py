@@ -95,10 +95,12 @@ CHECK_VERBS: dict[str, Verb] = {
                 default=10,
                 help="smallest number of people in a count; sites have their own",
             ),
+            word("--view", help="of the sites' data"),
         ),
         (
             "fedfrozen survival patients.csv --time days --event died --group arm --site hospital",
             "fedfrozen survival patients.csv --time days --event died --covariates age --every 9 --until 90",
+            "fedfrozen survival runtime=deployed runtime.server_kit=kits/operator --time days --event died",
         ),
         "Nothing is trained and no row leaves a site. Without edges the times are exact, which a "
         "real site's policy must allow.",

@@ -1,4 +1,4 @@
-"""A census where the nodes are Flower's: in its simulation, or the sites of a federation."""
+"""A census or a survival study of Flower's nodes: in its simulation, or the sites of a federation."""
 
 import json
 import shlex
@@ -35,10 +35,10 @@ def census_with_flower(
     return json.loads((folder / "census.json").read_text())
 
 
-def census_deployed(
-    config: Config, resolved_config: dict[str, Any], overrides: list[str], ask: Ask, folder: Path
+def asked_deployed(
+    config: Config, resolved_config: dict[str, Any], overrides: list[str], kind: str, text: str, folder: Path
 ) -> dict[str, Any]:
-    """Submit the census with an operator's kit, and wait for its end."""
+    """Submit a question of this kind (census, survival) with an operator's kit, and wait for its end."""
     connection = connect(config, folder)
     shared, server_only = split_overrides(resolved_config, overrides)
     replace_file(sites_file(folder), json.dumps(connection.sites()))
@@ -46,10 +46,10 @@ def census_deployed(
         "overrides": shlex.join(shared),
         "server-overrides": shlex.join(server_only),
         "output-dir": str(folder),
-        "census": ask.text,
+        kind: text,
     }
     run_id = connection.submit(app_folder(folder / "flower"), settings, {})
     end = connection.follow(run_id, on_line=show, stop_on_interrupt=True)
     if end.status != "completed":
         raise failure(end, "")
-    return json.loads((folder / "census.json").read_text())
+    return json.loads((folder / f"{kind}.json").read_text())

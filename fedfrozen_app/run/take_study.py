@@ -1,0 +1,55 @@
+"""A survival study over the nodes of a grid: every step is asked of the sites that gave counts."""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedfrozen_app.exchange.study_messages import study_message
+from fedfrozen_app.files.disk import replace_file
+from fedfrozen_app.report.survival_page import write_page
+from fedfrozen_app.server.asking import Asking, Question
+from fedfrozen_app.study.conduct import Asked, conduct
+from fedfrozen_app.study.site_sums import read_answer
+from fedfrozen_app.study.study_ask import COUNTS, Step, StudyAsk
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Asks the nodes. `make` gives an Asking about this question to these nodes, or to all."""
+
+    ask: StudyAsk
+    make: Callable[..., Asking]
+
+    def answers(self, nodes: dict[str, int], step: Step) -> Asked:
+        question = Question(
+            "survival study",
+            lambda node, ttl: study_message(node, self.ask.text, step.text, ttl),
+            partial(read_answer, ask=self.ask, step=step),
+        )
+        asking = self.make(self.ask, question, only=None if step.name == COUNTS else set(nodes.values()))
+        asking.run()
+        if step.name == COUNTS:
+            nodes |= {
+                name: asking.nodes[name] for name, one in asking.answers.items() if one.tables is not None
+            }
+        return asking.answers, asking.refused
+
+
+def take_study(ask: StudyAsk, make: Callable[..., Asking], folder: Path) -> dict[str, Any]:
+    """Write survival.json and survival.html, and return what the first holds."""
+    found = conduct(ask, partial(Sites(ask, make).answers, {}))
+    write_study(found, folder)
+    log.info("Wrote %s", folder / "survival.html")
+    return found
+
+
+def write_study(found: dict[str, Any], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(folder / "survival.json", json.dumps(found, indent=1, allow_nan=False) + "\n")
+    write_page(found, folder)
