@@ -95,6 +95,7 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
             "models": "architectures, roles, tasks",
             "data": "tables, readers, partitions",
             "exchange": "role, plan, request, ledger, codec",
+            "tasks": "losses, metrics, labels by kind of target",
         },
     ),
     (

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from fedfrozen_app.data.sources.labels import OUTSIDE, unit_numbers
+from fedfrozen_app.data.sources.labels import unit_numbers
 from fedfrozen_app.data.sources.raw_rows import Rows
+from fedfrozen_app.tasks.entities import OUTSIDE
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class Ground:
 
     shape: InputShape
     clients: int
-    tokens: int = 0  # of the longest row; 0 for pictures
+    tokens: int = 0  # of the longest text; 0 for pictures and tables
     chunks: int = 1  # of each text
 
 
@@ -83,7 +83,8 @@ def ground_of(config: Config) -> Ground:
     corpus = load_corpus(config)
     shares = share_out(corpus, config, config.num_clients)
     assert shares.partition is not None
-    longest = 0 if corpus.task == "image" else corpus.train.inputs["input_ids"].shape[-1]
+    texts = corpus.train.inputs.get("input_ids")
+    longest = 0 if texts is None else texts.shape[-1]
     chunks = corpus.reading.chunks if corpus.reading else 1
     return Ground(input_shape(corpus, config), len(shares.partition.indices), longest, chunks)
 

@@ -74,7 +74,7 @@ def read_data(run: "ComposedConfig") -> None:
         from fedfrozen_app.data.federated import dataset_of, spec_of
         from fedfrozen_app.data.sources.load import read_ahead
 
-        read_ahead(spec_of(dataset_of(config), None))
+        read_ahead(spec_of(dataset_of(config), None, config))
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from fedfrozen_app.models.task import Batch, Inputs, Parameters, Task
 from fedfrozen_app.models.wrapper import wrapper_of
 from fedfrozen_app.server.base import PlannedFedAvg
 from fedfrozen_app.server.sampling import draw_cohort
+from fedfrozen_app.tasks.target import target_of
 from fedfrozen_app.vmap.attention import attention_by
 
 STEPS = 3  # that are timed, after one that is not
@@ -148,21 +149,28 @@ def _task(model: nn.Module, shape: InputShape) -> Task:
         return model(**with_attention_mask(inputs, model)).logits
 
     level = (1.0,) * shape.channels
-    return Task(model, kind=shape.task, classes=shape.classes, mean=level, std=level, call=call)
+    settings = shape.settings
+    return Task(
+        model, kind=shape.task, settings=settings, classes=shape.classes, mean=level, std=level, call=call
+    )
 
 
 def _batch(shape: InputShape, rows: int, device: torch.device) -> Batch:
     def numbers(*size: int) -> Tensor:
         return torch.ones(size, dtype=torch.int64, device=device)
 
-    if shape.task == "image":
+    target = target_of(shape.task, shape.settings)
+    if shape.is_table:
+        inputs = {
+            "numbers": torch.zeros(rows, shape.numbers, dtype=torch.float64, device=device),
+            "categories": numbers(rows, len(shape.levels)) * 0,
+        }
+    elif shape.task == "image":
         size = (rows, shape.channels, shape.image_size, shape.image_size)
         inputs = {"pixel_values": torch.zeros(size, dtype=torch.uint8, device=device)}
     else:
         inputs = {name: numbers(rows, shape.max_tokens) for name in ("input_ids", "attention_mask")}
-    each = {"multilabel": (len(shape.classes),), "tokens": (shape.max_tokens,)}
-    each["language"] = each["tokens"]
-    return Batch(inputs, numbers(rows, *each.get(shape.task, ())))
+    return Batch(inputs, numbers(rows, *target.label_shape(len(shape.classes), shape.max_tokens)))
 
 
 @dataclass

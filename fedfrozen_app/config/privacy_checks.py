@@ -26,6 +26,8 @@ def check_private(config: Config) -> None:
             "dataset.long_texts=chunks has several gradients a text, and privacy=dp_sgd clips one of each "
             "example: leave it out, and set dataset.max_tokens."
         )
+    if config.dataset.kind == "table":
+        check_private_table(config)
     if config.client.class_weights:
         raise UserError(
             "client.class_weights=true reveals a client's label counts, which privacy=dp_sgd does not cover: "
@@ -50,4 +52,26 @@ def check_private(config: Config) -> None:
         raise UserError(
             "privacy.clipping=ghost cannot measure norms well enough with client.precision=bf16: use "
             "client.precision=float32, or privacy.clipping=per_example."
+        )
+
+
+def check_private_table(config: Config) -> None:
+    """What a table's rows would reveal besides gradients."""
+    if config.dataset.statistics is None:
+        raise UserError(
+            "privacy=dp_sgd does not cover a table's medians, means, scales and levels, which would come "
+            "from the "
+            "clients' rows: give public values with dataset.statistics=FILE (a table.json)."
+        )
+    if config.dataset.normalise == "site":
+        raise UserError(
+            "dataset.normalise=site scales a client's rows by all of its rows, which privacy=dp_sgd does "
+            "not cover: "
+            "set dataset.normalise=federation."
+        )
+    if config.dataset.task == "survival" and config.dataset.survival_model == "cox":
+        raise UserError(
+            "Cox's loss compares the people of a batch, and privacy=dp_sgd clips each example's own part: "
+            "set "
+            "dataset.survival_model=discrete."
         )

@@ -73,10 +73,24 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "checkpoint": "fedfrozen_app.models.transformer:from_checkpoint",
         "hub": "fedfrozen_app.models.transformer:from_hub",
         "aligned": "fedfrozen_app.align.tiny:no_classifier",
-        "linear": "fedfrozen_app.models.pixels:linear",
+        "linear": "fedfrozen_app.models.tables:linear",
+        "mlp": "fedfrozen_app.models.tables:mlp",
+        "ft_transformer": "fedfrozen_app.models.ft_transformer:ft_transformer",
         "cnn": "fedfrozen_app.models.pixels:cnn",
         "lenet": "fedfrozen_app.models.pixels:lenet",
         "moderate_cnn": "fedfrozen_app.models.pixels:moderate_cnn",
+    },
+    # What is predicted: a Target (tasks/target.py), by the name that `data.json` has for it.
+    "tasks": {
+        "image": "fedfrozen_app.tasks.classification:ImageClass",
+        "text": "fedfrozen_app.tasks.classification:TextClass",
+        "table": "fedfrozen_app.tasks.classification:TextClass",
+        "multilabel": "fedfrozen_app.tasks.multilabel:Multilabel",
+        "tokens": "fedfrozen_app.tasks.entities:Entities",
+        "language": "fedfrozen_app.tasks.language:Language",
+        "regression": "fedfrozen_app.tasks.regression:Regression",
+        "survival": "fedfrozen_app.tasks.survival:Cox",
+        "survival_discrete": "fedfrozen_app.tasks.survival:DiscreteTime",
     },
     # By adapter.name: a Wrapper (models/wrapper.py) of the adapter's settings. `none` is no entry.
     "adapters": {
@@ -105,6 +119,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "dicom": "fedfrozen_app.data.sources.medical:read_dicom",
         "nifti": "fedfrozen_app.data.sources.medical:read_nifti",
         "omop": "fedfrozen_app.data.sources.omop:read_omop",
+        "table": "fedfrozen_app.data.sources.columns:read_table",
         "instructions": "fedfrozen_app.data.sources.instructions:read_instructions",
     },
     # By model.source: a callable that builds a dual encoder's folder from a configuration and its data.
@@ -126,6 +141,7 @@ _ONE = {
     "models": "model.source",
     "adapter_rules": "adapter.rule",
     "datasets": "dataset.kind",
+    "tasks": "dataset.task",
 }
 # The folders of methods beside this package: one file per name.
 _FOLDERS = {"strategies": "strategies", "algorithms": "clients"}

@@ -1,6 +1,8 @@
 """One corpus as a federation sees it: what the server keeps, and which rows each client has."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +17,11 @@ from fedfrozen_app.data.partition import partition
 from fedfrozen_app.data.partition_columns import FILE_COLUMN, grouping_column
 from fedfrozen_app.data.partition_file import read_clients
 from fedfrozen_app.data.partition_spec import DRAWN, Partition, PartitionSpec
+from fedfrozen_app.data.preprocessing import preprocessing_from
 from fedfrozen_app.data.sources import DatasetSpec, Prepared, decode, prepare, undecoded
 from fedfrozen_app.data.table import Corpus, InputShape, Novel, TextReading
 from fedfrozen_app.data.text_reading import USUAL, choose_reading, texts_of, tokenizer_for
+from fedfrozen_app.tasks.target import NOTHING
 
 # What is done with rows once read.
 _NOT_READING = (
@@ -55,8 +59,10 @@ def load_corpus(
     *,
     site: bool = False,
     reading: TextReading | None = None,
+    data_spec: Mapping[str, Any] = NOTHING,
 ) -> Corpus:
-    """The run's corpus; a site passes its own path, the federation's class order, and how it reads texts.
+    """The run's corpus; a site passes its own path, the federation's class order, and how it reads texts; a
+    table's columns and the target's settings are in `data_spec`.
 
     With privacy on a site draws no rows of its own: one row more would then change which others are trained
     on, and epsilon is about one row alone.
@@ -71,15 +77,18 @@ def load_corpus(
     is_server = config.runtime.name == "deployed" and classes is None
     if is_server:
         dataset = replace(dataset, test_fraction=0.0)
-    spec = spec_of(dataset, path)
-    rows = prepare(spec, classes)
-    if rows.task != "image":
+    spec = spec_of(dataset, path, config)
+    agreed = None if classes is None else data_spec.get("target", NOTHING)
+    rows = prepare(spec, classes, agreed)
+    if rows.reads == "texts":
         if classes is None:
             reading = choose_reading(config, server_texts(rows, config), rows.task)
         reading = reading or TextReading(dataset.max_tokens or USUAL)  # an older server decided nothing
         spec = replace(spec, max_tokens=reading.max_tokens, chunks=reading.chunks)
-    corpus = decode(rows, spec, tokenizer_for(config, reading), classes)
-    kept = rows if classes is None and rows.task != "image" and rows.characters <= KEPT else None
+    columns = preprocessing_from(data_spec["table"]) if "table" in data_spec else None
+    tokenizer = tokenizer_for(config, reading) if rows.reads == "texts" else None
+    corpus = decode(rows, spec, tokenizer, classes, columns)
+    kept = rows if classes is None and rows.reads == "texts" and rows.characters <= KEPT else None
     corpus = replace(corpus, reading=reading, rows=kept)
     if is_server and not len(corpus.test):
         corpus = _all_rows_as_test(corpus, config)
@@ -224,6 +233,13 @@ def client_rows(
 
 
 def input_shape(corpus: Corpus, config: Config) -> InputShape:
+    if (table := corpus.preprocessing) is not None:
+        return InputShape(
+            *(corpus.task, corpus.classes),
+            numbers=table.numbers,
+            levels=table.levels,
+            settings=corpus.settings,
+        )
     if corpus.task != "image":
         return InputShape(
             task=corpus.task,
@@ -247,10 +263,14 @@ def dataset_of(config: Config) -> DatasetConfig:
     return replace(config.dataset, unmarked="files") if by_document else config.dataset
 
 
-def spec_of(dataset: DatasetConfig, path: str | None) -> DatasetSpec:
+def spec_of(dataset: DatasetConfig, path: str | None, config: Config | None = None) -> DatasetSpec:
+    """`config`: of the run, which may use columns of a table for other purposes than to predict from them."""
     settings = {k: v for k, v in vars(dataset).items() if k not in _NOT_READING}
     settings["max_tokens"] = dataset.max_tokens or USUAL
     settings["path"] = path if path is not None else dataset.path
-    for key in ("mean", "std", "keep_classes", "window"):
+    if config is not None and dataset.kind == "table":
+        others = (config.partition.column, config.privacy.unit_column)
+        settings["not_columns"] = tuple(name for name in others if name is not None)
+    for key in ("mean", "std", "keep_classes", "window", "columns", "categorical", "time_edges"):
         settings[key] = None if settings[key] is None else tuple(settings[key])
     return DatasetSpec(**settings)

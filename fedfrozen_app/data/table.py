@@ -16,20 +16,22 @@ from torch import Tensor
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.vocabulary import Vocabulary
+from fedfrozen_app.data.preprocessing import Preprocessing
+from fedfrozen_app.tasks.entities import CONTINUED, IGNORED
+from fedfrozen_app.tasks.target import target_of
 
-# Labels of tokens that are not scored: special tokens and padding, and a word's pieces after its first.
-IGNORED, CONTINUED = -100, -101
-TASKS = ("image", "text", "multilabel", "tokens", "language")
+__all__ = ["CONTINUED", "IGNORED", "Corpus", "InputShape", "Novel", "Table", "TextReading"]
 
 
 @dataclass(frozen=True)
 class Table:
     """Labelled rows.
 
-    Images: ``{"pixel_values": uint8 (n, c, h, w)}``. Text: ``{"input_ids": int64 (n, t),
-    "attention_mask": int64 (n, t)}``; in chunks (n, chunks, t). Labels are int64: a class
-    ``(n,)``, several as 0 and 1 ``(n, classes)``, or one for each token ``(n, t)``: its tag, or for a
-    language model the token itself, where it is to be predicted from those before it.
+    Tables: ``{"numbers": float64 (n, numbers), "categories": int64 (n, columns)}``. Images:
+    ``{"pixel_values": uint8 (n, c, h, w)}``. Text: ``{"input_ids": int64 (n, t), "attention_mask": int64 (n,
+    t)}``; in chunks (n, chunks, t). Labels are int64: a class ``(n,)``, several as 0 and 1 ``(n, classes)``,
+    or one for each token ``(n, t)``: its tag, or for a language model the token itself, where it is to be
+    predicted from those before it.
     """
 
     inputs: dict[str, Tensor]
@@ -88,8 +90,8 @@ class Corpus:
     """A data set with everything that training, partitioning and reports need to know about it."""
 
     name: str
-    task: str  # one of TASKS
-    classes: tuple[str, ...]  # none for a language model
+    task: str  # a name in the registry's group `tasks`
+    classes: tuple[str, ...]  # none for a language model, a number or a survival time
     train: Table
     test: Table
     columns: dict[str, np.ndarray]  # per train row: what one may partition by, such as "domain"
@@ -107,6 +109,8 @@ class Corpus:
     reading: TextReading | None = None  # how texts became tokens; None for pictures
     rows: Any = None  # those of texts as they were read (sources.Prepared), where they are few; for baselines
     account: dict[str, Any] = field(default_factory=dict)  # what became of the rows read; see data/account.py
+    preprocessing: Preprocessing | None = None  # how cells became numbers; None for pictures and texts
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the target; see tasks/target.py
 
     @property
     def every_class(self) -> tuple[str, ...]:
@@ -118,23 +122,41 @@ class Corpus:
 class InputShape:
     """What the data look like to a model."""
 
-    task: str  # one of TASKS
+    task: str  # a name in the registry's group `tasks`
     classes: tuple[str, ...]
     channels: int = 0
     image_size: int = 0
     vocab_size: int = 0
     max_tokens: int = 0
     pad_token_id: int = 0
+    numbers: int = 0  # of a table's row
+    levels: tuple[int, ...] = ()  # of each of its categorical columns
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the target
+
+    @property
+    def is_table(self) -> bool:
+        return bool(self.numbers or self.levels)
+
+    @property
+    def intercept(self) -> bool:
+        """Whether a bias of the last layer has an effect."""
+        return target_of(self.task, self.settings).intercept
+
+    @property
+    def outputs(self) -> int:
+        """How many logits the model has for a row, or for each token."""
+        return target_of(self.task, self.settings).outputs(self.classes)
 
     def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise UserError(f"the task is '{self.task}', but must be one of {', '.join(TASKS)}")
-        few = len(self.classes) < 2 and self.task != "language"
+        target = target_of(self.task, self.settings)
+        few = len(self.classes) < 2 and target.has_classes
         if few or len(set(self.classes)) != len(self.classes):
             raise UserError(
                 f"a classifier needs two or more classes with different names, not {self.classes}"
             )
         sizes = ("channels", "image_size") if self.task == "image" else ("vocab_size", "max_tokens")
+        if self.is_table:
+            return
         for name in sizes:
             if getattr(self, name) < 1:
                 raise UserError(

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from fedfrozen_app.core.formatting import printable
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.train_request import TrainRequest
+from fedfrozen_app.tasks.target import metric_names
 
 MOST = 20_000  # of a client's evaluation, by class and subgroup; of a round there are some tens
 SHOWN = 60  # characters of a name in a sentence
@@ -19,12 +20,7 @@ MOST_EXAMPLES = 2**53  # a weight beyond is no whole number any more, and one be
 # Of a metric, and of an update's norm times its weight: far below what float32 holds, so that no sum over
 # clients overflows.
 TOO_LARGE = 1e32
-QUALITY = ("loss", "accuracy", "f1", "f1_macro", "perplexity", "tokens")  # what `Task.evaluate` returns
-ROUND = (
-    *("client_val_before", "client_val_after", "client_val_tokens", "client_seconds"),
-    *(f"personal_{name}" for name in QUALITY),
-)
-ON_TEST = tuple(f"test_{name}" for name in QUALITY)  # where only clients have a model to evaluate
+ROUND = ("client_val_before", "client_val_after", "client_val_tokens", "client_seconds")
 PRIVACY = ("epsilon", "delta")
 NEEDED = ("train_rows", "test_rows")  # of an evaluation
 EVALUATION = (*NEEDED, "global", "personal", "after", "base", "novel")
@@ -33,16 +29,18 @@ BY_GROUP = re.compile(
     r"fair/(global|personal|after)/[^/]+/[^/]*/(rows|people|accuracy|f1|auroc|ece|from|confidence|right)"
 )
 COUNTS = ("rows", "people", "tokens", "seconds", "epsilon")
-SHARES = ("accuracy", "f1", "f1_macro", "auroc", "ece", "delta", "from", "confidence", "right")
+SHARES = ("accuracy", "f1", "f1_macro", "c_index", "auroc", "ece", "delta", "from", "confidence", "right")
 
 
 def declared_metrics(request: TrainRequest, strategy_names: Iterable[str] = ()) -> frozenset[str]:
     """The names that a reply to this request may have, but for those by group of an evaluation."""
     if request.evaluate:
         return frozenset(EVALUATION)
-    found = {*ROUND, *request.method.losses_reported(), *request.method.metric_names, *strategy_names}
+    quality = metric_names()  # what `Task.evaluate` returns
+    found = {*ROUND, *(f"personal_{name}" for name in quality)}
+    found |= {*request.method.losses_reported(), *request.method.metric_names, *strategy_names}
     if request.plan.private:
-        found |= {*ON_TEST}
+        found |= {f"test_{name}" for name in quality}  # only clients have a model to evaluate
     if request.participations:  # a private run's: only its clients are told how often they are drawn
         found |= {*PRIVACY}
     return frozenset(found)

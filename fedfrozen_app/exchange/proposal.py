@@ -201,6 +201,12 @@ def check_proposable(config: Config) -> None:
             "model.gradient_checkpointing is about this machine's memory, and no site is asked for it: set "
             "it to false."
         )
+    if config.dataset.kind == "table":
+        raise UserError(
+            "A proposal has no place for a table's columns yet: sites with an executor train on pictures "
+            "and texts "
+            "alone. Simulate the run with runtime=inprocess."
+        )
     if config.dataset.augment != "none":
         raise UserError(
             f"dataset.augment={config.dataset.augment} is no part of a proposal, so that no site would do "

@@ -26,6 +26,10 @@ NUMBERS = (
 OBJECTS = ("seconds", "by_client", "epsilon", "drift", "bytes_up_by_role", "bytes_down_by_role")
 LISTS = ("clients", "failures")
 
+# The metrics that rounds are compared by: of several in a row the first counts. A row names any other.
+HEADLINES = ("f1", "accuracy", "c_index", "r2")
+TITLES = {"c_index": "C-index", "r2": "R²", "mae": "mean absolute error"}
+
 STABLE_ROUNDS = 20  # evaluated rounds below which a run is still learning: its last ten show no stability
 
 
@@ -182,8 +186,23 @@ def cold_bytes_down(row: Row) -> int:
 
 
 def metric_name(rows: Sequence[Row]) -> str:
-    """The metric of the run: "f1" where it was measured, else "accuracy"."""
-    return "f1" if any("test_f1" in row for row in rows) else "accuracy"
+    """The metric that a run's rounds are compared by, the larger the better: what its rows name as `metric`,
+    or else the first of these that was measured."""
+    named = next((row["metric"] for row in rows if isinstance(row.get("metric"), str)), None)
+    measured = (
+        name for name in HEADLINES if any(f"{part}_{name}" in row for row in rows for part in ("test", "val"))
+    )
+    return named or next(measured, "accuracy")
+
+
+def metric_title(metric: str) -> str:
+    """As tables write it."""
+    return TITLES.get(metric, metric)
+
+
+def capitalised(metric: str) -> str:
+    """As charts begin with it."""
+    return TITLES.get(metric) or metric.capitalize()
 
 
 def number(value: object) -> float:

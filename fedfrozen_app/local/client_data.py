@@ -10,6 +10,7 @@ from fedfrozen_app.config import Config
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.augment import taken
 from fedfrozen_app.data.federated import ClientRows, Shares, client_rows
+from fedfrozen_app.data.preprocessing import rescaled
 from fedfrozen_app.data.table import Corpus, Table
 from fedfrozen_app.models.task import Inputs
 
@@ -54,7 +55,7 @@ class ClientData:
     def class_weights(self, index: Tensor) -> Tensor:
         """n / (classes · count), and 0 for a class that this client has no row of: (classes,)."""
         labels = self.train_table.labels
-        if labels.ndim > 1:
+        if labels.ndim > 1 or labels.is_floating_point():
             raise UserError("client.class_weights=true needs one label for each row: set it to false here.")
         labels = labels[index.to(labels.device)]
         counts = torch.bincount(labels, minlength=len(self.corpus.classes))
@@ -62,14 +63,42 @@ class ClientData:
         return torch.where(counts > 0, weights, 0.0).to(self.dtype)
 
     def client_test_rows(self, client: str) -> Table:
-        """The test rows of one client: its share, or all that a site has."""
-        if not self.shares.test:
-            return self.test_table
-        return self.test_table.take(self.shares.test[int(client)])
+        """The test rows of one client: its share, or all that a site has; by its own scale where its train
+        rows are."""
+        table = self.test_table.take(self.shares.test[int(client)]) if self.shares.test else self.test_table
+        if not scales_by_client(self.config):
+            return table
+        like = self.corpus.train.inputs["numbers"][self.rows(client).train].to(table.labels.device)
+        return rescaled_table(table, like, self.corpus)
 
     def client_test_index(self, client: str) -> np.ndarray:
         """The numbers of these rows in the test table."""
         return self.shares.test[int(client)] if self.shares.test else np.arange(len(self.test_table))
+
+
+def scales_by_client(config: Config) -> bool:
+    return config.dataset.kind == "table" and config.dataset.normalise == "site"
+
+
+def scaled_by_client(table: Table, corpus: Corpus, shares: Shares, config: Config) -> Table:
+    """The train rows of a table with each client's numbers by the mean and deviation of its own train rows;
+    the server's rows stay as they are. The same table where that is not asked for."""
+    if not scales_by_client(config):
+        return table
+    clients = ["0"] if shares.partition is None else list(map(str, range(len(shares.partition.indices))))
+    data = ClientData(config, corpus, shares, table, corpus.test, None, torch.float64)
+    numbers = table.inputs["numbers"].clone()
+    for client in clients:
+        own = data.rows(client)
+        like = table.inputs["numbers"][own.train]
+        for rows in (own.train, own.validation):
+            numbers[rows] = rescaled_table(table.take(rows), like, corpus).inputs["numbers"]
+    return Table({**table.inputs, "numbers": numbers}, table.labels)
+
+
+def rescaled_table(table: Table, like: Tensor, corpus: Corpus) -> Table:
+    assert corpus.preprocessing is not None
+    return Table(rescaled(table.inputs, like, len(corpus.preprocessing.numeric)), table.labels)
 
 
 def augments(config: Config) -> bool:

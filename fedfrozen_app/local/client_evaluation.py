@@ -4,15 +4,23 @@ round of training."""
 from typing import TYPE_CHECKING
 
 from fedfrozen_app.census.fairness_groups import flat
+from fedfrozen_app.data.table import Table
 from fedfrozen_app.exchange.names import by_namespace
 from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.local.algorithm import Start
 from fedfrozen_app.local.fair import group_metrics
 from fedfrozen_app.local.model_evaluation import evaluate_novel, evaluate_test
 from fedfrozen_app.local.sequential import LocalSteps, train_client
+from fedfrozen_app.models.task import Task
 
 if TYPE_CHECKING:
     from fedfrozen_app.local.worker import Worker
+
+
+def headline_as(name: str, task: Task, rows: Table) -> dict[str, float]:
+    """The headline metric of the loaded model, under this name; empty where these rows do not define it."""
+    found = task.evaluate(rows)
+    return {name: found[task.headline]} if task.headline in found else {}
 
 
 def evaluate_client(
@@ -31,10 +39,10 @@ def evaluate_client(
     worker.load(start.model, request.base)
     if not request.plan.private or worker.has_global:
         with worker.only_global():
-            metrics["global"] = task.evaluate(test_rows)[task.headline]
+            metrics |= headline_as("global", task, test_rows)
             metrics |= flat("global", group_metrics(worker, client))
     worker.load(request.method.personal(start.anchor, start.client_state), {})
-    metrics["personal"] = task.evaluate(test_rows)[task.headline]
+    metrics |= headline_as("personal", task, test_rows)
     metrics |= flat("personal", group_metrics(worker, client))
     if worker.data.novel_table is not None:  # a model may lose elsewhere what it gains on its own rows
         metrics["base"] = evaluate_test(worker)[task.headline]
@@ -43,6 +51,6 @@ def evaluate_client(
         result = train_client(worker, client, request, start, steps)
         own = {**start.client_state, **by_namespace(result.own)}
         worker.load({**result.trained, **request.method.personal(result.trained, own)}, {})
-        metrics["after"] = task.evaluate(test_rows)[task.headline]
+        metrics |= headline_as("after", task, test_rows)
         metrics |= flat("after", group_metrics(worker, client))
     return metrics

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def group_metrics(worker: Worker, client: str) -> Found:
     """The loaded model on the client's own test rows; empty for a task without classes."""
-    if worker.task.kind == "language":
+    if not worker.task.target.fair:
         return {}
     index = worker.data.client_test_index(client)
     return groups_of_table(worker, worker.data.client_test_rows(client), index, {})
@@ -33,7 +33,7 @@ def groups_of_table(
     probabilities = worker.task.probabilities(table).numpy()
     labels, people = table.labels.cpu().numpy(), worker.corpus.test_units[index]
     rows = np.arange(len(labels))
-    if worker.task.kind == "tokens":  # every word is evaluated
+    if worker.task.target.over_tokens:  # every word is evaluated
         rows, place = np.nonzero(labels >= 0)
         probabilities, labels = probabilities[rows, place], labels[rows, place]
     predictions = Predictions(probabilities, labels, people[rows])

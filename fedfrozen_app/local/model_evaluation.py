@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from fedfrozen_app.config import Config
-from fedfrozen_app.models.metrics import measure
 from fedfrozen_app.models.task import Task
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def evaluate_client_validations(
         return {}
     labels = data.train_table.labels[torch.cat(rows).to(worker.device)].cpu().split(lengths)
     return {
-        client: _client_metrics(task, when, measure(task.kind, its, true, task.classes))
+        client: _client_metrics(task, when, task.target.measure(its, true, task.classes))
         for client, its, true in zip(clients, predict(rows), labels, strict=True)
         if len(true)
     }
@@ -91,4 +90,5 @@ def _evaluate_rows(worker: "Worker", index: Tensor) -> dict[str, float]:
 
 def _client_metrics(task: Task, when: str, found: Mapping[str, float]) -> dict[str, float]:
     counts = {"client_val_tokens": found["tokens"]} if "tokens" in found else {}
-    return {f"client_val_{when}": found[task.headline], **counts}
+    own = {f"client_val_{when}": found[task.headline]} if task.headline in found else {}
+    return {**own, **counts}

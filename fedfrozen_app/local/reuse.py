@@ -14,6 +14,8 @@ def same_shape(one: Config, other: Config) -> bool:
         return False
     if one.partition.noise or other.partition.noise:  # then the rows themselves differ
         return False
+    if one.dataset.normalise == "site" or other.dataset.normalise == "site":  # the same
+        return False
     parts = ("model", "dataset", "runtime", "device")
     same = all(getattr(one, part) == getattr(other, part) for part in parts)
     return same and _without_rate(one.client) == _without_rate(other.client)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from fedfrozen_app.local.algorithm import Algorithm
-from fedfrozen_app.models.losses import token_counts
 from fedfrozen_app.models.task import Batch, Parameters
 from fedfrozen_app.vmap.model_modes import evaluation_mode
 
@@ -47,8 +46,8 @@ def start_loss_and_gradient(
 def _weights(worker: "Worker", batch: Batch) -> Tensor:
     """(rows,) what each row counts in the mean: as in `Task.loss_of`."""
     labels, task = batch.labels, worker.task
-    if task.kind == "language":
-        return token_counts(labels, task.dtype)
+    if (own := task.target.weights(labels, task.dtype)) is not None:
+        return own
     if batch.class_weights is not None and labels.ndim == 1:
         return batch.class_weights[labels]
     return torch.ones(len(labels), dtype=task.dtype, device=labels.device)

@@ -21,7 +21,7 @@ from fedfrozen_app.data.partition_noise import with_noise
 from fedfrozen_app.data.table import Corpus, Table
 from fedfrozen_app.exchange.cache import Cache
 from fedfrozen_app.exchange.role import Role
-from fedfrozen_app.local.client_data import ClientData, augments
+from fedfrozen_app.local.client_data import ClientData, augments, scaled_by_client
 from fedfrozen_app.local.kept import Kept
 from fedfrozen_app.local.parts import rounded_names
 from fedfrozen_app.local.reuse import same_shape
@@ -87,6 +87,7 @@ class Worker:
             std=tuple(self.data_spec["std"]),
             precision=self.config.client.precision,
             kind=corpus.task,
+            settings=corpus.settings,
             classes=corpus.classes,
             loaded=self.parameters,
             head=head_of(self.model, self.roles),
@@ -96,7 +97,8 @@ class Worker:
         config = self.config
         if same is None:
             noisy = with_noise(corpus.train, shares.partition, config.partition.noise, config.seed)
-            train, test = self._on_device(noisy), self._on_device(corpus.test)
+            scaled = scaled_by_client(noisy, corpus, shares, config)
+            train, test = self._on_device(scaled), self._on_device(corpus.test)
         else:
             train, test = same.train_table, same.test_table
         novel: Table | None = None
@@ -180,14 +182,15 @@ class Worker:
 
     def marks(self) -> dict[str, str]:
         """What the header of every file with the run's arrays says of what is not in it."""
-        own = {} if self.corpus.reading is None else self.corpus.reading.marks()
-        return self.wrapper.marks() | own
+        own = [one.marks() for one in (self.corpus.reading, self.corpus.preprocessing) if one is not None]
+        return self.wrapper.marks() | {key: value for marks in own for key, value in marks.items()}
 
     def check_marks(self, marks: Mapping[str, str]) -> None:
         """Refuse, with a `UserError`, a file that belongs to other fixed parameters or other tokens."""
         self.wrapper.check_marks(marks)
-        if self.corpus.reading is not None:
-            self.corpus.reading.check_marks(marks)
+        for one in (self.corpus.reading, self.corpus.preprocessing):
+            if one is not None:
+                one.check_marks(marks)
 
     def initial(self) -> dict[str, Tensor]:
         """The parameters as they are built: where a run, or a client's private part, starts."""
@@ -289,4 +292,6 @@ def make_data_spec(corpus: Corpus, config: Config, wrapper: Wrapper | None = Non
     }
     if corpus.reading is not None:
         data_spec["text"] = corpus.reading.spec()
+    if corpus.preprocessing is not None:
+        data_spec |= {"table": corpus.preprocessing.spec(), "target": dict(corpus.settings)}
     return data_spec | (wrapper or wrapper_of(config)).data_spec(config, corpus)

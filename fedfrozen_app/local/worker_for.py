@@ -106,6 +106,7 @@ def _build_from_overrides(context: Context) -> Worker:
         tuple(data_spec["classes"]),
         site="site" in node,
         reading=reading_of_spec(data_spec.get("text")),
+        data_spec=data_spec,
     )
     if "site" in node:
         shares = Shares(validation=np.arange(0))

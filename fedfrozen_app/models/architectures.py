@@ -203,6 +203,19 @@ _CNN = (
     Row(r"classifier", "head"),
 )
 
+_FT = (
+    Row(r"embeddings\.(cls_token|number_weights|number_biases|level_embeddings|level_biases)", "embedding"),
+    Row(_BLOCK + r"layernorm_before", "norm", feeds="own"),
+    Row(_BLOCK + r"attention\.q_proj", "query"),
+    Row(_BLOCK + r"attention\.k_proj", "key"),
+    Row(_BLOCK + r"attention\.v_proj", "value"),
+    Row(_BLOCK + r"attention\.o_proj", "output"),
+    Row(_BLOCK + r"layernorm_after", "norm"),
+    Row(_BLOCK + r"mlp\.fc[12]", "mlp"),
+    Row(r"layernorm", "norm"),
+    Row(r"classifier", "head"),
+)
+
 ARCHITECTURES = {
     "vit": Architecture("vit", _VIT),
     "deit": Architecture("deit", _VIT),
@@ -223,6 +236,8 @@ ARCHITECTURES = {
     "clip": Architecture("", _CLIP),
     "siglip": Architecture("", _SIGLIP),
     "linear": Architecture("", (Row(r"classifier", "head"),)),
+    "mlp": Architecture("", (Row(r"hidden\.\d+", "mlp"), Row(r"classifier", "head"))),
+    "ft_transformer": Architecture("", _FT),
     "simple_cnn": Architecture("", _CNN),
     "lenet": Architecture("", _CNN),
     "moderate_cnn": Architecture("", _CNN),

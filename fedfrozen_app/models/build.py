@@ -89,7 +89,12 @@ def parameters_of(model: nn.Module) -> dict[str, Tensor]:
 
 def _try_forward(model: Any, shape: InputShape) -> None:
     """One example through the model, so that what does not fit shows now and not in training."""
-    if shape.task == "image":
+    if shape.is_table:
+        inputs = {
+            "numbers": torch.zeros(1, shape.numbers),
+            "categories": torch.zeros(1, len(shape.levels), dtype=torch.int64),
+        }
+    elif shape.task == "image":
         size = shape.image_size
         inputs = {"pixel_values": torch.zeros(1, shape.channels, size, size)}
     else:
@@ -105,11 +110,9 @@ def _try_forward(model: Any, shape: InputShape) -> None:
         if scores is None or scores.shape[-1] < shape.vocab_size:
             raise UserError(f"'{name}' is no language model: its answer needs `logits`, one for each token")
         _check_causal(model, inputs, name)
-    elif scores is None or scores.shape[-1] != len(shape.classes):
-        raise UserError(
-            f"'{name}' is no classifier of these data: its answer needs `logits`, one for each of the "
-            f"{len(shape.classes)} classes"
-        )
+    elif scores is None or scores.shape[-1] != shape.outputs:
+        wanted = f"one for each of the {len(shape.classes)} classes" if shape.classes else str(shape.outputs)
+        raise UserError(f"'{name}' is no classifier of these data: its answer needs `logits`, {wanted}")
 
 
 def _check_causal(model: Any, inputs: dict[str, Tensor], name: str) -> None:

@@ -12,13 +12,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.table import Table
 from fedfrozen_app.models.chunks import chunks_apart, chunks_together
-from fedfrozen_app.models.losses import example_losses, perplexity, predictions, token_counts
-from fedfrozen_app.models.metrics import measure
+from fedfrozen_app.tasks.target import NOTHING, target_of
 from fedfrozen_app.vmap.model_modes import evaluation_mode
 
 Parameters = Mapping[str, Tensor]
@@ -30,7 +28,9 @@ SCORES = 2**26  # of tokens by vocabulary, that are evaluated at once
 @dataclass(frozen=True)
 class Batch:
     inputs: Inputs
-    # (batch,), several labels as 0 and 1 (batch, classes), or tags or tokens to predict (batch, tokens)
+    # As the kind of target holds them: (batch,), several labels as 0 and 1 (batch, classes), tags or tokens
+    # to
+    # predict (batch, tokens), or time and event (batch, 2)
     labels: Tensor
     class_weights: Tensor | None = None  # (classes,)
     mask: Tensor | None = None  # (batch,) 1 for an example, 0 for padding; None: all are examples
@@ -65,7 +65,7 @@ class Normalisation:
 
 
 class Task:
-    """Classification of rows or of tokens with one model, or prediction of the next token.
+    """One model and what it predicts (`target`): a class, tags, the next token, a number, a survival time.
 
     `call` runs the model with given parameters. By default, `loaded` are the model's own: with these nothing
     is swapped. Any others replace those they name for the length of the call.
@@ -79,18 +79,19 @@ class Task:
         std: tuple[float, ...] = (),
         precision: str = "float32",
         kind: str = "image",
+        settings: Mapping[str, Any] = NOTHING,
         classes: tuple[str, ...] = (),
         loaded: Parameters | None = None,
         head: nn.Module | None = None,
         call: Callable[[Parameters, Inputs], Tensor] | None = None,
     ) -> None:
         self.model, self.kind, self.classes = model, kind, classes
+        self.target = target_of(kind, settings)
         first = next(model.parameters())
         # A frozen base may be coarser than what trains beside it.
         self.device = first.device
         self.dtype = reduce(torch.promote_types, {value.dtype for value in model.parameters()})
-        # A loss over a large vocabulary has no digits left in bfloat16.
-        coarse = kind == "language" and self.dtype is torch.bfloat16
+        coarse = self.target.exact_scores and self.dtype is torch.bfloat16
         self._scores = torch.float32 if coarse else self.dtype
         self.bf16 = precision == "bf16"
         self._loaded, self._head = loaded, head
@@ -100,7 +101,7 @@ class Task:
     @property
     def headline(self) -> str:
         """The metric that rounds are compared by; a row may have others beside it."""
-        return "f1" if self.kind in ("multilabel", "tokens") else "accuracy"
+        return self.target.headline
 
     def _call(self, parameters: Parameters, inputs: Inputs) -> Tensor:
         if parameters is self._loaded:
@@ -108,7 +109,10 @@ class Task:
         return call_model(self.model, parameters, inputs)
 
     def prepare(self, inputs: Inputs) -> Inputs:
-        """Images are kept as bytes and normalised here, on the device; a text's chunks become rows."""
+        """Images are kept as bytes and normalised here, on the device; a text's chunks become rows; a
+        table's numbers have the model's precision."""
+        if "numbers" in inputs:
+            return {**inputs, "numbers": inputs["numbers"].to(self.dtype)}
         if "pixel_values" not in inputs:
             return chunks_apart(inputs)
         assert self._normalise is not None
@@ -146,19 +150,7 @@ class Task:
         return logits, chunks_together(read[-1], batch.inputs).to(self.dtype)
 
     def loss_of(self, logits: Tensor, batch: Batch) -> Tensor:
-        if batch.mask is None and batch.labels.ndim == 1:
-            return functional.cross_entropy(logits, batch.labels, weight=batch.class_weights)
-        each = self.losses(logits, batch.labels)
-        weight = batch.mask
-        if self.kind == "language":  # a mean over tokens: a row counts by how many it has
-            tokens = token_counts(batch.labels, self._scores)
-            weight = tokens if weight is None else weight * tokens
-        if weight is None:
-            return each.mean()
-        # The same mean over the real examples; a batch of padding alone gives 0 and no gradient.
-        if batch.class_weights is not None and batch.labels.ndim == 1:
-            weight = weight * batch.class_weights[batch.labels]
-        return (each * weight).sum() / weight.sum().clamp(min=torch.finfo(self.dtype).tiny)
+        return self.target.batch_loss(logits, batch.labels, batch.class_weights, batch.mask)
 
     def losses_of(self, table: Table) -> Tensor:
         """(examples,) of the model as it is loaded now, to be differentiated."""
@@ -169,7 +161,7 @@ class Task:
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         """(examples,): each example's own loss, whatever else is in the batch."""
-        return example_losses(self.kind, logits, labels)
+        return self.target.losses(logits, labels)
 
     def with_call(self, call: Callable[[Parameters, Inputs], Tensor]) -> "Task":
         """The same task with another way to run the model."""
@@ -192,16 +184,16 @@ class Task:
     def evaluate(self, table: Table) -> dict[str, float]:
         """Mean loss and metrics of the model as it is loaded now; of a language model over tokens."""
         loss, predicted = self.predict(table, self.rows_at_once(table))
-        found = {"loss": loss, **measure(self.kind, predicted, table.labels, self.classes)}
-        return found | {"perplexity": perplexity(loss)} if self.kind == "language" else found
+        found = {"loss": loss, **self.target.measure(predicted, table.labels, self.classes)}
+        return found | self.target.of_loss(loss)
 
     def predictions(self, logits: Tensor) -> Tensor:
         """The predictions from these logits, shaped like the labels."""
-        return predictions(self.kind, logits)
+        return self.target.predictions(logits)
 
     def rows_at_once(self, table: Table) -> int:
         """On a GPU small images are evaluated by the thousand: a batch costs its launches, not its rows."""
-        if self.kind == "language":
+        if self.target.over_tokens and not self.classes:  # a score for each token of the vocabulary
             config: Any = self.model.config
             return min(512, max(1, SCORES // (table.labels.shape[1] * config.vocab_size)))
         pixels = table.inputs.get("pixel_values")
@@ -216,6 +208,7 @@ class Task:
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         count = torch.zeros_like(loss)
         predicted: list[Tensor] = []
+        compared: list[Tensor] = []  # logits of rows whose losses depend on one another
         with evaluation_mode(self.model):
             for start in range(0, len(table), batch_size):
                 part = slice(start, start + batch_size)
@@ -224,14 +217,21 @@ class Task:
                 with self._autocast():
                     logits = self.model(**self.prepare(inputs)).logits
                 logits = chunks_together(logits.to(self._scores), inputs)
+                predicted.append(self.predictions(logits))
+                if not self.target.per_example:
+                    compared.append(logits)
+                    continue
                 each = self.losses(logits, labels).double()
-                if self.kind == "language":
-                    tokens = token_counts(labels, self._scores).double()
-                    each, count = each * tokens, count + tokens.sum()
+                if (weights := self.target.weights(labels, self._scores)) is not None:
+                    each, count = each * weights.double(), count + weights.double().sum()
                 else:
                     count += len(labels)
-                predicted.append(self.predictions(logits))
                 loss += each.sum()
+        if compared:
+            labels = table.labels.to(self.device)
+            return float(self.target.batch_loss(torch.cat(compared), labels, None, None)), torch.cat(
+                predicted
+            )
         return float(loss / count.clamp(min=1)), torch.cat(predicted)
 
     @torch.inference_mode()
@@ -246,9 +246,7 @@ class Task:
                 with self._autocast():
                     logits = self.model(**self.prepare(inputs)).logits
                 logits = chunks_together(logits.to(self.dtype), inputs).float()
-                found.append(
-                    (logits.sigmoid() if self.kind == "multilabel" else logits.softmax(dim=-1)).cpu()
-                )
+                found.append(self.target.probabilities(logits).cpu())
         return torch.cat(found)
 
     @torch.inference_mode(False)

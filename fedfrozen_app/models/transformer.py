@@ -45,7 +45,7 @@ _AUTO = {
     "language": (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING),
 }
 # Roles are tabled for them, but they are not transformers' own.
-_NO_CLASSIFIER = ("linear", "simple_cnn", "lenet", "moderate_cnn")
+_NO_CLASSIFIER = ("linear", "simple_cnn", "lenet", "moderate_cnn", "mlp", "ft_transformer")
 # What transformers and torch raise for a configuration they cannot build or run.
 _BAD_CONFIG = (
     ValueError,
@@ -169,6 +169,11 @@ def _known_type(model_type: str | None, spec: ModelSpec) -> str:
 
 def _auto_class(kind: type[PretrainedConfig], spec: ModelSpec) -> Any:
     shape = spec.shape
+    if shape.is_table or shape.task not in _AUTO:
+        raise UserError(
+            f"'{kind.model_type}' does not read tables: choose model=ft_transformer, model=mlp or "
+            "model=linear"
+        )
     auto, mapping = _AUTO[shape.task]
     table = ARCHITECTURES.get(kind.model_type) if spec.roles is None else read_roles(spec.roles)
     if shape.task == "language" and (table is None or not table.causal):

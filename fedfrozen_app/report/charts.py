@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
-from fedfrozen_app.files.rows import Row, metric_name, number
+from fedfrozen_app.files.rows import Row, capitalised, metric_name, number
 from fedfrozen_app.report.chart_data import LEAST_SPAN, Chart, chart, curve, round_axis
 from fedfrozen_app.report.client_charts import client_keys, client_map, client_spread, selection_map
 from fedfrozen_app.report.curves import Series, running_total, series
@@ -75,7 +75,7 @@ def _lines(
 def _quality(rows: Sequence[Row], x: Chart) -> Chart:
     metric = metric_name(rows)
     return _lines(
-        metric.capitalize(),
+        capitalised(metric),
         x,
         _line(rows, "test", f"test_{metric}", "blue"),
         _line(rows, "central validation", f"val_{metric}", "vermillion", "dashed"),

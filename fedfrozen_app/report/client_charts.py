@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from statistics import median, quantiles
 
-from fedfrozen_app.files.rows import Row, number
+from fedfrozen_app.files.rows import HEADLINES, Row, number
 from fedfrozen_app.report.chart_data import LEAST_SPAN, Chart, chart, curve, rounded
 from fedfrozen_app.report.curves import Series
 from fedfrozen_app.report.selection import layer_count
@@ -14,10 +14,8 @@ from fedfrozen_app.report.selection import layer_count
 CLIENT_VIEWS = {
     "client_val_after": "after local training, own held-out rows",
     "client_val_before": "before local training, own held-out rows",
-    "personal_accuracy": "own model, own test rows",
-    "personal_f1": "own model, own test rows",
-    "test_accuracy": "own model, test set",
-    "test_f1": "own model, test set",
+    **{f"personal_{name}": "own model, own test rows" for name in HEADLINES},
+    **{f"test_{name}": "own model, test set" for name in HEADLINES},
 }
 MOST_CLIENTS = 200  # lines of a map: more would be thinner than a hair
 MOST_VIEWS = 60  # clients whose layers can be looked at one by one

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from fedfrozen_app.core.streams import print_text
 from fedfrozen_app.core.terminal import Console
-from fedfrozen_app.files.rows import Row, is_long, metric_name, number, read_rows
+from fedfrozen_app.files.rows import HEADLINES, Row, is_long, metric_name, metric_title, number, read_rows
 from fedfrozen_app.report.sweep_clock import SWEEP
 
 # Rounds of one stage cost alike, so the time left is estimated from the latest few.
@@ -58,15 +58,18 @@ def final_metrics(rows: Sequence[Row], summary: dict[str, Any]) -> list[tuple[st
 
 def _final_metrics(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     metric = metric_name(rows)
+    title = metric_title(metric)
 
     def score(key: str, round_key: str = "") -> str:
         at = summary.get(round_key)
         return f"{number(summary[key]):.4f}" + (f" (round {at})" if at is not None else "")
 
     if (key := f"final_test_{metric}") in summary:
-        yield f"Final test {metric}", score(key)
+        yield f"Final test {title}", score(key)
     if "final_test_perplexity" in summary:
         yield "Final test perplexity", f"{number(summary['final_test_perplexity']):.2f}"
+    if "final_test_mae" in summary:
+        yield f"Final test {metric_title('mae')}", f"{number(summary['final_test_mae']):.4g}"
     if (floor := summary.get(f"majority_{metric}")) is not None:
         beaten = number(summary.get(key)) > floor
         what = {"f1": "Tagging nothing" if not floor else "The most frequent label alone"}
@@ -75,12 +78,12 @@ def _final_metrics(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tup
     if (plain := summary.get("baseline") or {}).get(metric) is not None:
         yield f"On the same rows, {plain['name']}", f"{number(plain[metric]):.4f}"
     if (key := f"best_test_{metric}") in summary:
-        yield f"Best test {metric}", score(key, "best_test_round")
+        yield f"Best test {title}", score(key, "best_test_round")
     if summary.get(key := f"selected_test_{metric}") is not None:
-        yield f"Test {metric} of the round chosen by validation", score(key, "selected_round")
+        yield f"Test {title} of the round chosen by validation", score(key, "selected_round")
     if own := (summary.get("personal") or {}).get("personal"):
         spread = ", ".join(f"{word} {number(own.get(word)):.4f}" for word in ("mean", "worst"))
-        yield f"Personal models, {metric} on own test rows", spread
+        yield f"Personal models, {title} on own test rows", spread
     stability = summary.get("stability") or {}
     if stability.get(key := "std_last_10") is not None and is_long(rows, metric):
         yield "Standard deviation, last 10 rounds", f"{number(stability[key]):.4f}"
@@ -181,14 +184,14 @@ def show_end(summary: dict[str, Any], run_dir: Path, console: Console | None = N
 def better_baseline(summary: dict[str, Any], run_dir: Path) -> str:
     """One line where a plain model does better on the same rows; "" where none does."""
     plain = summary.get("baseline") or {}
-    metric = "f1" if "f1" in plain else "accuracy"
+    metric = next((name for name in HEADLINES if name in plain), "accuracy")
     had, own = number(plain.get(metric)), number(summary.get(f"final_test_{metric}"))
     if not had > own:
         return ""
     some = f" ({plain['train_rows']:,} of {plain['of_rows']:,})" * (plain["train_rows"] < plain["of_rows"])
     return (
         f"A plain model does better: {plain['name']}, on the clients' rows in one place{some}, has test "
-        f"{metric} {had:.3f}, and this run {own:.3f}. To repeat it: fedfrozen baselines "
+        f"{metric_title(metric)} {had:.3f}, and this run {own:.3f}. To repeat it: fedfrozen baselines "
         f"{shlex.quote(str(run_dir))}"
     )
 
@@ -280,7 +283,7 @@ class Progress:
             else:
                 self._recent.append(seconds)
         metric = metric_name([row])
-        score = f"{metric} {number(row[key]):.3f}" if (key := f"test_{metric}") in row else ""
+        score = f"{metric_title(metric)} {number(row[key]):.3f}" if (key := f"test_{metric}") in row else ""
         stage = str(row.get("stage", "train"))
         if self._bar is None:
             parts = [self._at(row["round"])["place"], stage, score]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedfrozen_app.files.disk import whole_file
-from fedfrozen_app.files.rows import Row, metric_name, number
+from fedfrozen_app.files.rows import Row, capitalised, metric_name, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -127,7 +127,7 @@ def _panels(rows: Sequence[Row]) -> list[Panel]:
         line("rest mean update (norm)", "drift.rest.mean_update", BLUE, dashed=True),
     ]
     return [
-        Panel(f"{metric.capitalize()} after each round", quality),
+        Panel(f"{capitalised(metric)} after each round", quality),
         Panel("Loss", loss),
         Panel("Megabytes sent so far, all clients", sent, from_zero=True),
         Panel("Client drift", drift, from_zero=True),

@@ -11,7 +11,7 @@ from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.files.folders import repeating
 from fedfrozen_app.files.readers import read_checked, read_object
-from fedfrozen_app.files.rows import Row, metric_name, number, read_rows
+from fedfrozen_app.files.rows import Row, metric_name, metric_title, number, read_rows
 from fedfrozen_app.report.charts import make_charts, per_unit
 from fedfrozen_app.report.client_charts import CLIENT_VIEWS, client_keys, client_values, in_order, last
 from fedfrozen_app.report.console import (
@@ -140,15 +140,18 @@ def _setting(summary: dict[str, Any]) -> str:
 
 def _scores(rows: Sequence[Row], summary: dict[str, Any]) -> list[tuple[str, str]]:
     metric = metric_name(rows)
+    title = metric_title(metric)
     ended = str(summary.get("status", "completed")).partition(":")[0] in ENDED
     scores = (
-        (f"final_test_{metric}", f"{'final' if ended else 'latest'} test {metric}", None),
+        (f"final_test_{metric}", f"{'final' if ended else 'latest'} test {title}", None),
         (f"best_test_{metric}", "best", "best_test_round"),
         (f"selected_test_{metric}", "chosen by validation", "selected_round"),
     )
     found = []
     if summary.get("final_test_perplexity") is not None:
         found.append((f"{number(summary['final_test_perplexity']):.2f}", "final test perplexity"))
+    if summary.get("final_test_mae") is not None:
+        found.append((f"{number(summary['final_test_mae']):.4g}", f"final test {metric_title('mae')}"))
     for key, label, place in scores:
         if summary.get(key) is not None:
             at = f", round {summary[place]}" if place and summary.get(place) is not None else ""
@@ -211,10 +214,11 @@ def _clients(rows: Sequence[Row], of_all: int | None, held_out: Mapping[str, int
 def _rounds(rows: Sequence[Row]) -> Table:
     metric = metric_name(rows)
     columns: list[tuple[str, str, Callable[[float], str]]] = [
-        (f"test {metric}", f"test_{metric}", _decimal),
+        (f"test {metric_title(metric)}", f"test_{metric}", _decimal),
         ("test loss", "test_loss", _decimal),
         ("test perplexity", "test_perplexity", _decimal),
-        (f"validation {metric}", f"val_{metric}", _decimal),
+        (f"test {metric_title('mae')}", "test_mae", _decimal),
+        (f"validation {metric_title(metric)}", f"val_{metric}", _decimal),
         ("validation loss", "val_loss", _decimal),
         ("clients before", "client_val_before", _decimal),
         ("clients after", "client_val_after", _decimal),

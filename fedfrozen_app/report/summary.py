@@ -15,7 +15,7 @@ from fedfrozen_app.core import own_objects, registry
 from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.files import checkpoint, status
 from fedfrozen_app.files.readers import Damaged, read_object
-from fedfrozen_app.files.rows import cold_bytes_down
+from fedfrozen_app.files.rows import HEADLINES, cold_bytes_down, metric_name
 from fedfrozen_app.report.selection import selection_changes
 
 PACKAGES = (
@@ -32,7 +32,7 @@ PACKAGES = (
 OBJECTS = ("config", "versions", "stability", "personal", "epsilon", "baseline")
 NUMBERS = (
     *("rounds", "total_bytes_up", "total_bytes_down", "total_bytes_down_cold", "seconds"),
-    *("final_test_accuracy", "final_test_f1"),
+    *(f"final_test_{name}" for name in HEADLINES),
 )
 LAST = 10  # rounds that "stability" looks back over
 Row = dict[str, Any]
@@ -137,7 +137,7 @@ def _run_state(run_dir: Path) -> str:
 def _metrics(
     rows: Sequence[Row], selected_round: int | None, config: dict[str, Any] | None
 ) -> dict[str, Any]:
-    metric = "f1" if any("test_f1" in row for row in rows) else "accuracy"
+    metric = metric_name(rows)
     key = f"test_{metric}"
     evaluated = [row for row in rows if key in row]
     summary: dict[str, Any] = {"rounds": rows[-1]["round"] if rows else 0}
@@ -147,7 +147,7 @@ def _metrics(
         summary |= {
             f"final_{key}": evaluated[-1][key],
             "final_test_loss": evaluated[-1].get("test_loss"),
-            **_perplexities(evaluated),
+            **_lowest(evaluated),
             f"best_{key}": best[key],
             "best_test_round": best["round"],
             "stability": {
@@ -180,10 +180,13 @@ def _metrics(
     }
 
 
-def _perplexities(evaluated: Sequence[Row]) -> dict[str, float]:
-    """Of a language model: the last, and the lowest, of the test rows."""
-    found = [row["test_perplexity"] for row in evaluated if "test_perplexity" in row]
-    return {"final_test_perplexity": found[-1], "best_test_perplexity": min(found)} if found else {}
+def _lowest(evaluated: Sequence[Row]) -> dict[str, float]:
+    """Of metrics that are better the smaller they are: the last, and the lowest, of the test rows."""
+    summary = {}
+    for name in ("perplexity", "mae"):
+        if found := [row[f"test_{name}"] for row in evaluated if f"test_{name}" in row]:
+            summary |= {f"final_test_{name}": found[-1], f"best_test_{name}": min(found)}
+    return summary
 
 
 def method_of(config: dict[str, Any] | None) -> Any:

@@ -11,7 +11,7 @@ from fedfrozen_app.data.subwords import tokenizer_json
 from fedfrozen_app.files.disk import remove_file, replace_file
 from fedfrozen_app.local.worker import Worker
 
-FILE, TOKENIZER = "data.json", "tokenizer.json"
+FILE, TOKENIZER, COLUMNS = "data.json", "tokenizer.json", "table.json"
 
 
 def write_data_record(worker: Worker, folder: Path) -> None:
@@ -25,6 +25,15 @@ def write_tokenizer(worker: Worker, folder: Path) -> None:
         remove_file(folder / TOKENIZER)
     else:
         replace_file(folder / TOKENIZER, tokenizer_json(reading.vocabulary))
+
+
+def write_columns(worker: Worker, folder: Path) -> None:
+    """How a table's cells become numbers, as `dataset.statistics` reads it; none of an earlier run stays."""
+    table, settings = worker.corpus.preprocessing, worker.corpus.settings
+    if table is None:
+        remove_file(folder / COLUMNS)
+    else:
+        replace_file(folder / COLUMNS, json.dumps(table.spec() | {"target": dict(settings)}, indent=1) + "\n")
 
 
 def data_record(worker: Worker) -> dict[str, Any]:
@@ -58,6 +67,7 @@ def data_record(worker: Worker) -> dict[str, Any]:
         "classes": list(corpus.every_class) or list(names),
         **account,
         **_texts(worker),
+        **_columns(worker),
         "rows": used,
         "clients": clients,
     }
@@ -72,6 +82,14 @@ def _texts(worker: Worker) -> dict[str, Any]:
     if (own := reading.vocabulary) is not None:
         tokenizer = {"learned": True, "pieces": own.size, "lowercase": own.lowercase, "sha256": own.digest}
     return {"texts": account["texts"] | {"tokenizer": tokenizer}}
+
+
+def _columns(worker: Worker) -> dict[str, Any]:
+    """The columns that the model reads, by kind; nothing for pictures and texts."""
+    if (table := worker.corpus.preprocessing) is None:
+        return {}
+    categorical = {one.name: len(one.levels) for one in table.categorical}
+    return {"columns": {"numeric": [one.name for one in table.numeric], "categorical": categorical}}
 
 
 def _counts(strata: np.ndarray, names: Sequence[str]) -> dict[str, Any]:

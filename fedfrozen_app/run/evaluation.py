@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord
 from torch import Tensor
 
 from fedfrozen_app.baselines.score import quick_baseline
@@ -15,7 +15,7 @@ from fedfrozen_app.census.fairness_groups import SITE, summary, together, unflat
 from fedfrozen_app.data.client_splits import label_counts
 from fedfrozen_app.exchange.arrays import to_tensors
 from fedfrozen_app.files.disk import replace_file
-from fedfrozen_app.files.rows import read_rows
+from fedfrozen_app.files.rows import HEADLINES, read_rows
 from fedfrozen_app.local.fair import groups_of_table
 from fedfrozen_app.local.model_evaluation import (
     evaluate_novel,
@@ -29,14 +29,15 @@ from fedfrozen_app.report.label_picture import label_picture
 from fedfrozen_app.report.personal import summarise_clients, write_personal
 from fedfrozen_app.server.base import PlannedFedAvg
 from fedfrozen_app.server.evaluation_round import evaluate_clients
+from fedfrozen_app.tasks.target import target_of
 
 log = logging.getLogger(__name__)
 
 
-def evaluator(strategy: PlannedFedAvg, worker: Worker) -> Callable[[int, ArrayRecord], MetricRecord | None]:
+def evaluator(strategy: PlannedFedAvg, worker: Worker) -> Callable[[int, ArrayRecord], dict[str, Any] | None]:
     """The central evaluation of the full model, on the test set and the server's validation rows."""
 
-    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+    def evaluate(server_round: int, arrays: ArrayRecord) -> dict[str, Any] | None:
         # If nothing is shared, the server's model stays as it was built: it is no round's result.
         nothing = not (strategy.shares_model or worker.has_global)
         if server_round and (nothing or not evaluates_after(worker.config, server_round)):
@@ -45,7 +46,8 @@ def evaluator(strategy: PlannedFedAvg, worker: Worker) -> Callable[[int, ArrayRe
         with worker.only_global():
             test, validation = evaluate_test(worker), evaluate_validation(worker)
             novel = evaluate_novel(worker)
-        record = MetricRecord()
+        headline = worker.task.headline
+        record: dict[str, Any] = {} if headline in HEADLINES else {"metric": headline}
         record.update({f"test_{key}": value for key, value in test.items()})
         record.update({f"val_{key}": value for key, value in validation.items()})
         record.update({f"novel_{key}": value for key, value in novel.items()})
@@ -86,8 +88,8 @@ def names_of(worker: Worker) -> dict[str, str]:
 
 def evaluate_fairness(worker: Worker, folder: Path, times: int = 0) -> dict[str, Any] | None:
     """The loaded global model on the test rows, by client, class and subgroup; None without test rows, or
-    for a language model."""
-    if not len(worker.data.test_table) or worker.task.kind == "language":
+    for a task without classes."""
+    if not len(worker.data.test_table) or not worker.task.target.fair:
         return None
     more = {}
     if worker.shares.test:
@@ -111,13 +113,6 @@ def write_fairness(models: dict[str, Any], worker: Worker, folder: Path) -> dict
     return found
 
 
-def majority_share(labels: Tensor) -> float | None:
-    """The share of the most frequent class; None where a row has several labels, or there is no row."""
-    if labels.dim() > 1 or not len(labels):
-        return None
-    return float(labels.unique(return_counts=True)[1].max()) / len(labels)
-
-
 def linear_baseline(strategy: PlannedFedAvg, worker: Worker) -> dict[str, Any] | None:
     """What a plain model has on the same rows; None where they are not this process's to read, or where the
     run has no model of its own."""
@@ -136,13 +131,7 @@ def linear_baseline(strategy: PlannedFedAvg, worker: Worker) -> dict[str, Any] |
 
 def trivial_scores(kind: str, labels: Tensor) -> dict[str, float]:
     """What predicts without looking at a row: the most frequent class or label alone; of entities, none."""
-    if kind == "tokens" and len(labels):
-        return {"majority_f1": 0.0}
-    if kind == "multilabel" and len(labels):
-        each, total = int(labels.sum(dim=0).max()), int(labels.sum())
-        return {"majority_f1": 2 * each / max(len(labels) + total, 1)}
-    share = majority_share(labels)
-    return {} if share is None else {"majority_accuracy": share}
+    return target_of(kind).trivial(labels)
 
 
 def draw_labels(worker: Worker, folder: Path) -> None:

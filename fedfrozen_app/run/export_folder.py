@@ -20,6 +20,12 @@ COMPARED = 32  # test rows that the written tokenizer must read as the run did
 
 def write_export(worker: Worker, run: Path, folder: Path, *, merged: bool) -> None:
     """`merged`: one plain model. Otherwise adapters for peft, where the run has some."""
+    if worker.corpus.preprocessing is not None:
+        raise UserError(
+            "Plain transformers has no model that reads the columns of a table: use the run's "
+            "model.safetensors, and "
+            "its table.json for how cells become numbers."
+        )
     worker.export(folder, merged=merged)
     exported = _exported(worker, merged)
     if worker.task.kind == "image":

@@ -34,7 +34,7 @@ from fedfrozen_app.report.console import Progress
 from fedfrozen_app.report.output import write_outputs
 from fedfrozen_app.report.track import Tracking
 from fedfrozen_app.run import evaluation
-from fedfrozen_app.run.data_record import write_data_record, write_tokenizer
+from fedfrozen_app.run.data_record import write_columns, write_data_record, write_tokenizer
 from fedfrozen_app.run.debugging import debugging
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.run.own_record import write_own_record
@@ -198,6 +198,7 @@ def open_folder(job: Job, worker: Worker) -> None:
     write_data_record(worker, job.folder)
     write_own_record(job.resolved_config, job.folder)
     write_tokenizer(worker, job.folder)
+    write_columns(worker, job.folder)
 
 
 def privacy_spent(config: Config, history: list[Row]) -> list[PrivacySpent]:

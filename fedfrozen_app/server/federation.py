@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Protocol, Self
 
-from flwr.app import ArrayRecord, MetricRecord
+from flwr.app import ArrayRecord
 from torch import Tensor
 
 from fedfrozen_app.adapters.rule import AdapterRule
@@ -27,7 +27,7 @@ from fedfrozen_app.server.robust import make_aggregator
 from fedfrozen_app.server.sampling import batches_of, draw_batches, draw_cohort, participations
 
 log = logging.getLogger(__name__)
-Evaluate = Callable[[int, ArrayRecord], MetricRecord | None]  # Flower's: how the server evaluates a model
+Evaluate = Callable[[int, ArrayRecord], Mapping[str, Any] | None]  # how the server evaluates a model
 
 
 class Hook(Protocol):

@@ -19,7 +19,7 @@ from fedfrozen_app.core.formatting import resume_command
 from fedfrozen_app.core.ray_process import simulated
 from fedfrozen_app.files import checkpoint, disk
 from fedfrozen_app.files.readers import Damaged, check_file
-from fedfrozen_app.files.rows import Row, append_row, write_rows
+from fedfrozen_app.files.rows import Row, append_row, metric_name, write_rows
 from fedfrozen_app.server.base import PlannedFedAvg
 from fedfrozen_app.server.state import arrays_to_keep
 
@@ -45,7 +45,7 @@ class BestModel:
     metadata: dict[str, str] = field(default_factory=dict)
 
     def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
-        score = row.get("val_f1", row.get("val_accuracy"))
+        score = row.get(f"val_{metric_name([row])}")
         if score is None or row["round"] == 0:
             return False, {}
         if score > self.best:
@@ -55,7 +55,9 @@ class BestModel:
             return False, {}
         self.waited += 1
         if self.out_of_patience:
-            log.info("No better validation accuracy in %d evaluations: stopping early.", self.waited)
+            log.info(
+                "No better validation %s in %d evaluations: stopping early.", metric_name([row]), self.waited
+            )
         return self.out_of_patience, {}
 
     @property

@@ -11,16 +11,16 @@ from fedfrozen_app.core.formatting import quoted
 from fedfrozen_app.exchange.count import Traffic
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.names import PARAMETERS
-from fedfrozen_app.files.rows import Row
-from fedfrozen_app.models.losses import perplexity
+from fedfrozen_app.files.rows import HEADLINES, Row
 from fedfrozen_app.server.aggregate import RunningMean, Update
 from fedfrozen_app.server.masked import MaskedRound
+from fedfrozen_app.tasks.language import perplexity
 
 log = logging.getLogger(__name__)
 # Kept client by client as well: an average hides the client that a model serves badly.
 PER_CLIENT = (
-    *("client_val_before", "client_val_after", "personal_accuracy", "personal_f1"),
-    *("test_accuracy", "test_f1"),
+    *("client_val_before", "client_val_after"),
+    *(f"{which}_{name}" for which in ("personal", "test") for name in HEADLINES),
 )
 
 

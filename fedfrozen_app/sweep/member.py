@@ -21,7 +21,7 @@ from fedfrozen_app.files import checkpoint, lease, status
 from fedfrozen_app.files import folder_manifest as manifest
 from fedfrozen_app.files.integrity import check_folder, mend_manifest
 from fedfrozen_app.files.readers import Damaged
-from fedfrozen_app.files.rows import read_rows, whole_rows
+from fedfrozen_app.files.rows import metric_name, read_rows, whole_rows
 from fedfrozen_app.launch import check_place, execute, execute_side_by_side
 from fedfrozen_app.local.reuse import same_shape
 from fedfrozen_app.report.sweep_clock import run_ended
@@ -258,13 +258,13 @@ def starting_point(
 
 
 def objective(folder: Path) -> float | None:
-    """The best accuracy on validation rows: the server's, or else the clients' own. Never the test set's."""
+    """The best metric on validation rows: the server's, or else the clients' own. Never the test set's."""
     try:
         rows = [row for row in read_rows(folder) if row["round"] > 0]
     except UserError as error:
         log.warning("%s", error)
         return None
-    for key in ("val_accuracy", "client_val_after"):
+    for key in (f"val_{metric_name(rows)}", "client_val_after"):
         if values := [row[key] for row in rows if key in row]:
             return max(values)
     return None

@@ -11,6 +11,7 @@ from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files import status
 from fedfrozen_app.files.integrity import quick_look
 from fedfrozen_app.files.kinds import SWEEPS
+from fedfrozen_app.files.rows import HEADLINES
 from fedfrozen_app.report.console import human_bytes, human_seconds
 from fedfrozen_app.report.summary import stored_summary
 
@@ -90,7 +91,7 @@ def sweep_table(folder: Path, found: list[Member]) -> Table:
 
 def result_cells(summary: dict[str, Any]) -> tuple[str, str, str]:
     """Final test metric, bytes up, time."""
-    final = summary.get("final_test_f1", summary.get("final_test_accuracy"))
+    final = next((summary[key] for name in HEADLINES if (key := f"final_test_{name}") in summary), None)
     sent, seconds = summary.get("total_bytes_up"), summary.get("seconds")
     return (
         "" if final is None else f"{final:.4f}",

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedfrozen_app.run.evaluation import majority_share, trivial_scores
+from fedfrozen_app.run.evaluation import trivial_scores
 from tests.conftest import slowly
 
 SMALL_TEXT = [
@@ -47,9 +47,9 @@ def test_both_runners_agree(train, task):
 
 
 def test_the_share_of_the_most_frequent_class_by_hand():
-    assert majority_share(torch.tensor([4, 1, 1, 2])) == 0.5
-    assert majority_share(torch.tensor([[0, 1], [1, 1]])) is None
-    assert majority_share(torch.tensor([])) is None
+    assert trivial_scores("image", torch.tensor([4, 1, 1, 2])) == {"majority_accuracy": 0.5}
+    assert trivial_scores("language", torch.tensor([[0, 1], [1, 1]])) == {}
+    assert trivial_scores("text", torch.tensor([])) == {}
 
 
 def test_scores_of_what_looks_at_no_row_by_hand():

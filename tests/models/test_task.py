@@ -7,8 +7,8 @@ import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from fedfrozen_app.data.table import CONTINUED, IGNORED, Table
-from fedfrozen_app.models.metrics import measure
 from fedfrozen_app.models.task import Batch, Task
+from fedfrozen_app.tasks.target import target_of
 
 TAGS = ("O", "B-problem", "I-problem", "B-test", "I-test")
 
@@ -50,28 +50,28 @@ def test_tokens_are_averaged_within_their_sentence_first():
 def test_strict_entities():
     labels = torch.tensor([[IGNORED, 1, 2, CONTINUED, 0, 3, IGNORED], [IGNORED, 1, 0, 0, 0, 0, IGNORED]])
     exact = labels.clamp(min=0)
-    assert measure("tokens", exact, labels, TAGS) == {"f1": 1.0}
+    assert target_of("tokens").measure(exact, labels, TAGS) == {"f1": 1.0}
     short = exact.clone()
     short[0, 2] = 0  # "problem" ends too early: wrong, though most of its words are right
     # 3 true entities, 3 said, 2 right
-    assert measure("tokens", short, labels, TAGS)["f1"] == pytest.approx(2 / 3)
+    assert target_of("tokens").measure(short, labels, TAGS)["f1"] == pytest.approx(2 / 3)
     loose = exact.clone()
     loose[1, 1] = 2  # an I without a B is no entity in strict reading: 2 right, 2 said, 3 true
-    assert measure("tokens", loose, labels, TAGS)["f1"] == pytest.approx(2 * 2 / (2 + 3))
+    assert target_of("tokens").measure(loose, labels, TAGS)["f1"] == pytest.approx(2 * 2 / (2 + 3))
     pieces = exact.clone()
     pieces[0, 3] = 4  # what it says of a word's later pieces is not looked at
-    assert measure("tokens", pieces, labels, TAGS) == {"f1": 1.0}
+    assert target_of("tokens").measure(pieces, labels, TAGS) == {"f1": 1.0}
 
 
 def test_micro_and_macro_f1():
     labels = torch.tensor([[1, 1, 0], [1, 0, 0]])
     said = torch.tensor([[1, 0, 0], [1, 0, 1]]).bool()
-    found = measure("multilabel", said, labels, ("a", "b", "c"))
+    found = target_of("multilabel").measure(said, labels, ("a", "b", "c"))
     assert found["f1"] == pytest.approx(4 / 6)  # 2 right; 3 said; 3 true
     assert found["f1_macro"] == pytest.approx(1 / 3)
-    one = measure("text", torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), ("a", "b"))
+    one = target_of("text").measure(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), ("a", "b"))
     assert one == {"accuracy": pytest.approx(2 / 3), "f1_macro": pytest.approx(2 / 3)}
-    assert measure("image", torch.tensor([0]), torch.tensor([1]), ("a", "b")) == {"accuracy": 0.0}
+    assert target_of("image").measure(torch.tensor([0]), torch.tensor([1]), ("a", "b")) == {"accuracy": 0.0}
 
 
 def test_a_decoder_answers_from_its_last_real_token():

@@ -22,11 +22,13 @@ class DatasetConfig:
         MISSING,
         "How to read it: `digits`, `digit_words`, `images`, `parquet`, `text`, `hub`, `conll`, `brat`, "
         "`i2b2`, `mimic`, `synthetic`, `dicom`, `nifti`, `omop`, `instructions` (prompts and answers for a "
-        "language model)",
+        "language model), `table` (columns of numbers and categories)",
     )
     task: str | None = setting(
         None,
-        "`classification`, `multilabel`, `entities` or `language`. `null`: what the kind of data suggests",
+        "`classification`, `multilabel`, `entities` or `language`; of a table also `regression`, `survival` "
+        "or what "
+        "an installed package brings. `null`: what the kind of data suggests",
     )
     path: str | None = setting(
         None,
@@ -175,6 +177,80 @@ class DatasetConfig:
         None,
         "`omop`: a SELECT that returns `person_id`, `label`, and `text` or columns to build one from",
         needs=only_with("dataset", "omop"),
+    )
+    columns: list[str] | None = setting(
+        None,
+        "`table`: the columns that the model reads. `null`: all but the label, `partition.column` and "
+        "`dataset.unit_column`",
+        needs=only_with("dataset", "table"),
+    )
+    categorical: list[str] | None = setting(
+        None,
+        "`table`: columns that hold categories although their values are numbers. Columns of text always do",
+        needs=only_with("dataset", "table"),
+    )
+    missing: str = setting(
+        "median",
+        "`table`: what becomes of missing values. `median`: a number gets the median of its column, a "
+        "category a "
+        "level of its own. `drop`: the row is left out",
+        choices=("median", "drop"),
+        needs=only_with("dataset", "table"),
+    )
+    indicators: bool = setting(
+        True,
+        "`table`: a further input for each column with missing numbers, 1 where they are missing",
+        needs=only_with("dataset.missing", "median"),
+    )
+    normalise: str = setting(
+        "federation",
+        "`table`: how numbers are scaled. `federation`: by the mean and deviation of all clients' train "
+        "rows, `site`: "
+        "each client's by its own train rows (the server's test rows by those of all), `none`: not at all",
+        choices=("federation", "site", "none"),
+        needs=only_with("dataset", "table"),
+    )
+    statistics: str | None = setting(
+        None,
+        "`table`: a `table.json` with medians, means, scales and levels, in place of what the train rows "
+        "say; a run "
+        "writes one. `privacy=dp_sgd` needs one of public values",
+        needs=only_with("dataset", "table"),
+    )
+    time_column: str | None = setting(
+        None, "`survival`: how long a person was followed up", needs=only_with("dataset.task", "survival")
+    )
+    event_column: str | None = setting(
+        None,
+        "`survival`: 1 where the event was seen at that time, 0 where not",
+        needs=only_with("dataset.task", "survival"),
+    )
+    survival_model: str = setting(
+        "cox",
+        "`survival`: `cox` (the partial likelihood within a batch) or `discrete` (a logistic hazard for "
+        "each time "
+        "interval, arXiv 2006.08997; exact under federation)",
+        choices=("cox", "discrete"),
+        needs=only_with("dataset.task", "survival"),
+    )
+    ties: str = setting(
+        "breslow",
+        "`cox`: how events at one time count: `breslow` or `efron`",
+        choices=("breslow", "efron"),
+        needs=only_with("dataset.task", "survival"),
+    )
+    intervals: int = setting(
+        10,
+        "`discrete`: so many intervals, with about as many events each",
+        least=1,
+        most=200,
+        needs=only_with("dataset.survival_model", "discrete"),
+    )
+    time_edges: list[float] | None = setting(
+        None,
+        "`discrete`: where the intervals end, in place of `dataset.intervals`: "
+        "`dataset.time_edges=[365,730,1095]`",
+        needs=only_with("dataset.survival_model", "discrete"),
     )
     subgroups: list[str] | None = setting(
         None, "Columns by whose values a model is evaluated separately: `dataset.subgroups=[sex,age_band]`"

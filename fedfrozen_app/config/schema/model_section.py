@@ -12,8 +12,9 @@ class ModelConfig:
     name: str = setting(MISSING, "A name for reports")
     source: str = setting(
         MISSING,
-        "`config` (random weights), `checkpoint` (local folder), `hub` (download), `linear` (logistic "
-        "regression on pixels), `cnn`, `lenet` and `moderate_cnn` (convolutional networks of others' "
+        "`config` (random weights), `checkpoint` (local folder), `hub` (download), `linear` (one layer, on "
+        "pixels or a table's columns), `mlp` and `ft_transformer` (of a table), `cnn`, `lenet` and "
+        "`moderate_cnn` (convolutional networks of others' "
         "benchmarks), `aligned` (a dual encoder made on this machine from `dataset.align`)",
     )
     # Every file sets it: null in a file overrides "???", and not the other way round.

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedfrozen_app.core.errors import UserError
-from fedfrozen_app.data.sources.labels import OUTSIDE
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Rows, existing, word_in_name
+from fedfrozen_app.tasks.entities import OUTSIDE
 
 logger = logging.getLogger(__name__)
 

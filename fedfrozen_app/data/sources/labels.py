@@ -6,19 +6,18 @@ import logging
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.account import dropped, places, rows_read, warn
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Rows
+from fedfrozen_app.tasks.entities import most_frequent as most_of
+from fedfrozen_app.tasks.target import Target, target_of
 
 logger = logging.getLogger(__name__)
-OUTSIDE = "O"
-NO_ENTITY = "none"
 # As spreadsheets and pandas write a value that is not there, in lower case. "none" may well be a class.
 MISSING_WORDS = {"nan", "na", "n/a", "#n/a", "#na", "<na>", "null", "nil", "nat", "?", "#value!", "#ref!"}
 
@@ -41,14 +40,15 @@ def clean(rows: Rows, spec: DatasetSpec, split: str, task: str) -> Rows:
         warn(f"{split}: dropped {len(lost)} of {len(whole)} rows without content or label ({places(lost)}).")
         dropped(split, "no content or no label", len(lost))
         rows = rows.where(whole)
-    if task != "language":
+    if target_of(task).has_classes:
         warn_of_near_labels(rows, split, task)
     return rows if spec.keep_classes is None else keep_classes(rows, spec.keep_classes, split, task)
 
 
 def _without_missing_words(rows: Rows, spec: DatasetSpec, split: str, task: str) -> Rows:
     """A label that is a word for a missing value is none, unless `dataset.keep_classes` names it."""
-    if task not in ("text", "image"):
+    single = all(label is None or isinstance(label, str) for label in rows.labels)
+    if not (single and target_of(task).has_classes):  # several labels are lists, without a missing one
         return rows
     known = set(spec.keep_classes or ())
     is_word = [
@@ -69,9 +69,7 @@ def _without_missing_words(rows: Rows, spec: DatasetSpec, split: str, task: str)
 
 def warn_of_near_labels(rows: Rows, split: str, task: str) -> None:
     """Classes whose names differ in case, spaces or hyphens alone are most likely one."""
-    each = [row if isinstance(row, list) else [row] for row in rows.labels]
-    if task == "tokens":
-        each = [[tag[2:] for tag in row if tag != OUTSIDE] for row in each]
+    each = [target_of(task).names_in(row) for row in rows.labels]
     counts = Counter(label for row in each for label in row)
     if over := [label for label in counts if re.search(r"[\r\n]", label)]:
         where = [one for row, one in zip(each, rows.origins, strict=True) if set(row) & set(over)]
@@ -100,19 +98,11 @@ def warn_of_near_labels(rows: Rows, split: str, task: str) -> None:
 
 def keep_classes(rows: Rows, kept: tuple[str, ...], split: str, task: str) -> Rows:
     """Only these classes: other labels go, and with them the rows that have none left."""
-    if task == "tokens":
-        tags = [[tag if tag[2:] in kept else OUTSIDE for tag in row] for row in rows.labels]
-        return Rows(rows.content, tags, rows.columns, rows.origins)
-    if task == "multilabel":
-        rows = Rows(
-            rows.content,
-            [[label for label in row if label in kept] for row in rows.labels],
-            rows.columns,
-            rows.origins,
-        )
-        inside = [bool(row) for row in rows.labels]
-    else:
-        inside = [label in kept for label in rows.labels]
+    target = target_of(task)
+    rows = replace(rows, labels=[target.restricted(label, kept) for label in rows.labels])
+    inside = [label is not None for label in rows.labels]
+    if target.over_tokens:
+        return rows
     logger.info("%s: kept %d of %d rows by their classes", split, sum(inside), len(inside))
     dropped(split, "a class that is not kept", len(inside) - sum(inside))
     rows = rows.where(inside)
@@ -134,24 +124,21 @@ def class_order(
     class_names: tuple[str, ...] | None,
     agreed: tuple[str, ...] | None,
 ) -> tuple[str, ...]:
-    if task == "language":  # its targets are tokens
+    target = target_of(task)
+    if not target.has_classes:
         return ()
-    present = _present(train, task)
+    present = {name for label in train.labels for name in target.names_in(label)}
     if agreed is not None:
         names = tuple(agreed)
     elif spec.keep_classes is not None:
         absent = [name for name in spec.keep_classes if name not in present]
         if absent:
             raise UserError(f"dataset.keep_classes names {absent[0]!r}, which no train row has.")
-        names = _tags(spec.keep_classes) if task == "tokens" else tuple(spec.keep_classes)
+        names = target.class_names(spec.keep_classes, in_order=True)
     elif class_names is not None:
         names = class_names
-    elif task == "tokens":
-        names = _tags(sorted(present))
     else:
-        # Numbers in order of size: "10" comes after "9".
-        numeric = all(re.fullmatch(r"-?\d+", label) for label in present)
-        names = tuple(sorted(present, key=int) if numeric else sorted(present))
+        names = target.class_names(present, in_order=False)
     if len(names) < 2:
         raise UserError(
             f"The train rows have {len(names)} class ({', '.join(names)}): at least 2 are needed; "
@@ -162,26 +149,12 @@ def class_order(
     return names
 
 
-def _present(rows: Rows, task: str) -> set[str]:
-    if task == "tokens":
-        return {tag[2:] for row in rows.labels for tag in row if tag != OUTSIDE}
-    if task == "multilabel":
-        return {label for row in rows.labels for label in row}
-    return {label for label in rows.labels if label is not None}
-
-
-def _tags(types: Iterable[str]) -> tuple[str, ...]:
-    """O, then B and I of every type: O is number 0."""
-    return (OUTSIDE, *(f"{place}-{kind}" for kind in types for place in "BI"))
-
-
 def number(rows: Rows, task: str, names: tuple[str, ...], agreed: tuple[str, ...] | None) -> Any:
-    """Labels as int64 (n,), several as 0 and 1 of int64 (n, classes), tags as a list of numbers a row.
-
-    A language model's are its tokens: there is nothing to number.
-    """
-    if task == "language":
-        return None
+    """Labels as int64 (n,), several as 0 and 1 of int64 (n, classes), tags as a list of numbers for each
+    row; where there are no classes, what the kind of target makes of them."""
+    target = target_of(task)
+    if not target.has_classes:
+        return target.numbered(rows.labels, {})
     place = {name: position for position, name in enumerate(names)}
     for found, origin in zip(rows.labels, rows.origins, strict=True):
         for label in [found] if isinstance(found, str) else found:
@@ -191,14 +164,7 @@ def number(rows: Rows, task: str, names: tuple[str, ...], agreed: tuple[str, ...
                     f"Label {label!r} of {origin} is not among {among} ({_shown(names)}): "
                     "correct it or leave the row out."
                 )
-    if task == "tokens":
-        return [[place[tag] for tag in row] for row in rows.labels]
-    if task == "multilabel":
-        table = torch.zeros(len(rows.labels), len(names), dtype=torch.int64)
-        for row, found in enumerate(rows.labels):
-            table[row, [place[label] for label in found]] = 1
-        return table
-    return torch.tensor([place[str(label)] for label in rows.labels], dtype=torch.int64)
+    return target.numbered(rows.labels, place)
 
 
 def _shown(names: tuple[str, ...]) -> str:
@@ -219,30 +185,21 @@ def unit_numbers(rows: Rows, unit: str | None) -> np.ndarray:
     return np.array([place[value] for value in values], dtype=np.int64)
 
 
-def strata(rows: Rows, task: str, units: np.ndarray) -> list[str]:
+def strata(rows: Rows, target: Target, units: np.ndarray) -> list[str]:
     """One name for each row's label mix, the same for all rows of a unit: what most of its rows have.
 
     Of several labels the primary one counts; of tags the entity type that occurs most.
     """
-    if task == "tokens":
-        each = [Counter(tag[2:] for tag in row if tag.startswith("B-")) for row in rows.labels]
-    else:
-        firsts = [str(row[0] if task == "multilabel" else row) for row in rows.labels]
-        if len(np.unique(units)) == len(units):  # every row to itself: nothing to count
-            return firsts
-        each = [Counter([first]) for first in firsts]
+    if len(np.unique(units)) == len(units):  # every row to itself: nothing to count
+        return target.strata(rows.labels)
     totals: dict[int, Counter[str]] = {}
-    for unit, counts in zip(units.tolist(), each, strict=True):
+    for unit, counts in zip(units.tolist(), target.mixes(rows.labels), strict=True):
         totals.setdefault(unit, Counter()).update(counts)
-    top = {unit: min(c, key=lambda name: (-c[name], name), default=NO_ENTITY) for unit, c in totals.items()}
+    top = {unit: most_of(counts) for unit, counts in totals.items()}
     return [top[unit] for unit in units.tolist()]
 
 
-def stratum_numbers(
-    found: list[str], names: tuple[str, ...], task: str
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """(n,) of numbers, and their names: the classes, or for entities their types and none."""
-    if task == "tokens":
-        names = (*dict.fromkeys(name[2:] for name in names if name != OUTSIDE), NO_ENTITY)
+def stratum_numbers(found: list[str], names: tuple[str, ...]) -> np.ndarray:
+    """(n,) of numbers, by these names."""
     place = {name: position for position, name in enumerate(names)}
-    return np.array([place[name] for name in found], dtype=np.int64), names
+    return np.array([place[name] for name in found], dtype=np.int64)

@@ -10,6 +10,7 @@ package may bring others.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -23,6 +24,13 @@ from fedfrozen_app.core import registry
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.data.account import accounting, dropped, warn
+from fedfrozen_app.data.preprocessing import (
+    Preprocessing,
+    described,
+    preprocessing_from,
+    preprocessing_of,
+    read_statistics,
+)
 from fedfrozen_app.data.sources.images import decode_images, pixel_statistics
 from fedfrozen_app.data.sources.labels import (
     class_order,
@@ -37,6 +45,7 @@ from fedfrozen_app.data.sources.labels import (
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Reader, Rows
 from fedfrozen_app.data.sources.text import Encoded, continuations, tag_words, tokenise
 from fedfrozen_app.data.table import Corpus, Table
+from fedfrozen_app.tasks.target import target_of
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +59,14 @@ class Prepared:
     test: Rows
     classes: tuple[str, ...]
     unit: str | None
+    fields: tuple[str, ...] = ()  # of a table: the columns of each row's content
+    settings: dict[str, Any] = field(default_factory=dict)  # of the target; see tasks/target.py
     account: dict[str, Any] = field(default_factory=dict)  # see data/account.py
+
+    @property
+    def reads(self) -> str:
+        """What a model reads of a row: pictures, texts, or a table's cells."""
+        return "table" if self.fields else "pictures" if self.task == "image" else "texts"
 
     @cached_property
     def characters(self) -> int:
@@ -79,12 +95,21 @@ def read_ahead(spec: DatasetSpec) -> None:
     _ahead[spec] = prepare(spec)
 
 
-def prepare(spec: DatasetSpec, classes: tuple[str, ...] | None = None) -> Prepared:
-    """The rows that a run deals with, not yet decoded, with an account of them; `classes` as for `load`."""
+def prepare(
+    spec: DatasetSpec,
+    classes: tuple[str, ...] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Prepared:
+    """The rows that a run deals with, not yet decoded, with an account of them; `classes` as for `load`,
+    `settings` those of the target that all sites have agreed on."""
     if classes is None and spec in _ahead:
         return _ahead.pop(spec)
     with accounting() as account:
         prepared = _prepare(spec, classes)
+        own = agreed_settings(spec) if settings is None else settings
+        if own is None:
+            own = target_of(prepared.task).chosen(prepared.train.labels, spec)
+        prepared = replace(prepared, settings=dict(own))
     return replace(prepared, account=account.as_json())
 
 
@@ -112,7 +137,12 @@ def _prepare(spec: DatasetSpec, classes: tuple[str, ...] | None) -> Prepared:
         for split, part in ((spec.train_split, train), (spec.test_split, test)):
             dropped(split, "dataset.limit", max(len(part.content) - spec.limit, 0))
         train, test = _limited(train, spec), _limited(test, spec)
-    return Prepared(task, train, test, names, unit)
+    return Prepared(task, train, test, names, unit, found.fields)
+
+
+def agreed_settings(spec: DatasetSpec) -> dict[str, Any] | None:
+    """The target's settings that `dataset.statistics` has."""
+    return None if spec.statistics is None else read_statistics(spec.statistics).get("target")
 
 
 def load(
@@ -134,8 +164,10 @@ def decode(
     spec: DatasetSpec,
     tokenizer: PreTrainedTokenizerBase | None,
     classes: tuple[str, ...] | None,
+    preprocessing: Preprocessing | None = None,
 ) -> Corpus:
-    """The second half of `load`: prepared rows as tensors."""
+    """The second half of `load`: prepared rows as tensors. `preprocessing`: of a table, as all sites
+    agreed."""
     task, names, train, test = rows.task, rows.classes, rows.train, rows.test
     if spec.chunks > 1 and task not in ("text", "multilabel"):
         raise UserError(
@@ -146,7 +178,9 @@ def decode(
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     vocab_size = pad_token_id = 0
-    if task == "image":
+    if rows.reads == "table":
+        rows, preprocessing, (train_inputs, test_inputs) = _columns(rows, spec, preprocessing)
+    elif task == "image":
         train_inputs, test_inputs = decode_images(train, test, spec)
         mean, std = pixel_statistics(train_inputs["pixel_values"], spec)
     else:
@@ -166,7 +200,7 @@ def decode(
     logger.info(
         "%s: %d train and %d test rows, %s, %s",
         *(spec.name, len(train_labels), len(test_labels)),
-        f"{len(names)} classes" if task != "language" else f"{vocab_size} tokens",
+        f"{len(names)} classes" if names else f"{vocab_size} tokens" if vocab_size else task,
         ", ".join(f"{name} {tuple(value.shape[1:])}" for name, value in train_inputs.items()),
     )
     return Corpus(
@@ -179,8 +213,32 @@ def decode(
         std=std,
         vocab_size=vocab_size,
         pad_token_id=pad_token_id,
+        preprocessing=preprocessing,
+        settings=rows.settings,
         **_about(rows),
     )
+
+
+def _columns(
+    rows: Prepared, spec: DatasetSpec, agreed: Preprocessing | None
+) -> tuple[Prepared, Preprocessing, list[dict[str, torch.Tensor]]]:
+    """The cells of a table as numbers, by what was agreed or else by the train rows; what looked wrong is
+    added to the account."""
+    train = rows.train
+    with accounting() as account:
+        if agreed is None and spec.statistics is not None:
+            agreed = preprocessing_from(read_statistics(spec.statistics))
+        if agreed is None:
+            agreed = preprocessing_of(
+                *(train.content, rows.fields, train.origins),
+                categorical=spec.categorical or (),
+                indicators=spec.indicators,
+                normalise=spec.normalise != "none",
+            )
+            logger.info("%s: %s", spec.name, described(agreed))
+        found = [agreed.inputs(part.content, rows.fields, part.origins) for part in (train, rows.test)]
+    warnings = [*rows.account.get("warnings", []), *account.warnings]
+    return replace(rows, account=rows.account | {"warnings": warnings}), agreed, found
 
 
 def _cut_texts(both: Encoded, rows: Prepared, spec: DatasetSpec) -> dict[str, Any]:
@@ -208,22 +266,21 @@ def undecoded(rows: Prepared, name: str) -> Corpus:
         Table({}, torch.zeros(len(part.content), dtype=torch.int64)) for part in (rows.train, rows.test)
     )
     none: dict[str, Any] = {"mean": (), "std": (), "vocab_size": 0, "pad_token_id": 0}
-    return Corpus(name, rows.task, rows.classes, train, test, **none, **_about(rows))
+    return Corpus(name, rows.task, rows.classes, train, test, settings=rows.settings, **none, **_about(rows))
 
 
 def _about(rows: Prepared) -> dict[str, Any]:
     """What a corpus knows of its rows beside their content: columns, and what they are dealt by."""
     found: dict[str, Any] = {"account": rows.account}
-    known = rows.classes
-    if rows.task == "language":  # rows are dealt by what kind of text they are
-        known = tuple(sorted({*rows.train.labels, *rows.test.labels}))
+    target, mixes = target_of(rows.task, rows.settings), {}
     for part, prefix in ((rows.train, ""), (rows.test, "test_")):
         units = unit_numbers(part, rows.unit)
-        mixes, names = stratum_numbers(strata(part, rows.task, units), known, rows.task)
+        mixes[prefix] = strata(part, target, units)
         columns = {name: _column(values) for name, values in part.columns.items()}
-        found |= {f"{prefix}units": units, f"{prefix}strata": mixes, f"{prefix}columns": columns}
-        found["stratum_names"] = names
-    return found
+        found |= {f"{prefix}units": units, f"{prefix}columns": columns}
+    names = target.stratum_names(rows.classes, chain(*mixes.values()))
+    found |= {f"{prefix}strata": stratum_numbers(own, names) for prefix, own in mixes.items()}
+    return found | {"stratum_names": names}
 
 
 def _unit_of(found: Found, spec: DatasetSpec) -> str | None:
@@ -277,7 +334,7 @@ def _hold_out(rows: Rows, spec: DatasetSpec, task: str, unit: str | None) -> tup
     rng = np.random.default_rng(spec.split_seed)
     units = unit_numbers(rows, unit)
     _, first = np.unique(units, return_index=True)
-    labels = np.array(strata(rows, task, units), dtype=object)[first]  # of each unit
+    labels = np.array(strata(rows, target_of(task), units), dtype=object)[first]  # of each unit
     in_test = np.zeros(len(labels), dtype=bool)
     for label in sorted(set(labels)):
         members = rng.permutation(np.flatnonzero(labels == label))

@@ -45,6 +45,22 @@ class DatasetSpec:
     window: tuple[float, ...] | None = None  # of DICOM and NIfTI: centre and width; None: the file's own
     slices: int | None = None  # of each series; None: all
     query: str | None = None  # of a database
+    # Of a table:
+    columns: tuple[str, ...] | None = (
+        None  # that the model reads; None: all but those that have another purpose
+    )
+    not_columns: tuple[str, ...] | None = None  # columns with another purpose, such as the site's
+    categorical: tuple[str, ...] | None = None  # that hold categories, even where these are numbers
+    missing: str = "median"  # what becomes of a row with a missing value; or "drop"
+    indicators: bool = True
+    normalise: str = "federation"  # or "site", "none"
+    statistics: str | None = None  # a file with the preprocessing, in place of what the train rows say
+    time_column: str | None = None
+    event_column: str | None = None
+    survival_model: str = "cox"  # or "discrete"
+    ties: str = "breslow"  # or "efron"
+    intervals: int = 10
+    time_edges: tuple[float, ...] | None = None
 
 
 @dataclass
@@ -55,7 +71,9 @@ class Rows:
     entities a BIO tag for each word; for a language model what kind of text it is, which rows are dealt by.
     """
 
-    # An image as bytes, path or array; a text as str, as words, or as (prompt, answer); None where missing.
+    # An image as bytes, path or array; a text as str, as words, or as (prompt, answer); of a table the
+    # cells; None
+    # where missing.
     content: list[Any]
     labels: list[Any]
     columns: dict[str, list[Any]]
@@ -78,11 +96,12 @@ class Rows:
 class Found:
     """What a reader hands over."""
 
-    task: str  # image, text, multilabel, tokens or language
+    task: str  # a name in the registry's group `tasks`
     train: Rows
     test: Rows | None  # None: the data bring no test split
     class_names: tuple[str, ...] | None = None  # in the order that the data themselves give
     unit: str | None = None  # the column whose values must not be parted over splits and clients
+    fields: tuple[str, ...] = ()  # of a table: the columns whose cells each row's content are
 
 
 Reader = Callable[[DatasetSpec], Found]

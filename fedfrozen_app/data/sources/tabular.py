@@ -29,7 +29,7 @@ MakeRows = Callable[[DatasetSpec, Frame, Frame | None], Found]  # of the train a
 
 def read_parquet(spec: DatasetSpec) -> Found:
     """Hugging Face parquet files, named by split or one a domain."""
-    return read_tables(spec, (".parquet",), _parquet_frame)
+    return read_tables(spec, (".parquet",), parquet_frame)
 
 
 @reads("classification", "multilabel")
@@ -64,7 +64,7 @@ def from_splits(spec: DatasetSpec, splits: Mapping[str, Any], whose: str) -> Fou
 def found_in(spec: DatasetSpec, frames: Mapping[str, Frame], whose: str, names: Iterable[str] = ()) -> Found:
     """The train and the test rows of these tables; of one without a name, by its column `split`, if any."""
     if (alone := frames.get("")) is not None:
-        return _from_frames(spec, *_by_split_column(spec, alone))
+        return _from_frames(spec, *by_split_column(spec, alone))
     if spec.train_split not in frames:
         raise UserError(
             f"{whose} has no split {spec.train_split!r}: "
@@ -92,14 +92,14 @@ def read_tables(
     if not files:
         raise UserError(f"No {' or '.join(suffixes)} file found in {root}: check dataset.path.")
 
-    train_files = [file for file in files if _belongs(file, root, spec.train_split)]
-    test_files = [file for file in files if _belongs(file, root, spec.test_split)]
+    train_files = [file for file in files if belongs(file, root, spec.train_split)]
+    test_files = [file for file in files if belongs(file, root, spec.test_split)]
     if train_files:
         ignored = [file.name for file in files if file not in train_files + test_files]
         if ignored:
             warn(f"{root}: not read, neither {spec.train_split} nor {spec.test_split}: {', '.join(ignored)}.")
-        test = _joined([read(file) for file in test_files]) if test_files else None
-        return make(spec, _joined([read(file) for file in train_files]), test)
+        test = joined([read(file) for file in test_files]) if test_files else None
+        return make(spec, joined([read(file) for file in train_files]), test)
     if test_files:
         raise UserError(
             f"{root} has a {spec.test_split!r} file but no {spec.train_split!r} file: "
@@ -110,21 +110,21 @@ def read_tables(
         logger.info("%s: no file is named %s, so every file is a domain", root, spec.train_split)
         for file, frame in zip(files, frames, strict=True):
             frame.cells["domain"] = [_stem(file)] * len(frame.origins)
-    return make(spec, *_by_split_column(spec, _joined(frames)))
+    return make(spec, *by_split_column(spec, joined(frames)))
 
 
 def _stem(file: Path) -> str:
     return file.name.split(".")[0]
 
 
-def _belongs(file: Path, root: Path, split: str) -> bool:
+def belongs(file: Path, root: Path, split: str) -> bool:
     """Whether a file is a split's by name: train.csv, train-00000-of-00002.parquet, train/0.csv."""
     if re.match(rf"{re.escape(split)}([-_]|$)", _stem(file)):
         return True
     return file != root and split in file.relative_to(root).parts[:-1]
 
 
-def _parquet_frame(file: Path) -> Frame:
+def parquet_frame(file: Path) -> Frame:
     try:
         table = pyarrow.parquet.read_table(file)
     except (pyarrow.ArrowException, OSError) as error:
@@ -208,7 +208,7 @@ def _record(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-def _joined(frames: list[Frame]) -> Frame:
+def joined(frames: list[Frame]) -> Frame:
     """Several files below one another, with the columns that all of them have."""
     first = frames[0]
     common = [name for name in first.cells if all(name in frame.cells for frame in frames)]
@@ -226,7 +226,7 @@ def _joined(frames: list[Frame]) -> Frame:
     )
 
 
-def _by_split_column(spec: DatasetSpec, frame: Frame) -> tuple[Frame, Frame | None]:
+def by_split_column(spec: DatasetSpec, frame: Frame) -> tuple[Frame, Frame | None]:
     """(train, test) by a column named split, where there is one."""
     if "split" not in frame.cells:
         return frame, None

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedfrozen_app.core.errors import UserError
-from fedfrozen_app.files.rows import metric_name
+from fedfrozen_app.files.rows import metric_name, metric_title
 from fedfrozen_app.report.compare.baseline import conditions_of, run_tests
 from fedfrozen_app.report.compare.grouping import (
     differing_keys,
@@ -40,7 +40,8 @@ def collect(
         raise UserError(f"There is no finished run to compare here. {reasons}".strip())
     metrics = {metric_name(run.rows) for run in runs}
     if len(metrics) > 1:
-        raise UserError("Some of these runs report accuracy and some F1: compare them separately.")
+        named = " and some ".join({"f1": "F1"}.get(name, metric_title(name)) for name in sorted(metrics))
+        raise UserError(f"Some of these runs report {named}: compare them separately.")
     (metric,) = metrics
 
     settings = {key_of(run.summary): settings_of(run.summary) for run in runs}
@@ -61,7 +62,7 @@ def collect(
             for run in members[key]
         ]
         own = {name: settings[key][name] for name in differing if name in settings[key]}
-        groups.append(Group(names[key], own, shown, words[key], measured, _spreads(measured)))
+        groups.append(Group(names[key], own, shown, words[key], measured, _spreads(measured, metric)))
     everything = {names[key]: values for key, values in settings.items()}
     first = next(iter(everything.values()))
     common = {
@@ -76,10 +77,12 @@ def collect(
     return Comparison(metric, tested, target, horizon, groups, conditions, common, left_out, notes)
 
 
-def _spreads(runs: Sequence[Run]) -> dict[str, Spread]:
+def _spreads(runs: Sequence[Run], metric: str) -> dict[str, Spread]:
     names = dict.fromkeys(name for run in runs for name in run.metrics)
     return {
-        name: spread({run.seed: run.metrics[name] for run in runs if name in run.metrics}, bounds(name))
+        name: spread(
+            {run.seed: run.metrics[name] for run in runs if name in run.metrics}, bounds(name, metric)
+        )
         for name in names
     }
 

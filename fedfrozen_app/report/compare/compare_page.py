@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from fedfrozen_app.core.formatting import counted
-from fedfrozen_app.files.rows import Row, cold_bytes_down, number
+from fedfrozen_app.files.rows import Row, cold_bytes_down, metric_title, number
 from fedfrozen_app.report.chart_data import LEAST_SPAN, Chart, chart, curve, rounded
 from fedfrozen_app.report.charts import per_unit
 from fedfrozen_app.report.compare.grouping import settings_of
@@ -74,7 +74,7 @@ def render(
 def make_charts(comparison: Comparison) -> list[Chart]:
     metric, groups = comparison.metric, comparison.groups
     looks = _looks(groups)
-    label = f"Test {metric}"
+    label = f"Test {metric_title(metric)}"
     last = max((row["round"] for group in groups for run in group.runs for row in run.rows), default=0)
     rounds = _axis("round", -0.6, last + 0.6, whole=True)
     over = "Mean over the seeds; the band is one standard deviation either way."

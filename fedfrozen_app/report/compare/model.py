@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedfrozen_app.files.rows import metric_title
+
 Row = dict[str, Any]
 
 
@@ -62,7 +64,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    metric: str  # "accuracy" | "f1": what test_*, final_test_* ... are
+    metric: str  # such as "accuracy": what test_*, final_test_* ... are
     tested: str  # the metric that the tests are about, a key of METRICS
     target: float | None  # of rounds_to_target and bytes_to_target
     horizon: int  # the last round that every run had a chance to train
@@ -88,15 +90,20 @@ METRICS = {
     "bytes_to_target": "bytes to {target}",
     "seconds": "seconds",
 }
+IN_SHARES = ("accuracy", "f1", "c_index")  # what test_* may be and lies between 0 and 1
 SHARES = ("final", "selected", "best", "std_last_10", "best_minus_final", "worst_client")
 
 
-def bounds(name: str) -> tuple[float, float]:
+def bounds(name: str, metric: str = "accuracy") -> tuple[float, float]:
     """The least and the greatest value that a metric can have."""
+    if metric not in IN_SHARES and name in SHARES:
+        return (0.0 if name in ("std_last_10", "best_minus_final") else -math.inf, math.inf)
     return (0.0, 1.0 if name in SHARES else math.inf)
 
 
 def heading(name: str, comparison: Comparison) -> str:
     """The column's title, with the metric and the target filled in."""
     target = "target" if comparison.target is None else f"{comparison.target:g}"
-    return METRICS[name].format(metric=comparison.metric, target=target, horizon=comparison.horizon)
+    return METRICS[name].format(
+        metric=metric_title(comparison.metric), target=target, horizon=comparison.horizon
+    )

@@ -1,0 +1,157 @@
+"""Tables of columns: CSV, TSV and Parquet files, in one file, files by split, or one file for each site."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.data.sources.delimited import delimited_frame
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Frame, Rows, existing
+from fedfrozen_app.data.sources.tabular import belongs, by_split_column, joined, parquet_frame
+from fedfrozen_app.tasks.regression import MISSING
+from fedfrozen_app.tasks.target import Target, target_of
+
+logger = logging.getLogger(__name__)
+PARQUET = (".parquet", ".pq")
+SUFFIXES = (*PARQUET, ".csv", ".tsv", ".data", ".csv.gz", ".tsv.gz", ".data.gz")
+SITE = "domain"  # the column that says a row's file, where each file is a site
+# By dataset.task, where the kind of target has another name.
+KINDS = {"classification": "table"}
+NOT_TABLES = ("image", "text", "table", "tokens", "language", "survival_discrete")
+
+
+class _TableTasks:
+    """Of the reader: every kind of target that a table can hold, installed packages' included."""
+
+    def __get__(self, instance: Any, owner: Any) -> tuple[str, ...]:
+        return (*KINDS, *(name for name in registry.names("tasks") if name not in NOT_TABLES))
+
+
+def task_of(spec: DatasetSpec) -> str:
+    """The kind of target, by its name in the registry."""
+    asked = spec.task or "classification"
+    if asked == "survival" and spec.survival_model == "discrete":
+        return "survival_discrete"
+    return KINDS.get(asked, asked)
+
+
+class TableReader:
+    """What `dataset.kind=table` reads."""
+
+    tasks = _TableTasks()
+    needs_path = True
+
+    def __call__(self, spec: DatasetSpec) -> Found:
+        frames = _files(spec)
+        return found_in_columns(spec, *frames)
+
+
+read_table = TableReader()
+
+
+def _files(spec: DatasetSpec) -> tuple[Frame, Frame | None]:
+    """(train, test)."""
+    root = existing(spec)
+    files = [root]
+    if root.is_dir():
+        files = sorted(f for f in root.rglob("*") if f.name.endswith(SUFFIXES) and not f.name.startswith("."))
+        if not files:
+            raise UserError(f"No table ({', '.join(SUFFIXES[:4])}) found in {root}: check dataset.path.")
+    train_files = [file for file in files if belongs(file, root, spec.train_split)]
+    if train_files:
+        test_files = [file for file in files if belongs(file, root, spec.test_split)]
+        test = _together(test_files, spec) if test_files else None
+        return _together(train_files, spec), test
+    return by_split_column(spec, _together(files, spec))
+
+
+def _together(files: Sequence[Path], spec: DatasetSpec) -> Frame:
+    frames = [parquet_frame(file) if file.name.endswith(PARQUET) else delimited_frame(file) for file in files]
+    if len(frames) > 1:
+        logger.info("Every file is a site of its own, in the column %r.", SITE)
+        needed = spec.columns or {name: None for frame in frames for name in frame.cells}
+        for file, frame in zip(files, frames, strict=True):
+            if lacking := [name for name in needed if name not in frame.cells]:
+                raise UserError(
+                    f"{file.name} lacks the column {lacking[0]!r}, which the model is to read: add it, or "
+                    "name the "
+                    "columns that all files have in dataset.columns."
+                )
+            frame.cells[SITE] = [_site(file)] * len(frame.origins)
+    return joined(frames)
+
+
+def _site(file: Path) -> str:
+    name = file.name
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+    return name
+
+
+def found_in_columns(spec: DatasetSpec, train: Frame, test: Frame | None) -> Found:
+    """Rows whose content are the cells of the columns that the model reads, in their order."""
+    task = task_of(spec)
+    target = target_of(task)
+    labels = target.label_columns(spec)
+    have = ", ".join(train.cells)
+    for name in (*labels, *(spec.columns or ())):
+        if name not in train.cells:
+            key = "columns" if name not in labels else "label_column"
+            key = next((k for k in ("time_column", "event_column") if getattr(spec, k) == name), key)
+            raise UserError(f"dataset.{key} names {name!r}, which is no column: the data have {have}.")
+    columns = tuple(spec.columns or _inferred(spec, train, labels))
+    if not columns:
+        raise UserError(f"The table has no column to predict {labels[0]!r} from: it has {have}.")
+    if both := [name for name in columns if name in labels]:
+        raise UserError(f"dataset.columns names {both[0]!r}, which is the label: leave it out.")
+    if test is not None and (absent := [n for n in (*labels, *columns) if n not in test.cells]):
+        raise UserError(f"The test rows have no column {absent[0]!r}, which the train rows have: add it.")
+    rows = _rows(spec, target, labels, columns, train)
+    tested = None if test is None else _rows(spec, target, labels, columns, test)
+    return Found(task, rows, tested, fields=columns)
+
+
+def _inferred(spec: DatasetSpec, frame: Frame, labels: Sequence[str]) -> list[str]:
+    """All columns but the label, the site's, the unit's, and those that are named as no input."""
+    apart = {*labels, SITE, spec.unit_column, spec.label_column, *(spec.not_columns or ())}
+    found = [name for name in frame.cells if name not in apart]
+    if lists := [
+        name for name in found if any(isinstance(cell, list | dict | bytes) for cell in frame.cells[name])
+    ]:
+        raise UserError(f"Column {lists[0]!r} holds no plain values: name the others in dataset.columns.")
+    return found
+
+
+def _rows(
+    spec: DatasetSpec, target: Target, labels: Sequence[str], columns: Sequence[str], frame: Frame
+) -> Rows:
+    named = list(zip(*(frame.cells[name] for name in labels), strict=True))
+    found = [
+        target.read_label(cells, labels, origin) for cells, origin in zip(named, frame.origins, strict=True)
+    ]
+    content = [_whole(cells, spec) for cells in zip(*(frame.cells[name] for name in columns), strict=True)]
+    others = {name: list(map(_plain, cells)) for name, cells in frame.cells.items() if _scalars(cells)}
+    return Rows(content, found, others, frame.origins)
+
+
+def _whole(cells: tuple[Any, ...], spec: DatasetSpec) -> tuple[Any, ...] | None:
+    """None for a row without any value; with `dataset.missing=drop` for one without all."""
+    missing = [_is_missing(cell) for cell in cells]
+    return None if (any(missing) if spec.missing == "drop" else all(missing)) else cells
+
+
+def _is_missing(cell: Any) -> bool:
+    return cell is None or cell != cell or (isinstance(cell, str) and cell.strip().casefold() in MISSING)
+
+
+def _plain(cell: Any) -> Any:
+    return cell.strip() if isinstance(cell, str) else cell
+
+
+def _scalars(cells: Sequence[Any]) -> bool:
+    return not any(isinstance(cell, list | dict | bytes) for cell in cells)

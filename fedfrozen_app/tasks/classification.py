@@ -1,0 +1,46 @@
+"""One class for each row: of pictures, of texts, of the rows of a table."""
+
+from torch import Tensor
+from torch.nn import functional
+
+from fedfrozen_app.tasks.target import Target
+
+
+class ImageClass(Target):
+    """Accuracy."""
+
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return functional.cross_entropy(logits, labels, reduction="none")
+
+    def batch_loss(
+        self, logits: Tensor, labels: Tensor, class_weights: Tensor | None, mask: Tensor | None
+    ) -> Tensor:
+        if mask is None:
+            return functional.cross_entropy(logits, labels, weight=class_weights)
+        return super().batch_loss(logits, labels, class_weights, mask)
+
+    def measure(self, predicted: Tensor, labels: Tensor, classes: tuple[str, ...]) -> dict[str, float]:
+        labels = labels.to(predicted.device)
+        return {"accuracy": int((predicted == labels).sum()) / len(labels)}
+
+    def trivial(self, labels: Tensor) -> dict[str, float]:
+        if not len(labels):
+            return {}
+        return {"majority_accuracy": float(labels.unique(return_counts=True)[1].max()) / len(labels)}
+
+
+class TextClass(ImageClass):
+    """Accuracy, and the mean of the classes' F1."""
+
+    metric_names = ("accuracy", "f1_macro")
+
+    def measure(self, predicted: Tensor, labels: Tensor, classes: tuple[str, ...]) -> dict[str, float]:
+        found = super().measure(predicted, labels, classes)
+        return found | {"f1_macro": f1(predicted, labels, "macro")}
+
+
+def f1(predicted: Tensor, labels: Tensor, average: str) -> float:
+    from sklearn.metrics import f1_score  # lazy: takes a second, and pictures do without
+
+    truth, guess = labels.cpu().numpy(), predicted.cpu().numpy()
+    return float(f1_score(truth, guess, average=average, zero_division=0))

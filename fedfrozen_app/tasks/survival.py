@@ -1,0 +1,194 @@
+"""Time until an event, which some rows are followed up too short to have: the Cox model and one of
+intervals."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.tasks.concordance import harrell_c
+from fedfrozen_app.tasks.regression import number
+from fedfrozen_app.tasks.target import Target
+
+PAIRS = 2**24  # of rows, that are compared at once
+YES, NO = {"1", "1.0", "true", "yes"}, {"0", "0.0", "false", "no"}
+EVENT, CENSORED = "event", "censored"
+
+
+class Cox(Target):
+    """Cox's partial likelihood within the batch, ties by Breslow or Efron; Harrell's C-index.
+
+    Labels are (rows, 2): time, and 1 where the event was observed at it. The loss is the sum over events
+    divided by the batch's rows. A larger logit is a larger hazard.
+    """
+
+    headline, title = "c_index", "C-index"
+    metric_names = ("c_index",)
+    has_classes = fair = per_example = False
+    intercept = False  # a constant cancels: with a bias, rounding noise alone would move it
+
+    def outputs(self, classes: Sequence[str]) -> int:
+        return 1
+
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """(examples,): each example's part of the batch's likelihood; it depends on the others."""
+        return self._parts(logits, labels, torch.ones_like(logits[:, 0]))
+
+    def batch_loss(
+        self, logits: Tensor, labels: Tensor, class_weights: Tensor | None, mask: Tensor | None
+    ) -> Tensor:
+        real = torch.ones_like(logits[:, 0]) if mask is None else mask.to(logits)
+        return self._parts(logits, labels, real).sum() / real.sum().clamp(min=1)
+
+    def _parts(self, logits: Tensor, labels: Tensor, real: Tensor) -> Tensor:
+        """(rows,): log Σ_risk exp(s) − s of each event, 0 for all other rows. Of padding there is none."""
+        scores, times, events = logits[:, 0], labels[:, 0], labels[:, 1].to(logits) * real
+        step = max(1, PAIRS // max(len(scores), 1))
+        found = [
+            self._log_risk(scores, times, events, real, slice(start, start + step))
+            for start in range(0, len(scores), step)
+        ]
+        return events * (torch.cat(found) - scores)
+
+    def _log_risk(self, scores: Tensor, times: Tensor, events: Tensor, real: Tensor, part: slice) -> Tensor:
+        """(rows of the part,): the logarithm of what each row's event is weighed against."""
+        own = times[part, None]
+        itself = torch.arange(len(times), device=times.device)
+        me = itself[part, None] == itself
+        at_risk = ((times >= own) & (real > 0)) | me  # padding is at risk in its own row alone
+        lowest = torch.finfo(scores.dtype).min
+        most = torch.where(at_risk, scores.detach(), lowest).amax(dim=1, keepdim=True)
+        each = torch.where(at_risk, (torch.where(at_risk, scores - most, 0.0)).exp(), 0.0)  # (part, rows)
+        total = each.sum(dim=1)
+        if self.settings.get("ties", "breslow") == "efron":
+            tied = (times == own) & (events > 0)
+            count = tied.sum(dim=1).clamp(min=1)
+            before = (tied & (itself < itself[part, None])).sum(dim=1)
+            total = total - before.to(total) / count * torch.where(tied, each, 0.0).sum(dim=1)
+        return total.log() + most[:, 0]
+
+    def predictions(self, logits: Tensor) -> Tensor:
+        return logits[..., 0]
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        raise UserError("A survival model has no probabilities of classes.")
+
+    def measure(self, predicted: Tensor, labels: Tensor, classes: tuple[str, ...]) -> dict[str, float]:
+        time, event = (labels[:, column].cpu().numpy() for column in (0, 1))
+        found = harrell_c(time, event, predicted.double().cpu().numpy())
+        return {} if np.isnan(found) else {"c_index": found}  # no two rows can be compared
+
+    def names_in(self, label: Any) -> list[str]:
+        return []
+
+    def class_names(self, named: Any, *, in_order: bool) -> tuple[str, ...]:
+        return ()
+
+    def numbered(self, labels: Sequence[Any], places: Mapping[str, int]) -> Tensor:
+        return torch.tensor([list(label) for label in labels], dtype=torch.float64).reshape(-1, 2)
+
+    def label_shape(self, classes: int, tokens: int) -> tuple[int, ...]:
+        return (2,)
+
+    def strata(self, labels: Sequence[Any]) -> list[str]:
+        return [EVENT if event else CENSORED for _, event in labels]
+
+    def stratum_names(self, classes: tuple[str, ...], found: Iterable[str]) -> tuple[str, ...]:
+        return (EVENT, CENSORED)
+
+    def label_columns(self, dataset: Any) -> tuple[str, ...]:
+        for key in ("time_column", "event_column"):
+            if getattr(dataset, key) is None:
+                raise UserError(f"dataset.{key} is missing: dataset.task=survival needs the column's name.")
+        return (dataset.time_column, dataset.event_column)
+
+    def read_label(self, cells: Sequence[Any], columns: Sequence[str], origin: str) -> Any:
+        time, event = number(cells[0], columns[0], origin), _event(cells[1], columns[1], origin)
+        if time is None or event is None:
+            return None
+        if time < 0:
+            raise UserError(
+                f"The time in {origin} is {time:g}, below 0: times in {columns[0]!r} count from a person's "
+                "own start."
+            )
+        return (time, event)
+
+    def chosen(self, labels: Sequence[Any], dataset: Any) -> dict[str, Any]:
+        if not any(event for _, event in labels):
+            raise UserError(
+                f"No train row has an event in column {dataset.event_column!r}: there is nothing to learn; "
+                "is 1 "
+                "the event, and 0 a person who was followed up without one?"
+            )
+        return {"ties": dataset.ties}
+
+
+class DiscreteTime(Cox):
+    """One logistic hazard for each time interval (Andreux et al. 2020, arXiv 2006.08997): a sum over rows.
+
+    A row counts in the intervals that it was followed up through, and in that of its event.
+    """
+
+    per_example = intercept = True
+
+    @property
+    def _edges(self) -> list[float]:
+        return [float(edge) for edge in self.settings["edges"]]
+
+    def outputs(self, classes: Sequence[str]) -> int:
+        return len(self._edges)
+
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        times, events = labels[..., 0, None], labels[..., 1, None]  # (examples, 1)
+        ends = torch.tensor(self._edges, dtype=labels.dtype, device=labels.device)
+        begins = torch.cat([ends.new_zeros(1), ends[:-1]])
+        inside = (times <= ends) & ((times > begins) | (begins == 0))
+        happened = inside & (events > 0)
+        counts = (times >= ends) | happened
+        each = functional.binary_cross_entropy_with_logits(logits, happened.to(logits), reduction="none")
+        return torch.where(counts, each, 0.0).sum(dim=-1)
+
+    def batch_loss(
+        self, logits: Tensor, labels: Tensor, class_weights: Tensor | None, mask: Tensor | None
+    ) -> Tensor:
+        return Target.batch_loss(self, logits, labels, None, mask)
+
+    def predictions(self, logits: Tensor) -> Tensor:
+        """Minus the mean time without the event, up to the last edge."""
+        ends = torch.tensor(self._edges, dtype=logits.dtype, device=logits.device)
+        widths = torch.diff(ends, prepend=ends.new_zeros(1))
+        return -(functional.logsigmoid(-logits).cumsum(dim=-1).exp() * widths).sum(dim=-1)
+
+    def chosen(self, labels: Sequence[Any], dataset: Any) -> dict[str, Any]:
+        """The edges as they are given, or such that the intervals have about as many events each."""
+        super().chosen(labels, dataset)
+        edges = dataset.time_edges
+        if edges is None:
+            times = [time for time, event in labels if event and time > 0]
+            shares = np.arange(1, dataset.intervals + 1) / dataset.intervals
+            edges = np.unique(np.quantile(times, shares)) if times else []
+        edges = [float(edge) for edge in edges]
+        if not edges or edges[0] <= 0 or any(a >= b for a, b in pairwise(edges)):
+            raise UserError(
+                f"The intervals end at {edges}: dataset.time_edges must be above 0 and grow, such as "
+                "[365,730,1095]."
+            )
+        return {"edges": edges}
+
+
+def _event(cell: Any, column: str, origin: str) -> int | None:
+    text = str(cell).strip().casefold()
+    if text in YES:
+        return 1
+    if text in NO:
+        return 0
+    if number(None if cell is None else text, column, origin) is None:
+        return None
+    raise UserError(
+        f"{cell!r} in {origin} is neither 0 nor 1, and column {column!r} says whether the event was seen."
+    )

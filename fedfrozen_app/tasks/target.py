@@ -1,0 +1,179 @@
+"""`Target`: the class that every kind of target derives from, and how one is found by its name."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.errors import UserError
+
+NOTHING: Mapping[str, Any] = {}
+ALWAYS = ("loss",)  # measured for every kind of target
+
+
+class Target:
+    """What is predicted for a row: from its label and the model's logits to a loss and metrics.
+
+    A subclass says what differs from one class a row. Whatever `settings` holds travels in the data
+    specification: plain values that all clients agree on, such as the edges of time intervals.
+    """
+
+    # The metric that rounds are compared by; a row may have others beside it.
+    headline: ClassVar[str] = "accuracy"
+    lower_is_better: ClassVar[bool] = False
+    title: ClassVar[str] = "accuracy"  # of the headline metric, in charts and tables
+    metric_names: ClassVar[tuple[str, ...]] = ("accuracy",)  # beside the loss
+    has_classes: ClassVar[bool] = True  # whether a label names classes
+    per_example: ClassVar[bool] = True  # whether an example's loss depends on that example alone
+    intercept: ClassVar[bool] = True  # whether adding a constant to all logits changes the loss
+    exact_scores: ClassVar[bool] = False  # whether bfloat16 has too few digits for its loss
+    over_tokens: ClassVar[bool] = False  # whether a row has a prediction for each of its tokens
+    fair: ClassVar[bool] = True  # whether predictions are evaluated by class and subgroup
+
+    def __init__(self, settings: Mapping[str, Any] = NOTHING) -> None:
+        self.settings = settings
+
+    # The model's answer --------------------------------------------------------------------------------
+
+    def outputs(self, classes: Sequence[str]) -> int:
+        """How many logits the model has for a row, or for each token."""
+        return len(classes)
+
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """(examples,): each example's own loss, whatever else is in the batch."""
+        raise NotImplementedError
+
+    def weights(self, labels: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """(examples,): what each counts in a mean; None: all the same."""
+        return None
+
+    def batch_loss(
+        self, logits: Tensor, labels: Tensor, class_weights: Tensor | None, mask: Tensor | None
+    ) -> Tensor:
+        """The mean over a batch, of which `mask` marks the real examples; of padding alone 0."""
+        each = self.losses(logits, labels)
+        weight, own = mask, self.weights(labels, logits.dtype)
+        if own is not None:
+            weight = own if weight is None else weight * own
+        if weight is None:
+            return each.mean()
+        if class_weights is not None and self.has_classes and labels.ndim == 1:
+            weight = weight * class_weights[labels]
+        return (each * weight).sum() / weight.sum().clamp(min=torch.finfo(logits.dtype).tiny)
+
+    def predictions(self, logits: Tensor) -> Tensor:
+        """The predictions from these logits, on whose rows `measure` is called."""
+        return logits.argmax(dim=-1)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Of the classes, in the logits' shape."""
+        return logits.softmax(dim=-1)
+
+    def measure(self, predicted: Tensor, labels: Tensor, classes: tuple[str, ...]) -> dict[str, float]:
+        """Metrics by name. One that these rows do not define is left out."""
+        raise NotImplementedError
+
+    def of_loss(self, loss: float) -> dict[str, float]:
+        """Metrics that follow from the mean loss."""
+        return {}
+
+    # Labels --------------------------------------------------------------------------------------------
+
+    def names_in(self, label: Any) -> list[str]:
+        """The classes that a row's label names."""
+        return [label]
+
+    def restricted(self, label: Any, kept: Sequence[str]) -> Any:
+        """The label with these classes alone; None where the row has none of them."""
+        return label if label in kept else None
+
+    def class_names(self, named: Iterable[str], *, in_order: bool) -> tuple[str, ...]:
+        """The classes, of the names that labels have; `in_order`: as they are given."""
+        if in_order:
+            return tuple(named)
+        names = set(named)
+        numeric = all(
+            re.fullmatch(r"-?\d+", name) for name in names
+        )  # in order of size: "10" comes after "9"
+        return tuple(sorted(names, key=int) if numeric else sorted(names))
+
+    def numbered(self, labels: Sequence[Any], places: Mapping[str, int]) -> Any:
+        """The labels as the table holds them."""
+        return torch.tensor([places[str(label)] for label in labels], dtype=torch.int64)
+
+    def label_shape(self, classes: int, tokens: int) -> tuple[int, ...]:
+        """Of one row's label."""
+        return (tokens,) if self.over_tokens else ()
+
+    def strata(self, labels: Sequence[Any]) -> list[str]:
+        """One name for each row, by which rows are dealt to clients and test rows are held out."""
+        return [str(label) for label in labels]
+
+    def mixes(self, labels: Sequence[Any]) -> list[Counter[str]]:
+        """The same, counted: rows of one person are dealt together, by what most of them have."""
+        return [Counter([name]) for name in self.strata(labels)]
+
+    def stratum_names(self, classes: tuple[str, ...], found: Iterable[str]) -> tuple[str, ...]:
+        """All names of `strata`; `found`: those of the rows that there are."""
+        return classes
+
+    def trivial(self, labels: Tensor) -> dict[str, float]:
+        """Metrics of what predicts without looking at a row, such as the most frequent class alone."""
+        return {}
+
+    # From the columns of a table -----------------------------------------------------------------------
+
+    def label_columns(self, dataset: Any) -> tuple[str, ...]:
+        """The columns that hold the label, by the settings of `dataset`."""
+        if dataset.label_column is None:
+            raise UserError("dataset.label_column is missing: name the column that is to be predicted.")
+        return (dataset.label_column,)
+
+    def read_label(self, cells: Sequence[Any], columns: Sequence[str], origin: str) -> Any:
+        """A row's label from these cells; None where it is missing."""
+        return word(cells[0])
+
+    def chosen(self, labels: Sequence[Any], dataset: Any) -> dict[str, Any]:
+        """The settings that follow from train labels, such as the edges of time intervals."""
+        return {}
+
+
+def word(cell: Any) -> str | None:
+    """A cell as the name of a class; None where it is empty."""
+    cell = cell.strip() if isinstance(cell, str) else cell
+    if cell is None or cell != cell or cell == "":  # a missing number is the one unlike itself
+        return None
+    return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+
+
+@lru_cache(maxsize=64)
+def _plain(name: str) -> Target:
+    found: Target = registry.find("tasks", name)()
+    return found
+
+
+def target_of(name: str, settings: Mapping[str, Any] = NOTHING) -> Target:
+    """The kind of target of that name; a `UserError` where there is none."""
+    if not settings:
+        return _plain(name)
+    found: Target = registry.find("tasks", name)(settings)
+    return found
+
+
+def metric_names() -> tuple[str, ...]:
+    """What any kind of target measures, those of installed packages included."""
+    return tuple(
+        dict.fromkeys(
+            [
+                *ALWAYS,
+                *(n for name in registry.names("tasks") for n in registry.find("tasks", name).metric_names),
+            ]
+        )
+    )

@@ -1,0 +1,146 @@
+"""Whole runs on a table: both runners, strategies that act on the attention kernel, adapters, privacy."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.report.compare.collect import collect as compare_runs
+from tests.conftest import slowly
+from tests.local.runners import THREE_ROUNDS, compare
+
+TASKS = {
+    "classification": ["dataset.label_column=ill"],
+    "multilabel": ["dataset.label_column=signs"],
+    "regression": ["dataset.label_column=days"],
+    "survival": ["dataset.time_column=days", "dataset.event_column=died"],
+    "discrete": ["dataset.time_column=days", "dataset.event_column=died", "dataset.survival_model=discrete"],
+}
+METRICS = {"classification": "accuracy", "multilabel": "f1", "regression": "r2"}
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Three sites of unlike sizes, with missing values; ages decide."""
+    rng = np.random.default_rng(0)
+    lines = ["site,age,sex,dose,ill,signs,days,died"]
+    for row in range(90):
+        age, sex = rng.normal(60, 10), "mf"[int(rng.integers(2))]
+        dose = "" if rng.random() < 0.1 else f"{rng.normal():.3f}"
+        ill = age + rng.normal(0, 4) > 60
+        days = max(1, round(200 - 2 * age + rng.normal(0, 8)))
+        signs = ";".join(name for name, has in (("old", age > 60), ("m", sex == "m")) if has) or "none"
+        lines.append(
+            f"{'abbccc'[row % 6]},{age:.2f},{sex},{dose},{int(ill)},{signs},{days},{int(rng.random() < 0.7)}"
+        )
+    path = tmp_path / "patients.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def words(table, task, *more):
+    asked = "survival" if task == "discrete" else task
+    columns = ["dataset.columns=[age,sex,dose]", "partition=natural", "partition.column=site"]
+    own = ["num_clients=null", "dataset.limit=null", "track.tensorboard=false", "client.batch_size=8"]
+    return [
+        "dataset=table",
+        f"dataset.path={table}",
+        f"dataset.task={asked}",
+        *TASKS[task],
+        *columns,
+        *own,
+        *more,
+    ]
+
+
+@pytest.mark.parametrize("task", ["survival", *slowly(*(task for task in TASKS if task != "survival"))])
+def test_both_runners_train_the_same_model_in_float64(train, table, task):
+    """Sites with unlike numbers of batches, so that some rows are padding."""
+    given = words(table, task, "strategy=fedfrozen", "model.dtype=float64", *THREE_ROUNDS)
+    one = train(*given, folder="one")
+    other = train(*given, "runtime.runner=cohort", folder="other")
+    # A constant cancels in Cox's likelihood: the last norm's bias has no gradient but rounding noise.
+    compare(one, other, 1e-9, per_tensor=task != "survival")
+    metric = METRICS.get(task, "c_index")
+    for row, twin in zip(one.rows, other.rows, strict=True):
+        assert row[f"test_{metric}"] == pytest.approx(twin[f"test_{metric}"], abs=1e-9)
+    summary = one.summary
+    assert summary[f"final_test_{metric}"] == one.rows[-1][f"test_{metric}"]
+    assert summary[f"best_test_{metric}"] == max(row[f"test_{metric}"] for row in one.rows)
+    assert "client_val_after" in one.rows[-1]
+
+
+def test_a_run_writes_how_its_cells_became_numbers_and_another_reads_it(train, table):
+    run = train(*words(table, "regression", "strategy=fedavg", "num_rounds=1"))
+    written = json.loads((run.folder / "table.json").read_text())
+    assert set(written["columns"]) == {"age", "sex", "dose"} and written["columns"]["dose"]["indicator"]
+    record = json.loads((run.folder / "data.json").read_text())
+    assert record["columns"] == {"numeric": ["age", "dose"], "categorical": {"sex": 2}}
+    assert "final_test_mae" in run.summary
+    again = train(
+        *words(table, "regression", "strategy=fedavg", "num_rounds=1"),
+        f"dataset.statistics={run.folder / 'table.json'}",
+        folder="again",
+    )
+    assert again.rows[-1]["test_r2"] == run.rows[-1]["test_r2"]
+    found = compare_runs([run.folder, again.folder])
+    assert found.metric == "r2"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["strategy=safl"],
+        ["strategy=fedper"],
+        ["strategy=fedavg", "adapter=lora", "adapter.rank=2"],
+        ["strategy=scaffold", "client=sgd", "model=mlp", "~model.config.intermediate_size"],
+        ["strategy=fedavg", "dataset.normalise=site", "personal=true"],
+        ["strategy=fedavg", "secure_aggregation=on"],
+    ],
+    ids=lambda more: " ".join(more[:2]),
+)
+def test_methods_act_on_tables(train, table, more):
+    small = not any("model=mlp" in word for word in more)
+    more = [word for word in more if not word.startswith("~")]
+    given = words(table, "classification", "num_rounds=2", *more)
+    run = train(*given, small=small)
+    assert run.rows[-1]["round"] == 2 and "test_accuracy" in run.summary | run.rows[-1]
+
+
+def test_own_scale_is_the_client_s_own(table):
+    from tests.conftest import worker_of
+
+    given = words(table, "classification", "strategy=fedavg", "model=linear", "runtime.threads=1")
+    given = [word for word in given if word != "dataset.limit=null"]
+    site, federation = (worker_of(*given, f"dataset.normalise={how}") for how in ("site", "federation"))
+    for client in "012":
+        rows = site.rows(client).train
+        own = site.train_table.inputs["numbers"][rows][:, :2]
+        assert own.mean(dim=0).abs().max() < 1e-12
+        assert (own.std(dim=0, unbiased=False) - 1).abs().max() < 1e-12
+        tested = site.data.client_test_rows(client)
+        plain = federation.data.client_test_rows(client)
+        assert len(tested) == len(plain) and not tested.inputs["numbers"].equal(plain.inputs["numbers"])
+    held = site.shares.validation
+    same = site.train_table.inputs["numbers"][held], federation.train_table.inputs["numbers"][held]
+    assert same[0].equal(same[1])  # the server's own rows
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ([], "does not cover a table's medians"),
+        (["dataset.statistics=x.json", "dataset.normalise=site"], "dataset.normalise=site scales"),
+    ],
+)
+def test_a_private_run_needs_public_statistics(train, table, more, sentence):
+    with pytest.raises(UserError, match=sentence):
+        train(*words(table, "classification", "strategy=fedavg", "privacy=dp_sgd", *more))
+
+
+def test_a_private_cox_model_is_refused(train, table):
+    given = words(table, "survival", "strategy=fedavg", "privacy=dp_sgd", "dataset.statistics=x.json")
+    with pytest.raises(UserError, match="Cox's loss compares the people of a batch"):
+        train(*given)
