@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedfrozen_app.core.errors import UserError
-from fedfrozen_app.tasks.concordance import harrell_c
 from fedfrozen_app.tasks.regression import number
+from fedfrozen_app.tasks.survival_scores import harrell_c
 from fedfrozen_app.tasks.target import Target
 
 PAIRS = 2**24  # of rows, that are compared at once

@@ -11,7 +11,7 @@ from sksurv.metrics import concordance_index_censored
 from sksurv.metrics import integrated_brier_score as reference_brier
 from sksurv.util import Surv
 
-from fedfrozen_app.survival.scores import harrell_c, integrated_brier
+from fedfrozen_app.tasks.survival_scores import harrell_c, integrated_brier
 from tests.survival.drawn import CASES, study
 
 REFERENCE = json.loads((Path(__file__).parent / "lifelines.json").read_text("utf-8"))

@@ -12,7 +12,7 @@ from torch.func import grad, vmap
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec
-from fedfrozen_app.tasks.concordance import harrell_c
+from fedfrozen_app.tasks.survival_scores import harrell_c
 from fedfrozen_app.tasks.target import target_of
 
 ROWS = st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.integers(-4, 4)), min_size=1, max_size=9)
