@@ -8,10 +8,10 @@ from typing import NamedTuple
 from safetensors import SafetensorError
 
 from fedfrozen_app.core.errors import DAMAGED, UserError
-from fedfrozen_app.files import checkpoint, rows, seal, status, uploads
+from fedfrozen_app.files import checkpoint, disk, rows, seal, status, uploads
 from fedfrozen_app.files import folder_manifest as manifest
 from fedfrozen_app.files.readable import unreadable
-from fedfrozen_app.files.readers import MISSING, Damaged, changed_by_size, check_file, known_files
+from fedfrozen_app.files.readers import MISSING, Damaged, changed_by_size, check_file, check_form, known_files
 
 WHOLE, BROKEN, UNCHECKED = "whole", "damaged", "unchecked"
 # Files that later commands read or show: without a record of them, damage to them cannot be detected.
@@ -72,7 +72,10 @@ def _manifest(folder: Path) -> Finding:
 
 def _file(path: Path, *, known: bool) -> Finding:
     try:
-        return _whole_or_unchecked(path.name, known and check_file(path))
+        recorded = known and check_file(path)
+        if not recorded:
+            check_form(path)
+        return _whole_or_unchecked(path.name, recorded)
     except Damaged as error:
         return _finding(path.name, error)
 
@@ -149,6 +152,22 @@ def mend_manifest(folder: Path) -> str:
     return write_manifest_again(folder) if known is not None and known.damage else ""
 
 
+def _checkpoint_entry(folder: Path) -> manifest.Entry | None:
+    """Of the final model, from the last round's whole checkpoint: a flipped bit keeps size and header."""
+    model, number = folder / "model.safetensors", max(checkpoint.numbers(folder / "checkpoints"), default=0)
+    kept = folder / "checkpoints" / str(number)
+    try:
+        if seal.unsealed(kept / "state.json")["round"] != (rows.last_row(folder) or {}).get("round"):
+            return None
+        entry = manifest.entry_of(kept / "model.safetensors")
+        alike = entry.size == model.stat().st_size and disk.header(model) == disk.header(
+            kept / "model.safetensors"
+        )
+    except (SafetensorError, *DAMAGED):
+        return None
+    return entry if alike else None
+
+
 def write_manifest_again(folder: Path) -> str:
     """Without what is damaged, and with what it did not know, as it is now; "" where nothing changes."""
     known = manifest.read(folder)
@@ -165,6 +184,8 @@ def write_manifest_again(folder: Path) -> str:
     files = [name for name in added if name not in manifest.UNRECORDED and (folder / name).is_file()]
     for name in files:
         mended.files[name] = manifest.entry_of(folder / name)
+    if "model.safetensors" in files and (entry := _checkpoint_entry(folder)) is not None:
+        mended.files["model.safetensors"] = entry  # the file itself may be damaged too
     if mended.rows is None and (folder / rows.FILE).is_file():
         mended.rows = rows.unrecorded_digests(folder)
     if known is not None and not known.damage and not files and mended.rows == known.rows:

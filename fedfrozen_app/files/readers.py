@@ -90,6 +90,19 @@ def check_file(path: Path) -> bool:
     raise AssertionError("the last try returns or raises")
 
 
+def check_form(path: Path) -> None:
+    """All that can be said of a file of which nothing is recorded: whether it is of its kind."""
+    try:
+        if path.suffix == ".json":
+            as_object(path, path.read_bytes())
+        elif path.suffix == ".safetensors":
+            header(path)
+    except OSError as error:
+        raise Damaged(path, f"it cannot be read: {error.strerror}") from error
+    except SafetensorError as error:
+        raise Damaged(path, "it holds no arrays") from error
+
+
 def read_object(path: Path) -> dict[str, Any] | None:
     """A file with one JSON object; None where there is no such file."""
     found = read_checked(path)

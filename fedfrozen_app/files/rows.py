@@ -155,6 +155,11 @@ def unrecorded_digests(run_dir: Path) -> list[str] | None:
     return [manifest.row_digest(line) for line in lines]
 
 
+def last_row(run_dir: Path) -> Row | None:
+    """Whatever is recorded; None where its line is not JSON. Raises `OSError`."""
+    return _row((run_dir / FILE).read_bytes().rstrip(b"\n").rpartition(b"\n")[2])
+
+
 def rows_to_keep(run_dir: Path, *, replaced: bool) -> list[Row]:
     """For a run that continues: the rows that are whole. A damaged file that is replaced is kept as well."""
     found = whole_rows(run_dir)

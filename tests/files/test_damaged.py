@@ -3,6 +3,7 @@
 The table of all: `python -m tests.files.damage`.
 """
 
+import json
 import os
 import shutil
 import tempfile
@@ -28,6 +29,7 @@ from tests.files.damage import (
     bench,
     carry_out,
     command,
+    empty,
     flip_bit,
     foreign_bytes,
     truncate,
@@ -187,6 +189,20 @@ def test_a_manifest_without_its_end_is_damaged_but_not_that_of_a_run_that_was_ki
     assert manifest.read(tmp_path).damage == "its end is missing"
     manifest.begin(tmp_path, manifest.RUN)  # it goes on
     assert not manifest.read(tmp_path).damage
+
+
+@pytest.mark.parametrize("lost", [empty, truncate])
+def test_a_lost_manifest_makes_no_damaged_file_whole(place, lost):
+    run = place.fresh("run")
+    lost(run / "manifest.jsonl")
+    flip_bit(run / "model.safetensors")
+    truncate(run / "summary.json")
+    done = carry_out(RUN_VERBS["repair"], run)
+    assert "model.safetensors was restored from checkpoints/2." in done.text, done.text
+    assert "summary.json was rebuilt" in done.text and done.code == 0
+    assert same_bits(Run(run).model, Run(place.kept / "run").model)
+    assert json.loads((run / "summary.json").read_text())["final_test_accuracy"] is not None
+    assert status.read(run).state == "complete"
 
 
 # One folder is one thing ----------------------------------------------------------------------------------
