@@ -489,6 +489,8 @@ def play(found: Watched, rng: np.random.Generator) -> None:
                 if rng.random() < 0.93:
                     found.masked_step(name, step, rng)
         else:
+            if rng.random() < 0.5:  # as an honest server does; else one proposal rarely follows another
+                accept(found, name, rng)
             found.train(name, rng)
     found.check_disk()
 

@@ -108,7 +108,7 @@ def test_a_planted_fault_is_found(watched, monkeypatch, fault):
     monkeypatch.setattr(handle_train, "TRANSITIONS", rows)
     fault(monkeypatch)
     with pytest.raises(AssertionError):
-        played(watched, 400, seed=2)
+        played(watched, 2_000, seed=2)
 
 
 @pytest.mark.slow
