@@ -135,7 +135,14 @@ def _steps(one: Study, key: str, start: float) -> list[list[float]]:
         if events:
             points += [[time, round(value, 5)], [time, round(after, 5)]]
             value = after
-    return [*points, [one["times"][-1], round(value, 5)]] if one["times"] else points
+    return [*points, [_last(one), round(value, 5)]]
+
+
+def _last(one: Study) -> float:
+    """The last time at which somebody of the group is at risk: its curve ends there."""
+    return max(
+        (time for time, risk in zip(one["times"], one["at_risk"], strict=True) if risk > 0), default=0.0
+    )
 
 
 # Tables ----------------------------------------------------------------------------------------------------
@@ -180,7 +187,7 @@ def _medians(study: Study) -> Table:
     for one in shown:
         cells = []
         for time in times:
-            if one["times"] and time <= one["times"][-1]:
+            if time <= _last(one):
                 low, high = _after(one, "low", time), _after(one, "high", time)
                 cells.append(f"{_after(one, 'survival', time):.1%} ({low:.0%}–{high:.0%})")
             else:
@@ -255,7 +262,7 @@ def _number(value: float | None) -> str:
 def _every(shown: Sequence[Study]) -> Table:
     head = ["group", "time", "at risk", "events", "censored", "survival", "95 % interval", "hazard"]
     keys = ("times", "at_risk", "event_counts", "censored", "survival", "low", "high", "hazard")
-    body = []
+    body: list[list[str]] = []
     for one in shown:
         for time, risk, events, censored, survival, low, high, hazard in zip(
             *(one[key] for key in keys), strict=True

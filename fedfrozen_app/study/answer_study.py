@@ -30,7 +30,7 @@ WIDEST = 40.0  # of the linear predictors of a site's people: beyond, a sum is o
 
 @dataclass(frozen=True)
 class Rules:
-    """What may leave, whoever asks."""
+    """What may leave, independent of who asks."""
 
     mode: str
     floor: int
@@ -171,7 +171,7 @@ def _released(
     published = [released[table.name] for table in tables]
     if any(one is None for one in published):
         return None
-    # A table of nobody is released as one empty interval, which says the same as many.
+    # An empty table is released as one empty interval, which says the same as many.
     filled = [one for one in published if sum(_people(one))]
     shown = set.intersection(set(ask.edges or ()), *(set(one["edges"]) for one in filled))
     times = sorted(shown - {edges[0]})

@@ -71,7 +71,7 @@ def _check(ask: StudyAsk, counts: Counts) -> None:
         )
     if not counts.events.sum():
         raise UserError(
-            f"Nobody has the event: the column {ask.columns.event} is 0 in all rows that count, so "
+            f"No one has the event: the column {ask.columns.event} is 0 in all rows that count, so "
             "that no curve ever falls. Is it the right column?"
         )
     if ask.columns.group is not None and (counts.people > 0).sum() < 2:
@@ -87,8 +87,10 @@ def regression(ask: StudyAsk, counts: Counts, known: Mapping[str, SiteCounts], a
         raise UserError(
             "A site whose rows have changed by few people gives no sums for a regression: ask it later."
         )
-    people = sum(one[0] for one in moments if one is not None)
-    sums, squares = (np.sum([one[part] for one in moments if one is not None], axis=0) for part in (1, 2))
+    sound = [one for one in moments if one is not None]
+    people = sum(one[0] for one in sound)
+    sums = np.sum([one[1] for one in sound], axis=0)
+    squares = np.sum([one[2] for one in sound], axis=0)
     scale = scale_of(ask.columns.covariates, people, sums, squares)
     total = counts.all_groups()
     times = total.times if ask.edges is not None else total.times[total.events[0] > 0]

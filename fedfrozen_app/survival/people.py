@@ -58,7 +58,7 @@ def read_people(table: Mapping[str, Sequence[Any]], columns: Columns, complete: 
     time = _numbers(columns.time, chosen[columns.time])
     if len(time) and time.min() < 0:
         raise UserError(
-            f"The column {columns.time} holds {time.min():g}: nobody is followed for a time below 0. "
+            f"The column {columns.time} holds {time.min():g}: no one is followed for a time below 0. "
             "Mend the rows, or leave them out."
         )
     found = [_numbers(name, chosen[name]) for name in columns.covariates]

@@ -45,7 +45,7 @@ class RiskSums:
 def risk_sums(
     people: People, times: np.ndarray, scale: Scale, coefficients: np.ndarray, ties: str
 ) -> RiskSums:
-    """`times` are the event times of all sites together. Nobody who leaves before the first one counts."""
+    """`times` are the event times of all sites together. Those who leave before do not count."""
     values = scale.of(people)
     ratio = np.exp(values @ coefficients)
     place = (

@@ -1,7 +1,7 @@
 """Time as all sites of a study count it: exact, or rounded up to edges that are agreed before anybody counts.
 
 With edges, an event or a censoring in (low, high] counts at `high`, the first interval with its lower edge.
-Whoever is followed beyond the last edge is censored there. So a study on edges equals, to the last digit, one
+Those followed beyond the last edge are censored there. So a study on edges equals, to the last digit, one
 on the pooled rows whose times were rounded up in the same way.
 """
 

@@ -10,7 +10,7 @@ def harrell_c(time: ArrayLike, event: ArrayLike, risk: ArrayLike) -> float:
     """Of all pairs of which it is known who had the event first, the share in which that one had the higher
     risk; equal risks count half. NaN where there is no such pair.
 
-    Somebody censored at the time of an event outlived it; of two events at one time nobody was first. The
+    Somebody censored at the time of an event outlived it; of two events at one time neither was first. The
     order of n people takes n log n steps.
     """
     times, events, risks = _checked(time, event, risk)

@@ -53,7 +53,15 @@ def test_sites_of_a_file_give_what_the_pooled_rows_give(tmp_path, capsys):
     assert sites["D"]["events"] == 0 and found["problem"] == "" and found["refused"] == {}
     assert "Log-rank: chi²" in capsys.readouterr().out
     page = (tmp_path / "out" / "survival.html").read_text()
+    ends = {one["name"]: one["points"][-1][0] for one in drawn(page)[0]["series"]}
+    assert ends == frame.groupby("arm")["time"].max().to_dict()
     assert "Survival at 4 sites" in page and "Cox regression" in page and "People at risk" in page
+
+
+def drawn(page: str) -> list[dict]:
+    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page)[1])[
+        "charts"
+    ]
 
 
 def test_edges_and_floors_hide_small_counts_and_the_curve_is_that_of_rounded_times(tmp_path):
@@ -91,7 +99,7 @@ def spoilt(column: str, row: int, value: object) -> pandas.DataFrame:
 
 BAD = {
     "negative": (spoilt("time", 3, -2), ALL, "followed for a time below 0"),
-    "no event": (patients().assign(event=0), ALL, "Nobody has the event"),
+    "no event": (patients().assign(event=0), ALL, "No one has the event"),
     "event 2": (spoilt("event", 3, 2), ALL, "The column event holds '2': write 1"),
     "no site": (spoilt("site", 3, ""), ALL, "1 of 107 rows do not say their site"),
     "one level": (patients().assign(arm="new"), ALL, "has one level alone"),
