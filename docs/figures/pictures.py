@@ -92,10 +92,9 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
         "models, data\nand messages",
         "#e3dcf3",
         {
-            "models": "architectures, roles, tasks",
+            "models": "architectures, roles",
             "data": "tables, readers, partitions",
             "exchange": "role, plan, request, ledger, codec",
-            "tasks": "losses, metrics, labels by kind of target",
         },
     ),
     (
@@ -105,7 +104,8 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
             "files": "the run folder",
             "config": "schema, composition",
             "vmap": "GPU kernels, rewrites",
-            "survival": "curves, tests, Cox, scores",
+            "tasks": "losses, metrics, labels by kind of target",
+            "survival": "curves, tests, Cox",
             "core": "errors, seeds, digests, registry, verb table, logs",
         },
     ),
