@@ -79,7 +79,7 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
         "the round",
         "#dbe9f6",
         {
-            "server": "membership, round, aggregation",
+            "server": "members, round, mean",
             "local": "worker, step, both runners",
             "study": "survival studies over sites",
             "census": "counts and fairness",
@@ -102,10 +102,10 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
         "#eaeef2",
         {
             "files": "the run folder",
-            "config": "schema, composition",
-            "vmap": "GPU kernels, rewrites",
-            "tasks": "losses, metrics, labels by kind of target",
-            "survival": "curves, tests, Cox",
+            "config": "schema",
+            "vmap": "GPU kernels",
+            "tasks": "losses",
+            "survival": "Cox",
             "core": "errors, seeds, digests, registry, verb table, logs",
         },
     ),
