@@ -96,6 +96,7 @@ def check_files(config: Config) -> None:
         ("model.roles", True),
         ("adapter.path", True),
         ("dataset.tokenizer_text", True),
+        ("dataset.statistics", True),
         ("partition.path", True),
         ("partition.census", True),
         ("start_from", True),

@@ -132,7 +132,7 @@ def test_own_scale_is_the_client_s_own(table):
     ("more", "sentence"),
     [
         ([], "does not cover a table's medians"),
-        (["dataset.statistics=x.json", "dataset.normalise=site"], "dataset.normalise=site scales"),
+        (["dataset.statistics=FILE", "dataset.normalise=site"], "dataset.normalise=site scales"),
     ],
 )
 def test_a_private_run_needs_public_statistics(train, table, more, sentence):
@@ -141,6 +141,6 @@ def test_a_private_run_needs_public_statistics(train, table, more, sentence):
 
 
 def test_a_private_cox_model_is_refused(train, table):
-    given = words(table, "survival", "strategy=fedavg", "privacy=dp_sgd", "dataset.statistics=x.json")
+    given = words(table, "survival", "strategy=fedavg", "privacy=dp_sgd", "dataset.statistics=FILE")
     with pytest.raises(UserError, match="Cox's loss compares the people of a batch"):
         train(*given)

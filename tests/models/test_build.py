@@ -149,7 +149,8 @@ def test_bad_settings_are_one_sentence(given, message, image_shape):
         ({"model_type": "bert", "dtype": "float16"}, "must be one of float32"),
         (
             {"model_type": "bert", "source": "disk"},
-            "choose one of config, checkpoint, hub, aligned, linear, cnn, lenet, moderate_cnn.",
+            "choose one of config, checkpoint, hub, aligned, linear, mlp, ft_transformer, cnn, lenet, "
+            "moderate_cnn.",
         ),
         ({"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 9}, "not a multiple"),
     ],
@@ -163,7 +164,7 @@ def test_what_cannot_be_built_is_refused(given, message, text_shape):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"task": "sound", "classes": ("a", "b")}, "task is 'sound'"),
+        ({"task": "sound", "classes": ("a", "b")}, "Unknown dataset.task 'sound'"),
         ({"task": "image", "classes": ("a",), "channels": 1, "image_size": 8}, "two or more"),
         ({"task": "image", "classes": ("a", "a"), "channels": 1, "image_size": 8}, "different"),
         ({"task": "image", "classes": ("a", "b"), "channels": 1}, "image_size"),
