@@ -25,6 +25,7 @@ class Baseline:
     name: str
     predict: Predict
     quick: bool = True  # whether it takes seconds, so that a run can end with it
+    alone: bool = False  # trained on each client's rows alone; its metrics are the clients' mean
 
 
 def linear_on_texts(rows: SameRows) -> np.ndarray:
@@ -54,6 +55,23 @@ def _predicted(model: Any, train: Any, labels: np.ndarray, test: Any) -> np.ndar
         warnings.simplefilter("ignore", ConvergenceWarning)  # it stops after its iterations
         warnings.filterwarnings("ignore", message="Label not")  # one that no train row has
         return np.asarray(model.fit(train, labels).predict(test))
+
+
+def linear_on_table(rows: SameRows) -> np.ndarray:
+    from sklearn.linear_model import LinearRegression, LogisticRegression
+
+    model = LinearRegression() if rows.task == "regression" else LogisticRegression(max_iter=1000)
+    return _predicted(model, rows.train, rows.train_labels, rows.test)
+
+
+def trees(rows: SameRows) -> np.ndarray:
+    """Histogram gradient boosting: what a biostatistician would try first on a table."""
+    from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+    if len(np.unique(rows.train_labels)) < 2:  # a site with one class can only name that
+        return np.full(len(rows.test), rows.train_labels[0])
+    kind = HistGradientBoostingRegressor if rows.task == "regression" else HistGradientBoostingClassifier
+    return _predicted(kind(random_state=0), rows.train, rows.train_labels, rows.test)
 
 
 def _pixels(pictures: np.ndarray) -> np.ndarray:
@@ -104,7 +122,13 @@ def _clues(words: Sequence[str]) -> list[list[str]]:
 
 
 TFIDF = "TF-IDF and logistic regression"
+TREES = (
+    Baseline("histogram gradient boosting, all rows", trees, quick=False),
+    Baseline("histogram gradient boosting, each site alone", trees, quick=False, alone=True),
+)
 BASELINES: dict[str, tuple[Baseline, ...]] = {
+    "table": (Baseline("logistic regression on the columns", linear_on_table), *TREES),
+    "regression": (Baseline("linear regression on the columns", linear_on_table), *TREES),
     "text": (Baseline(TFIDF, linear_on_texts),),
     "multilabel": (Baseline(TFIDF, linear_on_texts),),
     "image": (Baseline("logistic regression on pixels", linear_on_pixels),),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fedfrozen_app.config import Config
 from fedfrozen_app.data.federated import Shares, dataset_of, spec_of
@@ -25,6 +27,7 @@ class SameRows:
     test: Any
     test_labels: Any
     of: int  # train rows that there are
+    sites: tuple[np.ndarray, ...] = ()  # of a table: the places of each client's rows among the train rows
 
 
 def same_rows(config: Config, corpus: Corpus, shares: Shares, *, quick: bool) -> SameRows | None:
@@ -34,6 +37,8 @@ def same_rows(config: Config, corpus: Corpus, shares: Shares, *, quick: bool) ->
     index = np.sort(np.concatenate([np.asarray(part) for part in shares.partition.indices]))
     train: Any
     test: Any
+    if corpus.preprocessing is not None:
+        return _of_table(config, corpus, shares, index, quick=quick)
     if corpus.task == "image":
         pictures = corpus.train.inputs["pixel_values"]
         chosen = few(index, pictures[0].numel(), config) if quick else index
@@ -52,6 +57,30 @@ def same_rows(config: Config, corpus: Corpus, shares: Shares, *, quick: bool) ->
     if len(np.unique(labels)) < 2:
         return None
     return SameRows(corpus.task, train, labels, test, corpus.test.labels.numpy(), len(index))
+
+
+def _of_table(
+    config: Config, corpus: Corpus, shares: Shares, index: np.ndarray, *, quick: bool
+) -> SameRows | None:
+    """Numbers and one 0 or 1 for each level, as the run's preprocessing has them."""
+    assert corpus.preprocessing is not None and shares.partition is not None
+    train, test = (
+        table_cells(table.inputs, corpus.preprocessing.levels) for table in (corpus.train, corpus.test)
+    )
+    labels = corpus.train.labels.numpy()
+    chosen = few(index, train.shape[1], config) if quick else index
+    if len(np.unique(labels[chosen], axis=0)) < 2:
+        return None
+    sites = () if quick else tuple(np.searchsorted(index, np.sort(part)) for part in shares.partition.indices)
+    tested = corpus.test.labels.numpy()
+    return SameRows(corpus.task, train[chosen], labels[chosen], test, tested, len(index), sites)
+
+
+def table_cells(inputs: Mapping[str, Tensor], levels: Sequence[int]) -> np.ndarray:
+    """(rows, inputs)"""
+    categories = inputs["categories"].numpy()
+    each = [np.eye(count)[categories[:, column]] for column, count in enumerate(levels)]
+    return np.concatenate([inputs["numbers"].numpy(), *each], axis=1)
 
 
 def few(index: np.ndarray, size: int, config: Config) -> np.ndarray:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
+import torch
 
-from fedfrozen_app.baselines.models import BASELINES
+from fedfrozen_app.baselines.models import BASELINES, Baseline
 from fedfrozen_app.baselines.same_rows import SameRows, same_rows
 from fedfrozen_app.config import Config
 from fedfrozen_app.data.federated import Shares
 from fedfrozen_app.data.table import Corpus
+from fedfrozen_app.files.rows import HEADLINES
+from fedfrozen_app.tasks.target import target_of
 
 log = logging.getLogger(__name__)
 _last: dict[str, dict[str, Any] | None] = {}  # of this process: the runs of a sweep have the same rows
@@ -40,7 +45,7 @@ def scores(rows: SameRows, *, quick: bool = False) -> list[dict[str, Any]]:
         if one.quick or not quick:
             began = time.perf_counter()
             try:
-                metrics = measured(rows, one.predict(rows))
+                metrics = _alone(rows, one) if one.alone else measured(rows, one.predict(rows))
             except ValueError as error:  # texts without a word of two letters, for instance
                 log.warning("There is no figure of %s: %s", one.name, error)
                 continue
@@ -69,8 +74,23 @@ def measured(rows: SameRows, predicted: Any) -> dict[str, float]:
         from sklearn.metrics import f1_score
 
         return {"f1": float(f1_score(rows.test_labels, predicted, average="micro", zero_division=0))}
+    if rows.task == "regression":
+        found = (
+            torch.from_numpy(np.asarray(values, dtype=np.float64)) for values in (predicted, rows.test_labels)
+        )
+        return target_of(rows.task).measure(*found, ())
     return {"accuracy": float((predicted == rows.test_labels).mean())}
 
 
+def _alone(rows: SameRows, one: Baseline) -> dict[str, float]:
+    """The mean over the clients of what a model of their own rows has on all test rows."""
+    found = []
+    for places in rows.sites:
+        own = replace(rows, train=rows.train[places], train_labels=rows.train_labels[places])
+        found.append(measured(own, one.predict(own)))
+    names = dict.fromkeys(name for metrics in found for name in metrics)
+    return {name: fmean(metrics[name] for metrics in found if name in metrics) for name in names}
+
+
 def _headline(found: dict[str, Any]) -> float:
-    return float(found.get("f1", found.get("accuracy", 0.0)))
+    return float(next((found[name] for name in HEADLINES if name in found), 0.0))

@@ -15,7 +15,7 @@ from fedfrozen_app.core.terminal import Console
 from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.files.disk import replace_file
-from fedfrozen_app.files.rows import number
+from fedfrozen_app.files.rows import HEADLINES, metric_title, number
 from fedfrozen_app.launch import config_of_run, finished, run_folder
 
 FILE = "baselines.json"
@@ -47,9 +47,10 @@ def check_rows_are_here(config: Config) -> None:
 
 
 def show(run: Path, summary: dict[str, Any], found: list[dict[str, Any]]) -> None:
-    metric = "f1" if "f1" in found[0] else "accuracy"
-    table = Table(title=Text(f"{run.parent.name}/{run.name}: test {metric}"), title_justify="left")
-    for heading in ("", metric, "train rows", "seconds"):
+    metric = next(name for name in HEADLINES if name in found[0])
+    title = metric_title(metric)
+    table = Table(title=Text(f"{run.parent.name}/{run.name}: test {title}"), title_justify="left")
+    for heading in ("", title, "train rows", "seconds"):
         table.add_column(heading, justify="right" if heading else "left")
     rounds = f"{summary.get('rounds', 0)} rounds"
     table.add_row("this run", f"{number(summary.get(f'final_test_{metric}')):.4f}", rounds, "")

@@ -109,6 +109,26 @@ def test_methods_act_on_tables(train, table, more):
     assert run.rows[-1]["round"] == 2 and "test_accuracy" in run.summary | run.rows[-1]
 
 
+def test_plain_models_of_the_same_table(train, table):
+    """On rows that age decides trees do well, and a site alone no better than all together."""
+    import torch
+
+    from fedfrozen_app.baselines.same_rows import same_rows, table_cells
+    from fedfrozen_app.baselines.score import scores
+    from tests.conftest import worker_of
+
+    cells = table_cells({"numbers": torch.ones(2, 1), "categories": torch.tensor([[0], [2]])}, (3,))
+    assert cells.tolist() == [[1, 1, 0, 0], [1, 0, 0, 1]]
+    for task, metric in (("classification", "accuracy"), ("regression", "r2")):
+        given = words(table, task, "strategy=fedavg", "model=linear", "runtime.threads=1")
+        worker = worker_of(*(word for word in given if word != "dataset.limit=null"))
+        rows = same_rows(worker.config, worker.corpus, worker.shares, quick=False)
+        linear, trees, alone = scores(rows)
+        assert [len(places) for places in rows.sites] == [len(p) for p in worker.shares.partition.indices]
+        assert linear["name"].endswith("on the columns") and linear[metric] > 0.5
+        assert "each site alone" in alone["name"] and alone[metric] <= trees[metric]
+
+
 def test_own_scale_is_the_client_s_own(table):
     from tests.conftest import worker_of
 
