@@ -75,10 +75,10 @@ def measured(rows: SameRows, predicted: Any) -> dict[str, float]:
 
         return {"f1": float(f1_score(rows.test_labels, predicted, average="micro", zero_division=0))}
     if rows.task == "regression":
-        found = (
-            torch.from_numpy(np.asarray(values, dtype=np.float64)) for values in (predicted, rows.test_labels)
+        guess, truth = (
+            torch.from_numpy(np.asarray(one, dtype=np.float64)) for one in (predicted, rows.test_labels)
         )
-        return target_of(rows.task).measure(*found, ())
+        return target_of(rows.task).measure(guess, truth, ())
     return {"accuracy": float((predicted == rows.test_labels).mean())}
 
 

@@ -53,7 +53,7 @@ class Preprocessing:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return tuple(one.name for one in (*self.numeric, *self.categorical))
+        return (*(one.name for one in self.numeric), *(one.name for one in self.categorical))
 
     @property
     def numbers(self) -> int:

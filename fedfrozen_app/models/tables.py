@@ -103,9 +103,7 @@ def table_sizes(name: str, spec: ModelSpec, *known: str) -> tuple[int, tuple[int
     return shape.numbers, shape.levels, shape.outputs, shape.intercept
 
 
-def settings_of(
-    name: str, given: Mapping[str, Any], kind: type, keys: tuple[str, ...]
-) -> dict[str, int | float]:
+def settings_of(name: str, given: Mapping[str, Any], kind: type, keys: tuple[str, ...]) -> dict[str, Any]:
     """The model's own settings among these, checked; `dropout` is a share, all others are counts."""
     found = {}
     for key, value in given.items():

@@ -182,7 +182,7 @@ def _metrics(
 
 def _lowest(evaluated: Sequence[Row]) -> dict[str, float]:
     """Of metrics that are better the smaller they are: the last, and the lowest, of the test rows."""
-    summary = {}
+    summary: dict[str, float] = {}
     for name in ("perplexity", "mae"):
         if found := [row[f"test_{name}"] for row in evaluated if f"test_{name}" in row]:
             summary |= {f"final_test_{name}": found[-1], f"best_test_{name}": min(found)}

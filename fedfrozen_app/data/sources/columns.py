@@ -9,6 +9,15 @@ from typing import Any
 
 from fedfrozen_app.core import registry
 from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.data.account import accounting
+from fedfrozen_app.data.preprocessing import (
+    Inputs,
+    Preprocessing,
+    described,
+    preprocessing_from,
+    preprocessing_of,
+    read_statistics,
+)
 from fedfrozen_app.data.sources.delimited import delimited_frame
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Frame, Rows, existing
 from fedfrozen_app.data.sources.tabular import belongs, by_split_column, joined, parquet_frame
@@ -155,3 +164,24 @@ def _plain(cell: Any) -> Any:
 
 def _scalars(cells: Sequence[Any]) -> bool:
     return not any(isinstance(cell, list | dict | bytes) for cell in cells)
+
+
+def cells_of(
+    spec: DatasetSpec, fields: Sequence[str], parts: tuple[Rows, Rows], agreed: Preprocessing | None
+) -> tuple[tuple[Preprocessing, list[Inputs]], list[str]]:
+    """The cells of train and test rows as numbers, by what was agreed or else by the train rows; and what
+    looked wrong."""
+    train = parts[0]
+    with accounting() as account:
+        if agreed is None and spec.statistics is not None:
+            agreed = preprocessing_from(read_statistics(spec.statistics))
+        if agreed is None:
+            agreed = preprocessing_of(
+                *(train.content, fields, train.origins),
+                categorical=spec.categorical or (),
+                indicators=spec.indicators,
+                normalise=spec.normalise != "none",
+            )
+            logger.info("%s: %s", spec.name, described(agreed))
+        found = [agreed.inputs(part.content, fields, part.origins) for part in parts]
+    return (agreed, found), account.warnings

@@ -24,13 +24,8 @@ from fedfrozen_app.core import registry
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.data.account import accounting, dropped, warn
-from fedfrozen_app.data.preprocessing import (
-    Preprocessing,
-    described,
-    preprocessing_from,
-    preprocessing_of,
-    read_statistics,
-)
+from fedfrozen_app.data.preprocessing import Preprocessing, read_statistics
+from fedfrozen_app.data.sources.columns import cells_of
 from fedfrozen_app.data.sources.images import decode_images, pixel_statistics
 from fedfrozen_app.data.sources.labels import (
     class_order,
@@ -179,7 +174,10 @@ def decode(
     std: tuple[float, ...] = ()
     vocab_size = pad_token_id = 0
     if rows.reads == "table":
-        rows, preprocessing, (train_inputs, test_inputs) = _columns(rows, spec, preprocessing)
+        cells, warnings = cells_of(spec, rows.fields, (train, test), preprocessing)
+        preprocessing, (train_inputs, test_inputs) = cells
+        known = rows.account.get("warnings", [])
+        rows = replace(rows, account=rows.account | {"warnings": [*known, *warnings]})
     elif task == "image":
         train_inputs, test_inputs = decode_images(train, test, spec)
         mean, std = pixel_statistics(train_inputs["pixel_values"], spec)
@@ -217,28 +215,6 @@ def decode(
         settings=rows.settings,
         **_about(rows),
     )
-
-
-def _columns(
-    rows: Prepared, spec: DatasetSpec, agreed: Preprocessing | None
-) -> tuple[Prepared, Preprocessing, list[dict[str, torch.Tensor]]]:
-    """The cells of a table as numbers, by what was agreed or else by the train rows; what looked wrong is
-    added to the account."""
-    train = rows.train
-    with accounting() as account:
-        if agreed is None and spec.statistics is not None:
-            agreed = preprocessing_from(read_statistics(spec.statistics))
-        if agreed is None:
-            agreed = preprocessing_of(
-                *(train.content, rows.fields, train.origins),
-                categorical=spec.categorical or (),
-                indicators=spec.indicators,
-                normalise=spec.normalise != "none",
-            )
-            logger.info("%s: %s", spec.name, described(agreed))
-        found = [agreed.inputs(part.content, rows.fields, part.origins) for part in (train, rows.test)]
-    warnings = [*rows.account.get("warnings", []), *account.warnings]
-    return replace(rows, account=rows.account | {"warnings": warnings}), agreed, found
 
 
 def _cut_texts(both: Encoded, rows: Prepared, spec: DatasetSpec) -> dict[str, Any]:
