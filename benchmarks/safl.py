@@ -64,7 +64,7 @@ from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.runtimes.inprocess.runtime import run_in_process
-from fedfrozen_app.tasks.entities import tag_sequences
+from fedfrozen_app.tasks.entity_tags import tag_sequences
 
 OWN = ["strategy=safl", "partition.alpha=0.5"]
 METHODS = {

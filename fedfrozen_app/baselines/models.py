@@ -12,7 +12,7 @@ import numpy as np
 
 from fedfrozen_app.baselines.same_rows import SameRows
 from fedfrozen_app.data.sources.entities import iob2
-from fedfrozen_app.tasks.entities import OUTSIDE
+from fedfrozen_app.tasks.entity_tags import OUTSIDE
 
 SIDE = 32  # pixels: larger pictures are averaged down
 Predict = Callable[

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedfrozen_app.data.sources.labels import unit_numbers
 from fedfrozen_app.data.sources.raw_rows import Rows
-from fedfrozen_app.tasks.entities import OUTSIDE
+from fedfrozen_app.tasks.entity_tags import OUTSIDE
 
 
 @dataclass(frozen=True)

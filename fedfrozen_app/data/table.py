@@ -17,7 +17,7 @@ from torch import Tensor
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.vocabulary import Vocabulary
 from fedfrozen_app.data.preprocessing import Preprocessing
-from fedfrozen_app.tasks.entities import CONTINUED, IGNORED
+from fedfrozen_app.tasks.entity_tags import CONTINUED, IGNORED
 from fedfrozen_app.tasks.target import target_of
 
 __all__ = ["CONTINUED", "IGNORED", "Corpus", "InputShape", "Novel", "Table", "TextReading"]

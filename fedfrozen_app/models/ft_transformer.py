@@ -17,7 +17,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.models.spec import ModelSpec
-from fedfrozen_app.models.tables import settings_of, table_sizes
+from fedfrozen_app.models.table_models import settings_of, table_sizes
 
 SETTINGS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "dropout")
 

@@ -8,7 +8,7 @@ from fedfrozen_app.data.table import InputShape, Table
 from fedfrozen_app.models.build import build_model
 from fedfrozen_app.models.profile import layer_scores
 from fedfrozen_app.models.roles import head_of, roles_of
-from fedfrozen_app.models.tables import TableInputs
+from fedfrozen_app.models.table_models import TableInputs
 from fedfrozen_app.models.task import Batch, Task
 from fedfrozen_app.privacy.example_gradients import ExampleGradients
 from fedfrozen_app.privacy.ghost import GhostClipping

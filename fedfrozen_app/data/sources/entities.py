@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Rows, existing, word_in_name
-from fedfrozen_app.tasks.entities import OUTSIDE
+from fedfrozen_app.tasks.entity_tags import OUTSIDE
 
 logger = logging.getLogger(__name__)
 

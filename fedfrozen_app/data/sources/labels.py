@@ -14,7 +14,7 @@ import numpy as np
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.account import dropped, places, rows_read, warn
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Rows
-from fedfrozen_app.tasks.entities import most_frequent as most_of
+from fedfrozen_app.tasks.entity_tags import most_frequent as most_of
 from fedfrozen_app.tasks.target import Target, target_of
 
 logger = logging.getLogger(__name__)
