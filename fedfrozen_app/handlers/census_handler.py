@@ -3,7 +3,7 @@
 from flwr.app import Context, Message
 
 from fedfrozen_app.census.ask import read_ask
-from fedfrozen_app.exchange.census_messages import CensusReply, census_text
+from fedfrozen_app.exchange.census_messages import CensusReply, census_reply, census_text
 from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.local.worker_for import config_of
 
@@ -26,4 +26,4 @@ def handle_census(message: Message, context: Context) -> Message:
         name = list(clients)[int(node["partition-id"])]
         records, rules = clients[name], Rules(ask.floor, ask.columns, ask.id.encode())
     found = released_counts(ask, records, rules, {}, record_source.tokens_of(config))
-    return released_counts(message, CensusReply(name, json=canonical(found)))
+    return census_reply(message, CensusReply(name, json=canonical(found)))
