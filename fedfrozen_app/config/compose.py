@@ -128,6 +128,7 @@ def absolute_paths(resolved_config: dict[str, Any]) -> dict[str, str]:
         ("partition.path", resolved_config["partition"].get("path")),
         ("adapter.path", resolved_config["adapter"].get("path")),
         ("dataset.tokenizer_text", resolved_config["dataset"].get("tokenizer_text")),
+        ("dataset.statistics", resolved_config["dataset"].get("statistics")),
         ("partition.census", resolved_config["partition"].get("census")),
         ("runtime.cache_dir", resolved_config["runtime"]["cache_dir"]),
         ("runtime.server_kit", resolved_config["runtime"]["server_kit"]),

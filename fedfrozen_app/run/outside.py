@@ -27,6 +27,7 @@ PATHS = (
     "dataset.path",
     "dataset.tokenizer",
     "dataset.tokenizer_text",
+    "dataset.statistics",
     "model.path",
     "model.roles",
     "adapter.path",

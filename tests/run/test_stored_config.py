@@ -232,6 +232,7 @@ NAMES_SOMETHING = {
 A_WORD = {
     *("dataset.name", "dataset.task", "dataset.train_split", "dataset.test_split", "dataset.image_column"),
     *("dataset.text_column", "dataset.label_column", "dataset.prompt_column", "dataset.answer_column"),
+    *("dataset.time_column", "dataset.event_column"),
     *("dataset.separator", "dataset.unit_column", "model.name", "model.model_type", "model.dtype"),
     *("adapter.layers", "adapter.rule", "adapter.name", "partition.column"),
     *("checkpoint.uploads", "runtime.view", "runtime.stack_runs", "privacy.audited", "privacy.unit_column"),
