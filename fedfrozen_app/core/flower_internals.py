@@ -337,11 +337,11 @@ def allow_slow_starts(seconds: float) -> None:
     sql = sql_corestate
     claim = sql.SqlCoreState.claim_task
 
-    def claimed(state: Any, task_id: int) -> str | None:
-        token: str | None = claim(state, task_id)
+    def claimed(self: sql_corestate.SqlCoreState, task_id: int) -> str | None:
+        token: str | None = claim(self, task_id)
         if token is not None:
             until = sql.now() + sql.timedelta(seconds=seconds)
-            with state.session() as session:
+            with self.session() as session:
                 task = sql.update(sql.TaskModel).where(sql.TaskModel.token == token)
                 session.execute(task.values(active_until=until))
         return token

@@ -25,7 +25,7 @@ def run_folders(folders: Iterable[Path]) -> list[Path]:
             continue
         below, hidden = folders_with(folder, ("metrics.jsonl", "status.json"))
         for error in hidden:
-            log.warning(unreadable_text(Path(error.filename), error.strerror))
+            log.warning(unreadable_text(Path(error.filename), error.strerror or str(error)))
         for path in sorted(below, key=lambda path: [_natural(part) for part in path.parts]):
             found[path.resolve()] = None
     return list(found)
