@@ -146,11 +146,11 @@ def test_after_the_switch_a_site_that_keeps_its_kernel_takes_part(sites):
         # Otherwise these would be whatever the site's model held before: nobody's values.
         (
             lambda request: without_a_frozen_name(request),
-            "does not say what vit.embeddings.cls_token is to be",
+            "gives no start value for vit.embeddings.cls_token",
         ),
         (
             lambda request: as_judgement(without_a_frozen_name(request)),
-            "what vit.embeddings.cls_token is to be",
+            "gives no start value for vit.embeddings.cls_token",
         ),
     ],
 )

@@ -379,8 +379,11 @@ def test_an_order_under_another_run_s_name_is_held_against_that_run(sites):
             lambda request: request | {"phases": [[request["trained"], None]] * 9},
             "in phases that its strategy",
         ),
-        (lambda request: request | {"participations": {"north": 10**6}}, "other rounds than the run's"),
-        (lambda request: request | {"participations": {"north": 0.5}}, "other rounds than the run's"),
+        (
+            lambda request: request | {"participations": {"north": 10**6}},
+            "counts participations outside 1 to",
+        ),
+        (lambda request: request | {"participations": {"north": 0.5}}, "counts participations outside 1 to"),
         (lambda request: request | {"participations": [1]}, "participations are no numbers"),
         (lambda request: request | {"round": 2}, "round 2 of 1"),
         (lambda request: request | {"round": True}, "round True of 1"),

@@ -223,7 +223,7 @@ def test_what_a_client_trains_for_itself_no_order_may_set():
     allowed = TrainRequest(2, plan, {CONTEXT: "", "prompts.text.expert1": ""})
     assert incomplete(worker, allowed) == ""
     taken = TrainRequest(2, plan, {CONTEXT: "", GATE[0]: ""})
-    assert incomplete(worker, taken).endswith(f"{GATE[0]} is to be, which the client trains for itself")
+    assert incomplete(worker, taken).endswith(f"the request sets {GATE[0]}, which the client trains itself")
 
 
 @pytest.mark.parametrize(
