@@ -54,11 +54,31 @@ def pictures(tmp_path):
     return tmp_path
 
 
+@pytest.fixture
+def hospital_table(tmp_path):
+    """A CSV file with the columns that FLamby's experiments name."""
+    rng = np.random.default_rng(0)
+    lines = ["age,sex,site,split,disease,T,E"]
+    for row in range(120):
+        site, split = ("cleveland", "hungary", "va")[row % 3], "test" if row % 5 == 0 else "train"
+        age, event = rng.integers(30, 80), int(rng.random() < 0.5)
+        lines.append(f"{age},{row % 2},{site},{split},{row % 4 // 2},{rng.integers(1, 900)},{event}")
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_an_experiment_opens_with_its_command_and_runs(file, train, pictures):
+def test_an_experiment_opens_with_its_command_and_runs(file, train, pictures, hospital_table):
     words = command_of(file)
     assert words[0] == f"experiment={file.stem}"
-    words = [word.replace("=DIR", f"={pictures}") for word in words]
+    files = {
+        "=DIR": f"={pictures}",
+        "=heart.csv": f"={hospital_table}",
+        "=tcga_brca.csv": f"={hospital_table}",
+    }
+    for name, path in files.items():
+        words = [word.replace(name, path) for word in words]
     layers = "hidden_size" in compose_config(words).model.config
     tiny = TINY | (TRANSFORMER if layers else CONVOLUTIONS)
     run = train(*words, *(f"{key}={value}" for key, value in tiny.items()), small=False)
