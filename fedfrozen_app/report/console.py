@@ -101,6 +101,13 @@ def _final_metrics(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tup
         yield "Client replies failed or set aside", f"{failed:,}"
     if not math.isnan(changes := number(summary.get("selection_changes"))):
         yield "Layers new to a client in a round, mean", f"{changes:.2f}"
+    yield from _epsilon(rows, summary)
+    yield from masked_facts(rows)
+    if audited := summary.get("audited"):
+        yield "AUDITED, not for use", audit_text(audited)
+
+
+def _epsilon(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tuple[str, str]]:
     epsilons = [number(row["epsilon_max"]) for row in rows if "epsilon_max" in row]
     if epsilons:
         unit = f" per {summary['privacy_unit']}" if "privacy_unit" in summary else ""
@@ -114,9 +121,6 @@ def _final_metrics(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tup
             yield "Epsilon of the federation", f"{epsilons[-1]:.3f}{unit}{warning}, {trust}"
         else:
             yield "Largest epsilon of a client", f"{epsilons[-1]:.3f}{unit}{warning}"
-    yield from masked_facts(rows)
-    if audited := summary.get("audited"):
-        yield "AUDITED, not for use", audit_text(audited)
 
 
 def colluders_text(rows: Sequence[Row]) -> str:

@@ -50,6 +50,21 @@ def census_question(ask: Ask) -> Question:
 
 
 @dataclass
+class NodeStates:
+    """Where each node that was asked stands."""
+
+    open: dict[int, str] = field(default_factory=dict)  # the message that has no answer yet
+    again: dict[int, float] = field(default_factory=dict)  # waits for approval; when to ask again
+    done: set[int] = field(default_factory=set)
+
+    def is_due(self, node: int) -> bool:
+        """Whether it is time to ask it."""
+        if node in self.done or node in self.open:
+            return False
+        return time.monotonic() >= self.again.get(node, 0.0)
+
+
+@dataclass
 class Asking:
     grid: Grid
     ask: Spelled
@@ -62,20 +77,18 @@ class Asking:
     answers: dict[str, Any] = field(default_factory=dict)
     nodes: dict[str, int] = field(default_factory=dict)  # those that answered, by name
     refused: dict[str, str] = field(default_factory=dict)
-    _open: dict[int, str] = field(default_factory=dict)  # by node: the message that has no answer yet
-    _again: dict[int, float] = field(default_factory=dict)  # nodes that wait for approval; when to ask again
-    _done: set[int] = field(default_factory=set)
+    _states: NodeStates = field(default_factory=NodeStates)
 
     def run(self) -> None:
         """Until all connected nodes have answered, or the time is over."""
         began = time.monotonic()
         while True:
             nodes = [node for node in self.grid.get_node_ids() if self.only is None or node in self.only]
-            self._push([node for node in nodes if self._due(node)])
+            self._push([node for node in nodes if self._states.is_due(node)])
             self._pull()
             waited = time.monotonic() - began
-            settled = len(nodes) >= self.limits.least and set(nodes) <= self._done
-            waits_for_people = bool(self._again) and not self._open
+            settled = len(nodes) >= self.limits.least and set(nodes) <= self._states.done
+            waits_for_people = bool(self._states.again) and not self._states.open
             if settled or waited > (
                 self.limits.approval_timeout if waits_for_people else self.limits.timeout
             ):
@@ -84,34 +97,29 @@ class Asking:
                 raise KeyboardInterrupt
             time.sleep(POLL)
         for node in set(nodes) | set(self.sites if self.only is None else self.only):
-            if node not in self._done:
+            if node not in self._states.done:
                 self.refused[self._title(node)] = self._why(node, nodes)
-        if len(self._done) < self.limits.least and not self.answers:
+        if len(self._states.done) < self.limits.least and not self.answers:
             reasons = "; ".join(f"{name}: {why}" for name, why in self.refused.items())
             raise UserError(
-                f"{counted(len(self._done), 'node')} of {self.limits.least} answered within "
+                f"{counted(len(self._states.done), 'node')} of {self.limits.least} answered within "
                 f"{self.limits.timeout:g} s: start the others, or lower runtime.min_nodes. {reasons}"
             )
-
-    def _due(self, node: int) -> bool:
-        if node in self._done or node in self._open:
-            return False
-        return time.monotonic() >= self._again.get(node, 0.0)
 
     def _push(self, nodes: list[int]) -> None:
         if nodes:
             life = with_grace(self.limits.timeout)
             sent = self.grid.push_messages([self.question.message(node, life) for node in nodes])
-            self._open.update(zip(nodes, sent, strict=True))
+            self._states.open.update(zip(nodes, sent, strict=True))
 
     def _pull(self) -> None:
-        for node, message_id in list(self._open.items()):
+        for node, message_id in list(self._states.open.items()):
             for message in self.grid.pull_messages([message_id]):
-                del self._open[node]
+                del self._states.open[node]
                 try:
                     self._take(node, read_census(message))
                 except ValueError as error:
-                    self._done.add(node)
+                    self._states.done.add(node)
                     self.refused[self._title(node)] = quoted(str(error))
 
     def _take(self, node: int, reply: CensusReply) -> None:
@@ -120,15 +128,15 @@ class Asking:
         if self.anchors is not None and reply.anchor:
             self.anchors.add(reply.name, reply.anchor)
         if reply.state == WAITING:
-            if node not in self._again:
+            if node not in self._states.again:
                 log.info(
                     "Waiting for a person at the site %s to approve the %s: fedfrozen site approve %s",
                     *(reply.name, self.question.what, self.ask.hash),
                 )
-            self._again[node] = time.monotonic() + WAITING_PAUSE
+            self._states.again[node] = time.monotonic() + WAITING_PAUSE
             return
-        self._again.pop(node, None)
-        self._done.add(node)
+        self._states.again.pop(node, None)
+        self._states.done.add(node)
         if reply.state == REFUSED:
             log.warning("The site %s refused the %s; its own log says why.", reply.name, self.question.what)
             self.refused[reply.name] = NO
@@ -147,6 +155,6 @@ class Asking:
     def _why(self, node: int, nodes: list[int]) -> str:
         if node not in nodes:
             return "it is not connected"
-        if node in self._again:
+        if node in self._states.again:
             return f"nobody there has approved it: fedfrozen site approve {self.ask.hash}"
         return f"it did not answer within {self.limits.timeout:g} s"

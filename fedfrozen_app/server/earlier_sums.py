@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 class EarlierSums:
     path: Path | None = None  # None: simulated clients, which remember nothing
     run: str = ""
+    spoilers: set[str] = field(default_factory=set)  # clients that have spoilt a masked round
     _sums: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -70,7 +70,6 @@ class Federation:
     rule: AdapterRule = field(default_factory=AdapterRule)  # how clients' adapters become one
     exchanged: Collection[str] | None = None  # the names that a strategy may use; None: all
     sums: EarlierSums = field(default_factory=EarlierSums)  # that sites were asked to agree to
-    spoilers: set[str] = field(default_factory=set)  # clients that have spoilt a masked round
 
     @cached_property
     def roles(self) -> Mapping[str, Role]:
@@ -90,9 +89,9 @@ class Federation:
         unless noise protects it: there the round is asked of the same sites again."""
         if not self.private and self.sums.path is not None:
             return cohort
-        if gone := [client for client in cohort if client in self.spoilers]:
+        if gone := [client for client in cohort if client in self.sums.spoilers]:
             log.warning("The round goes on without %s, which spoilt an earlier one.", ", ".join(gone))
-        return [client for client in cohort if client not in self.spoilers]
+        return [client for client in cohort if client not in self.sums.spoilers]
 
     @property
     def in_batches(self) -> bool:

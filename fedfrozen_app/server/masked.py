@@ -38,6 +38,15 @@ STEPS = ("keys", "shares", "masked", "unmask", "unmask")  # the clients sign bef
 
 
 @dataclass
+class StepMessages:
+    """Of a cohort's current step: each client's question, or what it trains; and the answers to questions."""
+
+    questions: dict[str, str] = field(default_factory=dict)
+    requests: dict[str, ToMask] = field(default_factory=dict)
+    answers: list[tuple[str, str | ValueError]] = field(default_factory=list)
+
+
+@dataclass
 class Cohort:
     """Clients that are summed together, under one request."""
 
@@ -48,15 +57,11 @@ class Cohort:
     spent: dict[str, tuple[float, float]] = field(default_factory=dict)  # client: its epsilon and delta
     problem: str | None = None  # why there is no sum
     sums: Sums | None = None
-    slack: dict[str, float] = field(default_factory=dict)  # array: how far rounding can have moved its sum
     roster: int = 0
     whole: bool = False  # no sum without one of its members
     trust: Trust = field(default_factory=Shown)  # what is believed of a client, before others are sent it
     on_survivors: Callable[[Sequence[str]], None] = lambda names: None  # before they are asked to agree
-    # Of the current step: each client's question, or what it trains; and the answers to the questions.
-    questions: dict[str, str] = field(default_factory=dict)
-    requests: dict[str, ToMask] = field(default_factory=dict)
-    answers: list[tuple[str, str | ValueError]] = field(default_factory=list)
+    step: StepMessages = field(default_factory=StepMessages)
 
     @cached_property
     def layout(self) -> SumLayout:
@@ -75,6 +80,14 @@ class Cohort:
     def spoilt_by(self) -> dict[str, str]:
         """The client without which a next round may have a sum, and why."""
         return self._collector.false
+
+    @property
+    def slack(self) -> dict[str, float]:
+        """By array: how far rounding can have moved its sum."""
+        if self.sums is None:
+            return {}
+        rules, replies = rules_of(self.request, self.roster), self.sums.replies
+        return {name: error_bound(self.layout, rules, name, replies, 1.0) for name in self.layout.shapes}
 
     @property
     def noise(self) -> dict[str, int]:
@@ -106,13 +119,13 @@ class Cohort:
         self._ask(roster.names, secagg_messages.ask_shares(roster))
         yield
         sent: dict[str, dict[str, bytes]] = {}
-        for client, text in self.answers:
+        for client, text in self.step.answers:
             self._take(client, text, secagg_messages.read_envelopes, sent)
         envelopes = collector.take_shares(sent)
         for client in set(sent) - set(envelopes):
             self.failures[client] = "sent shares to strangers, or not to as many as the round's neighbours"
         collector.expect(self.layout.head, self.layout.body)
-        self.requests = {
+        self.step.requests = {
             client: ToMask(
                 self.request,
                 secagg_messages.envelopes_text(session, own, collector.present(client)),
@@ -132,7 +145,7 @@ class Cohort:
         self._ask(signatures, secagg_messages.ask_unmasking(session, signatures))
         yield
         gave: dict[str, tuple[dict[str, bytes], dict[str, bytes]]] = {}
-        for client, text in self.answers:
+        for client, text in self.step.answers:
             self._take(client, text, secagg_messages.read_unmasking, gave)
         for client, (own, keys) in gave.items():
             collector.take_unmasking(client, own, keys)
@@ -147,7 +160,7 @@ class Cohort:
     def _entries(self) -> dict[str, Entry]:
         """The keys that clients have sent and others will accept."""
         terms, entries = self._collector.terms, dict[str, Entry]()
-        for client, text in self.answers:
+        for client, text in self.step.answers:
             read = partial(secagg_messages.read_entry, name=client, terms=terms, trust=self.trust)
             self._take(client, text, read, entries)
         for entry in repeated_keys(entries.values()):
@@ -158,7 +171,7 @@ class Cohort:
     def _signatures(self, roster: Roster, survivors: Sequence[str]) -> dict[str, bytes]:
         """Those under this list of survivors."""
         found: dict[str, bytes] = {}
-        for client, text in self.answers:
+        for client, text in self.step.answers:
             signed = partial(
                 secagg_messages.read_signature,
                 name=client,
@@ -175,9 +188,6 @@ class Cohort:
         if sums.replies != replies:
             raise TooFew("the unmasked numbers are no sum of updates: some client sent something else")
         self.sums = sums
-        self.slack = {
-            name: error_bound(self.layout, rules, name, sums.replies, 1.0) for name in self.layout.shapes
-        }
 
     def _log_late(self, failed: Mapping[str, str]) -> None:
         """The clients that left after their update was in the sum."""
@@ -199,7 +209,7 @@ class Cohort:
         reply.arrays = {}
 
     def _ask(self, clients: Mapping[str, object] | Sequence[str], text: str) -> None:
-        self.questions, self.answers = dict.fromkeys(clients, text), []
+        self.step.questions, self.step.answers = dict.fromkeys(clients, text), []
 
     def _take(
         self, client: str, text: str | ValueError, read: Callable[[str], T], into: dict[str, T]
@@ -243,17 +253,17 @@ class MaskedRound:
     def _ask(self, going: Sequence[Cohort], cohort_of: Mapping[str, Cohort]) -> None:
         if not going:
             return
-        texts = {client: text for cohort in going for client, text in cohort.questions.items()}
+        texts = {client: text for cohort in going for client, text in cohort.step.questions.items()}
         members = [member for cohort in going for member in cohort.members if member[0] in texts]
         number = going[0].request.round
         given = (number, members, texts, self.traffic, self.patience)
         for client, answer in exchange_texts(self.connection, *given):
-            cohort_of[client].answers.append((client, answer))
+            cohort_of[client].step.answers.append((client, answer))
 
     def _train(self, going: Sequence[Cohort], cohort_of: Mapping[str, Cohort]) -> None:
         if not going:
             return
-        masked = {client: own for cohort in going for client, own in cohort.requests.items()}
+        masked = {client: own for cohort in going for client, own in cohort.step.requests.items()}
         members = [member for cohort in going for member in cohort.members if member[0] in masked]
         request = going[0].request
         trip = RoundTrip(self.connection, request, self.model, self.traffic, masked=masked)

@@ -67,7 +67,7 @@ class TrainRound:
         masked.run()
         self.record.take_masked(masked)
         for client, why in masked.spoilt_by.items():
-            self.strategy.federation.spoilers.add(client)
+            self.strategy.federation.sums.spoilers.add(client)
             log.warning("Round %d: client %s %s, so that no sum could be unmasked.", self.number, client, why)
         for client, names in masked.known.items():
             self.strategy.on_reply(client, names)

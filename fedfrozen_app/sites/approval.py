@@ -115,9 +115,8 @@ class Approvals:
         return [one.proposal for one in self.asked() if one.proposal is not None]
 
     def decide(self, proposal_hash: str, *, approved: bool) -> None:
-        who = account_name()
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        text = json.dumps({"approved": approved, "by": who, "time": now})
+        text = json.dumps({"approved": approved, "by": account_name(), "time": now})
         replace_file(self.folder / f"{proposal_hash}.decision", text)
 
     def find(self, word: str) -> Asked:
@@ -240,10 +239,8 @@ def masks_in_short(proposal: Proposal) -> str:
     secure = proposal.secure_aggregation
     if secure.name != "on":
         return "no masks"
-    neighbours = NEIGHBOURS if secure.neighbours is None else secure.neighbours
-    return (
-        f"masks (min_cohort {secure.min_cohort}, threshold {secure.threshold:.2g}, neighbours {neighbours})"
-    )
+    drawn = NEIGHBOURS if secure.neighbours is None else secure.neighbours
+    return f"masks (min_cohort {secure.min_cohort}, threshold {secure.threshold:.2g}, neighbours {drawn})"
 
 
 def masks_lines(proposal: Proposal, policy: Policy) -> list[str]:
@@ -315,9 +312,8 @@ def show(words: list[str]) -> None:
     asked = approvals.find(word)
     proposal = asked.proposal
     if proposal is None:
-        print_lines(
-            [f"hash      {asked.hash}", f"proposal  CANNOT BE READ ({asked.problem}): it can only be refused"]
-        )
+        why = f"proposal  CANNOT BE READ ({asked.problem}): it can only be refused"
+        print_lines([f"hash      {asked.hash}", why])
     elif isinstance(proposal, Ask):
         print_lines(described_census(proposal, kit, Policy.read(kit.policy)))
     elif isinstance(proposal, StudyAsk):

@@ -142,20 +142,20 @@ class Round:
     def _ask(self, step: str) -> None:
         answers = {
             name: self.parties[name].answer(step, text, SETTINGS["min_cohort"])
-            for name, text in self.cohort.questions.items()
+            for name, text in self.cohort.step.questions.items()
         }
         if step == "shares" and "keys" in self.breaks and self.bad in answers:
-            answers[self.bad] = self.own.share_anyway(self.cohort.questions[self.bad])
+            answers[self.bad] = self.own.share_anyway(self.cohort.step.questions[self.bad])
         self.answers[step] = dict(answers)
         for name in {self.bad, *self.also} & answers.keys():
             if step in self.breaks and "declined" not in answers[name]:
                 answers[name] = self.breaks[step](self, answers[name])
         if step == self.lost[0] and self.lost[1] in answers:
             answers[self.lost[1]] = ValueError(LATE)
-        self.cohort.answers = list(answers.items())
+        self.cohort.step.answers = list(answers.items())
 
     def _train(self) -> None:
-        for name, asked in self.cohort.requests.items():
+        for name, asked in self.cohort.step.requests.items():
             reply = self.parties[name].train(asked.request, asked.envelopes)
             if name in {self.bad, *self.also} and "train" in self.breaks:
                 reply = self.breaks["train"](self, reply)

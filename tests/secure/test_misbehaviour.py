@@ -89,7 +89,7 @@ def test_a_client_that_opens_nothing_refuses():
     round_._ask("shares")
     round_.cohort.advance()
     for number, declines in ((2, False), (3, True)):
-        envelopes = json.loads(round_.cohort.requests["00"].envelopes)
+        envelopes = json.loads(round_.cohort.step.requests["00"].envelopes)
         for name in round_.names[1 : 1 + number]:
             envelopes["envelopes"][name] = to_text(bytes(60))
         reply = round_.parties["00"].train(round_.request, json.dumps(envelopes))

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from fedfrozen_app.core import registry
@@ -195,12 +196,8 @@ def decode(
         train_inputs, test_inputs = both.parts(len(train.content))
         vocab_size, pad_token_id = both.vocab_size, both.pad_token_id
         rows = replace(rows, account=rows.account | {"texts": _cut_texts(both, rows, spec)})
-    logger.info(
-        "%s: %d train and %d test rows, %s, %s",
-        *(spec.name, len(train_labels), len(test_labels)),
-        f"{len(names)} classes" if names else f"{vocab_size} tokens" if vocab_size else task,
-        ", ".join(f"{name} {tuple(value.shape[1:])}" for name, value in train_inputs.items()),
-    )
+    target = f"{len(names)} classes" if names else f"{vocab_size} tokens" if vocab_size else task
+    _log_sizes(spec, (len(train_labels), len(test_labels)), target, train_inputs)
     return Corpus(
         name=spec.name,
         task=task,
@@ -215,6 +212,11 @@ def decode(
         settings=rows.settings,
         **_about(rows),
     )
+
+
+def _log_sizes(spec: DatasetSpec, rows: tuple[int, int], target: str, inputs: Mapping[str, Tensor]) -> None:
+    shapes = ", ".join(f"{name} {tuple(value.shape[1:])}" for name, value in inputs.items())
+    logger.info("%s: %d train and %d test rows, %s, %s", spec.name, *rows, target, shapes)
 
 
 def _cut_texts(both: Encoded, rows: Prepared, spec: DatasetSpec) -> dict[str, Any]:
