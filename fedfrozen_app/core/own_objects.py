@@ -4,7 +4,7 @@
 content, and notes here what it is. A run keeps these notes (`objects.json`), never the objects.
 
 The processes of a Flower simulation and of parallel sweeps get the objects themselves, through a private file
-that exists as long as they do, and whose place only their parent's environment names. Nothing that comes from
+that exists as long as they do, and whose place only their parent's environment names. Nothing from
 a run folder, a configuration or a network is ever unpickled.
 """
 

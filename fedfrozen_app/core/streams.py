@@ -17,7 +17,7 @@ def print_text(text: object, file: IO[str] | None = None) -> None:
 
 
 class Forgiving:
-    """A text stream as it is, until it cannot be written: from then on everything goes nowhere."""
+    """A text stream as it is, until it cannot be written: from then on output is discarded."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

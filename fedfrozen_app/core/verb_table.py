@@ -1,6 +1,6 @@
 """Every verb of the command: what it is for, the words it takes, examples.
 
-Declared apart from the code that does the work, so that `fedfrozen VERB --help` imports nothing heavy.
+Declared separately from the code that does the work, so that `fedfrozen VERB --help` imports nothing heavy.
 """
 
 import argparse

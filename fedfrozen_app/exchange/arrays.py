@@ -2,7 +2,7 @@
 
 Flower carries every array of a message by requests of its own, several for each and at every hop:
 for a model of a hundred small arrays they take longer than the training. So all arrays of a message travel as
-one, in the safetensors format. Flower's own `Array(tensor)` goes through `np.save`: no bfloat16.
+one, in the safetensors format. Flower's own `Array(tensor)` uses `np.save`, which has no bfloat16.
 """
 
 import math

@@ -65,7 +65,7 @@ class Cache:
         if size > self._room:
             self._room = size + self._make_room(size) // SHARE
         self._room -= size
-        # Other processes read this folder too: a file appears whole or not at all.
+        # Other processes read this folder too: files are written atomically.
         handle, temporary = tempfile.mkstemp(dir=self._folder, suffix=".part")
         os.close(handle)
         try:

@@ -57,7 +57,7 @@ class Choice:
         return tuple(sorted(torch.randperm(count, generator=generator)[: self.top_k].tolist()))
 
     def part(self, plan: Plan, picked: Iterable[int], roles: Mapping[str, Role]) -> Plan:
-        """The plan with the picked layers alone; what belongs to no layer stays as it is."""
+        """The plan with the picked layers alone; names outside the layers do not change."""
         layers = layers_of(plan.trained, roles)
         return plan.keep_layers([layers[number] for number in picked], roles)
 

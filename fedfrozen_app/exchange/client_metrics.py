@@ -41,7 +41,7 @@ def declared_metrics(request: TrainRequest, strategy_names: Iterable[str] = ()) 
     found |= {*request.method.losses_reported(), *request.method.metric_names, *strategy_names}
     if request.plan.private:
         found |= {f"test_{name}" for name in quality}  # only clients have a model to evaluate
-    if request.participations:  # a private run's: only its clients are told how often they are drawn
+    if request.participations:  # only a private run sends clients how often they are drawn
         found |= {*PRIVACY}
     return frozenset(found)
 

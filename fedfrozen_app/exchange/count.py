@@ -27,8 +27,8 @@ class Traffic:
     _rows: dict[tuple[str, ...], Counter[str]] = field(default_factory=dict)  # of blocks, by their names
 
     def sent(self, by_role: Counter[str], text: int, cold: int | None = None) -> None:
-        """Arrays, and so many bytes of text. `cold`: bytes of arrays for a client that held nothing at the
-        start of the run; None: the same."""
+        """Count arrays and `text` bytes of text. `cold`: bytes of arrays for a client that held nothing when
+        the run began; None: the same."""
         _add(self.down_by_role, by_role)
         size = sum(by_role.values())
         self.down += size + text

@@ -19,7 +19,7 @@ def text_of(message: Message, key: str, name: str) -> str:
 
 def record_of(message: Message, key: str, kind: type[R]) -> R:
     """By item, not through `content.array_records`: that view leaves a reference cycle behind, and with it a
-    message's whole model in memory until the garbage collector comes by."""
+    message's whole model in memory until the next garbage collection."""
     record = message.content[key]
     if not isinstance(record, kind):
         raise TypeError(f"{key} is no {kind.__name__}")

@@ -27,7 +27,7 @@ class Ledger:
         return held is confirmed or not held
 
     def find(self, client: str, digests: Iterable[str]) -> None:
-        """The client says that it holds these, wherever it got them."""
+        """The client reports that it holds these, from whatever source."""
         held = self._held[client] = frozenset(digests)
         confirmed = self._confirmed.get(client, frozenset()) & held
         self._confirmed[client] = held if confirmed == held else confirmed

@@ -8,7 +8,7 @@ from fedfrozen_app.exchange.role import Role
 
 @dataclass(frozen=True)
 class Phase:
-    """Part of a client's round: these names alone train, for so many epochs (None: as the client is set)."""
+    """Part of a client's round: only these names train, for `epochs` epochs (None: `client.local_epochs`)."""
 
     trained: tuple[str, ...]
     epochs: int | None = None
@@ -57,7 +57,7 @@ class Plan:
         return replace(self, shared=_without(self.shared, set(kept)), private=kept)
 
     def keep_layers(self, layers: Iterable[int], roles: Mapping[str, Role]) -> "Plan":
-        """The same plan with all other layers frozen; what belongs to no layer stays as it is."""
+        """The same plan with all other layers frozen; names outside the layers do not change."""
         kept = {None, *layers}
         return self.freeze(name for name in self.trained if roles[name].layer not in kept)
 

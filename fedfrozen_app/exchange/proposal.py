@@ -258,7 +258,7 @@ def _plain_parts(
     if config.adapter.name != "none":
         found[ADAPTED] = adapter_part(config.adapter)
     text = {key: value for key, value in data_spec.get(READING, {}).items() if key != "digest"}
-    if (part := asdict(TextPart(**text))) != asdict(TextPart()):  # a run of before needs none
+    if (part := asdict(TextPart(**text))) != asdict(TextPart()):  # older runs need none
         found[TEXTS] = part
     return found
 

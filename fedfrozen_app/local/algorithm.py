@@ -105,7 +105,7 @@ class Algorithm:
         raise NotImplementedError
 
     def adapt(self, gradient: Tensor, start: Start, rate: float) -> ByNamespace:
-        """The client state that changes by that gradient; what is not returned stays as it is."""
+        """The client state that changes by that gradient; what is not returned does not change."""
         return {}
 
     def loss(self, parameters: Parameters, batch: Batch, task: Task, start: Start) -> Tensor:

@@ -1,7 +1,7 @@
 """What a client keeps for itself between rounds: in Flower's state, and on a site's own disk.
 
 Flower's state lives as long as the node's process. A site that restarts in the middle of a run continues from
-its disk; a simulated client has none, and what it keeps goes into the run's checkpoint instead.
+its disk; a simulated client has none, and its state is kept in the run's checkpoint instead.
 """
 
 import logging
@@ -72,7 +72,7 @@ def kept_arrays(context: Context, worker: Worker, request: TrainRequest) -> dict
     """What this client has kept for itself: every private parameter, which begins as every model does, and
     what its algorithm keeps for the names that train.
 
-    Only these: what it kept under another plan stays with it, and is not part of what this plan shares.
+    Only these: state kept under another plan remains with the client and is not shared under this one.
     """
     names, method = request.plan.private, request.method
     if not names and not method.client_state:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 AHEAD_ON = ("cuda",)  # where a round is prefetched
 # A block with more steps is not prefetched: a GPU with a thousand operations in its queue makes the host
-# wait, and compared to so many steps the host's work between two rounds is short.
+# wait, and next to that many steps the host's work between two rounds is short.
 MOST_AHEAD = 256
 
 
@@ -55,7 +55,7 @@ def cannot_serve(request: TrainRequest) -> str | None:
 
 
 class CohortRunner:
-    """`typical` are the clients by which the number of slots is chosen, whichever round comes first, so that
+    """`typical` are the clients by which the number of slots is chosen, whichever round is first, so that
     a resumed run takes the same steps as an unbroken one. None: those of the first round."""
 
     def __init__(self, worker: "Worker", typical: Sequence[str] | None = None) -> None:
@@ -113,7 +113,7 @@ class CohortRunner:
         worker.load(parameters_in(base), request.base)
         layouts, slots = self._layouts(request), self._room(clients, request)
         schedule = self._schedule(clients, request)
-        ahead_of(worker).schedule = None  # or it would stay in memory with the next one
+        ahead_of(worker).schedule = None  # otherwise it stays in memory beside the next one
         start = loaded_row(worker.parameters, layouts.trained)
         own = [kept.get(client, {}) for client in clients]
         before = cohort_evaluation.evaluate_before(worker, clients, request, own)
@@ -186,7 +186,7 @@ class CohortRunner:
             return
         schedule = ahead.schedule
         versions, work = versions_of(base), self.prepare(clients, request, base, {})
-        ahead.schedule = schedule  # the request asks for it again, when it comes
+        ahead.schedule = schedule  # the request itself will raise it again
         ahead.prefetched = PrefetchedRound(work, self._blocks(work, self._ahead(work)), versions)
 
     def _may_prefetch(self, clients: Sequence[str], request: TrainRequest) -> bool:
@@ -216,8 +216,8 @@ class CohortRunner:
         return worker.device.type in AHEAD_ON and worker.alone and not keeps
 
     def _ahead(self, work: RoundWork) -> Iterator[Trained]:
-        """What its blocks train, always one block further than is asked for: while the server adds up a
-        block, the device trains the next. The first begins at once."""
+        """The results of its blocks, computed one block ahead: while the server adds up a block, the device
+        trains the next. The first starts at once."""
         trained = self._trained(work)
         if self.worker.device.type != "cuda":
             return chain([next(trained)], trained)

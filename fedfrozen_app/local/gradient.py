@@ -74,7 +74,7 @@ class StackedGradient:
         return self._function(self._arrays.rows, *self._fixed(), index, mask)
 
     def do_without_compiling(self, error: Exception) -> None:
-        """Nothing depends on compiled code: from now on the step does without."""
+        """Compiled code is optional: from now on the step runs without it."""
         self._blocks, self.mode, self._function = None, "captured", None
         self._worker.kept.for_run(Compiling).failed()
         log.warning("The step could not be compiled, and continues without: %s", format_error(error))
@@ -209,7 +209,7 @@ class StackedGradient:
     def _compiled(self, function: GradientFunction, index: Tensor, mask: Tensor) -> GradientFunction:
         """The same function compiled, or its blocks.
 
-        A compiler can fail in any way, and nothing depends on it: then the step stays as it is.
+        A compiler can fail in any way. Compiling is optional: the step then runs uncompiled.
         """
         arguments = (self._arrays.rows, *self._fixed(), index, mask)
         keep_what_is_compiled(self._worker.device)

@@ -1,8 +1,8 @@
 """The clients of a round over several GPUs of one machine (`runtime.gpus`), each with its own model and data.
 
-A client goes where the least work is, the longest first. Every GPU has a cohort runner, driven by a thread of
-its own. Finished blocks move to the first GPU, where the server adds them up. Their order does not depend on
-the speed of the threads, so that a run can be repeated.
+Clients are assigned longest first, each to the GPU with the least work. Every GPU has a cohort runner, driven
+by a thread of its own. Finished blocks move to the first GPU, where the server adds them up. Their order does
+not depend on the speed of the threads, so that a run can be repeated.
 """
 
 import heapq
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def deal(counts: Sequence[int], lanes: int) -> list[list[int]]:
-    """Places of clients with `counts` batches, by lane: the longest first, each where the least work is."""
+    """Places of clients with `counts` batches, by lane: longest first, each where the least work is."""
     found: list[list[int]] = [[] for _ in range(lanes)]
     load = [(0, lane) for lane in range(lanes)]
     for place in sorted(range(len(counts)), key=lambda place: -counts[place]):

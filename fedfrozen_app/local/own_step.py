@@ -105,7 +105,7 @@ class StackedOwnStep:
         self._rates[run] = rate
 
     def reset(self, slots: Collection[int]) -> None:
-        """Nothing to do: a client's state comes with its row."""
+        """Nothing to do: a client's row contains its state."""
 
     def is_plain_descent(self, worker: "Worker", method: Algorithm) -> bool:
         return False

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedfrozen_app.local.worker import Worker
 
 EARLY_ON = ("cuda",)  # where noise is drawn while gradients are computed
-AHEAD = 2  # so many draws more than the one that is needed next: each takes a GPU's memory
+AHEAD = 2  # draws kept ready beyond the next one; each occupies GPU memory
 
 Drawn = Callable[[], Tensor | None]  # (clients, numbers); None where they add no noise
 Job = Future[tuple[Tensor, torch.cuda.Event | None]]
@@ -43,7 +43,7 @@ class _WhenAsked:
         return partial(self._draw, step)
 
     def pause(self) -> None:
-        """Nothing is drawn but what is waited for."""
+        """Draws noise only when it is needed."""
 
 
 class Threads:
@@ -128,7 +128,7 @@ def drawing(
 
 
 def drop_noise(worker: "Worker") -> None:
-    """Drop noise that was drawn for a round that does not come."""
+    """Drop noise that was drawn for a round that will not take place."""
     threads = worker.kept.find(Threads)
     if threads is not None:
         threads.drop()

@@ -198,7 +198,7 @@ class _Descent:
         )
 
     def step(self, count: int, drawn: Tensor | None) -> None:
-        """Of the first so many clients, with what was drawn for them where they add noise."""
+        """For the first `count` clients, with the noise drawn for them where they add noise."""
         columns = self._sums.columns
         whole = self._sums.sums[:count, columns]
         if drawn is not None:

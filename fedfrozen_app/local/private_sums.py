@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 LENGTH = 8  # samples on a GPU are padded to a multiple of it
-OFTEN = 2  # so often a step is taken before it is recorded, which takes as long as some ten; at least once
+OFTEN = 2  # times a step is taken before it is recorded (recording costs about ten steps); at least once
 GRAPHS = 12  # recordings of one kind of step
 KEPT = 4  # kinds of steps whose memory and recordings stay
-# Where gradients that are not finite are always taken out, of arrays up to so many numbers: elsewhere a look
-# whether there are any costs less. On a GPU Python would wait for that look, and the GPU then for Python; for
+# Where gradients that are not finite are always taken out, of arrays up to this size: elsewhere a check
+# for them costs less. On a GPU Python would wait for that check, and the GPU then for Python; for
 # two layers of MiniLM, 3.5 million numbers, that is still quicker than to write all gradients once more.
 CAREFUL_ON, CAREFUL_MOST = ("cuda",), 1 << 20
 
@@ -163,7 +163,7 @@ class ClippedSums:
         self.losses.zero_()
 
     def laid_out(self, drawn: Sequence[Tensor], at_once: int) -> list[Piece]:
-        """Samples as (clients, rows), so many rows at once."""
+        """Samples as (clients, rows), at most `at_once` of these at once."""
         device = self._worker.device
         on_gpu, packs = device.type == "cuda", self._gradients.has_backbone
         count, width = padded(len(drawn), max(len(index) for index in drawn), len(self.rows), on_gpu)

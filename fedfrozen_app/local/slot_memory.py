@@ -33,7 +33,7 @@ def fitting_clients(worker: "Worker", layouts: Layouts, client: str, request: Tr
 
 
 def try_step(worker: "Worker", layouts: Layouts, client: str, request: TrainRequest, size: int) -> int:
-    """One step of so many clients, whose result is discarded; the bytes of one client's result."""
+    """Take one step of this many clients and discard it; returns the bytes of one client's result."""
     step = Step(worker, layouts, size, request, mode="eager")
     schedule = lay_out(worker, [client] * size, request, size)
     received, parameters = layouts.from_server, worker.parameters

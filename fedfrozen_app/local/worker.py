@@ -203,7 +203,7 @@ class Worker:
         wanted = {name: digests.get(name) for name in arrays if not is_merged_delta(name)}
         new = [name for name, digest in wanted.items() if digest is None or self._digests.get(name) != digest]
         if new:
-            self.mark_changed(new)  # also where the copy fails
+            self.mark_changed(new)  # even if the copy fails
             with torch.no_grad():
                 torch._foreach_copy_([self.parameters[name] for name in new], [arrays[name] for name in new])
         self._digests |= wanted
@@ -253,7 +253,7 @@ class Worker:
         return self.wrapper.only_global(self.model)
 
     def figures(self) -> dict[str, float]:
-        """Metrics that the model reports tables_ofs its loss."""
+        """Metrics that the model reports besides its loss."""
         return self.wrapper.metrics(self.model)
 
     def export(self, folder: Path, *, merged: bool = True) -> None:

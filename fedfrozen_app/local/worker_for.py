@@ -116,7 +116,7 @@ def _build_from_overrides(context: Context) -> Worker:
 
 
 def _build_accepted(context: Context) -> Worker:
-    """Nothing is composed: the configuration is the object that the site's policy checked."""
+    """Composes nothing: the configuration is the object that the site's policy checked."""
     node = context.node_config
     accepted = _accepted[str(node["site"])]
     if accepted.proposal != node["proposal"]:

@@ -19,7 +19,7 @@ def write_data_record(worker: Worker, folder: Path) -> None:
 
 
 def write_tokenizer(worker: Worker, folder: Path) -> None:
-    """A learned tokenizer, as transformers and `dataset.tokenizer` read it; none of an earlier run stays."""
+    """A learned tokenizer, as transformers and `dataset.tokenizer` read it; an earlier run's is removed."""
     reading = worker.corpus.reading
     if reading is None or reading.vocabulary is None:
         remove_file(folder / TOKENIZER)
@@ -28,7 +28,7 @@ def write_tokenizer(worker: Worker, folder: Path) -> None:
 
 
 def write_columns(worker: Worker, folder: Path) -> None:
-    """How a table's cells become numbers, as `dataset.statistics` reads it; none of an earlier run stays."""
+    """How a table's cells become numbers, as `dataset.statistics` reads it; an earlier run's is removed."""
     table, settings = worker.corpus.preprocessing, worker.corpus.settings
     if table is None:
         remove_file(folder / COLUMNS)
@@ -39,7 +39,7 @@ def write_columns(worker: Worker, folder: Path) -> None:
 def data_record(worker: Worker) -> dict[str, Any]:
     """What was read and dropped, and the classes of each split and client.
 
-    Of real sites only the server's own rows are here: what a site tells of its rows is its policy's to say.
+    Of real sites only the server's own rows are here: a site's policy decides what it reports of its rows.
     """
     corpus, shares, names = worker.corpus, worker.shares, worker.corpus.stratum_names
     parts = shares.partition

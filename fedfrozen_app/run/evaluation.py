@@ -38,7 +38,7 @@ def evaluator(strategy: PlannedFedAvg, worker: Worker) -> Callable[[int, ArrayRe
     """The central evaluation of the full model, on the test set and the server's validation rows."""
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> dict[str, Any] | None:
-        # If nothing is shared, the server's model stays as it was built: it is no round's result.
+        # If nothing is shared, the server's model is still its first values: no round's result.
         nothing = not (strategy.shares_model or worker.has_global)
         if server_round and (nothing or not evaluates_after(worker.config, server_round)):
             return None

@@ -106,7 +106,7 @@ def federate(
         ending.status = "interrupted"
         raise
     finally:
-        # Keep what was done, however the run ended; a second Ctrl-C waits for the last file.
+        # Write the results however the run ended; a second Ctrl-C waits for the last file.
         with shielded():
             reason = why_nothing_changed(read_rows(job.folder))
             if reason:
@@ -233,7 +233,7 @@ def make_strategy(job: Job, connection: Connection, start: StartingPoint, hooks:
         first_round=start.first_round,
         history=start.history,
     )
-    strategy.model = start.model[0]  # by whose names a plan goes
+    strategy.model = start.model[0]  # whose names a plan uses
     if job.start is not None:
         restore(strategy, job.start, config)
     return strategy

@@ -52,7 +52,7 @@ class Outside:
 
 
 def outside(resolved: Values, *, trains: bool) -> list[Outside]:
-    """`trains`: for a run that goes on, not only for the use of its model."""
+    """`trains`: for a run that continues, not only for the use of its model."""
     found = [*_data(resolved["dataset"]), *_model(resolved["model"]), *_special_files(resolved)]
     if trains:
         found += [*_server(resolved["runtime"]), *_tracking(resolved["track"])]

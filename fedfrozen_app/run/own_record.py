@@ -20,7 +20,7 @@ def write_own_record(resolved: Mapping[str, Any], folder: Path) -> None:
 
 
 def read_own_record(folder: Path) -> list[OwnObject]:
-    """Empty for a run that was described by names alone."""
+    """Empty for a run without Python objects."""
     content = read_object(folder / FILE)
     if content is None:
         return []

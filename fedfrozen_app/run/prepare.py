@@ -23,7 +23,7 @@ from fedfrozen_app.server.hooks import BestModel, MetricsFile
 from fedfrozen_app.server.robust import check_cohort
 from fedfrozen_app.server.sampling import cohort_size
 
-# What a run writes when it ends; the first three must not outlive a round that comes after them.
+# What a run writes when it ends; the first three are removed before any later round.
 RESULTS = (
     "summary.json",
     "personal.json",
@@ -130,7 +130,7 @@ def check_patience(config: Config, worker: Worker) -> None:
 
 
 def private_parts_note(job: Job, *, sites: bool) -> str:
-    """What becomes of the parts that clients keep, where no checkpoint of ours can hold them."""
+    """What happens to the parts that clients keep, where our checkpoints cannot hold them."""
     if not sites:
         return "Flower forgets the clients' private parts when it ends: this run cannot be resumed."
     if job.start is None:

@@ -1,4 +1,4 @@
-"""A run folder's configuration: data from somebody's disk, never a program.
+"""A run folder's configuration: treated as data, never executed.
 
 A folder may come from anybody. Its overrides are taken as plain values: interpolations and sweeps are
 replaced by the values that they had, no group may name a file outside of `conf/`, and Hydra's own settings
@@ -40,7 +40,7 @@ def stored_config(
     trains: bool = False,
 ) -> ComposedConfig:
     """The configuration that a folder holds, with the `extra` overrides of the command line. `UserError` if
-    it reaches for something that no one on this machine has named, unless it is `trusted`."""
+    it names a source that no run on this machine has used, unless it is `trusted`."""
     check_given(run, trains=trains)
     plain = plain_overrides(run, overrides, had)
     extra = [*own_tokenizer(run, had), *extra]
@@ -72,7 +72,7 @@ def refusal(run: Path, wish: Outside) -> UserError:
 
 def as_it_was(overrides: Sequence[str], had: Mapping[str, Any], extra: Sequence[str] = ()) -> ComposedConfig:
     """A run's configuration from its plain overrides, and `extra` ones; where a default has changed since
-    they composed to `had`, the old value stays: a run that continues, or whose model is used, is what it was.
+    they composed to `had`, the old value is kept: a continued or loaded run stays the same.
     """
     places = [word for word in extra if word.lstrip("+").startswith("hydra.")]  # where files of `conf/` are
     today = compose_run([*overrides, *places], recorded=True)

@@ -222,7 +222,7 @@ class RunningMean:
                 self._square[name] = torch.tensor(sums.squares[name], dtype=torch.float64, device=own.device)
 
     def counts(self, name: str, examples: float, replies: int) -> float:
-        """The weight of so many examples from so many replies in the mean of this name."""
+        """The weight in this name's mean of this many examples from this many replies."""
         return float(replies) if namespace_of(name) in self._equal else examples
 
     # The rows of a block are added together: one product for all its clients.
@@ -263,7 +263,7 @@ class RunningMean:
                 self._sum[name], self._weight[name], self._square[name] = total, counts, squares[name]
 
     def predict(self, replies: int) -> Update | None:
-        """The result of `finish` if all of so many replies are accepted, by the same sums; None if the
+        """The result of `finish` if all `replies` are accepted, by the same sums; None if the
         expected block does not hold all of them. It is started before the replies are checked."""
         block = self._block
         if block is None or len(block.all) != replies or not all(block.all):

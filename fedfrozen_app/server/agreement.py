@@ -2,9 +2,9 @@
 
 A round's clients send updates uᵢ of the group. Their drift D² = Σ wᵢ‖uᵢ‖² − ‖ū‖² is what they disagree on.
 What they agree on cannot be read off one round: the mean of m clients carries D²/(m−1) of disagreement,
-which looks like movement, and clients that pull against each other leave a mean that is small although it
-still goes somewhere. But disagreement that is chance does not come back in the next round, and movement
-does. So the rule watches
+which looks like movement, and clients with opposing updates have a small mean that may still point in a
+consistent direction. Random disagreement does not repeat in the next round; movement does. So the rule
+watches
 
     agreement = ⟨ūₜ, d⟩        d: running mean of the earlier rounds' ū (at first ūₜ itself)
 
@@ -14,9 +14,9 @@ has fallen below a small share of the drift, while the model has stopped learnin
     mean of agreement < threshold · mean of drift    and
     mean training loss of a tenth of the run > (1 − progress) · that of the tenth before,
 
-`patience` rounds in a row. A kernel can rest for a while before anything is learned; what is frozen then is
-lost; waiting until the loss no longer falls costs nothing but time. Clients that take a single
-step a round do not drift from what their mean does, so that there is nothing to gain: then it never freezes.
+`patience` rounds in a row. A kernel can stand still for a while before the model learns, and freezing it then
+loses accuracy; waiting until the loss stops falling only costs time. Clients that take one step per round do
+not drift from their mean, so there is nothing to gain: then the rule never freezes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -98,7 +98,7 @@ class Agreement:
         metrics = {
             "agreement": follow(self.direction, update),
             "drift": square,
-            # The common movement by this round alone: ‖ū‖² less what chance puts into so many clients' mean.
+            # The common movement by this round alone: ‖ū‖² less its expectation for a mean of random updates.
             "signal": drift["mean_update"] ** 2 - square / spare if spare > 0 else None,
         }
         self._note(row, metrics)

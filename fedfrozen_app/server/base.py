@@ -36,7 +36,7 @@ class PlannedFedAvg(StrategySeams):
     ) -> Result:
         """Run the rounds; `Result.arrays` is the full model. The two configurations are not used."""
         self.model = to_tensors(initial_arrays)
-        del initial_arrays  # or the first model would stay in memory to the end
+        del initial_arrays  # otherwise the first model stays in memory to the end
         self.model_digests.expect(digests_begun(self.model))
         transport = self.federation.connection.transport
         transport.grid, transport.timeout = grid, timeout

@@ -21,7 +21,7 @@ Layers = tuple[int, ...]
 
 
 def groups_of(choices: Mapping[str, Layers], fewest: int) -> dict[Layers, list[str]]:
-    """The layers of each group, and its clients: at least `fewest` of them, where there are so many at all.
+    """The layers of each group, and its clients: at least `fewest` of them where the cohort has that many.
 
     Clients with one choice are a group. Of the choices that fewer share, all clients together take the layers
     that most of them chose; where even these clients are too few, each joins the group whose layers have most
@@ -59,7 +59,7 @@ def grouped_round(
     fewest: int,
     patience: float,
 ) -> MaskedRound:
-    """Ask the clients what they choose. The model goes with the question, and is there when they train."""
+    """Ask the clients what they choose. The question carries the model, which they then hold for training."""
     began = time.perf_counter()
     choices: dict[str, Layers] = {}
     failures: dict[str, str] = {}

@@ -31,7 +31,7 @@ Evaluate = Callable[[int, ArrayRecord], Mapping[str, Any] | None]  # how the ser
 
 
 class Hook(Protocol):
-    """Something done after every round: write, save, show, stop."""
+    """Runs after every round: writes, saves, shows or stops."""
 
     def after_round(self, strategy: Any, row: Row) -> tuple[bool, Row]:
         """Whether to stop, and what to add to the round's row; `strategy` is the one whose round it was."""
@@ -85,12 +85,12 @@ class Federation:
         return draw_batches(whole, self.participation, self.seed, server_round)
 
     def without_spoilers(self, cohort: list[str]) -> list[str]:
-        """Of a masked round. Sites that have agreed to a sum over a client agree to none that tells it apart,
-        unless noise protects it: there the round is asked of the same sites again."""
+        """The cohort of a masked round. Sites that agreed to a sum over a client agree to none that isolates
+        it: then the same sites are asked again. With noise, a client that spoilt a round is left out."""
         if not self.private and self.sums.path is not None:
             return cohort
         if gone := [client for client in cohort if client in self.sums.spoilers]:
-            log.warning("The round goes on without %s, which spoilt an earlier one.", ", ".join(gone))
+            log.warning("The round continues without %s, which spoilt an earlier one.", ", ".join(gone))
         return [client for client in cohort if client not in self.sums.spoilers]
 
     @property
@@ -102,7 +102,7 @@ class Federation:
         return masked and not self.private and self.sums.path is not None
 
     def batches(self, present: Iterable[str]) -> list[list[str]]:
-        """Over all registered sites: who is there today must not change them."""
+        """Over all registered sites: which of them are connected must not change the batches."""
         registered = self.connection.membership.sites.values()
         return batches_of({*registered} or present, self.secure.min_cohort)
 

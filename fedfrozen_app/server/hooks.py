@@ -32,7 +32,7 @@ DEAD_WORKER = re.compile(r"ray\.exceptions\.(ActorDied|OutOfMemory)Error")
 
 @dataclass
 class BestModel:
-    """Keeps the model of the best round by the server's validation rows, and stops when none gets better.
+    """Keeps the model of the best round by the server's validation rows; stops without improvement.
 
     The test set is not used here: choosing a round by it would report a number that is too good.
     """
@@ -88,7 +88,7 @@ class BestModel:
 
 @dataclass
 class Checkpoints:
-    """Writes a checkpoint every so many rounds, and after the last."""
+    """Writes a checkpoint every `every` rounds, and after the last."""
 
     folder: Path
     config: dict[str, Any]
@@ -175,10 +175,10 @@ class PrivacySpent:
 
 @dataclass
 class WorkersAlive:
-    """Ends a simulation in which a Ray worker has died.
+    """Ends a simulation whose Ray worker has died.
 
-    Flower starts no other and keeps sending requests to the dead one, which fails them at once and so takes
-    most of those of every later round.
+    Flower starts no replacement and keeps sending requests to the dead worker, where they fail at once: it
+    receives most requests of every later round.
     """
 
     folder: Path
@@ -239,7 +239,7 @@ class MetricsFile:
         return False, {}
 
     def resume_after(self, row: Row, earlier: list[Row]) -> None:
-        """Keep the rows up to a checkpoint's. Its own may be missing; later rounds are run again."""
+        """Keep the rows up to the checkpoint's round. Its own row may be missing; later rounds run again."""
         rows = [old for old in earlier if old["round"] < row["round"]] + [row]
         if lost := sorted({*range(row["round"])} - {old["round"] for old in rows}):
             numbers = ", ".join(map(str, lost))

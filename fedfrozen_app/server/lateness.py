@@ -1,4 +1,4 @@
-"""Tell the operator of a site whose reply is late, and of the reply when it comes."""
+"""Warn the operator when a site's reply is late, and report when it arrives."""
 
 import logging
 import time
@@ -14,9 +14,9 @@ LATE, USUAL, FIRST = 15.0, 3.0, 60.0
 
 @dataclass
 class Lateness:
-    """What is late in this run, as its earlier replies say."""
+    """When a reply is late, by the run's earlier replies."""
 
-    slowest: float = 0.0  # seconds that an untroubled reply took
+    slowest: float = 0.0  # the longest a reply without a warning took
 
     @property
     def limit(self) -> float:
@@ -28,11 +28,11 @@ class Awaited:
     """One reply."""
 
     lateness: Lateness
-    title: Callable[[], str]  # asked for only where something is told: a round has thousands of replies
+    title: Callable[[], str]  # called only for a warning: a round has thousands of replies
     round: int
     deadline: float  # as `began`, on the monotonic clock
     began: float
-    troubled: bool = False  # the operator was told of something: the end of it is told too
+    troubled: bool = False  # the operator was warned: report the end too
 
     @property
     def late_at(self) -> float:

@@ -22,7 +22,7 @@ class OwnLoop(Strategy):
 
 
 def close_round(strategy: Any, row: Row, began: float, evaluate_fn: Evaluate | None) -> bool:
-    """Evaluate, then let the hooks write, save and show the round; whether one of them wants to stop."""
+    """Evaluate, then call the hooks; returns whether one of them asks to stop."""
     seconds = row.setdefault("seconds", {})
     evaluating = time.perf_counter()
     # Clients with personal models have evaluated those themselves.

@@ -109,7 +109,7 @@ class Cohort:
         return True
 
     def _steps(self) -> Iterator[None]:
-        """Yields wherever its clients must answer."""
+        """Yields at each step that its clients must answer."""
         assert self.request.masking is not None
         session, collector = self.request.masking.session, self._collector
         self._ask([client for client, _ in self.members], secagg_messages.ask_keys(collector.terms))
@@ -133,7 +133,7 @@ class Cohort:
             )
             for client, own in envelopes.items()
         }
-        yield  # `take_reply` takes each reply as it comes
+        yield  # `take_reply` adds each reply as it arrives
         survivors, failed = collector.close(), dict(self.failures)
         if self.whole and len(survivors) < len(self.members):
             raise TooFew(f"{len(survivors)} of the {len(self.members)} clients of a batch sent an update")
@@ -230,9 +230,9 @@ class MaskedRound:
     traffic: Traffic
     patience: float  # seconds for a step that carries no update
     apart: bool = False  # one cohort for each choice of layers: who sent what is known
-    without_cohorts: str = "no client sent its choice of layers"  # why there is no cohort at all
+    without_cohorts: str = "no client sent its choice of layers"  # why there is no cohort
     failures: dict[str, str] = field(default_factory=dict)  # client: why it is not in the sum
-    problem: str | None = None  # why there is no sum at all
+    problem: str | None = None  # why there is no sum of any cohort
     sums: Sums | None = None
     seconds: dict[str, float] = field(default_factory=dict)  # by step
     error: float = 0.0  # how far rounding can have moved a mean of the clients

@@ -27,7 +27,7 @@ POLL = 2.0  # seconds between two checks of which nodes are connected
 
 @dataclass(frozen=True)
 class Invitation:
-    """What every node is sent with the hello, and how long its answer is waited for."""
+    """What the server sends with the hello, and how long it waits for an answer."""
 
     data_spec: Mapping[str, Any] = field(default_factory=dict)  # how all clients must read their data
     timeout: float = 120.0
@@ -45,7 +45,7 @@ class NodeState:
     """What the server knows of one node."""
 
     hello: Hello | None = None  # of a node that takes part
-    name: str | None = None  # what it calls itself, whether it takes part or not
+    name: str | None = None  # the name that it gave, whether it takes part or not
     open_hello: tuple[str, float] | None = None  # a hello without an answer: message id, end of its lifetime
     retry: tuple[float, float] | None = None  # when it refused or waits; seconds until it is asked again
     refusal: str | None = None  # why it does not take part

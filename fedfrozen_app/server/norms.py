@@ -35,7 +35,7 @@ def row_norms(rows: Tensor) -> Tensor:
 
 
 def norm_of(tensor: Tensor, scratch: Tensor) -> Tensor:
-    """Of an array that stays as it is."""
+    """The norm of an array, which is not changed."""
     return torch.stack([_square(piece, scratch) for piece in _pieces(tensor.contiguous())]).sum().sqrt()
 
 

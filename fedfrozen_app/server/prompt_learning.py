@@ -1,4 +1,4 @@
-"""Strategies that read a frozen dual encoder through prompts: the global ones travel, all else stays home.
+"""Strategies that prompt a frozen dual encoder: the global prompts are shared, all else is private.
 
 A strategy defines how its clients read the encoders (`reading`), and their loss if that is not the plain one.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fedfrozen_app.adapters.prompts import PromptedDual
 
 ACTIVE = 0.01  # a fused prompt that differs less from the global one shows that the fusion did nothing
-DROWNED = 10.0  # one that differs more has nothing of the global prompt left in it
+DROWNED = 10.0  # one that differs more retains nothing of the global prompt
 
 
 class PromptLearning(base.PlannedFedAvg):
@@ -51,7 +51,7 @@ class PromptLearning(base.PlannedFedAvg):
 
 
 def state_of(gap: float) -> str:
-    """Of a fusion whose prompt is so many norms of the global one away from it."""
+    """The state of a fusion: `gap` is its prompt's distance from the global one, in norms of that one."""
     if gap < ACTIVE:
         return "fusion inactive"
     return "fusion active" if gap <= DROWNED else "fusion drowns the global prompt"

@@ -91,7 +91,7 @@ class RoundRecord:
         return refused is None
 
     def _set_aside(self, client: str, why: str) -> None:
-        """Every reason passes here on its way to logs, rows and pages, and may quote the client."""
+        """Note the reason, escaped: it may quote the client, and reaches logs, rows and pages."""
         self.failures.append(f"Client {client} was set aside: it {quoted(why)}.")
         log.warning("Round %d: %s", self.number, self.failures[-1])
 
@@ -111,7 +111,7 @@ class RoundRecord:
                 self.aggregator.add_sums(sums)
                 self.metrics = {name: {"": metric} for name, metric in sums.figures.items()}
                 self.secure |= {"summed": sums.replies, "clipped": sums.clipped, "rounding": masked.error}
-                if not sums.examples_squared:  # not known: as if all had the same
+                if not sums.examples_squared:  # unknown: all are assumed equal
                     self.effective = float(sums.replies)
                 else:
                     unweighted = self.aggregator.counts(PARAMETERS, 0.0, 1)

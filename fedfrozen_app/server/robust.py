@@ -26,7 +26,7 @@ def replies_needed(settings: AggregationConfig) -> int:
 
 
 def check_cohort(settings: AggregationConfig, size: int) -> None:
-    """Fewer clients a round than it needs replies would never change the model."""
+    """With fewer clients per round than it needs replies, the model would never change."""
     if size < (needed := replies_needed(settings)):
         raise UserError(
             f"Krum with aggregation.malicious={settings.malicious} needs {needed} clients in a "
@@ -50,7 +50,7 @@ class HeldReplies(RunningMean):
         self._held: list[tuple[dict[str, Tensor], float]] = []
 
     def expect(self, arrays: Mapping[str, Tensor]) -> None:
-        """Nothing is started early: each reply is held as it came."""
+        """Does nothing early: each reply is held unchanged."""
 
     def add(self, arrays: Mapping[str, Tensor], weight: float) -> str | None:
         refused = super().add(copied(arrays), weight)

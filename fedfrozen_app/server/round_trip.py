@@ -21,7 +21,7 @@ from fedfrozen_app.server.transport import has_crashed, is_gone
 
 log = logging.getLogger(__name__)
 Members = Sequence[tuple[str, int]]  # client, node
-CRASHES = 2  # of a client's executor over one request: after that it may be unable to serve it at all
+CRASHES = 2  # failures of a client's executor on one request; after that it may be unable to serve it
 
 
 @dataclass
@@ -101,7 +101,7 @@ class RoundTrip:
             request, model = foundation.add_to(asked.request, asked.model)
             asked = asked._replace(request=request, model=model)
             reply = self._send_again(asked, self._messages.missing(asked), deadline)
-        # First the arrays that it lacks; then all of them, which needs no cache at all.
+        # First the arrays that it lacks; then all of them, which works without a cache.
         for everything in (False, True):
             if isinstance(reply, str) or not reply.lacks or reply.request != asked.request.digest:
                 break
@@ -120,7 +120,7 @@ class RoundTrip:
         awaited = Awaited(connection.lateness, title, self.request.round, deadline, self._sent_at)
         message, lost = self._receive_or_lost(asked, message_id, awaited)
         crashes = 0
-        # A client that was gone has lost its secrets of a masked round, and with them its place in the sum.
+        # A client that disconnected has lost its secrets of a masked round and cannot be in the sum.
         while asked.masked is None and (lost or (message is not None and message.has_error())):
             if message is not None:
                 crashes += has_crashed(message)
@@ -136,7 +136,7 @@ class RoundTrip:
             awaited.troubled = True
             if (node := connection.membership.returned(asked.client, deadline)) is None:
                 break
-            # Unfinished work is lost; what it had finished it sends again without training twice.
+            # Unfinished work is lost; a finished reply is sent again without training twice.
             asked = asked._replace(node=node)
             again = self._send(asked, self._messages.missing(asked))
             message, lost = self._receive_or_lost(asked, again, awaited)

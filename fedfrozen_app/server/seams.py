@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class StrategySeams(OwnLoop):
-    """The model and everything that a strategy may say about its rounds."""
+    """The model and every method that a strategy may override."""
 
     Settings = Settings
     paper: ClassVar[str] = ""  # its authors, for `fedfrozen methods`, which shows the docstring's first line
@@ -90,7 +90,7 @@ class StrategySeams(OwnLoop):
 
     @classmethod
     def check(cls, settings: Any, config: Config) -> None:
-        """Raise a `UserError` for a configuration under which this strategy would be silently wrong."""
+        """Raise a `UserError` for a configuration under which this strategy gives wrong results silently."""
 
     @classmethod
     def algorithm_for(cls, settings: Any) -> str:

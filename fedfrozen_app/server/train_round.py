@@ -100,7 +100,7 @@ class TrainRound:
 
         def aggregate(reply: Reply) -> None:
             record.expect(reply)
-            # `observe` may change the merged values: then nothing is done with them before.
+            # `observe` may change the merged values: do not use them before it.
             may_step = not strategy.observes and strategy.can_step_early
             may_step = may_step and federation.connection.transport.can_prefetch
             if may_step and (likely := record.predict(len(self.cohort))) is not None:
@@ -110,7 +110,7 @@ class TrainRound:
         return aggregate
 
     def _take(self, client: str, reply: Reply | str) -> None:
-        """Add a reply to the sum, or note why there is none, and show it to whom it concerns."""
+        """Add a reply to the sum, or note why it is set aside; pass it to hooks that read single replies."""
         strategy, rule = self.strategy, self.strategy.federation.rule
         if not isinstance(reply, str) and client in rule.ranks:
             reply.arrays = rule.widened(client, reply.arrays, strategy.model)
@@ -195,6 +195,6 @@ class TrainRound:
                 request = strategy.request(self.number + 1, self.request.participations)
                 known = {name: digest for name, digest in request.base.items() if name not in merged}
                 transport.prefetch(replace(request, base=known), {**strategy.model, **merged})
-            except Exception as error:  # noqa: BLE001  (an error that lasts comes again with the round)
+            except Exception as error:  # noqa: BLE001  (a persistent error is raised again by the round itself)
                 log.info("Round %d could not be prefetched: %s", self.number + 1, format_error(error))
         return time.perf_counter() - began

@@ -4,8 +4,8 @@ The mean update Δ̄ stands for the negative gradient. In float arithmetic of th
 
     m ← β₁ m + (1 − β₁) Δ̄        v ← the method's own        w ← w + ηₛ m / (√v + τ)
 
-A name's moments begin when it is first sent, and again from zero when it comes back after a freeze. Where the
-defaults come from, docs/strategies.md says.
+A name's moments begin at zero when it is first sent, and again when it is unfrozen. docs/strategies.md says
+where the defaults come from.
 """
 
 from collections.abc import Mapping
