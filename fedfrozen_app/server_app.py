@@ -104,7 +104,7 @@ def asking_of(job: Job, grid: Grid, flower_run: int) -> Callable[..., Asking]:
 @contextmanager
 def owned(job: Job, flower_run: int) -> Iterator[None]:
     """Lock the run's folder for this process, and write into its status file how the run ends."""
-    if not job.goes_on:
+    if not job.resumes_itself:
         check_empty(job.folder, overwrite=job.config.overwrite)
     deployed = job.config.runtime.name == "deployed"
     try:
@@ -156,7 +156,7 @@ def open_connection(grid: Grid, job: Job, worker: Worker, flower_run: int) -> Co
         ),
         anchors=AnchorFile(job.folder / "anchors.jsonl"),
         sites=registered_sites(job.folder),
-        last_state=last_states(job.start.row) if job.start is not None and job.goes_on else {},
+        last_state=last_states(job.start.row) if job.start is not None and job.resumes_itself else {},
     )
     return Connection(transport, membership, worker.roles, trust=Shown.read(authorities_file(job.folder)))
 

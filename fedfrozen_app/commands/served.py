@@ -20,10 +20,10 @@ def fairness(arguments: list[str]) -> None:
     given = parse("fairness", arguments)
     for run in [run_folder("fairness", [word])[0] for word in given.runs]:
         found = None if given.by or given.bootstrap else read_fairness(run)
-        show(f"{run.parent.name}/{run.name}", found or judged_again(run, given))
+        show(f"{run.parent.name}/{run.name}", found or evaluate_again(run, given))
 
 
-def judged_again(run: Path, given: Namespace) -> dict[str, Any]:
+def evaluate_again(run: Path, given: Namespace) -> dict[str, Any]:
     """Evaluate the run's final model on its test rows; results of clients' own models stay in the file."""
     by: list[str] = given.by
     extra = [f"dataset.subgroups=[{','.join(by)}]"] if by else []

@@ -27,10 +27,10 @@ def digest(tensor: Tensor) -> str:
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """By name."""
-    return digests_begun(tensors)()
+    return start_digests(tensors)()
 
 
-def digests_begun(
+def start_digests(
     tensors: Mapping[str, Tensor], coming: Callable[[], dict[str, Tensor]] | None = None
 ) -> Callable[[], dict[str, str]]:
     """The same, as a function that waits for them. Do not change the arrays before it returns. `coming`:

@@ -64,11 +64,11 @@ def choose_reading(config: Config, texts: Sequence[str], task: str) -> TextReadi
         # Each chunk has a beginning and an end of its own.
         chunks = dataset.max_chunks or min(max(-(-needed // (length - 2)), 1), MOST_CHUNKS)
         found = TextReading(length, chunks, vocabulary)
-    log.info("%s", _said(found, len(texts), needed))
+    log.info("%s", _reading_line(found, len(texts), needed))
     return found
 
 
-def _said(found: TextReading, texts: int, needed: int) -> str:
+def _reading_line(found: TextReading, texts: int, needed: int) -> str:
     if not texts:
         return (
             f"The server has no text of its own to choose a length by (dataset.validation=0): "

@@ -149,7 +149,7 @@ def recorded(
 ) -> Iterator[None]:
     """Keep `status.json` true while the block runs, however it ends."""
     new = new_status(resolved_config, overrides, sweep)
-    with told_if_full(folder):
+    with sentence_if_full(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with alone(folder):
             check_unowned(folder)
@@ -164,7 +164,7 @@ def recorded(
 
 
 @contextmanager
-def told_if_full(folder: Path) -> Iterator[None]:
+def sentence_if_full(folder: Path) -> Iterator[None]:
     """A disk without room for a run's first words: one sentence, and the same command begins it again."""
     try:
         yield
@@ -201,7 +201,7 @@ def concluded(folder: Path) -> Iterator[None]:
     except BaseException as error:
         # Ctrl-C after the last file was written interrupts nothing.
         if not (isinstance(error, KeyboardInterrupt) and _has_completed(folder)):
-            end = _judge(error)
+            end = _state_of(error)
         raise
     finally:
         if end is not None and before is not None:
@@ -267,7 +267,7 @@ def taken_over(folder: Path, flower_run: int, patience: float) -> bool:
     return True
 
 
-def _judge(error: BaseException) -> tuple[str, str, bool]:
+def _state_of(error: BaseException) -> tuple[str, str, bool]:
     """State, reason, and whether it is bad input."""
     if isinstance(error, KeyboardInterrupt | SystemExit):  # Flower exits from a run that was stopped
         return "interrupted", "", False

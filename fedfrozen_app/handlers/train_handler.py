@@ -73,7 +73,7 @@ def serve(
         return Reply(request.digest, lacks=lacks)
     fitted = worker.fitted(base)
     worker.load({name: fitted[name] for name in worker.lacking}, request.base)
-    worker.fold(fitted)
+    worker.load_merged_deltas(fitted)
     start = start_of(context, worker, request, fitted)
     if request.evaluate:
         metrics = evaluate_client(worker, client, request, start, steps_for(worker))

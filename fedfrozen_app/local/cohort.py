@@ -109,7 +109,7 @@ class CohortRunner:
     ) -> RoundWork:
         """Load the round's model and lay out which client trains when; nothing is trained yet."""
         worker = self.worker
-        worker.fold(base)
+        worker.load_merged_deltas(base)
         worker.load(parameters_in(base), request.base)
         layouts, slots = self._layouts(request), self._room(clients, request)
         schedule = self._schedule(clients, request)

@@ -199,7 +199,7 @@ class Worker:
 
     def load(self, arrays: Mapping[str, Tensor], digests: Mapping[str, str]) -> None:
         """Put these values into the model, except those that are loaded already, by digest."""
-        self.fold(arrays)
+        self.load_merged_deltas(arrays)
         wanted = {name: digests.get(name) for name in arrays if not is_merged_delta(name)}
         new = [name for name, digest in wanted.items() if digest is None or self._digests.get(name) != digest]
         if new:
@@ -213,7 +213,7 @@ class Worker:
         for name in names:
             self._digests[name] = None
 
-    def fold(self, arrays: Mapping[str, Tensor]) -> None:
+    def load_merged_deltas(self, arrays: Mapping[str, Tensor]) -> None:
         """Add the merged deltas among these arrays to the fixed weights, except those already added."""
         if merged_deltas := {name: value for name, value in arrays.items() if is_merged_delta(name)}:
             self.wrapper.apply_merged_deltas(self.model, merged_deltas)

@@ -137,8 +137,8 @@ def _histogram(name: str, sites: Mapping[str, Any]) -> Chart:
         points = _steps(table)
         ends += [x for x, _ in points]
         turn, colour = divmod(number, len(COLOURS))
-        look = {"name": site, "colour": COLOURS[colour], "stroke": STROKES[turn % len(STROKES)]}
-        series.append({**look, "points": [[x, round(y, 4)] for x, y in points]})
+        style = {"name": site, "colour": COLOURS[colour], "stroke": STROKES[turn % len(STROKES)]}
+        series.append({**style, "points": [[x, round(y, 4)] for x, y in points]})
     low, high = min(ends or [0]), max(ends or [1])
     return {
         "title": title,

@@ -103,11 +103,11 @@ def _chart(title: str, unit: str, shown: Sequence[Study], key: str, start: float
     for number, one in enumerate(shown):
         colour = COLOURS[number % len(COLOURS)]
         points = _steps(one, key, start)
-        look = {"name": one["name"], "colour": colour, "stroke": "", "points": points}
+        style = {"name": one["name"], "colour": colour, "stroke": "", "points": points}
         if key == "survival" and len(shown) <= MOST_INTERVALS:
             pairs = zip(_steps(one, "low", 1.0), _steps(one, "high", 1.0), strict=True)
-            look["band"] = [[time, low, high] for (time, low), (_, high) in pairs]
-        series.append(look)
+            style["band"] = [[time, low, high] for (time, low), (_, high) in pairs]
+        series.append(style)
     return {
         "title": title,
         "unit": unit,

@@ -65,7 +65,7 @@ class Job:
         return Path(self.config.start_from).parents[1] if self.config.start_from else self.folder
 
     @property
-    def goes_on(self) -> bool:
+    def resumes_itself(self) -> bool:
         """Whether it resumes the run of its own folder."""
         return self.start is not None and self.source.resolve() == self.folder.resolve()
 

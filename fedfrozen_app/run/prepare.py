@@ -60,7 +60,7 @@ def prepare(
         model |= merged_deltas
         restore_clients(job, job.start, connection, worker)
         best.resume_from(job.start.hooks["best"], job.source)
-        metrics.resume_after(job.start.row, rows_to_keep(job.source, replaced=job.goes_on))
+        metrics.resume_after(job.start.row, rows_to_keep(job.source, replaced=job.resumes_itself))
         own_rounds = job.start.round if job.source.resolve() == job.folder.resolve() else 0
     disk.sweep_parts(job.folder)
     for name in ("checkpoints", "uploads"):

@@ -100,8 +100,8 @@ def answer_step(
     """The session after this step, and the answer. `ProtocolError` if it breaks the protocol."""
     step = question["step"]
     if step == "keys":
-        begun, entry = client.begin(name, read_terms(question["terms"]), identity)
-        return begun, canonical({"entry": entry.plain})
+        started, entry = client.begin(name, read_terms(question["terms"]), identity)
+        return started, canonical({"entry": entry.plain})
     if session is None or question["session"] != session.terms.session:
         raise ProtocolError("it is of a round that it has not begun, or has ended")
     if step == "shares":

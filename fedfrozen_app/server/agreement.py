@@ -59,14 +59,14 @@ def freeze_after(
     agreement: Sequence[float], drift: Sequence[float], losses: Sequence[float | None], rule: Rule
 ) -> int | None:
     """After how many of these rounds, counted from the first, to freeze; None: not yet."""
-    quiet = 0
+    calm = 0
     for done in range(1, len(drift) + 1):
         now = ratio(agreement[:done], drift[:done], rule.window)
         if now is None:  # no disagreement: freezing could only cost
-            quiet = 0
+            calm = 0
             continue
-        quiet = quiet + 1 if now < rule.threshold and not still_learns(losses[:done], rule) else 0
-        if done == rule.cap or (done >= rule.minimum and quiet >= rule.patience):
+        calm = calm + 1 if now < rule.threshold and not still_learns(losses[:done], rule) else 0
+        if done == rule.cap or (done >= rule.minimum and calm >= rule.patience):
             return done
     return None
 

@@ -7,7 +7,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fedfrozen_app.core.deprecated import old_names
-from fedfrozen_app.core.digests import digests_begun
+from fedfrozen_app.core.digests import start_digests
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server.federation import Evaluate, Federation, Settings
@@ -37,7 +37,7 @@ class PlannedFedAvg(StrategySeams):
         """Run the rounds; `Result.arrays` is the full model. The two configurations are not used."""
         self.model = to_tensors(initial_arrays)
         del initial_arrays  # otherwise the first model stays in memory to the end
-        self.model_digests.expect(digests_begun(self.model))
+        self.model_digests.expect(start_digests(self.model))
         transport = self.federation.connection.transport
         transport.grid, transport.timeout = grid, timeout
         self.num_rounds = num_rounds

@@ -38,13 +38,13 @@ class Awaited:
     def late_at(self) -> float:
         return float("inf") if self.troubled else self.began + self.lateness.limit
 
-    def tell(self, sentence: str) -> None:
+    def warn(self, sentence: str) -> None:
         self.troubled = True
         log.warning("%s %s", self.title(), sentence)
 
-    def tell_late(self) -> None:
+    def warn_late(self) -> None:
         waited = time.monotonic() - self.began
-        self.tell(
+        self.warn(
             f"has not answered round {self.round} since {clock_time(-waited)} ({waited:.0f} s): it trains "
             "longer than usual, or its executor, disk or network fails; the executor's log says which. The "
             f"round waits for it until {clock_time(self.deadline - time.monotonic())}."

@@ -127,12 +127,12 @@ class RoundTrip:
                 if not is_gone(message) and not (has_crashed(message) and crashes <= CRASHES):
                     break
                 if has_crashed(message):
-                    awaited.tell(
+                    awaited.warn(
                         f"lost the request of round {self.request.round} at {clock_time()} "
                         f"({message.error.reason or 'its executor failed'}): it is sent again."
                     )
             else:
-                awaited.tell("is back, but its request was lost with its process: it is sent again.")
+                awaited.warn("is back, but its request was lost with its process: it is sent again.")
             awaited.troubled = True
             if (node := connection.membership.returned(asked.client, deadline)) is None:
                 break

@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedfrozen_app.adapters.rule import AdapterRule
-from fedfrozen_app.core.digests import bytes_on_their_way, digests_begun
+from fedfrozen_app.core.digests import bytes_on_their_way, start_digests
 from fedfrozen_app.core.formatting import format_error
 from fedfrozen_app.exchange.count import count_parameters
 from fedfrozen_app.exchange.messages import Reply
@@ -161,9 +161,9 @@ class TrainRound:
         row |= strategy.observe(row, merged)
         if observes:
             closing += self.prefetch_next(merged)
-        changed = digests_begun(merged, copying)
+        changed = start_digests(merged, copying)
         strategy.model.update(merged)
-        moved = digests_begun(self._move_base() if update.replies else {})
+        moved = start_digests(self._move_base() if update.replies else {})
         strategy.model_digests.expect(lambda: changed() | moved())
         row["seconds"]["aggregate"] += time.perf_counter() - closing
         return row

@@ -69,7 +69,7 @@ class Transport:
             if message is not None or now >= deadline:
                 return message, False
             if now >= awaited.late_at:
-                awaited.tell_late()
+                awaited.warn_late()
             if now < probe_at:
                 continue
             if any(self.receive(sent, 0.0) is not None for sent in probes):

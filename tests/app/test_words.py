@@ -19,6 +19,11 @@ RENAMED = {
     "judge": "evaluate",
     "judged": "evaluated",
     "judging": "evaluation_mode",
+    "begun": "started",
+    "said": "predictions",
+    "tell": "warn, log",
+    "quiet": "silence_transformers",
+    "whose": "record_source",
     "Resident": "Worker",
     "resident": "worker",
     "Turn": "SlotAssignment",
@@ -43,15 +48,32 @@ RENAMED = {
     "carried": "server_state",
     "Conversation": "Membership, Transport, RoundTrip",
 }
+# As one word of a longer name too: `told_if_full`, `goes_on`.
+PARTS = {
+    "begun",
+    "foretell",
+    "foretold",
+    "goes",
+    "heard",
+    "judge",
+    "judged",
+    "said",
+    "slope",
+    "slopes",
+    "told",
+}
 PROSE = re.compile(
     r"\b(slopes?|foretells?|foretold|meanwhile|resident|anew|heeds?|by turns|beside one another)\b", re.I
 )
-ANYWHERE = re.compile(rf"(?i:{PROSE.pattern})|\b({'|'.join(RENAMED)})\b")
-# Deprecated aliases for one release, a name in a file format, and theory's key in metrics.jsonl.
+ANYWHERE = re.compile(
+    rf"(?i:{PROSE.pattern})|\b({'|'.join(RENAMED)})\b|_({'|'.join(PARTS)})|({'|'.join(PARTS)})_"
+)
+# Deprecated aliases for one release, a name in a file format, theory's key in metrics.jsonl, Optuna's `tell`.
 ALLOWED = {
     "fedfrozen_app/exchange/train_request.py": {"Order"},
     "fedfrozen_app/local/algorithm.py": {"comes", "stays", "goes", "tells"},
     "fedfrozen_app/models/wrapper.py": {"card"},
+    "fedfrozen_app/sweep/search.py": {"tell"},
     "fedfrozen_app/server/seams.py": {"carried", "tells", "judged"},
     "fedfrozen_app/server/state.py": {"carried"},
     "fedfrozen_app/theory/descent.py": {"slope"},
@@ -67,8 +89,10 @@ def found_in(path: Path) -> list[str]:
         return found
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         place = f"{path.relative_to(ROOT)}:{token.start[0]}"
-        if token.type == tokenize.NAME and token.string in RENAMED and token.string not in allowed:
-            found.append(f"{place} {token.string}: write {RENAMED[token.string]}")
+        if token.type == tokenize.NAME:
+            parts = {*token.string.lower().split("_")} & PARTS
+            names = {token.string, *parts} & RENAMED.keys() - allowed
+            found += [f"{place} {token.string}: write {RENAMED[name]}" for name in names]
         if token.type in (tokenize.COMMENT, tokenize.STRING):
             words = {match[0] for match in PROSE.finditer(token.string)}
             found += [f"{place} {word!r} in a comment or a string" for word in words if word not in allowed]
@@ -84,5 +108,5 @@ def test_renamed_words_do_not_come_back():
 def test_the_check_sees_what_it_looks_for(tmp_path, monkeypatch):
     monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
     path = tmp_path / "planted.py"
-    path.write_text('slope = 1  # the slope\n"""foretold"""\n')
-    assert len(found_in(path)) == 3
+    path.write_text('slope = 1  # the slope\n"""foretold"""\ntold_if_full = 1\ntold_apart = 2\n')
+    assert len(found_in(path)) == 5

@@ -4,7 +4,7 @@ import hashlib
 
 import torch
 
-from fedfrozen_app.core.digests import PIECE, digest, digests, digests_begun
+from fedfrozen_app.core.digests import PIECE, digest, digests, start_digests
 
 
 def test_a_digest_is_of_type_shape_and_pieces():
@@ -20,6 +20,6 @@ def test_those_that_were_begun_are_those_that_are_waited_for():
     arrays = {
         str(n): torch.randn(n * 30_000, generator=generator) for n in (0, 1, 4, 9, 25)
     }  # none to twelve pieces
-    wait = digests_begun(arrays)
+    wait = start_digests(arrays)
     assert wait() == digests(arrays) == {name: digest(value) for name, value in arrays.items()}
     assert wait() == digests(arrays)  # whoever asks again

@@ -20,9 +20,9 @@ def write_examples(folder: Path, sites: tuple[str, ...]) -> None:
     room = dict.fromkeys((*sites, "test"), ROWS_OF_A_SITE) | {"test": TEST_ROWS}
     for number, (pixels, label) in enumerate(zip(rows.content, rows.labels, strict=True)):
         home = sites[int(str(label)) * len(sites) // len(CLASSES)]
-        whose = "test" if number % 4 == 0 else home if number % 4 < 3 else sites[number // 4 % len(sites)]
-        if room[whose]:
-            room[whose] -= 1
-            target = folder / whose / str(label)
+        owner = "test" if number % 4 == 0 else home if number % 4 < 3 else sites[number // 4 % len(sites)]
+        if room[owner]:
+            room[owner] -= 1
+            target = folder / owner / str(label)
             target.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(target / f"{number}.png")

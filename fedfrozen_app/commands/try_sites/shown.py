@@ -80,15 +80,15 @@ class Shell:
             raise RunFailed(f"`{line}` ended with exit code {code}: see above.")
 
     def _own(self, words: list[str]) -> int:
-        said = io.StringIO()
+        printed = io.StringIO()
         try:
-            with chdir(self.folder), redirect_stdout(said):
+            with chdir(self.folder), redirect_stdout(printed):
                 return dispatch(words)
         except UserError as error:
-            said.write(f"fedfrozen: {error}")
+            printed.write(f"fedfrozen: {error}")
             return BAD_INPUT
         finally:
-            for text in said.getvalue().splitlines():
+            for text in printed.getvalue().splitlines():
                 show_line(text)
 
     def _other(self, words: list[str]) -> int:

@@ -51,23 +51,23 @@ def read_hub(spec: DatasetSpec) -> Found:
     return from_splits(spec, splits, str(spec.path))
 
 
-def from_splits(spec: DatasetSpec, splits: Mapping[str, Any], whose: str) -> Found:
+def from_splits(spec: DatasetSpec, splits: Mapping[str, Any], title: str) -> Found:
     """The rows of a `DatasetDict`, by the names that the settings give its splits."""
     frames = {
         name: arrow_frame(splits[name].with_format("arrow")[:], splits[name].features, name, Path())
         for name in (spec.train_split, spec.test_split)
         if name in splits
     }
-    return found_in(spec, frames, whose, list(splits))
+    return found_in(spec, frames, title, list(splits))
 
 
-def found_in(spec: DatasetSpec, frames: Mapping[str, Frame], whose: str, names: Iterable[str] = ()) -> Found:
+def found_in(spec: DatasetSpec, frames: Mapping[str, Frame], title: str, names: Iterable[str] = ()) -> Found:
     """The train and the test rows of these tables; of one without a name, by its column `split`, if any."""
     if (alone := frames.get("")) is not None:
         return _from_frames(spec, *by_split_column(spec, alone))
     if spec.train_split not in frames:
         raise UserError(
-            f"{whose} has no split {spec.train_split!r}: "
+            f"{title} has no split {spec.train_split!r}: "
             f"set dataset.train_split to one of {', '.join(names or frames)}."
         )
     return _from_frames(spec, frames[spec.train_split], frames.get(spec.test_split))

@@ -30,7 +30,7 @@ class ServerAppWatch:
     def check(self) -> None:
         """Raises once the process is certainly gone."""
         now = time.monotonic()
-        self._tell_pending(now)
+        self._warn_of_pending(now)
         owner = lease.lost(self._folder)
         known = status.read(self._folder) if owner is not None else None
         if owner is None or known is None or (known.pid, known.began) != (owner.pid, owner.began):
@@ -44,7 +44,7 @@ class ServerAppWatch:
                 "for want of memory."
             )
 
-    def _tell_pending(self, now: float) -> None:
+    def _warn_of_pending(self, now: float) -> None:
         self._seen = self._seen or (self._folder / lease.FILE).exists()
         if not self._seen and now - self._began >= BEGINS:
             self._seen = True

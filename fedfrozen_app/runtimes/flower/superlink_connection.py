@@ -93,13 +93,13 @@ class Outage:
     def __init__(self, address: str) -> None:
         self.address = address
         self._began: float | None = None
-        self._told = False
+        self._warned = False
 
     def lasts(self) -> None:
         self._began = self._began or time.monotonic()
         waited = time.monotonic() - self._began
-        if not self._told and waited >= OUTAGE:
-            self._told = True
+        if not self._warned and waited >= OUTAGE:
+            self._warned = True
             log.warning(
                 "The SuperLink at %s has not answered since %s. Start it again if it was killed: the run and "
                 "the sites wait for it, and this command tries again for %d s.",
@@ -107,9 +107,9 @@ class Outage:
             )
 
     def over(self) -> None:
-        if self._told and self._began is not None:
+        if self._warned and self._began is not None:
             log.warning("The SuperLink answers again, after %.0f s.", time.monotonic() - self._began)
-        self._began, self._told = None, False
+        self._began, self._warned = None, False
 
 
 class Connection:
