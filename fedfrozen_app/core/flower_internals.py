@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
     from flwr.supercore.constant import TaskType
     from flwr.supercore.control import ControlHttpClient
-    from flwr.supercore.corestate import sql_corestate
+    from flwr.supercore.corestate import in_memory_corestate, sql_corestate
     from flwr.supercore.exit import add_exit_handler
     from flwr.supercore.fab import Fab
     from flwr.supercore.heartbeat import HeartbeatSender
@@ -172,8 +172,8 @@ INTERNALS = _table(
     ),
     (
         "supercore.corestate",
-        "sql_corestate",
-        "The SuperLink starts a run's process again if it gives no heartbeat within 30 s: ours waits longer.",
+        "in_memory_corestate sql_corestate",
+        "The SuperLink starts another process for a run without a heartbeat in 30 s: ours waits longer.",
     ),
     # A site's SuperNode, on a socket instead of a port
     ("supernode.main", "create_supernode_app=create_app", "flower-supernode knows TCP ports only."),
@@ -326,24 +326,3 @@ def use_fleet_client(client: "type[FleetHttpClient]") -> None:
     from flwr.supernode import fleet_http_connection
 
     fleet_http_connection.FleetHttpClient = client  # type: ignore[misc]
-
-
-def allow_slow_starts(seconds: float) -> None:
-    """Give a run's process so long to start. After 30 s without a heartbeat Flower's SuperLink would have
-    another one started, and on a slow or busy machine that process never gets as far as its first heartbeat.
-    """
-    from flwr.supercore.corestate import sql_corestate
-
-    sql = sql_corestate
-    claim = sql.SqlCoreState.claim_task
-
-    def claimed(self: sql_corestate.SqlCoreState, task_id: int) -> str | None:
-        token: str | None = claim(self, task_id)
-        if token is not None:
-            until = sql.now() + sql.timedelta(seconds=seconds)
-            with self.session() as session:
-                task = sql.update(sql.TaskModel).where(sql.TaskModel.token == token)
-                session.execute(task.values(active_until=until))
-        return token
-
-    sql.SqlCoreState.claim_task = claimed  # type: ignore[method-assign]

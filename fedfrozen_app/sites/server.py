@@ -31,13 +31,13 @@ from fedfrozen_app.core.flower_internals import (
     RegisterNodeRequest,
     SuperLinkLifespan,
     UnregisterNodeRequest,
-    allow_slow_starts,
     create_superlink_app,
     get_uvicorn_log_config,
     parse_superlink_arguments,
     public_key_to_bytes,
     replace_http_client,
 )
+from fedfrozen_app.core.slow_starts import allow_slow_starts
 from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.sites import admitted, manifest
 from fedfrozen_app.sites.link import listening, open_folder, running, short

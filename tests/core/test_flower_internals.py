@@ -13,6 +13,7 @@ from flwr.app import Array, Error, Message, RecordDict
 
 from fedfrozen_app.core import flower_internals
 from fedfrozen_app.core.flower_internals import INTERNALS, copy_message, set_message_id, set_sender
+from fedfrozen_app.core.slow_starts import allow_slow_starts
 
 PACKAGE = Path(flower_internals.__file__).parents[1]
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy")
@@ -136,6 +137,7 @@ ATTRIBUTES = {
     "TaskIdentity": "_node_id _run_id _task_id",
     "TaskType": "CLIENT_APP",
     "fleet_http_connection": "FleetHttpClient",
+    "in_memory_corestate": "InMemoryCoreState now timedelta",
     "sql_corestate": "SqlCoreState TaskModel now timedelta update",
 }
 
@@ -283,22 +285,29 @@ def test_the_superexec_reads_the_variable_that_we_set():
 
 
 @pytest.mark.slow
-def test_a_run_s_process_has_minutes_to_start_and_no_other_takes_its_place(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kept", ["in a database", "in memory"])
+def test_a_run_s_process_has_minutes_to_start_and_no_other_takes_its_place(tmp_path, monkeypatch, kept):
     """Flower gives it 30 s until its first heartbeat, in which a busy machine does not import it."""
-    from flwr.supercore.corestate import sql_corestate
+    from flwr.supercore.corestate import in_memory_corestate, sql_corestate
     from flwr.supercore.object_store import ObjectStoreFactory
 
-    monkeypatch.setattr(sql_corestate.SqlCoreState, "claim_task", sql_corestate.SqlCoreState.claim_task)
-    flower_internals.allow_slow_starts(300)
+    sql, memory = sql_corestate.SqlCoreState, in_memory_corestate.InMemoryCoreState
+    for state in (sql, memory):
+        monkeypatch.setattr(state, "claim_task", state.claim_task)
+    allow_slow_starts(300)
     not_used = dict.fromkeys(("get_node_id", "store_message_and_object_tree"))
-    made = type("State", (sql_corestate.SqlCoreState,), not_used)  # the SuperLink's own has a federation
-    state = made(str(tmp_path / "state.db"), ObjectStoreFactory().store())
-    state.initialize()
+    base = sql if kept == "in a database" else memory
+    made = type("State", (base,), not_used)  # the SuperLink's own has a federation
+    place = [str(tmp_path / "state.db")] if base is sql else []
+    state = made(*place, ObjectStoreFactory().store())
+    if base is sql:
+        state.initialize()
     task = state.create_task("flwr-serverapp", 1)
     token = state.claim_task(task)
     assert token is not None and state.claim_task(task) is None
     later = sql_corestate.now()
-    monkeypatch.setattr(sql_corestate, "now", lambda: later + sql_corestate.timedelta(seconds=290))
+    for module in (sql_corestate, in_memory_corestate):
+        monkeypatch.setattr(module, "now", lambda: later + sql_corestate.timedelta(seconds=290))
     assert state.activate_task(task)
     assert state.acknowledge_task_heartbeat(task)
 

@@ -2,9 +2,11 @@
 
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 
+from fedfrozen_app.runtimes.flower import patient_superlink
 from fedfrozen_app.runtimes.flower.processes import Children, SimulationFailed, free_port
 from fedfrozen_app.runtimes.flower.superlink_connection import Connection
 
@@ -17,7 +19,8 @@ class SuperLink(Connection):
         host, port = "127.0.0.1", free_port()  # the only port it binds: every API is on it
         super().__init__(f"{host}:{port}", home)
         self.children = children
-        superlink = ["flower-superlink", "--insecure", "--host", host, "--port", str(port)]
+        superlink = [sys.executable, "-m", patient_superlink.__name__, "--insecure", "--host", host]
+        superlink += ["--port", str(port)]
         superlink += ["--isolation", "process", "--disable-runtime-dependency-installation"]
         children.start("superlink", superlink + ["--simulation"] * simulation, home)
         self._wait_until_up(host, port, timeout)

@@ -262,7 +262,7 @@ def test_no_process_survives_an_interrupted_run(
             time.sleep(0.1)
         groups |= groups_below(driver.pid)
         running = " ".join(members(groups))
-        assert all(name in running for name in ("flower-superlink", "flwr-simulation", "raylet"))
+        assert all(name in running for name in ("patient_superlink", "flwr-simulation", "raylet"))
 
         driver.send_signal(number)
         driver.wait(timeout=20)
