@@ -6,8 +6,10 @@ A reader says it where it happens (`warn`, `dropped`); `accounting` collects all
 from __future__ import annotations
 
 import logging
+import re
+import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -66,6 +68,18 @@ def rows_read(split: str, count: int) -> None:
 def dropped(split: str, reason: str, count: int) -> None:
     if count and (account := _open.get()) is not None:
         account.dropped.setdefault(split, Counter())[reason] += count
+
+
+def near_names(counts: Mapping[str, int]) -> list[list[str]]:
+    """Groups of names that differ in case, spaces or hyphens alone, or are one number; the most frequent
+    name of each first."""
+    groups: dict[str, list[str]] = {}
+    for name in counts:
+        plain = re.sub(r"[\s_-]+", " ", unicodedata.normalize("NFKC", name)).casefold().strip()
+        if re.fullmatch(r"\d+\.?\d*", plain):
+            plain = str(float(plain))
+        groups.setdefault(plain, []).append(name)
+    return [sorted(alike, key=lambda one: -counts[one]) for alike in groups.values() if len(alike) > 1]
 
 
 def places(origins: Sequence[str]) -> str:

@@ -23,11 +23,13 @@ from torch import Tensor
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted
-from fedfrozen_app.data.account import places, warn
+from fedfrozen_app.data.account import near_names, places, warn
 from fedfrozen_app.tasks.regression import MISSING, number
 from fedfrozen_app.tasks.target import word
 
 MOST_LEVELS = 50  # of a column that nobody has named as categorical
+FEW_ROWS = 20  # of which numbers may be different by chance
+ID = re.compile(r"(^|[_ .])id$|^index$|^Unnamed: 0$", re.IGNORECASE)
 MOSTLY = 0.5  # of a column's cells are numbers: then the others are mistakes
 
 
@@ -179,9 +181,11 @@ def preprocessing_of(
                 "table."
             )
         if name not in categorical and _is_numeric(cells):
-            numeric.append(_summed(name, _numbers(cells, name, origins), indicators, normalise))
+            values = _numbers(cells, name, origins)
+            _warn_of_row_number(name, values)
+            numeric.append(_summed(name, values, indicators, normalise))
         else:
-            levelled.append(_levels_of(name, cells, named=name in categorical))
+            levelled.append(_levels_of(name, cells, origins, named=name in categorical))
     return Preprocessing(tuple(numeric), tuple(levelled))
 
 
@@ -209,8 +213,31 @@ def _summed(name: str, values: np.ndarray, indicators: bool, normalise: bool) ->
     return Numeric(name, float(np.median(known)), mean, scale, indicators and count < len(values))
 
 
-def _levels_of(name: str, cells: Sequence[Any], *, named: bool) -> Categorical:
-    found = Counter(level for cell in cells if (level := _level(cell)) is not None)
+def _warn_of_row_number(name: str, values: np.ndarray) -> None:
+    """A number of its own for every row predicts nothing, and tells who is who."""
+    count = len(values)
+    is_counter = count > FEW_ROWS and np.array_equal(np.sort(values) - np.min(values), np.arange(count))
+    if is_counter or (count > FEW_ROWS and ID.search(name) and len(np.unique(values)) == count):
+        warn(f"Column {name!r} numbers the rows, and the model reads it: dataset.columns leaves it out.")
+
+
+def _levels_of(name: str, cells: Sequence[Any], origins: Sequence[str], *, named: bool) -> Categorical:
+    levels = [_level(cell) for cell in cells]
+    found = Counter(level for level in levels if level is not None)
+    commas = [row for row, level in enumerate(levels) if level and re.fullmatch(r"[+-]?\d+,\d+", level)]
+    if len(commas) > MOSTLY * found.total() and not named:
+        raise UserError(
+            f"Column {name!r} holds numbers with a comma, such as {levels[commas[0]]!r} in "
+            f"{origins[commas[0]]}: write them with a decimal point, or name the column in "
+            "dataset.categorical if they are categories."
+        )
+    for alike in near_names(found):
+        others = [origins[row] for row, level in enumerate(levels) if level in alike[1:]]
+        shown = ", ".join(f"{level!r} ({found[level]})" for level in alike)
+        warn(
+            f"Column {name!r} has levels that are nearly the same: {shown}; the rarer ones are in "
+            f"{places(others)}."
+        )
     if len(found) > MOST_LEVELS and not named:
         raise UserError(
             f"Column {name!r} holds {len(found)} different texts: leave it out with dataset.columns, or "

@@ -6,10 +6,11 @@ import logging
 import random
 
 import pytest
+from PIL import Image
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.sources import DatasetSpec
-from fedfrozen_app.data.sources.load import prepare
+from fedfrozen_app.data.sources.load import load, prepare
 
 ROWS = [(f"patient {n} had pain, then rest", "Heart" if n % 2 else "Lung") for n in range(60)]
 HEAD = "text,label"
@@ -182,3 +183,114 @@ def test_random_damage_is_never_silent(tmp_path, seed):
     changed = [one for one in sound if read_now.get(one) != sound[one]]
     # One letter may change the text or the label of its own row (which a reader cannot know), no other's.
     assert len(changed) <= 1 or found.account["warnings"], (piece, changed[:3])
+
+
+PATIENTS = [f"{40 + n % 40},{'mf'[n % 2]},{100 + n},{'yes' if n % 3 else 'no'}" for n in range(60)]
+PATIENTS_HEAD = "age,sex,pressure,ill"
+
+
+def patients(row=None, rows=PATIENTS, head=PATIENTS_HEAD):
+    """A table of patients, with the row in line 5 replaced."""
+    rows = [*rows[:3], row, *rows[4:]] if row else rows
+    return "\n".join([head, *rows]) + "\n"
+
+
+def decimal_commas(delimiter):
+    rows = [row.split(",") for row in PATIENTS]
+    cells = [delimiter.join([age, sex, f"{pressure},5", ill]) for age, sex, pressure, ill in rows]
+    return patients(rows=cells, head=PATIENTS_HEAD.replace(",", delimiter))
+
+
+DAMAGED_TABLES = {
+    "decimal commas": decimal_commas(";"),
+    "thousands with commas": patients('40,m,"1,050",yes'),
+    "a number with its unit": patients("40,m,105 mmHg,yes"),
+    "a level in another case": patients("40,M,105,yes"),
+    "a label in another case": patients("40,m,105,Yes"),
+    "a label that is missing": patients("40,m,105,NaN"),
+    "a label as two numbers": patients(
+        rows=[f"{row.rsplit(',', 1)[0]},{n % 3}{'.0' * (n % 2)}" for n, row in enumerate(PATIENTS)]
+    ),
+    "a short row": patients("40,m,105"),
+    "a long row": patients("40,m,105,yes,9"),
+    "the header once more": patients(PATIENTS_HEAD),
+    "a row of totals": patients(rows=[*PATIENTS, "Total,,6000,"]),
+    "a row cut off": patients()[:-6],
+    "an infinite number": patients("40,m,inf,yes"),
+    "a number without an end": patients("40,m,1e400,yes"),
+    "an index that pandas wrote": patients(
+        rows=[f"{n},{row}" for n, row in enumerate(PATIENTS)], head=f",{PATIENTS_HEAD}"
+    ),
+    "a number for each patient": patients(
+        rows=[f"{n},{row}" for n, row in enumerate(PATIENTS)], head=f"patient_id,{PATIENTS_HEAD}"
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_TABLES)
+def test_damaged_tables_of_columns(tmp_path, damage):
+    (tmp_path / "patients.csv").write_text(DAMAGED_TABLES[damage])
+    try:
+        found = load(DatasetSpec(kind="table", path=str(tmp_path), label_column="ill"))
+    except UserError as error:
+        assert str(error).endswith(".")
+    else:
+        assert any("patients.csv" in one or "Column" in one for one in found.account["warnings"]), damage
+
+
+TAGGED = "".join(f"{'pain' * (n + 1)}\tB-problem\nnow\tO\n\n" for n in range(20))
+DAMAGED_TAGS = {
+    "a space within a word": (TAGGED.replace("now\tO", "right now\tO", 1), "Line 2 .* has 3 columns"),
+    "a column lost": (TAGGED.replace("\t", "\tNN\t").replace("now\tNN\t", "now\t", 1), "Line 2 .* has 2 col"),
+    "a zero byte": (TAGGED.replace("now", "n\0w", 1), "line 2 holds a zero byte"),
+    "a tag of another scheme": (TAGGED.replace("B-problem", "S-problem"), "no word with a BIO tag"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_TAGS)
+def test_damaged_tagged_text(tmp_path, damage):
+    content, sentence = DAMAGED_TAGS[damage]
+    (tmp_path / "notes.conll").write_text(content)
+    with pytest.raises(UserError, match=sentence):
+        prepare(DatasetSpec(kind="conll", path=str(tmp_path)))
+
+
+def test_decimal_commas_are_no_categories(tmp_path):
+    (tmp_path / "patients.csv").write_text(decimal_commas(";"))
+    with pytest.raises(UserError, match=r"'pressure' holds numbers with a comma, such as '.*,5' in line"):
+        load(DatasetSpec(kind="table", path=str(tmp_path), label_column="ill"))
+
+
+def test_sentences_without_blank_lines_are_counted(tmp_path):
+    (tmp_path / "notes.conll").write_text(f"{TAGGED}{TAGGED * 20}".replace("\n\n", "\n", 400) + TAGGED)
+    (warning,) = prepare(DatasetSpec(kind="conll", path=str(tmp_path))).account["warnings"]
+    assert "1 sentence of more than 500 words" in warning
+
+
+def test_sentences_before_the_first_document_mark_are_counted(tmp_path):
+    (tmp_path / "notes.conll").write_text(f"{TAGGED}-DOCSTART- a O\n\n{TAGGED}-DOCSTART- b O\n\n{TAGGED}")
+    found = prepare(DatasetSpec(kind="conll", path=str(tmp_path)))
+    (warning,) = found.account["warnings"]
+    assert "20 sentences of notes.conll stand before its first -DOCSTART-" in warning
+
+
+def test_texts_without_annotations_are_counted(tmp_path):
+    for number in range(30):
+        (tmp_path / f"{number}.txt").write_text("She has chest pain today.\n")
+        if number != 3:
+            (tmp_path / f"{number}.ann").write_text("T1\tproblem 8 18\tchest pain\n")
+    (warning,) = prepare(DatasetSpec(kind="brat", path=str(tmp_path))).account["warnings"]
+    assert "1 text not read, without an .ann file beside: 3.txt" in warning
+
+
+def test_files_beside_the_pictures_of_classes_are_counted(tmp_path):
+    for number in range(8):
+        folder = tmp_path / "ab"[number % 2]
+        folder.mkdir(exist_ok=True)
+        Image.new("L", (8, 8), number).save(folder / f"{number}.png")
+    Image.new("L", (8, 8)).save(tmp_path / "stray.png")
+    (tmp_path / "a" / "scan.dcm").write_bytes(b"x")
+    (tmp_path / "README.md").write_text("where these are from")
+    found = load(DatasetSpec(kind="images", path=str(tmp_path)))
+    (warning,) = found.account["warnings"]
+    assert "2 files are not read: a/scan.dcm, stray.png" in warning

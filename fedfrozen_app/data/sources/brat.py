@@ -12,8 +12,10 @@ import re
 from pathlib import Path
 
 from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.formatting import counted
+from fedfrozen_app.data.account import places, warn
 from fedfrozen_app.data.sources.entities import Sentences, document_of, found_in_files, tag_spans
-from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, lines_of, read_utf8, reads
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, existing, lines_of, read_utf8, reads
 
 logger = logging.getLogger(__name__)
 ENTITY = re.compile(r"T\d+\t(\S+) ([\d ;]+)\t(.*)")
@@ -23,6 +25,11 @@ WORD = re.compile(r"\w+|[^\w\s]")
 
 @reads("entities")
 def read_brat(spec: DatasetSpec) -> Found:
+    root = existing(spec)
+    alone = sorted(file for file in root.rglob("*.txt") if not file.with_suffix(".ann").is_file())
+    if alone:
+        named = places([file.relative_to(root).as_posix() for file in alone])
+        warn(f"{root}: {counted(len(alone), 'text')} not read, without an .ann file beside: {named}.")
     return found_in_files(spec, "*.ann", "a brat data set has one beside each .txt.", _read)
 
 

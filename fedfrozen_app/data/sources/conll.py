@@ -12,11 +12,13 @@ from pathlib import Path
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted
+from fedfrozen_app.data.account import places, warn
 from fedfrozen_app.data.sources.entities import Sentences, document_of, found_in_files
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, lines_of, reads
 
 logger = logging.getLogger(__name__)
 DOCUMENT, NO_NAME = "-DOCSTART-", "-X-"  # CoNLL-2003 fills its columns with the latter
+LONG = 500  # words: no sentence has so many
 FILES = "files"  # of `dataset.unmarked`
 
 
@@ -45,7 +47,7 @@ def _read(files: list[Path], root: Path, *, whole_files: bool) -> Sentences:
 
 def _read_file(file: Path, name: str) -> tuple[Sentences, bool]:
     """Its sentences, and whether it marks its documents."""
-    found, document, number = Sentences(), name, 0
+    found, document, number, width = Sentences(), name, 0, 0
     words: list[str] = []
     tags: list[str] = []
     for line, text in enumerate([*lines_of(file), ""], start=1):
@@ -54,12 +56,34 @@ def _read_file(file: Path, name: str) -> tuple[Sentences, bool]:
             found.add(words, tags, document, f"the sentence before line {line} of {file.name}")
             words, tags = [], []
             if cells:
+                _warn_before_first_mark(found, number, file)
                 number += 1
                 named = len(cells) > 2 and cells[1] != NO_NAME
                 document = cells[1] if named else f"{name}/{number}"
         elif len(cells) < 2 or not (cells[-1] == "O" or cells[-1][:2] in ("B-", "I-")):
             raise UserError(f"Line {line} of {file} is no word with a BIO tag: {text.strip()!r}.")
+        elif len(cells) != (width := width or len(cells)):
+            raise UserError(
+                f"Line {line} of {file} has {len(cells)} columns where those before have {width}: a word and "
+                f"its tag a line, without spaces in them: {text.strip()!r}."
+            )
         else:
             words.append(cells[0])
             tags.append(cells[-1])
+    _warn_of_long_sentences(found, file)
     return found, number > 0
+
+
+def _warn_before_first_mark(found: Sentences, marks: int, file: Path) -> None:
+    if found.words and not marks:
+        before = counted(len(found.words), "sentence")
+        warn(f"{before} of {file.name} stand before its first {DOCUMENT}, and count as one document.")
+
+
+def _warn_of_long_sentences(found: Sentences, file: Path) -> None:
+    lengths = [(len(words), origin) for words, origin in zip(found.words, found.origins, strict=True)]
+    if long := [(count, origin) for count, origin in lengths if count > LONG]:
+        warn(
+            f"{file.name}: {counted(len(long), 'sentence')} of more than {LONG} words, the longest of "
+            f"{max(long)[0]} ({places([origin for _, origin in long])}): is no blank line between sentences?"
+        )

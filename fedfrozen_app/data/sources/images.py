@@ -16,6 +16,8 @@ import torch
 from PIL import Image
 
 from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.formatting import counted
+from fedfrozen_app.data.account import places, warn
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Rows, existing, first_line
 
 logger = logging.getLogger(__name__)
@@ -86,7 +88,26 @@ def _image_tree(root: Path) -> Rows:
         rows.origins += [str(file) for file in files]
         if domain is not None:
             rows.columns["domain"] += [domain.name] * len(files)
+    _warn_of_others(root, set(rows.origins))
     return rows
+
+
+def _warn_of_others(root: Path, read: set[str]) -> None:
+    """Files that look like pictures or lie in a class's folder, and are not read."""
+    folders = {Path(file).parent for file in read}
+    others = [
+        path
+        for path in sorted(root.rglob("*"))
+        if str(path) not in read
+        and not any(part[0] in "._" for part in path.relative_to(root).parts)
+        and path.is_file()
+        and (path.suffix.lower() in IMAGE_SUFFIXES or path.parent in folders)
+    ]
+    if others:
+        named = places([path.relative_to(root).as_posix() for path in others])
+        warn(
+            f"{root}: {counted(len(others), 'file')} {'is' if len(others) == 1 else 'are'} not read: {named}."
+        )
 
 
 def _class_folders(domain: Path) -> list[Path]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import unicodedata
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedfrozen_app.core.errors import UserError
-from fedfrozen_app.data.account import dropped, places, rows_read, warn
+from fedfrozen_app.data.account import dropped, near_names, places, rows_read, warn
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Rows
 from fedfrozen_app.tasks.entity_tags import most_frequent as most_of
 from fedfrozen_app.tasks.target import Target, target_of
@@ -68,30 +67,21 @@ def _without_missing_words(rows: Rows, spec: DatasetSpec, split: str, task: str)
 
 
 def warn_of_near_labels(rows: Rows, split: str, task: str) -> None:
-    """Classes whose names differ in case, spaces or hyphens alone are most likely one."""
+    """Classes whose names are nearly the same are most likely one."""
     each = [target_of(task).names_in(row) for row in rows.labels]
     counts = Counter(label for row in each for label in row)
     if over := [label for label in counts if re.search(r"[\r\n]", label)]:
         where = [one for row, one in zip(each, rows.origins, strict=True) if set(row) & set(over)]
         warn(f"{split}: {len(where)} labels go over several lines, such as {over[0]!r} ({places(where)}).")
-    groups: dict[str, list[str]] = {}
-    for label in counts:
-        plain = re.sub(r"[\s_-]+", " ", unicodedata.normalize("NFKC", label)).casefold().strip()
-        groups.setdefault(plain, []).append(label)
-    for alike in groups.values():
-        if len(alike) < 2:
-            continue
-        usual = max(alike, key=lambda label: (counts[label], label))
+    for alike in near_names(counts):
         others = [
             origin
             for row, origin in zip(each, rows.origins, strict=True)
-            if any(label in alike and label != usual for label in row)
+            if any(label in alike[1:] for label in row)
         ]
-        named = ", ".join(
-            f"{label!r} ({counts[label]})" for label in sorted(alike, key=lambda one: -counts[one])
-        )
+        named = ", ".join(f"{label!r} ({counts[label]})" for label in alike)
         warn(
-            f"{split}: labels that differ in case, spaces or hyphens alone are classes of their own: "
+            f"{split}: labels that are nearly the same are classes of their own: "
             f"{named}; the rarer ones are in {places(others)}."
         )
 

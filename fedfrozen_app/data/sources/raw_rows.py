@@ -153,7 +153,11 @@ def read_utf8(file: Path) -> str:
 
 def lines_of(file: Path) -> list[str]:
     """By line ends alone: `splitlines` would also part a line at a page break, and shift all that follow."""
-    return re.split(r"\r\n|\r|\n", read_utf8(file))
+    found = re.split(r"\r\n|\r|\n", read_utf8(file))
+    for number, line in enumerate(found, start=1):
+        if "\0" in line:
+            raise UserError(f"{file} is damaged: line {number} holds a zero byte. Save it as text in UTF-8.")
+    return found
 
 
 def first_line(error: BaseException) -> str:
