@@ -16,7 +16,7 @@ from fedfrozen_app.data.client_splits import deal_test, split_validation
 from fedfrozen_app.data.partition import partition
 from fedfrozen_app.data.partition_columns import FILE_COLUMN, grouping_column
 from fedfrozen_app.data.partition_file import read_clients
-from fedfrozen_app.data.partition_spec import DRAWN, Partition, PartitionSpec
+from fedfrozen_app.data.partition_spec import DRAWN, Partition, PartitionSpec, spread
 from fedfrozen_app.data.preprocessing import preprocessing_from
 from fedfrozen_app.data.sources import DatasetSpec, Prepared, decode, prepare, undecoded
 from fedfrozen_app.data.table import Corpus, InputShape, Novel, TextReading
@@ -164,6 +164,10 @@ def share_out(corpus: Corpus, config: Config, num_clients: int | None) -> Shares
     strata = corpus.strata[rest[first]]
     parts = partition(strata, columns, spec, num_clients, config.seed, corpus.stratum_names)
     indices = tuple(rest[np.isin(corpus.units[rest], units[index])] for index in parts.indices)
+    note = parts.note
+    if len(units) < len(rest):
+        note = note.replace(" examples", " documents or patients").removesuffix(".")
+        note += f" ({spread(indices)} examples)."
     column = grouping_column(columns, spec)
     if column in corpus.test_columns:
         groups = (corpus.columns[column], corpus.test_columns[column])
@@ -171,7 +175,7 @@ def share_out(corpus: Corpus, config: Config, num_clients: int | None) -> Shares
         groups = (np.zeros(len(corpus.train)), np.zeros(len(corpus.test)))
     test = (corpus.test_strata, groups[1])
     dealt = deal_test((corpus.strata, groups[0]), test, indices, config.seed)
-    return Shares(validation, Partition(indices, parts.note, parts.names), dealt)
+    return Shares(validation, Partition(indices, note, parts.names), dealt)
 
 
 def _file_clients(corpus: Corpus, config: Config) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +38,10 @@ class Partition:
     names: tuple[str, ...]
 
 
-def client_sizes(indices: tuple[np.ndarray, ...] | list[np.ndarray]) -> str:
+def client_sizes(indices: Sequence[np.ndarray]) -> str:
+    return f"{counted(len(indices), 'client')} with {spread(indices)} examples"
+
+
+def spread(indices: Sequence[np.ndarray]) -> str:
     sizes = [len(rows) for rows in indices]
-    spread = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-    return f"{counted(len(sizes), 'client')} with {spread} examples"
+    return f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"

@@ -20,7 +20,7 @@ def python_blocks(page):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["README.md", "docs/python.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/python.md", "docs/coming-from.md"])
 def test_the_python_of_a_page_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = python_blocks(ROOT / name)

@@ -131,6 +131,16 @@ def test_one_document_cannot_give_test_rows(tmp_path):
     assert len(load_corpus(config, str(tmp_path), ("O", "B-problem", "I-problem")).train) == 2
 
 
+def test_documents_that_are_dealt_out_are_not_called_examples(tmp_path):
+    sentence = "pain B-problem\nnow O\n\n"
+    documents = [f"-DOCSTART- {n} O\n\n{sentence * 3}" for n in range(20)]
+    (tmp_path / "notes.conll").write_text("".join(documents))
+    words = ["dataset=conll", f"dataset.path={tmp_path}", "model=bert_tiny", "partition=iid"]
+    config = read(resolved(compose_config([*words, "dataset.validation=0"])))
+    shares = share_out(load_corpus(config), config, 4)
+    assert shares.partition.note == "IID: 4 clients with 4 documents or patients (12 examples)."
+
+
 def test_sentences_are_units_where_no_document_is_marked(tmp_path, caplog):
     sentence = "the\tO\nfever\tB-problem\n\n"
     (tmp_path / "train.conll").write_text(sentence * 600)
