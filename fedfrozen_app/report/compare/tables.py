@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +16,7 @@ from fedfrozen_app.files.rows import STABLE_ROUNDS
 from fedfrozen_app.report.compare.model import METRICS, Comparison, Group, Spread, heading
 from fedfrozen_app.report.console import human_bytes, human_seconds
 
+ALSO = "also differs"
 NOTHING = "–"
 # name -> how its numbers are written
 WRITTEN: dict[str, Callable[[float], str]] = {
@@ -93,7 +95,7 @@ def _tests_sheet(comparison: Comparison) -> Sheet:
         pvalues = [_pvalue(test.t_holm), _pvalue(test.wilcoxon_holm)]
         rows.append([label, test.baseline, str(len(test.seeds)), *numbers, *pvalues, test.verdict])
     if any(test.beside for _, test in tested):
-        headings.append("also differs")
+        headings.append(ALSO)
         for row, (_, test) in zip(rows, tested, strict=True):
             row.append(_also(test.beside))
     title = f"{heading(comparison.tested, comparison).capitalize()} against the baseline, p after Holm"
@@ -125,10 +127,12 @@ def to_terminal(comparison: Comparison) -> list[Table]:
     tables = []
     for sheet in sheets(comparison):
         table = Table(title=Text(sheet.title), title_justify="left")
-        for place, title in enumerate(sheet.headings):
-            table.add_column(Text(title), justify="left" if place == 0 else "right", overflow="fold")
+        shown = [place for place, title in enumerate(sheet.headings) if title != ALSO]  # a note says it whole
+        for place in shown:
+            justify: Literal["left", "right"] = "left" if place == 0 else "right"
+            table.add_column(Text(sheet.headings[place]), justify=justify, overflow="fold")
         for row in sheet.rows:
-            table.add_row(*map(Text, row))
+            table.add_row(*(Text(row[place]) for place in shown))
         tables.append(table)
     return tables
 

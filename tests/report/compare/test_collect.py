@@ -18,6 +18,7 @@ from fedfrozen_app.report.compare.tables import (
     to_csv,
     to_latex,
     to_markdown,
+    to_terminal,
 )
 from tests.report.compare.conftest import config
 
@@ -169,6 +170,8 @@ def test_a_method_that_brings_its_client_is_tested_and_the_comparison_says_so(sa
     ]
     (_, *rows) = next(sheet for sheet in sheets(found) if "against the baseline" in sheet.title).rows
     assert rows[0][-2:] == ["better", "client (4 settings)"]
+    (*_, table) = to_terminal(found)  # of 80 columns: the note below has the settings
+    assert [str(column.header) for column in table.columns][-1] == "verdict"
     (note,) = [note for note in found.notes if "with the settings that the method brings" in note]
     assert note.startswith("scaffold alpha=0.1, scaffold alpha=0.5 are tested")
     beside = list(csv.DictReader(io.StringIO(to_csv(found))))[1]["test_beside"]
