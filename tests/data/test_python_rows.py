@@ -202,6 +202,6 @@ def test_what_cannot_be_read_gets_one_sentence(thing, sentence):
 
 def test_a_frame_without_texts_says_which_columns_there_are():
     with pytest.raises(
-        UserError, match=r"Set dataset.text_column to the column to use: the data have age, label"
+        UserError, match=r"to the column to use: the data have age, label. A table .*dataset=table"
     ):
         read(pd.DataFrame({"age": [1, 2], "label": ["a", "b"]}))

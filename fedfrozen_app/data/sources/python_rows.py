@@ -33,6 +33,11 @@ FORMS = (
     "columns, or a dictionary of these by split"
 )
 
+AS_FILE = (
+    'A table of numbers and categories is read from a file: frame.to_csv("rows.csv", index=False), then '
+    '"dataset=table", "dataset.path=rows.csv", "dataset.label_column=COLUMN".'
+)
+
 
 @dataclass(frozen=True)
 class GivenRows:
@@ -50,6 +55,11 @@ class GivenRows:
             file_read(name, what=self.what, rows=len(frame.origins), columns=list(frame.cells))
         # Copies of the tables: reading one takes its column `split` out.
         frames = {name: replace(frame, cells=dict(frame.cells)) for name, frame in self.frames.items()}
+        first = next(iter(frames.values()))
+        named = spec.text_column or spec.image_column
+        if named is None and not first.images and not {"text", "sentence"} & first.cells.keys():
+            have = ", ".join(first.cells)
+            raise UserError(f"Set dataset.text_column to the column to use: the data have {have}. {AS_FILE}")
         return found_in(spec, frames, "the data set")
 
     @property
@@ -211,7 +221,8 @@ def _cells(values: Any, name: str) -> list[Any]:
         raise UserError(
             f"The column {name!r} has {values.shape[1]} numbers in each row: fedfrozen reads texts, and "
             "pictures of shape (rows, height, width) or (rows, height, width, channels). Of labels give one "
-            "for each row (argmax), or a list of names with dataset.task=multilabel."
+            "for each row (argmax), or a list of names with dataset.task=multilabel. "
+            f"{AS_FILE}"
         )
     if isinstance(values, pd.Series):
         missing = values.isna().tolist()
