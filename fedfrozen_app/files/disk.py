@@ -1,6 +1,7 @@
 """Files that are whole or absent: written beside their place, flushed, then renamed."""
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -81,7 +82,22 @@ def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, metadata: dict[str
 
     arrays = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(arrays, path, metadata=metadata)
+    if metadata is not None and len(metadata) > 1:
+        _order_metadata(path)
     usual_mode(path)
+
+
+def _order_metadata(path: Path) -> None:
+    """In place: the library orders metadata by chance, and the same arrays would be files of unlike digests."""
+    with path.open("rb+") as file:
+        size = int.from_bytes(file.read(8), "little")
+        found = json.loads(file.read(size))
+        found["__metadata__"] = dict(sorted(found["__metadata__"].items()))
+        text = json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode().ljust(size)
+        if len(text) != size:
+            raise ValueError(f"the header of {path} has {size} bytes, and in another order {len(text)}")
+        file.seek(8)
+        file.write(text)
 
 
 def header(path: Path) -> dict[str, str]:

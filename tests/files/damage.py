@@ -1,10 +1,11 @@
 """Damaged files of a run and of a sweep, and what every verb does about them.
 
-`python -m tests.files.damage [run] [sweep] [audited] --out FILE` writes a line for each file, fault and verb,
+`python -m tests.files.damage [run] [sweep] [audited] [text] [scaffold] --out FILE` writes a line for each file, fault and verb,
 and prints the table of all outcomes. Given again with the same file it continues.
 """
 
 import argparse
+import hashlib
 import io
 import itertools
 import json
@@ -12,10 +13,11 @@ import os
 import re
 import shutil
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +39,39 @@ RUN_FILES = (
     *("model.safetensors", "best.safetensors", "summary.json", "fairness.json", "personal.json"),
     *("metrics.jsonl", "status.json", "manifest.jsonl", "clients.json", "data.json", "labels.png"),
     *("curves.png", "report.html", "checkpoints/2/state.json", "checkpoints/2/model.safetensors"),
+    *("baselines.json", ".hydra/config.yaml"),
 )
 SWEEP_FILES = (
-    *("manifest.jsonl", "comparison.csv", "comparison.html"),
+    *("manifest.jsonl", "comparison.csv", "comparison.html", "comparison_runs.csv", "multirun.yaml"),
     *("0/status.json", "0/summary.json", "0/metrics.jsonl", "0/manifest.jsonl", "0/model.safetensors"),
+    *("0/data.json", "0/checkpoints/2/model.safetensors"),
 )
 AUDITED_FILES = (
     *("uploads/2/base.safetensors", "uploads/2/0.safetensors", "uploads/2/digests.json", "privacy/0.json"),
     *("privacy/audit/0/1.safetensors", "privacy/audit/0/canaries.safetensors", "metrics.jsonl"),
+    *("privacy/0.jsonl", "privacy/0.safetensors"),
+)
+TEXT_FILES = ("tokenizer.json", "samples.json", "model.safetensors", "data.json")
+SCAFFOLD_FILES = (
+    *("checkpoints/2/clients.safetensors", "checkpoints/2/strategy.safetensors"),
+    *("checkpoints/2/state.json", "checkpoints/2/model.safetensors"),
 )
 AUDITED = (
     *("strategy=fedavg", "privacy=dp_sgd", "privacy.audited='0'", "privacy.canaries=20"),
     "privacy.epsilon=8",
 )
+TEXT = (
+    *("dataset=instructions", "dataset.path={}/sums.jsonl", "dataset.max_tokens=24", "dataset.vocab_size=300"),
+    *("model.config.num_key_value_heads=1", "dataset.tokenizer=learned"),
+)
+MORE = {
+    "run": ("personal=true",),
+    "audited": AUDITED,
+    "text": TEXT,
+    "scaffold": ("strategy=scaffold",),
+}
+# Written while a run goes on, or different each time.
+NOT_COMPARED = ("status.json", "lease.json", "manifest.jsonl", "tensorboard", ".hydra", ".png", ".damaged")
 
 
 def flip_bit(path: Path) -> None:
@@ -144,6 +166,10 @@ RUN_VERBS: dict[str, Callable[[Path], int]] = {
     ),
     "verify": lambda run: command(["verify", str(run)]),
     "repair": lambda run: command(["verify", str(run), "--repair"]),
+    "extend": lambda run: command(["resume", str(run), "num_rounds=3"]),
+    "baselines": lambda run: command(["baselines", str(run)]),
+    "audit": lambda run: command(["audit", str(run), "rows=10", "shadow_pairs=1", "shadow_epochs=1"]),
+    "plan": lambda run: command(["plan", *TINY, f"from={run}/checkpoints/2"]),
 }
 SWEEP_VERBS: dict[str, Callable[[Path], int]] = {
     "list": lambda sweep: command(["list", str(sweep)]),
@@ -164,10 +190,17 @@ AUDITED_VERBS: dict[str, Callable[[Path], int]] = {
     "verify": RUN_VERBS["verify"],
     "repair": RUN_VERBS["repair"],
 }
+TEXT_VERBS = {name: RUN_VERBS[name] for name in ("evaluate", "export", "report", "extend", "verify", "repair")}
+SCAFFOLD_VERBS = {
+    **{name: RUN_VERBS[name] for name in ("evaluate", "extend", "from", "verify", "repair")},
+    "resume": lambda run: command(["resume", str(run), "num_rounds=3"]),
+}
 TABLES = {
     "run": (RUN_FILES, RUN_VERBS),
     "sweep": (SWEEP_FILES, SWEEP_VERBS),
     "audited": (AUDITED_FILES, AUDITED_VERBS),
+    "text": (TEXT_FILES, TEXT_VERBS),
+    "scaffold": (SCAFFOLD_FILES, SCAFFOLD_VERBS),
 }
 
 
@@ -176,6 +209,7 @@ class Outcome:
     code: int
     out: str
     err: str
+    written: dict[str, str] = field(default_factory=dict)  # what was left in each file that it wrote
 
     @property
     def text(self) -> str:
@@ -222,11 +256,14 @@ class Bench:
 
     def _train(self, name: str) -> None:
         shutil.rmtree(self.work, ignore_errors=True)
-        more = AUDITED if name == "audited" else ("personal=true",)
+        (self.kept / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in sums()))
+        more = [word.format(self.kept) for word in MORE.get(name, ())]
         words = [*TINY, *more, f"output_dir={self.work}/{name}"]
         training = SWEEP_VERBS["sweep again"] if name == "sweep" else lambda _: command(words)
         done = carry_out(training, self.work / name)
         assert done.code == 0, done.text
+        if name == "run":
+            assert RUN_VERBS["baselines"](self.work / name) == 0
         (self.work / name).rename(self.kept / name)
 
     def fresh(self, name: str) -> Path:
@@ -242,15 +279,65 @@ class Bench:
         """Of the verb on a damaged copy, and on a whole one."""
         verbs = TABLES[name][1]
         if (name, verb) not in self.clean:
-            self.clean[name, verb] = carry_out(verbs[verb], self.fresh(name))
+            self.clean[name, verb] = self.watched(verbs[verb], self.fresh(name))
         folder = self.fresh(name)
         if fault == "foreign owner":
             with as_nobody(self.work):
                 FAULTS[fault](folder / file) if os.getuid() else None
                 hide(folder / file)
-                return carry_out(verbs[verb], folder), self.clean[name, verb]
+                return self.watched(verbs[verb], folder), self.clean[name, verb]
         FAULTS[fault](folder / file)
-        return carry_out(verbs[verb], folder), self.clean[name, verb]
+        return self.watched(verbs[verb], folder), self.clean[name, verb]
+
+    def watched(self, verb: Callable[[Path], int], folder: Path) -> Outcome:
+        """The verb's outcome, with what it wrote."""
+        before = stamps(self.work)
+        with even_clock():
+            done = carry_out(verb, folder)
+        new = (path for path, stamp in stamps(self.work).items() if before.get(path) != stamp)
+        written = {str(path.relative_to(self.work)): content_of(path) for path in new if is_compared(path)}
+        return replace(done, written=written)
+
+
+@contextmanager
+def even_clock() -> Iterator[None]:
+    """Each look at the stopwatch is a millisecond after the one before, so that reports are the same."""
+    plain, steps = time.perf_counter, itertools.count()
+    time.perf_counter = lambda: next(steps) / 1000
+    try:
+        yield
+    finally:
+        time.perf_counter = plain
+
+
+def sums() -> Iterator[dict[str, str]]:
+    """Rows of a small language task."""
+    for n in range(160):
+        yield {"prompt": f"{n % 7}+{n % 5}?", "answer": "is " * (n % 4) + str(n % 7 + n % 5)}
+
+
+def stamps(folder: Path) -> dict[Path, tuple[int, int, int]]:
+    found = {}
+    for path in folder.rglob("*"):
+        state = path.lstat()
+        if path.is_file() and not path.is_symlink():
+            found[path] = (state.st_ino, state.st_mtime_ns, state.st_size)
+    return found
+
+
+def is_compared(path: Path) -> bool:
+    return not any(word in str(path) for word in NOT_COMPARED)
+
+
+def content_of(path: Path) -> str:
+    """Text without its times; of arrays, their digest."""
+    try:
+        content = path.read_bytes()
+    except PermissionError:
+        return ""
+    if path.suffix == ".safetensors":
+        return hashlib.sha256(content).hexdigest()
+    return without_times(content.decode("utf-8", errors="replace"))
 
 
 def hide(path: Path) -> None:
@@ -301,13 +388,23 @@ def verdict(outcome: Outcome, clean: Outcome, file: str) -> str:
     if "Traceback" in outcome.text:
         return "TRACEBACK"
     named = names_file(outcome, file) and not names_file(clean, file)
-    if outcome.code == clean.code and without_times(outcome.out) == without_times(clean.out) and not named:
+    same = outcome.code == clean.code and without_times(outcome.out) == without_times(clean.out)
+    if same and outcome.written == clean.written and not named:
         return "as ever"
-    if not names_file(outcome, file):
+    if not names_file(outcome, file) and not is_said_in_what_was_written(outcome, clean, file):
         return "SILENT"
     if outcome.code == 0:
         return "told, done"
     return "told, refused" if outcome.code == 2 else "told, exit 1"
+
+
+def is_said_in_what_was_written(outcome: Outcome, clean: Outcome, file: str) -> bool:
+    name = Path(file).name
+    return any(
+        re.search(rf"{re.escape(name)}[^.]{{0,80}} (is damaged|is missing|cannot be read)", text) is not None
+        and text != clean.written.get(path)
+        for path, text in outcome.written.items()
+    )
 
 
 def without_times(text: str) -> str:

@@ -10,12 +10,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from fedfrozen_app.commands.training import ended_text
 from fedfrozen_app.core.errors import RunFailed
 from fedfrozen_app.files import checkpoint, status
 from fedfrozen_app.files import folder_manifest as manifest
-from fedfrozen_app.files.disk import replace_file
+from fedfrozen_app.files.disk import header, replace_file, save_tensors
 from fedfrozen_app.run.federate import explain_disk_errors
 from tests.conftest import Run, same_bits
 from tests.files.damage import (
@@ -203,6 +205,30 @@ def test_a_lost_manifest_makes_no_damaged_file_whole(place, lost):
     assert same_bits(Run(run).model, Run(place.kept / "run").model)
     assert json.loads((run / "summary.json").read_text())["final_test_accuracy"] is not None
     assert status.read(run).state == "complete"
+
+
+def test_the_same_arrays_and_marks_are_the_same_bytes(tmp_path):
+    """The library orders what a header says by chance: then `--repair` finds no checkpoint like the final
+    model of a run whose header says two things, as those of text and tables do."""
+    marks = {"tokenizer": "ab" * 32, "privacy": "ε at most 8", "round": "2", "audit": 'a "quote"\n'}
+    arrays = {"weight": torch.arange(6.0).reshape(2, 3), "bias": torch.ones(3)}
+    for number in range(8):
+        save_tensors(arrays, tmp_path / str(number), marks)
+    assert len({(tmp_path / str(number)).read_bytes() for number in range(8)}) == 1
+    assert header(tmp_path / "0") == marks
+    found = load_file(tmp_path / "0")
+    assert all(found[name].equal(value) for name, value in arrays.items())
+
+
+@pytest.mark.slow
+def test_the_final_model_of_a_text_run_is_restored_from_its_checkpoint(place):
+    for number in range(3):  # by chance it was
+        shutil.rmtree(place.kept / "text", ignore_errors=True)
+        run = place.fresh("text")
+        flip_bit(run / "model.safetensors")
+        done = carry_out(RUN_VERBS["repair"], run)
+        assert done.code == 0 and "model.safetensors was restored from checkpoints/2." in done.text, number
+        assert same_bits(Run(run).model, Run(place.kept / "text").model)
 
 
 # One folder is one thing ----------------------------------------------------------------------------------
