@@ -20,7 +20,11 @@ OF_FILES = {
     errno.EROFS: "Give a folder that can be written.",
     errno.ENOSPC: "Make room there, then give the same command again.",
     errno.EDQUOT: "Make room there, then give the same command again.",
+    errno.EFBIG: "Make room there, then give the same command again.",
     errno.EISDIR: "Give a folder that a run wrote.",
+    errno.EIO: "Its disk fails: give another folder, or bring the file back from a copy.",
+    errno.ENAMETOOLONG: "Give a shorter path.",
+    errno.ELOOP: "Its links lead back to themselves: give the folder itself.",
 }
 
 
@@ -54,7 +58,8 @@ def run(arguments: list[str]) -> int:
     except OSError as error:  # a file that may not be read, or a disk without room
         if error.filename is None or error.errno not in OF_FILES:
             raise
-        print_text(f"fedfrozen: {error.filename}: {error.strerror}. {OF_FILES[error.errno]}", sys.stderr)
+        name = os.fsdecode(error.filename)
+        print_text(f"fedfrozen: {name}: {error.strerror}. {OF_FILES[error.errno]}", sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -77,7 +77,9 @@ def _train(
     except OSError as error:
         if started:
             raise
-        raise unwritable(error.filename, error) from error  # Hydra makes the folder before it calls the job
+        wanted = composed.resolved["output_dir"] if composed is not None else None
+        place = error.filename or wanted or "of this run"
+        raise unwritable(place, error) from error  # Hydra makes the folder before it calls the job
     if failed:
         raise failed[0]
 

@@ -123,16 +123,32 @@ def whole_file(path: Path) -> Iterator[Path]:
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        yield part
-        flush(part)
-        manifest.note_file(path, part)
-        try:
-            part.replace(path)
-        except OSError as error:
-            manifest.note_back(path)
-            raise OSError(error.errno, error.strerror, str(path)) from error
+        with _naming(path):
+            yield part
+            flush(part)
+            manifest.note_file(path, part)
+            try:
+                part.replace(path)
+            except OSError as error:
+                manifest.note_back(path)
+                raise OSError(error.errno, error.strerror, str(path)) from error
     except BaseException:  # also Ctrl-C: nothing half-written stays
         part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """What fails while an open file is written does not say which one it was."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+    except SafetensorError as error:
+        if is_full(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise
 
 

@@ -136,16 +136,17 @@ def run_one(config: TheoryConfig, folder: Path) -> float:
     columns = {field.name: getattr(measures, field.name) for field in fields(measures)}
     for name in ("kernel_drift", "value_drift"):
         columns[name] = torch.cat([nothing, getattr(walked, name).sqrt()], dim=1)
-    with (folder / "metrics.jsonl").open("w") as file:
-        for number in range(setting.rounds + 1):
-            frozen = sum(stop is not None and number > stop for stop in stops)
-            row: dict[str, Any] = {"round": number, "seeds_frozen": frozen}
-            row |= {name: values[:, number].mean().item() for name, values in columns.items()}
-            if number:
-                row["agreement"] = agreement[:, number - 1].mean().item()
-                if setting.cohort > 1:
-                    row["signal"] = signal[:, number - 1].mean().item()
-            file.write(json.dumps(row) + "\n")
+    rows = []
+    for number in range(setting.rounds + 1):
+        frozen = sum(stop is not None and number > stop for stop in stops)
+        row: dict[str, Any] = {"round": number, "seeds_frozen": frozen}
+        row |= {name: values[:, number].mean().item() for name, values in columns.items()}
+        if number:
+            row["agreement"] = agreement[:, number - 1].mean().item()
+            if setting.cohort > 1:
+                row["signal"] = signal[:, number - 1].mean().item()
+        rows.append(json.dumps(row) + "\n")
+    replace_file(folder / "metrics.jsonl", "".join(rows))
     final = measures.objective[:, -1]
     summary = {
         "final_objective": final.mean().item(),

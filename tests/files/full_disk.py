@@ -22,8 +22,8 @@ WRITES = set("wax+")
 class Disk:
     """Counts the writes below a folder, and refuses them from number `last` on."""
 
-    def __init__(self, folder: Path, last: int | None) -> None:
-        self.folder, self.last = str(folder.resolve()), last
+    def __init__(self, folder: Path, last: int | None, *, named: bool) -> None:
+        self.folder, self.last, self.named = str(folder.resolve()), last, named
         self.count, self.refused = 0, ""
         self.where: list[str] = []
         self.credit = 0  # small writes that still succeed: the reserve was given back
@@ -45,13 +45,14 @@ class Disk:
 
     def check(self, path: Any) -> None:
         if not self.takes(path):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fsdecode(path))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *([os.fsdecode(path)] * self.named))
 
 
 @contextmanager
-def full_from(folder: Path, last: int | None) -> Iterator[Disk]:
-    """Inside the block the disk is full from the write with this number on; None: never."""
-    disk = Disk(folder, last)
+def full_from(folder: Path, last: int | None, *, named: bool = True) -> Iterator[Disk]:
+    """Inside the block the disk is full from the write with this number on; None: never. Errors of opening
+    have the file's name, those of writing into an open file have not."""
+    disk = Disk(folder, last, named=named)
     plain_open, os_open, os_write = builtins.open, os.open, os.write
     link, save, unlink, fallocate = os.link, safetensors.torch.save_file, os.unlink, os.posix_fallocate
     appended: dict[int, str] = {}

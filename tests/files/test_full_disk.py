@@ -1,5 +1,6 @@
 """A disk that gives out at any write of a run: one sentence, nothing lost, and the repeat finishes."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,49 @@ def assert_same(one: Run, other: Run) -> None:
     ]
     assert timeless[0] == timeless[1]
     assert one.summary["final_test_accuracy"] == other.summary["final_test_accuracy"]
+
+
+# Other verbs ----------------------------------------------------------------------------------------------
+
+AGAIN = ("audit", "{}", "rows=10", "shadow_pairs=1", "shadow_epochs=1")
+PEOPLE = "days,died,hospital\n" + "".join(f"{5 + n % 40},{n % 2},{'ab'[n % 2]}\n" for n in range(80))
+STUDY = ("survival", "{}/../people.csv", "--time", "days", "--event", "died", "--site", "hospital")
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "{}"),
+        ("verify", "{}", "--repair"),
+        (*STUDY, "output_dir={}/../study"),
+        *slowly(
+            ("compare", "{}"),
+            ("baselines", "{}"),
+            ("fairness", "{}", "--bootstrap", "3"),
+            ("export", "{}", "{}/../exported"),
+            ("census", *TINY, "output_dir={}/../census"),
+            ("theory", "seeds=1", "rounds=3", "output_dir={}/../theory", "hydra.output_subdir=null"),
+            AGAIN,
+        ),
+    ],
+    ids=lambda words: words[0] if isinstance(words, tuple) else str(words),
+)
+def test_a_verb_on_a_full_disk_ends_with_one_sentence(whole, tmp_path, words, named):
+    run = tmp_path / "run"
+    shutil.copytree(whole[0].folder, run)
+    (run / "report.html").write_text("")  # something to repair
+    (tmp_path / "people.csv").write_text(PEOPLE)
+    line = [word.format(run) for word in words]
+    with full_from(tmp_path, 1, named=named):
+        done = do(tmp_path, *line)
+    assert done.code == 2 and "Traceback" not in done.text, done.text
+    last = done.err.strip().splitlines()[-1]
+    assert last.startswith("fedfrozen: ") and "No space left on device" in last, last
+    assert f"{tmp_path}/" in last, "it names no file"
+    assert not list(tmp_path.rglob("*.part")), "half a file is left"
+    again = do(tmp_path, *line)
+    assert again.code == 0, again.text
 
 
 # A sweep --------------------------------------------------------------------------------------------------
