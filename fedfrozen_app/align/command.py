@@ -19,6 +19,7 @@ from fedfrozen_app.config import compose_run, device_of, sentence
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.federated import align_rows, input_shape, load_corpus
 from fedfrozen_app.files.disk import whole_folder
+from fedfrozen_app.files.kinds import check_is_neither
 from fedfrozen_app.models.silence_transformers import silence_transformers
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ def make(arguments: list[str]) -> None:
     if not arguments or "=" in arguments[0]:
         raise UserError(f"Say where the dual encoder goes: {USAGE}.")
     folder = Path(arguments[0]).expanduser()
+    check_is_neither(folder.resolve(), "a dual encoder")
     known = {*OWN, *(field.name for field in fields(AlignSettings))}
     given = {k: v for k, _, v in (word.partition("=") for word in arguments[1:]) if k in known}
     # strategy=fedavg: this only reads data, and must not ask for a dual encoder that is not there yet.

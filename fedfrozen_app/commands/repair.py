@@ -16,6 +16,7 @@ from fedfrozen_app.files import checkpoint, lease, status
 from fedfrozen_app.files import folder_manifest as manifest
 from fedfrozen_app.files.disk import remove_file, replace_file, whole_file
 from fedfrozen_app.files.integrity import Finding, check_folder, write_manifest_again
+from fedfrozen_app.files.readers import MISSING
 from fedfrozen_app.files.rows import Row, whole_rows
 from fedfrozen_app.report.console import headline
 from fedfrozen_app.report.curves import write_curves
@@ -42,7 +43,7 @@ def repair_run(folder: Path) -> list[str]:
                 done.append(sentence)
         bad = {found.name: found for found in check_folder(folder) if found.is_bad}
         done += set_aside(folder, list(bad.values()))
-        if done or {"report.html", "curves.png"} & bad.keys():
+        if done or not (folder / "report.html").exists():  # an earlier repair may have had no room for it
             done += redraw(folder)
     return done
 
@@ -109,11 +110,17 @@ def repair_status(folder: Path) -> str:
 
 
 def set_aside(folder: Path, bad: Sequence[Finding]) -> list[str]:
-    """Damaged files that others do not need."""
+    """Damaged files that others do not need; of those that are missing, that they are known to be."""
     done = []
     for found in bad:
         path = folder / found.name
-        if found.name in KEPT or "/" in found.name or found.name in REPAIRS or not path.is_file():
+        if found.name in KEPT or "/" in found.name or found.name in REPAIRS:
+            continue
+        if found.state == MISSING:
+            manifest.note_gone(path)
+            done.append(f"{found.name} is missing, and is no longer expected.")
+            continue
+        if not path.is_file():
             continue
         shutil.copyfile(path, path.with_name(f"{found.name}.damaged"))
         remove_file(path)

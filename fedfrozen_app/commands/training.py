@@ -20,11 +20,12 @@ from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.core.verbs.train_verbs import DETACH, STOP
 from fedfrozen_app.core.verbs.verb import TRUST
-from fedfrozen_app.files import checkpoint, status
+from fedfrozen_app.files import checkpoint, lease, status
 from fedfrozen_app.files.checkpoint import Checkpoint
 from fedfrozen_app.files.disk import whole_folder
 from fedfrozen_app.files.folders import check_free
-from fedfrozen_app.files.integrity import check_folder
+from fedfrozen_app.files.integrity import check_folder, mend_manifest
+from fedfrozen_app.files.kinds import check_is_neither
 from fedfrozen_app.launch import check_writable, execute, load_run, run_folder, unwritable
 from fedfrozen_app.local.model_evaluation import evaluate_test
 from fedfrozen_app.report.console import show_end
@@ -62,6 +63,7 @@ def _train(
         try:
             check_writable(folder)
             check_free(folder, overwrite=bool(run.resolved["overwrite"]))
+            mend(folder)
             if line := what_was_brought(settings.runtime.choices, settings.overrides.task):
                 log.info(line)
             with status.recorded(folder, run.resolved, run.overrides):
@@ -82,6 +84,13 @@ def _train(
         raise unwritable(place, error) from error  # Hydra makes the folder before it calls the job
     if failed:
         raise failed[0]
+
+
+def mend(run: Path) -> None:
+    """A damaged manifest is written again before a run goes on, unless another process writes there."""
+    known = status.read(run)
+    if lease.holder(run) is None and not (known is not None and known.alive) and (done := mend_manifest(run)):
+        log.warning("%s: %s", run, done)
 
 
 def what_was_brought(choices: Mapping[str, Any], overrides: Sequence[str]) -> str:
@@ -110,6 +119,7 @@ def resume(arguments: list[str]) -> None:
             f"another run there with `fedfrozen from={run}/checkpoints/N output_dir=DIR`."
         )
     start = checkpoint.newest(run)
+    mend(run)
     composed = stored_config(run, start.overrides, start.config, extra, trusted=TRUST in flags, trains=True)
     if composed.resolved["num_rounds"] != start.config["num_rounds"]:
         composed = _with_open_settings(composed, start)
@@ -239,7 +249,9 @@ def export(arguments: list[str]) -> None:
     run, rest = run_folder("export", [word for word in arguments if word not in ("--merge", TRUST)])
     if len(rest) != 1:
         raise UserError("Say where to: fedfrozen export RUN DIR.")
-    worker, target = load_run(run, [], trusted=trusted), Path(rest[0]).expanduser().resolve()
+    target = Path(rest[0]).expanduser().resolve()
+    check_is_neither(target, "an export")
+    worker = load_run(run, [], trusted=trusted)
     if target.is_file():
         raise UserError(f"{rest[0]} is a file: give a folder.")
     parts = worker.wrapper.merges and not merge

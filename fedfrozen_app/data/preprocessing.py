@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.errors import DAMAGED, UserError
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.data.account import near_names, places, warn
 from fedfrozen_app.tasks.regression import MISSING, number
@@ -267,7 +267,7 @@ def read_statistics(path: str) -> dict[str, Any]:
     try:
         found = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
         preprocessing_from(found)
-    except (OSError, ValueError) as error:
+    except DAMAGED as error:
         raise UserError(f"dataset.statistics={path} cannot be read as a table.json: {error}.") from error
     return dict(found)
 

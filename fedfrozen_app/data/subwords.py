@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
-from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.errors import DAMAGED, UserError
 from fedfrozen_app.core.vocabulary import FIRST_MERGE, SPECIAL, Vocabulary, problem_of_merges
 
 PAD, BEGIN, END, UNKNOWN = SPECIAL
@@ -67,7 +67,7 @@ def read_pieces(path: Path) -> Vocabulary:
         found = json.loads(path.read_text("utf-8"))
         normalizer = json.dumps(found["normalizer"])
         vocabulary = _vocabulary(found["model"]["merges"], "Lowercase" in normalizer)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except DAMAGED as error:
         raise UserError(f"{path} holds no learned pieces ({type(error).__name__}): {ANOTHER}.") from error
     if problem := problem_of_merges(vocabulary.merges):
         raise UserError(f"{path} holds no learned pieces ({problem}): {ANOTHER}.")

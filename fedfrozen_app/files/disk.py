@@ -88,7 +88,7 @@ def save_tensors(tensors: "Mapping[str, Tensor]", path: Path, metadata: dict[str
 
 
 def _order_metadata(path: Path) -> None:
-    """In place: the library orders metadata by chance, and the same arrays would be files of unlike digests."""
+    """The library orders metadata by chance, and the same arrays would be files of unlike digests."""
     with path.open("rb+") as file:
         size = int.from_bytes(file.read(8), "little")
         found = json.loads(file.read(size))

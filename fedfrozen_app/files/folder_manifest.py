@@ -45,6 +45,7 @@ class Manifest:
     rows: list[str] | None = None  # None: not recorded
     # What the last line replaces: (name, entry or None), ("", rows before). A kill may have left it in place.
     before: tuple[str, Any] | None = None
+    ended: bool = False  # all rows are written, and nothing has begun since
     damage: str = ""  # "" where every line is as it was written
 
     @property
@@ -178,6 +179,8 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 def _take(found: Manifest, record: dict[str, Any]) -> None:
     found.before = None
+    if not {"file", "gone"} & record.keys():  # which verbs write later too
+        found.ended = "end" in record
     if "is" in record:
         found.header = record
     elif "gone" in record:

@@ -8,6 +8,7 @@ from pathlib import Path
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files import checkpoint, status
 from fedfrozen_app.files.kinds import RUN, check_run_place, kind_of
+from fedfrozen_app.files.plain_files import check_no_links
 from fedfrozen_app.files.readable import check_readable, folders_with, unreadable_text
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ def check_free(folder: Path, *, overwrite: bool) -> None:
     """Whether a run may begin here: one that is there already is not lost without being asked for."""
     status.check_unowned(folder)
     check_run_place(folder)
+    check_no_links(folder)
     check_empty(folder, overwrite=overwrite)
 
 

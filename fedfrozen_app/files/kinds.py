@@ -88,7 +88,7 @@ def check_is_neither(folder: Path, what: str) -> None:
     for place in (folder, *folder.parents):
         if kind := kind_above(place):
             raise UserError(
-                f"{place} holds a {kind}, and {what} needs a folder of its own: give another output_dir."
+                f"{place} holds a {kind}, and {what} needs a folder of its own: give another one."
             )
 
 

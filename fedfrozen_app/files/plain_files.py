@@ -27,6 +27,17 @@ def check_plain(folder: Path) -> None:
                 )
 
 
+def check_no_links(folder: Path) -> None:
+    """Refuse a folder for a run or a sweep in which a link or a special file lies: every verb would."""
+    for path, mode in _entries(folder):
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            what = "a link" if stat.S_ISLNK(mode) else "no file or folder"
+            raise UserError(
+                f"{printable(str(path))} is {what}, and a run folder holds plain files: give another "
+                "output_dir."
+            )
+
+
 def _entries(folder: Path) -> Iterator[tuple[Path, int]]:
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):

@@ -35,8 +35,9 @@ REMEDIES = {
     "personal.json": "only a new run with personal=true writes it; the other results can still be used",
     "manifest.jsonl": f"{REPAIR} checks the other files and writes it again",
     "status.json": f"{REPAIR} rebuilds it",
+    "tokenizer.json": f"{REPAIR} sets it aside, and it is learned from the run's rows again",
 }
-OTHERWISE = f"{REPAIR} removes or rebuilds it; the other files can still be used"
+OTHERWISE = f"{REPAIR} sets it aside or rebuilds it; the other files can still be used"
 
 
 class Damaged(UserError):

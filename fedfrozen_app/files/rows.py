@@ -67,7 +67,7 @@ def whole_rows(run_dir: Path) -> ReadRows:
 
 def _whole_rows(run_dir: Path) -> ReadRows:
     path = run_dir / FILE
-    recorded = _recorded(run_dir)
+    recorded, ended = _recorded(run_dir)
     try:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -80,7 +80,7 @@ def _whole_rows(run_dir: Path) -> ReadRows:
     if rest and _row(rest) is not None:  # whole but for its end: others write no last line break
         lines, rest = [*lines, rest], b""
     digests = [manifest.row_digest(line) for line in lines]
-    if recorded and not any(_fits(digests, known) for known in recorded):
+    if recorded and not any(_fits(digests, known, more=not ended) for known in recorded):
         return _damaged(lines, digests, recorded[0])
     found = ReadRows(cut_short=bool(rest))
     for number, line in enumerate(lines, start=1):
@@ -93,19 +93,20 @@ def _whole_rows(run_dir: Path) -> ReadRows:
     return found
 
 
-def _recorded(run_dir: Path) -> list[list[str]]:
-    """What the manifest records of the rows: what they are, or what they were before its last line."""
+def _recorded(run_dir: Path) -> tuple[list[list[str]], bool]:
+    """What the manifest records of the rows: what they are, or what they were before its last line; and
+    whether the run has ended."""
     known = known_files(run_dir)
     if known is None or known.rows is None:
-        return []
+        return [], False
     last = known.before
     before = [last[1]] if last is not None and last[0] == "" and last[1] is not None else []
-    return [known.rows, *before]
+    return [known.rows, *before], known.ended
 
 
-def _fits(digests: Sequence[str], known: Sequence[str]) -> bool:
-    """As recorded; a last row may have been added just before a kill."""
-    return list(digests[: len(known)]) == list(known) and len(digests) <= len(known) + 1
+def _fits(digests: Sequence[str], known: Sequence[str], *, more: bool) -> bool:
+    """As recorded; with `more`, a last row may have been added just before a kill."""
+    return list(digests[: len(known)]) == list(known) and len(digests) <= len(known) + more
 
 
 def _damaged(lines: Sequence[bytes], digests: Sequence[str], known: Sequence[str]) -> ReadRows:

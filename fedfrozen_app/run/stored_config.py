@@ -21,6 +21,7 @@ from fedfrozen_app.config.unused_keys import check_used
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import flatten, printable
 from fedfrozen_app.data.text_reading import LEARNED
+from fedfrozen_app.files.readers import check_file
 from fedfrozen_app.run.data_record import TOKENIZER
 from fedfrozen_app.run.job import checked_settings
 from fedfrozen_app.run.outside import Outside, is_known, outside
@@ -59,7 +60,9 @@ def own_tokenizer(run: Path, had: Mapping[str, Any]) -> list[str]:
     """The tokenizer that the run learned: of other data it would learn another."""
     learned = (had.get("dataset") or {}).get("tokenizer") == LEARNED
     path = run.resolve() / TOKENIZER
-    return [quoted("++dataset.tokenizer", str(path))] if learned and path.is_file() else []
+    if not learned or not (check_file(path) or path.is_file()):
+        return []
+    return [quoted("++dataset.tokenizer", str(path))]
 
 
 def refusal(run: Path, wish: Outside) -> UserError:

@@ -28,6 +28,7 @@ from fedfrozen_app.core.terminal import Console
 from fedfrozen_app.files import folder_manifest as manifest
 from fedfrozen_app.files.disk import is_full
 from fedfrozen_app.files.kinds import check_sweep_place
+from fedfrozen_app.files.plain_files import check_no_links
 from fedfrozen_app.files.status import SweepFailed
 from fedfrozen_app.report.compare.collect import collect
 from fedfrozen_app.report.compare.command import show, write_all
@@ -72,6 +73,7 @@ def disk_explained(folder: Path) -> Iterator[None]:
 def check_place(folder: Path) -> None:
     """Whether the folder is, or may become, this sweep's. Its first run records what it is."""
     check_sweep_place(folder)
+    check_no_links(folder)
     known = manifest.read(folder)
     if known is not None and known.damage:  # it records pages and tables, which are written again at the end
         manifest.rewrite(folder, manifest.Manifest({"is": manifest.SWEEP}))

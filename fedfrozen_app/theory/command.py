@@ -19,6 +19,7 @@ from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.core.terminal import Console
 from fedfrozen_app.files.disk import replace_file
+from fedfrozen_app.files.kinds import check_is_neither
 from fedfrozen_app.report.summary import git_commit, versions
 from fedfrozen_app.theory.controls import calm, controls, record, sweep
 from fedfrozen_app.theory.descent import Walk, agreements, auto_stops, explore, measure, objective, walk
@@ -60,6 +61,7 @@ def theory(arguments: list[str]) -> None:
         try:
             config = read(composed)
             folder = Path(config.output_dir or HydraConfig.get().runtime.output_dir).resolve()
+            check_is_neither(folder, "a theory study")
             folder.mkdir(parents=True, exist_ok=True)
             return WORK[config.study](config, folder)
         except UserError as error:

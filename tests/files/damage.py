@@ -1,7 +1,7 @@
 """Damaged files of a run and of a sweep, and what every verb does about them.
 
-`python -m tests.files.damage [run] [sweep] [audited] [text] [scaffold] --out FILE` writes a line for each file, fault and verb,
-and prints the table of all outcomes. Given again with the same file it continues.
+`python -m tests.files.damage [run] [sweep] [audited] [text] [scaffold] --out FILE` writes a line for each
+file, fault and verb, and prints the table of all outcomes. Given again with the same file it continues.
 """
 
 import argparse
@@ -61,7 +61,12 @@ AUDITED = (
     "privacy.epsilon=8",
 )
 TEXT = (
-    *("dataset=instructions", "dataset.path={}/sums.jsonl", "dataset.max_tokens=24", "dataset.vocab_size=300"),
+    *(
+        "dataset=instructions",
+        "dataset.path={}/sums.jsonl",
+        "dataset.max_tokens=24",
+        "dataset.vocab_size=300",
+    ),
     *("model.config.num_key_value_heads=1", "dataset.tokenizer=learned"),
 )
 MORE = {
@@ -190,7 +195,9 @@ AUDITED_VERBS: dict[str, Callable[[Path], int]] = {
     "verify": RUN_VERBS["verify"],
     "repair": RUN_VERBS["repair"],
 }
-TEXT_VERBS = {name: RUN_VERBS[name] for name in ("evaluate", "export", "report", "extend", "verify", "repair")}
+TEXT_VERBS = {
+    name: RUN_VERBS[name] for name in ("evaluate", "export", "report", "extend", "verify", "repair")
+}
 SCAFFOLD_VERBS = {
     **{name: RUN_VERBS[name] for name in ("evaluate", "extend", "from", "verify", "repair")},
     "resume": lambda run: command(["resume", str(run), "num_rounds=3"]),

@@ -25,6 +25,7 @@ from tests.files.damage import (
     RUN_VERBS,
     SWEEP_VERBS,
     TABLES,
+    TINY,
     WRONG,
     Outcome,
     as_nobody,
@@ -193,6 +194,55 @@ def test_a_manifest_without_its_end_is_damaged_but_not_that_of_a_run_that_was_ki
     assert not manifest.read(tmp_path).damage
 
 
+@pytest.mark.parametrize("fault", [flip_bit, truncate, empty])
+def test_a_run_goes_over_one_whose_manifest_is_damaged(place, fault):
+    run = place.fresh("run")
+    fault(run / "manifest.jsonl")
+    done = carry_out(lambda _: command([*TINY, f"output_dir={run}", "overwrite=true"]), run)
+    assert done.code == 0, done.text
+    assert same_bits(Run(run).model, Run(place.kept / "run").model)
+    assert carry_out(RUN_VERBS["verify"], run).code == 0
+
+
+@pytest.mark.parametrize("fault", [flip_bit, truncate])
+def test_a_run_whose_manifest_is_damaged_is_resumed(place, fault):
+    run = place.fresh("run")
+    status.write(run, status.replace(status.read(run), state="interrupted"))
+    shutil.rmtree(run / "checkpoints" / "2")
+    fault(run / "manifest.jsonl")
+    done = carry_out(RUN_VERBS["resume"], run)
+    assert done.code == 0 and "manifest.jsonl was written again" in done.text, done.text
+    assert same_bits(Run(run).model, Run(place.kept / "run").model)
+    assert carry_out(RUN_VERBS["verify"], run).code == 0
+
+
+@pytest.mark.parametrize("more", [b'{"round": 3, "test_accuracy": 0.99}\n', None])
+def test_a_row_that_somebody_added_to_a_finished_run_is_damage(place, more):
+    run = place.fresh("run")
+    rows = run / "metrics.jsonl"
+    content = rows.read_bytes()
+    rows.write_bytes(content + (more or content.splitlines(keepends=True)[-1]))
+    for verb in ("report", "compare"):
+        done = carry_out(RUN_VERBS[verb], run)
+        assert done.code == 2 and "metrics.jsonl is damaged (it has 4 rows, and 3 were written)" in done.text
+    assert carry_out(RUN_VERBS["extend"], run).code == 0  # keeps those that are whole
+    assert [row["round"] for row in Run(run).rows] == [0, 1, 2, 3]
+    assert Run(run).rows[3]["test_accuracy"] != 0.99
+
+
+@pytest.mark.parametrize("name", ["fairness.json", "data.json", "labels.png", "report.html"])
+def test_a_file_that_is_gone_is_missed_once(place, name):
+    """`--repair` cannot bring most of them back, and its advice was to repair."""
+    run = place.fresh("run")
+    (run / name).unlink()
+    assert carry_out(RUN_VERBS["verify"], run).code == 1
+    done = carry_out(RUN_VERBS["repair"], run)
+    assert done.code == 0 and (run / name).exists() == (name == "report.html"), done.text
+    assert name in done.text
+    again = carry_out(RUN_VERBS["repair"], run)
+    assert again.code == 0 and "repaired" not in again.text
+
+
 @pytest.mark.parametrize("lost", [empty, truncate])
 def test_a_lost_manifest_makes_no_damaged_file_whole(place, lost):
     run = place.fresh("run")
@@ -251,6 +301,14 @@ def make(folder, kind: str) -> None:
         ("outer/run", "run", ["output_dir={}/outer"], "holds other runs"),
         ("outer/deep/run", "run", ["-m", "seed=0,1", "output_dir={}/outer"], "holds other runs"),
         ("run", "run", ["census", "output_dir={}/run"], "holds a run, and a census needs a folder"),
+        ("run", "run", ["theory", "output_dir={}/run"], "holds a run, and a theory study needs a folder"),
+        ("sweep", "sweep", ["theory", "output_dir={}/sweep/0"], "holds a sweep, and a theory study needs"),
+        ("run", "run", ["export", "{}/run", "{}/run/checkpoints/9"], "holds a run, and an export needs"),
+        ("sweep", "sweep", ["export", "{}", "{}/sweep/2"], "holds a sweep, and an export needs a folder"),
+        ("run", "run", ["align", "{}/run"], "holds a run, and a dual encoder needs a folder"),
+        ("run", "run", ["compare", "{}/one", "--out", "{}/run/a"], "holds a run, and a comparison needs"),
+        ("run", "run", ["compare", "{}/one", "--out", "{}/run"], "is a run, and not what is compared"),
+        ("sweep", "sweep", ["compare", "{}/one", "{}", "--out", "{}/sweep"], "is a sweep, and not what is"),
     ],
 )
 def test_a_folder_is_a_run_or_a_sweep_and_nothing_else(tmp_path, there, kind, words, sentence):

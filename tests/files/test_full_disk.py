@@ -140,6 +140,8 @@ def test_a_verb_on_a_full_disk_ends_with_one_sentence(whole, tmp_path, words, na
     assert not list(tmp_path.rglob("*.part")), "half a file is left"
     again = do(tmp_path, *line)
     assert again.code == 0, again.text
+    if words[0] in ("report", "verify"):
+        assert (run / "report.html").stat().st_size > 1000
 
 
 # A sweep --------------------------------------------------------------------------------------------------

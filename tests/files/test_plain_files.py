@@ -8,6 +8,7 @@ import fedfrozen
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files import folder_manifest as manifest
+from tests.files.damage import TINY
 
 VERBS = [
     ["verify"],
@@ -52,6 +53,17 @@ def test_nor_is_it_among_others(folder, capsys, verb):
     assert command([verb, str(folder.parent)]) == 2 and "lost is a link" in capsys.readouterr().err
     with pytest.raises(UserError, match="lost is a link"):
         fedfrozen.load(folder)
+
+
+@pytest.mark.parametrize("words", [["num_rounds=1"], ["-m", "seed=0,1"]])
+def test_no_run_begins_where_a_link_would_hide_it_from_every_verb(tmp_path, capsys, words):
+    (tmp_path / "project" / ".venv").mkdir(parents=True)
+    (tmp_path / "project" / ".venv" / "python").symlink_to("/usr/bin/env")
+    before = sorted(tmp_path.rglob("*"))
+    assert command([*TINY, *words, f"output_dir={tmp_path}/project"]) == 2
+    told = capsys.readouterr().err
+    assert ".venv/python is a link, and a run folder holds plain files: give another output_dir." in told
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_pipe_would_be_waited_for(folder, capsys):

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.terminal import Console
 from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.files import folder_manifest
 from fedfrozen_app.files.disk import replace_file
+from fedfrozen_app.files.kinds import check_is_neither, kind_of
 from fedfrozen_app.report.compare.collect import collect
 from fedfrozen_app.report.compare.compare_page import write_comparison
 from fedfrozen_app.report.compare.model import Comparison
@@ -23,9 +25,22 @@ from fedfrozen_app.report.compare.tables import (
 def compare(arguments: list[str]) -> None:
     """`fedfrozen compare DIR... [--baseline KEY=VALUE ...] [--target X] [--figure F] [--out DIR]`."""
     given = parse("compare", arguments)
-    comparison = collect(given.folders, baseline=given.baseline, target=given.target, tested=given.figure)
     target = given.out or (given.folders[0] if len(given.folders) == 1 else Path())
+    check_target(target.expanduser().resolve(), [folder.expanduser().resolve() for folder in given.folders])
+    comparison = collect(given.folders, baseline=given.baseline, target=given.target, tested=given.figure)
     show(comparison, write_all(comparison, target))
+
+
+def check_target(target: Path, compared: Sequence[Path]) -> None:
+    """A run or a sweep takes the comparison of itself alone."""
+    if target in compared:
+        return
+    if kind := kind_of(target):
+        raise UserError(
+            f"{target} is a {kind}, and not what is compared: give the comparison a folder of its own, "
+            "--out DIR."
+        )
+    check_is_neither(target, "a comparison")
 
 
 def write_all(comparison: Comparison, folder: Path) -> list[Path]:
