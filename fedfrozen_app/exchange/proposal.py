@@ -49,6 +49,7 @@ MODEL_WORDS = {
 NESTED = ("vision", "text", "vision_config", "text_config")  # the two halves of a dual encoder
 FROM_VIEW = ("unit_column", "examples")  # of the privacy settings: the site's view sets them
 AT_SERVER = ("path",)  # of the adapter's: its first values come with the first request
+OWN_PLACE = ("classes", "mean", "std", READING, "table", "target")  # of a data spec: no key of data.more
 NOT_PROPOSED = ("hub", "aligned")  # sources of a model that would make or fetch one at the site
 
 
@@ -137,7 +138,7 @@ class Proposal(Spelled):
     def data_spec(self) -> dict[str, Any]:
         """How all sites read their data, as a client wants it."""
         data = self.data
-        found = {"classes": list(data.classes), "mean": list(data.mean), "std": list(data.std), **data.more}
+        found = {**data.more, "classes": list(data.classes), "mean": list(data.mean), "std": list(data.std)}
         return found if self.texts is None else {**found, READING: self.texts.spec()}
 
 
@@ -301,6 +302,8 @@ def _check(proposal: Proposal) -> None:
     if max(len(data.mean), len(data.std)) > 64:
         raise ValueError("data.mean or data.std is too long")
     for key, value in data.more.items():
+        if key in OWN_PLACE:
+            raise ValueError(f"data.more says {key}, which has a place of its own or none")
         _plain(value, f"data.{_key(key, 'data')}")
     if not NAME.fullmatch(model.source) or model.source in NOT_PROPOSED:
         raise ValueError("model.source is none that can be proposed")

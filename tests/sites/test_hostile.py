@@ -181,6 +181,12 @@ ATTACKS = {
     "some classes": put("data/keep_classes", ["1"]),
     "fewer classes": put("data/classes", ["0", "1"]),
     "one class more": put("data/classes", [*CARD["classes"], "10"]),
+    # What the view's classes are held against must be what trains: with `top_labels` it chooses rows.
+    "other classes beside the classes": put("data/more", {"classes": "01"}),
+    "another mean beside the mean": put("data/more", {"mean": "0"}),
+    "a reading of texts beside the texts": put("data/more", {"text": "0"}),
+    "a table's columns": put("data/more", {"table": "patient"}),
+    "a target's settings": put("data/more", {"target": "0"}),
     "a class that looks like another": put("data/classes", [*CARD["classes"][:-1], "９"]),
     "a class twice": put("data/classes", [*CARD["classes"], "9"]),
     "a limit": put("data/limit", 1),
