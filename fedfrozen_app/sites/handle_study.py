@@ -13,13 +13,14 @@ from fedfrozen_app.data.sources.tabular import TEXT_FILES, text_frame
 from fedfrozen_app.exchange.hello_messages import WAITING
 from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.exchange.study_messages import study_texts
-from fedfrozen_app.sites.handle_census import answer_once, census_answer, records_of_view
+from fedfrozen_app.sites.handle_census import answer_once, census_answer, other_memories, records_of_view
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.refusals import RequestRefused
 from fedfrozen_app.sites.site_budget import Price
 from fedfrozen_app.sites.site_state import Incoming, SiteState
 from fedfrozen_app.sites.views import View
-from fedfrozen_app.study.answer_study import SiteRows, answer
+from fedfrozen_app.study.answer_study import answer
+from fedfrozen_app.study.site_rules import SiteRows
 from fedfrozen_app.study.study_ask import Step, StudyAsk, read_step, read_study
 
 
@@ -68,7 +69,7 @@ def add_up(site: SiteState, ask: StudyAsk, step: Step, view: View, policy: Polic
     try:
         if ask.epsilon is None:
             memory = read_memory(place)
-            text = canonical(answer(ask, step, rows_of_view(view), rules, memory))
+            text = canonical(answer(ask, step, rows_of_view(view), rules, memory, other_memories(place)))
             write_memory(place, memory)
             return text, None
         price = Price(ask.epsilon, 0.0, view.unit, ask.hash)

@@ -19,9 +19,9 @@ from fedfrozen_app.secure.roster import NEIGHBOURS
 from fedfrozen_app.sites.kit import read_yaml
 from fedfrozen_app.sites.shown_settings import is_noise_in_sum
 from fedfrozen_app.sites.views import View
-from fedfrozen_app.study.answer_study import MODES
-from fedfrozen_app.study.answer_study import Rules as StudyRules
-from fedfrozen_app.study.answer_study import problem as problem_of_study
+from fedfrozen_app.study.site_rules import MODES
+from fedfrozen_app.study.site_rules import Rules as StudyRules
+from fedfrozen_app.study.site_rules import problem as problem_of_study
 from fedfrozen_app.study.study_ask import StudyAsk
 from fedfrozen_app.survival.time_edges import check_edges
 
@@ -31,7 +31,10 @@ WHOLE = (
     "survival_answers_per_day",
 )
 NUMBERS = (*WHOLE, "max_epsilon", "max_delta", "min_threshold")
-FLAGS = ("privacy_required", "noise_in_sum", "downloads", "metrics", "census_matches")
+FLAGS = (
+    *("privacy_required", "noise_in_sum", "downloads", "metrics", "census_matches"),
+    "survival_regression",
+)
 APPROVAL = ("policy", "ask")
 MASKS = ("required", "optional")
 DIFFERENCING = ("model", "data")
@@ -77,6 +80,7 @@ class Policy:
     survival_groups: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
     )  # columns to compare, with levels
+    survival_regression: bool = False  # whether sums of covariates leave, at coefficients of the server's
     survival_answers_per_day: int = 60  # of all studies: a Cox regression takes one for each step
     subgroups: tuple[str, ...] = ()  # columns by which a model is evaluated separately
 
@@ -207,7 +211,8 @@ class Policy:
     def study_rules(self) -> StudyRules:
         """What may leave in a survival study."""
         return StudyRules(
-            self.survival, self.census_floor, self.survival_edges, self.survival_groups, self.survival_columns
+            *(self.survival, self.census_floor, self.survival_edges, self.survival_groups),
+            *(self.survival_columns, self.survival_regression),
         )
 
     @property

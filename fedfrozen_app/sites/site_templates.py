@@ -76,6 +76,7 @@ survival: none
 survival_columns: []                       # [days, died, arm, age]; rows that lack one of them take no part
 survival_edges: []                         # [0, 90, 180, 365, 730, 1825]
 survival_groups: {}                        # {arm: [usual, new]}: columns to compare, with all their levels
+survival_regression: false                 # sums of covariates too, at coefficients that the server chooses
 survival_answers_per_day: 60               # a Cox regression takes one for each step
 subgroups: []                              # columns by which a model is judged apart: [sex, age_band]
 downloads: false                           # models or data from the Hugging Face hub

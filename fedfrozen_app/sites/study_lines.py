@@ -2,7 +2,7 @@
 
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.policy import Policy
-from fedfrozen_app.study.answer_study import problem as problem_of_study
+from fedfrozen_app.study.site_rules import problem as problem_of_study
 from fedfrozen_app.study.study_ask import StudyAsk
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedfrozen_app.core.errors import RunFailed, UserError
-from fedfrozen_app.study.answer_study import STATUS
+from fedfrozen_app.study.released_counts import STATUS
 from fedfrozen_app.study.site_sums import SiteCounts
 from fedfrozen_app.study.study_ask import COX, Step, StudyAsk
 from fedfrozen_app.study.study_results import results

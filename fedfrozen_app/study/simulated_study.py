@@ -12,8 +12,9 @@ import numpy as np
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.sources.delimited import delimited_frame
 from fedfrozen_app.exchange.strict import canonical
-from fedfrozen_app.study.answer_study import SiteRows, answer, rules_of_simulation
+from fedfrozen_app.study.answer_study import answer
 from fedfrozen_app.study.conduct import Asked, AskSites
+from fedfrozen_app.study.site_rules import SiteRows, rules_of_simulation
 from fedfrozen_app.study.site_sums import read_answer
 from fedfrozen_app.study.study_ask import Step, StudyAsk, read_step
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedfrozen_app.exchange.strict import read_json
-from fedfrozen_app.study.answer_study import STATUS
+from fedfrozen_app.study.released_counts import STATUS
 from fedfrozen_app.study.study_ask import COUNTS, FORMAT, Step, StudyAsk
 from fedfrozen_app.survival.risk_sums import Likelihood, RiskSums
 

@@ -35,6 +35,7 @@ VIEW = {
 POLICY = {
     "survival": "binned", "census_floor": 3, "survival_columns": ["days", "died", "arm", "age", "marker"],
     "survival_edges": list(EDGES), "survival_groups": {"arm": [0, 1]},
+    "survival_regression": True,
 }  # fmt: skip
 COLUMNS = Columns("days", "died", "arm", ("0", "1"), ("age", "marker"))
 ASK = StudyAsk("one", COLUMNS, edges=EDGES)
