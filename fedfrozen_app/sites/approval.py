@@ -227,6 +227,7 @@ def described(proposal: Proposal, kit: Kit, policy: Policy) -> list[str]:
         lines.append(f"privacy   {cost} for each {unit}, over the whole run")
     if privacy.audited == kit.name:
         lines.append(f"audit     {privacy.canaries} made-up examples train too: not a model to use")
+        lines.append("          its record, in this site's var/, holds what the noise can be worked out from")
     if (spent := spent_by(kit)) is None:
         lines.append(f"budget    {UNKNOWN}")
     else:

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = ["asset", "attacker", "promise", "mechanism", "test", "residual"]
-NAMES = ("threat-model.md", "threat-model-access.md")
+NAMES = ("threat-model.md", "threat-model-access.md", "threat-model-counts.md")
 LINES = [line for name in NAMES for line in (ROOT / "docs" / name).read_text().splitlines()]
 
 
