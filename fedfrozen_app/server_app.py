@@ -12,7 +12,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedfrozen_app.census.ask import read_ask
-from fedfrozen_app.config import Config, compose_run
+from fedfrozen_app.config import Config, compose_run, excluded_clients
 from fedfrozen_app.config.unused_keys import check_used
 from fedfrozen_app.core.bundles import source_digest
 from fedfrozen_app.core.errors import RunFailed, UserError
@@ -157,6 +157,7 @@ def open_connection(grid: Grid, job: Job, worker: Worker, flower_run: int) -> Co
         anchors=AnchorFile(job.folder / "anchors.jsonl"),
         sites=registered_sites(job.folder),
         last_state=last_states(job.start.row) if job.start is not None and job.resumes_itself else {},
+        excluded=excluded_clients(config),
     )
     return Connection(transport, membership, worker.roles, trust=Shown.read(authorities_file(job.folder)))
 

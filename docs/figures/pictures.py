@@ -38,6 +38,7 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
             "sweep": "many runs",
             "theory": "small models",
             "align": "dual encoders",
+            "forget": "a client leaves",
         },
     ),
     (

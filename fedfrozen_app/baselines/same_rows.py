@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedfrozen_app.config import Config
+from fedfrozen_app.config import Config, excluded_clients
 from fedfrozen_app.data.federated import Shares, dataset_of, spec_of
 from fedfrozen_app.data.sources import prepare
 from fedfrozen_app.data.table import Corpus
@@ -34,11 +34,13 @@ def same_rows(config: Config, corpus: Corpus, shares: Shares, *, quick: bool) ->
     """None where there is nothing to learn from, or, if `quick`, too much to read again."""
     if shares.partition is None or not len(corpus.test):
         return None
-    index = np.sort(np.concatenate([np.asarray(part) for part in shares.partition.indices]))
+    left_out = excluded_clients(config)
+    parts = [part for client, part in enumerate(shares.partition.indices) if str(client) not in left_out]
+    index = np.sort(np.concatenate([np.asarray(part) for part in parts]))
     train: Any
     test: Any
     if corpus.preprocessing is not None:
-        return _of_table(config, corpus, shares, index, quick=quick)
+        return _of_table(config, corpus, parts, index, quick=quick)
     if corpus.task == "image":
         pictures = corpus.train.inputs["pixel_values"]
         chosen = few(index, pictures[0].numel(), config) if quick else index
@@ -60,10 +62,10 @@ def same_rows(config: Config, corpus: Corpus, shares: Shares, *, quick: bool) ->
 
 
 def _of_table(
-    config: Config, corpus: Corpus, shares: Shares, index: np.ndarray, *, quick: bool
+    config: Config, corpus: Corpus, parts: Sequence[np.ndarray], index: np.ndarray, *, quick: bool
 ) -> SameRows | None:
     """Numbers and one 0 or 1 for each level, as the run's preprocessing has them."""
-    assert corpus.preprocessing is not None and shares.partition is not None
+    assert corpus.preprocessing is not None
     train, test = (
         table_cells(table.inputs, corpus.preprocessing.levels) for table in (corpus.train, corpus.test)
     )
@@ -71,7 +73,7 @@ def _of_table(
     chosen = few(index, train.shape[1], config) if quick else index
     if len(np.unique(labels[chosen], axis=0)) < 2:
         return None
-    sites = () if quick else tuple(np.searchsorted(index, np.sort(part)) for part in shares.partition.indices)
+    sites = () if quick else tuple(np.searchsorted(index, np.sort(part)) for part in parts)
     tested = corpus.test.labels.numpy()
     return SameRows(corpus.task, train[chosen], labels[chosen], test, tested, len(index), sites)
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         RuntimeConfig,
         SecureAggregationConfig,
         TrackConfig,
+        excluded_clients,
     )
     from fedfrozen_app.config.sentences import sentence
     from fedfrozen_app.config.settings import check_settings, setting
@@ -69,6 +70,7 @@ __all__ = [
     "compose_run",
     "device_of",
     "devices_of",
+    "excluded_clients",
     "keys_of",
     "known_keys",
     "quoted",

@@ -12,7 +12,7 @@ No generator has a position to save: every draw is seeded by its purpose and rou
 
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,8 +47,8 @@ class Checkpoint:
     metadata: dict[str, str] = field(default_factory=dict)  # of the model's header
 
 
-def write(checkpoint: Checkpoint, folder: Path, keep: int) -> Path:
-    """Write `folder/N` and drop all but the `keep` newest."""
+def write(checkpoint: Checkpoint, folder: Path, keep: int, rollback: Collection[int | None] = ()) -> Path:
+    """Write `folder/N` and drop all but the `keep` newest, and those of `rollback`."""
     target = folder / str(checkpoint.round)
     part = folder / f".{checkpoint.round}.part"
     with fresh_folder(part):
@@ -78,8 +78,14 @@ def write(checkpoint: Checkpoint, folder: Path, keep: int) -> Path:
     part.rename(target)
     flush(folder)
     for number in numbers(folder)[:-keep]:
-        shutil.rmtree(folder / str(number))
+        if number not in rollback:
+            shutil.rmtree(folder / str(number))
     return target
+
+
+def last_before(folder: Path, server_round: int) -> int | None:
+    """The newest checkpoint of a round before this one; None where there is none."""
+    return max((number for number in numbers(folder) if number < server_round), default=None)
 
 
 def read(folder: Path) -> Checkpoint:

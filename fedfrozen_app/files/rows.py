@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,15 @@ HEADLINES = ("f1", "accuracy", "c_index", "r2")
 TITLES = {"c_index": "C-index", "r2": "R²", "mae": "mean absolute error"}
 
 STABLE_ROUNDS = 20  # evaluated rounds below which a run is still learning: its last ten show no stability
+
+
+def first_rounds(rows: Iterable[Row]) -> dict[str, int]:
+    """By client: the first round that asked it to train."""
+    found: dict[str, int] = {}
+    for row in rows:
+        for client in row.get("clients", ()):
+            found.setdefault(client, row["round"])
+    return found
 
 
 @dataclass

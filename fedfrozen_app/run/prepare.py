@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedfrozen_app.adapters.merged_deltas import is_merged_delta
-from fedfrozen_app.config import Config
+from fedfrozen_app.config import Config, excluded_clients
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files import checkpoint, disk
 from fedfrozen_app.files.checkpoint import Checkpoint
@@ -104,7 +104,13 @@ def check_possible(job: Job, worker: Worker) -> None:
 
 
 def check_clients(config: Config, count: int) -> None:
-    size, secure = cohort_size(config.participation, count), config.secure_aggregation
+    excluded = excluded_clients(config)
+    if strange := sorted(excluded - {*map(str, range(count))}):
+        raise UserError(f"exclude_clients={strange[0]} is no client: give numbers from 0 to {count - 1}.")
+    if len(excluded) == count:
+        raise UserError(f"exclude_clients names all {count} clients: leave one to train.")
+    size = cohort_size(config.participation, count - len(excluded))
+    secure = config.secure_aggregation
     check_cohort(config.aggregation, size)
     if secure.name == "on" and size < secure.min_cohort:
         raise UserError(

@@ -1,6 +1,6 @@
 """The server's connection to its clients: transport, membership, and what all rounds share."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,9 @@ def connect(
     local: bool = False,
     data_spec: Mapping[str, Any] | None = None,
     hello_timeout: float = 120.0,
+    excluded: Collection[str] = (),
 ) -> Connection:
     """A connection with defaults for all else; `local`: server and clients share a process."""
     transport = Transport(grid, local)
-    return Connection(transport, Membership(transport, Invitation(data_spec or {}, hello_timeout)), roles)
+    invitation = Invitation(data_spec or {}, hello_timeout)
+    return Connection(transport, Membership(transport, invitation, excluded=frozenset(excluded)), roles)

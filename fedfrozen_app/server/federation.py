@@ -103,8 +103,9 @@ class Federation:
 
     def batches(self, present: Iterable[str]) -> list[list[str]]:
         """Over all registered sites: which of them are connected must not change the batches."""
-        registered = self.connection.membership.sites.values()
-        return batches_of({*registered} or present, self.secure.min_cohort)
+        membership = self.connection.membership
+        registered = {*membership.sites.values()} - membership.excluded
+        return batches_of(registered or present, self.secure.min_cohort)
 
     def participations(self, names: Iterable[str], num_rounds: int) -> dict[str, int]:
         """In how many rounds each client takes part, where clients must know that."""

@@ -19,7 +19,7 @@ from fedfrozen_app.core.formatting import resume_command
 from fedfrozen_app.core.ray_process import simulated
 from fedfrozen_app.files import checkpoint, disk
 from fedfrozen_app.files.readers import Damaged, check_file
-from fedfrozen_app.files.rows import Row, append_row, metric_name, write_rows
+from fedfrozen_app.files.rows import Row, append_row, first_rounds, metric_name, write_rows
 from fedfrozen_app.server.base import PlannedFedAvg
 from fedfrozen_app.server.state import arrays_to_keep
 
@@ -99,6 +99,8 @@ class Checkpoints:
     best: BestModel
     client_state: Callable[[], dict[str, dict[str, Tensor]]]
     step_state: Callable[[], dict[str, Any]] = dict  # what was decided about compiling local steps
+    rollback: set[int | None] | None = None  # the checkpoints before clients' first rounds; None: not kept
+    firsts: dict[str, int] = field(default_factory=dict)  # each client's first round, so far
 
     @classmethod
     def of(
@@ -123,10 +125,13 @@ class Checkpoints:
             best,
             client_state,
             step_state,
+            set() if settings.rollback else None,
         )
 
     def after_round(self, strategy: PlannedFedAvg, row: Row) -> Outcome:
         number = row["round"]
+        if self.rollback is not None:
+            self._keep_before([*([] if self.firsts else strategy.history), row])
         if not self.every or number == 0 or (number % self.every and number != self.num_rounds):
             return False, {}
         began = time.perf_counter()
@@ -144,9 +149,16 @@ class Checkpoints:
             strategy=arrays_to_keep(strategy),
             metadata=self.best.metadata,
         )
-        checkpoint.write(state, self.folder, self.keep)
+        checkpoint.write(state, self.folder, self.keep, self.rollback or ())
         row["seconds"]["checkpoint"] = time.perf_counter() - began
         return False, {}
+
+    def _keep_before(self, rows: list[Row]) -> None:
+        """Keep the newest checkpoint before each round that is some client's first."""
+        new = {c: first for c, first in first_rounds(rows).items() if c not in self.firsts}
+        self.firsts |= new
+        assert self.rollback is not None
+        self.rollback |= {checkpoint.last_before(self.folder, first) for first in new.values()}
 
 
 @dataclass

@@ -67,6 +67,7 @@ class Membership:
     anchors: AnchorFile | None = None  # keeps the heads of the sites' audit logs
     sites: Mapping[int, str] = field(default_factory=dict)  # names of nodes, as the server registered them
     last_state: dict[str, str] = field(default_factory=dict)  # by client: "answered round 3"
+    excluded: frozenset[str] = frozenset()  # clients that take no part in this run
     _nodes: dict[int, NodeState] = field(default_factory=dict)
     _online: list[int] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
@@ -101,9 +102,10 @@ class Membership:
                 log.warning("%s does not answer: continuing without it until it does.", self.title(node))
             # One that refused, and was asked again, has still refused.
             self._nodes[node].refusal = self._nodes[node].refusal or "it is connected, and does not answer"
-        self._names = {hello.name: node for node in online if (hello := self._nodes[node].hello) is not None}
+        known = {hello.name: node for node in online if (hello := self._nodes[node].hello) is not None}
+        self._names = {name: node for name, node in known.items() if name not in self.excluded}
         # A node that did not answer is asked again next round.
-        self._online = online if len(self._names) == len(online) else []
+        self._online = online if len(known) == len(online) else []
         return self._names
 
     def _state(self, node: int) -> NodeState:
@@ -111,7 +113,8 @@ class Membership:
 
     def _send_hellos(self, nodes: list[int], now: float) -> set[int]:
         """Those of these nodes that were asked now and had no hello open before."""
-        due = [node for node in nodes if self._nodes[node].may_ask(now)]
+        asked = [node for node in nodes if self.sites.get(node) not in self.excluded]
+        due = [node for node in asked if self._nodes[node].may_ask(now)]
         new = {node for node in due if self._nodes[node].open_hello is None}
         lifetime = with_grace(self.invitation.timeout)
         data_spec, text = self.invitation.data_spec, self.invitation.text
@@ -252,7 +255,8 @@ class Membership:
 
     def _gone(self, names: Mapping[str, int]) -> list[str]:
         """Clients that took part, also before the run was resumed, and are neither here nor given up."""
-        return [name for name in self.last_state if name not in names and name not in self._given_up]
+        left = {*names, *self._given_up, *self.excluded}
+        return [name for name in self.last_state if name not in left]
 
     def returned(self, client: str, deadline: float) -> int | None:
         """The node of a client that was gone, once it is back; None if it does not come back in time."""

@@ -17,6 +17,12 @@ class CheckpointConfig:
         least=1,
         needs=not_with("checkpoint.every", "0", add="checkpoint.every=1"),
     )
+    rollback: bool = setting(
+        False,
+        "Also keep, for every client, the last checkpoint before its first round: `fedfrozen forget` "
+        "restarts there",
+        needs=not_with("checkpoint.every", "0", add="checkpoint.every=1"),
+    )
     uploads: str | None = setting(
         None,
         "Keep every upload of the client with this name, in `uploads/`, for `fedfrozen audit`. `null`: of "

@@ -55,6 +55,11 @@ class Config:
     )
     num_rounds: int = setting(32, "Rounds of training", least=0)
     participation: float = setting(1.0, "Share of the clients drawn for each round", above=0, most=1)
+    exclude_clients: Any = setting(
+        None,
+        "Clients that take no part, by number or site name: `exclude_clients=[3,7]`. All others keep their "
+        "rows; `fedfrozen forget` sets it",
+    )
     eval_every: int = setting(
         1, "Evaluate the global model every so many rounds, and after the last", least=1
     )
@@ -120,6 +125,12 @@ def defaults(kind: type) -> dict[str, Any]:
         else:
             values[found.name] = MISSING if found.default is NO_DEFAULT else found.default
     return values
+
+
+def excluded_clients(config: Config) -> frozenset[str]:
+    """The clients that take no part, by name."""
+    value = config.exclude_clients
+    return frozenset(map(str, value if isinstance(value, list) else [] if value is None else [value]))
 
 
 def root_defaults() -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Verbs that train a model or use a trained one."""
 
+from pathlib import Path
+
 from fedfrozen_app.core.verbs.verb import RUN, TRUSTED, Verb, word
 
 DETACH, STOP = "--detach", "--stop"
@@ -53,5 +55,20 @@ TRAIN_VERBS: dict[str, Verb] = {
             TRUSTED,
         ),
         ("fedfrozen export outputs/RUN my-model",),
+    ),
+    "forget": Verb(
+        "Take a client out of a finished run: its rounds since that client's first, again, without it.",
+        (
+            RUN,
+            word("--client", required=True, metavar="NAME", help="a client's number, or a site's name"),
+            word("--out", type=Path, metavar="DIR", help="the new run's folder; default: RUN-without-NAME"),
+            word("--dry-run", action="store_true", help="say what it would cost, and stop"),
+            word("--from-start", action="store_true", help="run all rounds again, without a checkpoint"),
+            word("--key", type=Path, metavar="FILE", help="sign the statement with this private key (PEM)"),
+            TRUSTED,
+        ),
+        ("fedfrozen forget outputs/RUN --client 3 --dry-run", "fedfrozen forget outputs/RUN --client 3"),
+        "The new model is, to the bit, that of a run which the client never joined after that checkpoint. "
+        "forget.json says what was run again. checkpoint.rollback=true keeps the checkpoints that it needs.",
     ),
 }

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedfrozen_app import client_app
 from fedfrozen_app.adapters.rule import make_rule
-from fedfrozen_app.config import devices_of
+from fedfrozen_app.config import devices_of, excluded_clients
 from fedfrozen_app.config.differences import partition_differences
 from fedfrozen_app.core.digests import digest
 from fedfrozen_app.core.errors import UserError
@@ -74,7 +74,8 @@ def run_with(worker: Worker, job: Job, make_cohort_runner: MakeRunner | None = N
     install(key, worker)
     if job.start is not None:
         restore(grid, worker, job.start, job.resolved_config)
-    connection = connect(grid, worker.roles, data_spec=worker.data_spec, local=True)
+    excluded = excluded_clients(job.config)
+    connection = connect(grid, worker.roles, data_spec=worker.data_spec, local=True, excluded=excluded)
 
     def client_state() -> dict[str, dict[str, Tensor]]:
         return {
@@ -156,7 +157,7 @@ def make_grid(
     masked = config.secure_aggregation.name == "on"  # then the cohort runner could serve no request
     if together and config.privacy.name == "none" and not config.adapter.ranks and not masked:
         log.info("Clients train together on %s (the cohort runner).", worker.device)
-        clients = [str(number) for number in range(num_clients)]
+        clients = [str(n) for n in range(num_clients) if str(n) not in excluded_clients(config)]
         expected = partial(draw_cohort, clients, config.participation, config.seed)
         if make_cohort_runner is not None:
             runner = make_cohort_runner(worker, expected(1))

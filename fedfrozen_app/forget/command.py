@@ -1,0 +1,79 @@
+"""`fedfrozen forget RUN --client NAME`: run the rounds since a client's first one again, without it."""
+
+import shlex
+from pathlib import Path
+
+from fedfrozen_app.config import ComposedConfig, quoted
+from fedfrozen_app.core.signing import read_private
+from fedfrozen_app.core.streams import print_text
+from fedfrozen_app.core.verb_table import parse
+from fedfrozen_app.files import checkpoint, status
+from fedfrozen_app.files.checkpoint import Checkpoint
+from fedfrozen_app.files.folders import check_free
+from fedfrozen_app.forget.rollback import Rollback, plan_rollback
+from fedfrozen_app.forget.statement import FILE, write_statement
+from fedfrozen_app.launch import check_writable, execute, run_folder
+from fedfrozen_app.run.job import Job, fork_start
+from fedfrozen_app.run.stored_config import stored_config
+
+
+def forget(arguments: list[str]) -> None:
+    given = parse("forget", arguments)
+    run, _ = run_folder("forget", [given.run])
+    status.check_unowned(run)
+    key = None if given.key is None else read_private(given.key)
+    rollback = plan_rollback(run, given.client, from_start=given.from_start)
+    print_text(rollback.cost())
+    if given.dry_run:
+        return
+    folder = (given.out or run.with_name(f"{run.name}-without-{rollback.client}")).expanduser().resolve()
+    composed = without_client(rollback, folder, trusted=given.trust_folder)
+    if not is_done(folder, composed):
+        run_again(composed, folder)
+    statement = write_statement(rollback, folder, composed.config, key)
+    print_text(f"Wrote {folder / FILE}{'' if key is None else ', signed'}.")
+    if held := statement["files_that_still_hold_it"]:
+        print_text(f"{run} still holds the client's part in {', '.join(held)}: delete that folder.")
+
+
+def without_client(rollback: Rollback, folder: Path, *, trusted: bool) -> ComposedConfig:
+    """The configuration of the run without the client, in a folder of its own."""
+    run, had = rollback.run, dict(rollback.summary["config"])
+    words = shlex.split(rollback.summary["command"])[1:]
+    extra = [
+        "from=null" if rollback.start is None else quoted("from", str(rollback.start)),
+        f"exclude_clients=[{','.join(quoted_name(name) for name in rollback.excluded)}]",
+        quoted("output_dir", str(folder)),
+        "overwrite=false",
+    ]
+    composed = stored_config(run, words, had, extra, trusted=trusted, trains=True)
+    return composed.with_absolute_paths()
+
+
+def quoted_name(name: str) -> str:
+    return name if name.isdecimal() else quoted("", name).removeprefix("=")
+
+
+def is_done(folder: Path, composed: ComposedConfig) -> bool:
+    """Whether an earlier call of the same command ran to its end, and only the statement is left."""
+    known = status.read(folder)
+    return (
+        known is not None
+        and known.state == "complete"
+        and known.digest == status.digest_of(composed.resolved)
+    )
+
+
+def run_again(composed: ComposedConfig, folder: Path) -> None:
+    """From the checkpoint; or, where an earlier call was interrupted, from that one's newest checkpoint."""
+    known = status.read(folder)
+    same = known is not None and known.digest == status.digest_of(composed.resolved)
+    start: Checkpoint | None
+    if same and checkpoint.numbers(folder / "checkpoints"):
+        start, composed = checkpoint.newest(folder), composed.continuing()
+    else:
+        check_writable(folder)
+        check_free(folder, overwrite=same)  # killed before its first checkpoint: there is nothing to lose
+        start = fork_start(composed.config)
+    with status.recorded(folder, composed.resolved, composed.overrides):
+        execute(Job(composed, folder, start))
