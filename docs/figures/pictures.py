@@ -39,6 +39,7 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
             "theory": "small models",
             "align": "dual encoders",
             "forget": "a client leaves",
+            "capsule": "one file runs it again",
         },
     ),
     (

@@ -17,6 +17,8 @@ VERBS = {
     "evaluate": "fedfrozen_app.commands.training:evaluate",
     "export": "fedfrozen_app.commands.training:export",
     "compare": "fedfrozen_app.report.compare.command:compare",
+    "capsule": "fedfrozen_app.capsule.command:capsule",
+    "reproduce": "fedfrozen_app.capsule.command:reproduce",
     "search": "fedfrozen_app.sweep.search:search",
     "plan": "fedfrozen_app.commands.show_plan:plan",
     "methods": "fedfrozen_app.commands.methods:methods",
