@@ -36,10 +36,11 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
             "commands": "the verbs and the Python API",
             "audit": "attacks",
             "sweep": "many runs",
-            "theory": "small models",
-            "align": "dual encoders",
+            "theory": "tiny model",
+            "align": "encoders",
             "forget": "a client leaves",
             "capsule": "one file runs it again",
+            "desk": "approvals",
         },
     ),
     (

@@ -1,25 +1,23 @@
 """`approval: ask`: a run waits until a person at the site has approved its hash, and only that hash runs.
 
     VAR/approvals/HASH.json       what is proposed
-    VAR/approvals/HASH.decision   what a person decided, who, and when
+    VAR/approvals/HASH.decision   what a person decided, who, when and why
 
-`fedfrozen site pending|show|approve|refuse`. People at the server and at the site compare the hash outside
-the federation, for instance by telephone: the server's log shows it too.
+`decide` and `approval_verbs` hold what people do about it. People at the server and at the site compare the
+hash outside the federation, for instance by telephone: the server's log shows it too.
 """
 
 import datetime
 import json
 import os
 import pwd
-from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedfrozen_app.census.ask import Ask, read_ask
 from fedfrozen_app.core.errors import DAMAGED, UserError
-from fedfrozen_app.core.formatting import counted, format_error, printable
-from fedfrozen_app.core.verb_table import parse
+from fedfrozen_app.core.formatting import counted, format_error
 from fedfrozen_app.exchange.proposal import HASH, Proposal, read_proposal
 from fedfrozen_app.exchange.text_part import TextPart
 from fedfrozen_app.files.disk import patient, replace_file
@@ -29,7 +27,7 @@ from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.shown_settings import all_values, noise_lines
 from fedfrozen_app.sites.site_budget import SiteBudget
 from fedfrozen_app.sites.store import UPDATES
-from fedfrozen_app.sites.study_lines import described_study, study_line
+from fedfrozen_app.sites.study_lines import study_line
 from fedfrozen_app.study.study_ask import StudyAsk, read_study
 
 SHORTEST = 4  # characters of a hash; more where several proposals begin with the same ones
@@ -41,6 +39,7 @@ class Decision:
     approved: bool
     by: str
     time: str
+    reason: str = ""  # of a refusal
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,8 @@ class Approvals:
             return None
         try:
             found = json.loads(path.read_text("utf-8"))
-            return Decision(found["approved"] is True, str(found["by"]), str(found["time"]))
+            reason = str(found.get("reason", ""))  # decisions of earlier versions have none
+            return Decision(found["approved"] is True, str(found["by"]), str(found["time"]), reason)
         except DAMAGED:
             return Decision(False, "nobody: the decision cannot be read", "")
 
@@ -114,10 +114,15 @@ class Approvals:
         """Those that can be read."""
         return [one.proposal for one in self.asked() if one.proposal is not None]
 
-    def decide(self, proposal_hash: str, *, approved: bool) -> None:
+    def waiting(self) -> list[Asked]:
+        """Those that nobody has decided about."""
+        return [one for one in self.asked() if self.decision(one.hash) is None]
+
+    def decide(self, proposal_hash: str, *, approved: bool, reason: str = "") -> Decision:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        text = json.dumps({"approved": approved, "by": account_name(), "time": now})
-        replace_file(self.folder / f"{proposal_hash}.decision", text)
+        decision = Decision(approved, account_name(), now, reason)
+        replace_file(self.folder / f"{proposal_hash}.decision", json.dumps(asdict(decision)))
+        return decision
 
     def find(self, word: str) -> Asked:
         """By its hash, or the beginning of it."""
@@ -283,68 +288,3 @@ def spent_by(kit: Kit) -> tuple[float, float] | None:
         return SiteBudget(kit.var / "state" / "budget.json").spent()
     except UserError:
         return None
-
-
-def _read(words: list[str], verb: str) -> tuple[Kit, Approvals, str]:
-    options = parse(f"site {verb}", words)
-    kit = Kit.read(options.kit)
-    return kit, Approvals(kit.approvals), getattr(options, "hash", "")
-
-
-def print_lines(lines: Iterable[str]) -> None:
-    """A proposal holds the server's words: none of them moves the cursor, or begins a line of its own."""
-    for line in lines:
-        print(printable(line))
-
-
-def pending(words: list[str]) -> None:
-    """`fedfrozen site pending [KIT]`."""
-    kit, approvals, _ = _read(words, "pending")
-    waiting = [one for one in approvals.asked() if approvals.decision(one.hash) is None]
-    for one in waiting:
-        print_lines([one.line, *noise_lines(one.proposal)])
-    if not waiting:
-        print(f"Nothing waits for an answer of the site {kit.name}.")
-
-
-def show(words: list[str]) -> None:
-    """`fedfrozen site show HASH [KIT]`."""
-    kit, approvals, word = _read(words, "show")
-    asked = approvals.find(word)
-    proposal = asked.proposal
-    if proposal is None:
-        why = f"proposal  CANNOT BE READ ({asked.problem}): it can only be refused"
-        print_lines([f"hash      {asked.hash}", why])
-    elif isinstance(proposal, Ask):
-        print_lines(described_census(proposal, kit, Policy.read(kit.policy)))
-    elif isinstance(proposal, StudyAsk):
-        print_lines(described_study(proposal, kit, Policy.read(kit.policy)))
-    else:
-        print_lines(described(proposal, kit, Policy.read(kit.policy)))
-    if (decision := approvals.decision(asked.hash)) is not None:
-        verb = "approved" if decision.approved else "refused"
-        print(f"answer    {verb} by {decision.by}, {decision.time}")
-
-
-def approve(words: list[str]) -> None:
-    """`fedfrozen site approve HASH [KIT]`."""
-    kit, approvals, word = _read(words, "approve")
-    asked = approvals.find(word)
-    if asked.proposal is None:
-        raise UserError(
-            f"{asked.hash} cannot be read ({asked.problem}), so that nobody can know what it asks for: "
-            f"`fedfrozen site refuse {asked.hash} {kit.folder}` refuses it."
-        )
-    print_lines(noise_lines(asked.proposal))
-    approvals.decide(asked.hash, approved=True)
-    print(f"Approved: {asked.title}, {asked.hash}.")
-    if isinstance(asked.proposal, Proposal):
-        print("\n".join(masks_lines(asked.proposal, Policy.read(kit.policy))))
-
-
-def refuse(words: list[str]) -> None:
-    """`fedfrozen site refuse HASH [KIT]`; a run that has already started gets no further reply."""
-    _, approvals, word = _read(words, "refuse")
-    asked = approvals.find(word)
-    approvals.decide(asked.hash, approved=False)
-    print(f"Refused: {asked.title}, {asked.hash}.")

@@ -4,7 +4,7 @@
 own log: to the server every refusal is the same.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -100,33 +100,50 @@ class Policy:
 
     def problem_of_proposal(self, proposal: Proposal, view: View, bundle: str) -> str | None:
         """Why this site takes no part in the run; None if it may. No data are read."""
-        if problem := self._problem_of_bundle(bundle):
-            return problem
-        if (name := proposal.strategy["name"]) not in self.strategies:
-            return f"the strategy {name} is not one of those that it allows"
+        return next((problem for _, problem in self.rules(proposal, view, bundle) if problem), None)
+
+    def rules(self, proposal: Proposal, view: View, bundle: str) -> Iterator[tuple[str, str | None]]:
+        """Every rule for a proposal: its name, and why it refuses the run; None if it does not."""
+        name, classes = proposal.strategy["name"], proposal.data.classes
+        yield "bundle", self._problem_of_bundle(bundle)
+        refused = f"the strategy {name} is not one of those that it allows"
+        yield "strategy", None if name in self.strategies else refused
         if view.classes is None:
-            return f"the view {view.name} does not say its classes, so that no run can be held against them"
-        if not view.fits(proposal.data.classes):
-            return f"the run's classes are not those of the view {view.name}"
-        if problem := self._problem_of_download(view) or self._problem_of_text(proposal, view):
-            return problem
-        if problem := self.problem_of_masks(proposal):
-            return problem
-        privacy, epsilon = proposal.privacy, proposal.epsilon
-        if epsilon is None and self.privacy_required:
+            unsaid = f"the view {view.name} does not say its classes"
+            yield "classes", f"{unsaid}, so that no run can be held against them"
+        else:
+            others = f"the run's classes are not those of the view {view.name}"
+            yield "classes", None if view.fits(classes) else others
+        yield "download", self._problem_of_download(view)
+        yield "texts", self._problem_of_text(proposal, view)
+        yield "masks", self.problem_of_masks(proposal)
+        yield "privacy", self._problem_of_privacy(proposal)
+        yield "unit", self._problem_of_unit(proposal, view)
+        yield "epsilon", self._problem_of_epsilon(proposal)
+
+    def _problem_of_privacy(self, proposal: Proposal) -> str | None:
+        if not self.privacy_required:
+            return None
+        if proposal.epsilon is None:
             return (
                 "it takes part in private runs only, and this one is not (privacy=none, seeded noise, or an "
                 "unaccounted choice of layers)"
             )
-        if self.privacy_required and not self.noise_in_sum and is_noise_in_sum(proposal):
+        if not self.noise_in_sum and is_noise_in_sum(proposal):
             return (
                 "the noise of its own update would be too little by itself (secure_aggregation.noise=sum), "
                 "and its policy does not say noise_in_sum"
             )
-        if privacy.name != "none" and privacy.unit != view.unit:
-            return (
-                f"the run speaks of epsilon per {privacy.unit}, and the view {view.name} is per {view.unit}"
-            )
+        return None
+
+    def _problem_of_unit(self, proposal: Proposal, view: View) -> str | None:
+        unit = proposal.privacy.unit
+        if proposal.privacy.name == "none" or unit == view.unit:
+            return None
+        return f"the run speaks of epsilon per {unit}, and the view {view.name} is per {view.unit}"
+
+    def _problem_of_epsilon(self, proposal: Proposal) -> str | None:
+        epsilon = proposal.epsilon
         if epsilon is not None and epsilon > self.max_epsilon:
             return f"the run asks for epsilon {epsilon:g}, and it gives {self.max_epsilon:g} over all runs"
         if proposal.delta > self.max_delta:

@@ -113,6 +113,10 @@ class SiteBudget:
             math.fsum(entry.get("delta", UNNAMED_DELTA) for entry in runs),
         )
 
+    def charged(self) -> dict[str, dict[str, Any]]:
+        """What each run was charged, oldest first."""
+        return self._read()
+
     def check(self, log: AuditLog) -> None:
         """`UserError` if this record and the audit log contradict each other: one of them was lost."""
         record = self._record()

@@ -12,10 +12,12 @@ WORDS = {
     "install": "fedfrozen_app.sites.request:install",
     "renew": "fedfrozen_app.sites.request:renew",
     "audit": "fedfrozen_app.sites.show_audit:show_audit",
-    "pending": "fedfrozen_app.sites.approval:pending",
-    "show": "fedfrozen_app.sites.approval:show",
-    "approve": "fedfrozen_app.sites.approval:approve",
-    "refuse": "fedfrozen_app.sites.approval:refuse",
+    "desk": "fedfrozen_app.desk.command:desk",
+    "pending": "fedfrozen_app.sites.approval_verbs:pending",
+    "show": "fedfrozen_app.sites.approval_verbs:show",
+    "approve": "fedfrozen_app.sites.approval_verbs:approve",
+    "refuse": "fedfrozen_app.sites.approval_verbs:refuse",
+    "revoke": "fedfrozen_app.sites.approval_verbs:revoke",
 }
 
 

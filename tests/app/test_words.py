@@ -32,7 +32,6 @@ RENAMED = {
     "Told": "AcceptedRun",
     "told": "format_error",
     "heard": "replied",
-    "desk": "request_handler",
     "talk": "secagg_messages",
     "Course": "ClientCoroutine",
     "Strand": "ThreadCoroutine",

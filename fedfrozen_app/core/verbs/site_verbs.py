@@ -7,6 +7,7 @@ from fedfrozen_app.core.verbs.verb import Verb, word
 KIT = word("kit", type=Path, nargs="?", default=Path(), help="the site's kit (default: here)")
 UNGUARDED = word("--unguarded", action="store_true", help="without the watchdog")
 SERVER_KIT = word("kit", type=Path, help="the server's kit")
+REASON = word("--reason", default="", metavar="TEXT", help="why, for the site's own record")
 HASH = word("hash", help="of the proposal, or its first characters: 4 or more")
 
 SITE_VERBS: dict[str, Verb] = {
@@ -84,15 +85,39 @@ SITE_VERBS: dict[str, Verb] = {
         ),
         ("fedfrozen site audit north",),
     ),
+    "site desk": Verb(
+        "The data steward's page in a browser: what waits, approve, refuse, revoke, budget, log.",
+        (
+            KIT,
+            word("--port", type=int, default=0, help="on 127.0.0.1 (default: any that is free)"),
+            word("--texts", type=Path, metavar="FILE", help="the page's texts in another language"),
+        ),
+        ("fedfrozen site desk north",),
+        "The page is on this machine only. Its address is good for one browser, and once.",
+    ),
     "site pending": Verb("The runs that wait for approval.", (KIT,), ("fedfrozen site pending north",)),
     "site show": Verb(
-        "What a run asks for, in plain words.", (HASH, KIT), ("fedfrozen site show 3f9a north",)
+        "What a run asks for, in plain words, and what the policy says of it.",
+        (
+            HASH,
+            KIT,
+            word("--count", action="store_true", help="read the data: people, and bytes that would leave"),
+            word("--json", action="store_true", help="with --count: the numbers alone, for scripts"),
+        ),
+        ("fedfrozen site show 3f9a north", "fedfrozen site show 3f9a north --count"),
     ),
     "site approve": Verb(
         "Allow this run, as it is proposed.", (HASH, KIT), ("fedfrozen site approve 3f9a north",)
     ),
     "site refuse": Verb(
-        "Take no part in this run, or no further.", (HASH, KIT), ("fedfrozen site refuse 3f9a north",)
+        "Take no part in this run, or no further.",
+        (HASH, KIT, REASON),
+        ("fedfrozen site refuse 3f9a north --reason 'noise is off'",),
+    ),
+    "site revoke": Verb(
+        "Take an approval back: the run gets no further reply.",
+        (HASH, KIT, REASON),
+        ("fedfrozen site revoke 3f9a north",),
     ),
     "server": Verb(
         "What runs in the server's kit.",

@@ -1,0 +1,50 @@
+"""Words of the server on a page: shown as text, never obeyed, and never taken for other letters.
+
+Control characters, right-to-left marks and zero widths become escapes, as on the terminal. Letters that look
+like Latin ones (Cyrillic, Greek, full-width and the like) are followed by the name of their script.
+"""
+
+import unicodedata
+
+from markupsafe import Markup, escape
+
+from fedfrozen_app.core.formatting import printable
+
+MOST = 300  # characters
+PLAIN = ("LATIN", "DIGIT")
+
+
+def outside(value: object, most: int = MOST) -> Markup:
+    """For a template: `{{ name | outside }}`."""
+    whole = str(value)
+    text = printable(stacked(whole[:most]))
+    if len(whole) > most:
+        text += f" (and {len(whole) - most} more characters)"
+    found = Markup('<bdi class="outside">{}</bdi>').format(text)
+    if names := strange_scripts(text):
+        found += Markup(' <small class="warn">({})</small>').format(", ".join(names))
+    return found
+
+
+def strange_scripts(text: str) -> list[str]:
+    """Of letters that are not Latin, by the first word of their Unicode names."""
+    if text.isascii():
+        return []
+    names = {
+        unicodedata.name(one, "UNKNOWN").split()[0] for one in text if one.isalnum() and not one.isascii()
+    }
+    return sorted(name.capitalize() for name in names if name not in PLAIN)
+
+
+def stacked(text: str) -> str:
+    """Marks that are written over other letters, as escapes: a pile of them covers the lines around it."""
+    text = unicodedata.normalize("NFC", text)
+    return "".join(
+        one.encode("unicode_escape").decode() if unicodedata.category(one)[0] == "M" else one for one in text
+    )
+
+
+def grouped(digits: str, size: int = 4) -> Markup:
+    """A hash in groups, to be read out over the telephone."""
+    parts = [digits[start : start + size] for start in range(0, len(digits), size)]
+    return Markup(" ").join(Markup("<span>{}</span>").format(escape(part)) for part in parts)

@@ -1,0 +1,156 @@
+"""What the page of one request says: who asks, what would train, what is read, what leaves, what it costs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from fedfrozen_app.census.ask import Ask
+from fedfrozen_app.core.formatting import flatten
+from fedfrozen_app.desk.counting import Counts
+from fedfrozen_app.desk.site_records import Entries
+from fedfrozen_app.exchange.proposal import Proposal
+from fedfrozen_app.sites.approval import Approvals, Asked, spent_by
+from fedfrozen_app.sites.history import bundle_of, first_asked
+from fedfrozen_app.sites.kit import Kit
+from fedfrozen_app.sites.policy import Policy
+from fedfrozen_app.sites.proposal_diff import changes, last_approved, shown
+from fedfrozen_app.sites.shown_settings import is_noise_in_sum
+from fedfrozen_app.sites.survey import Survey
+from fedfrozen_app.sites.verdict import verdict
+from fedfrozen_app.sites.views import View
+
+COLUMNS = ("text_column", "image_column", "prompt_column", "answer_column", "label_column", "unit_column")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What every page reads of the kit, as it is now."""
+
+    kit: Kit
+    policy: Policy
+    approvals: Approvals
+    entries: Entries  # of the audit log; none where its chain is broken
+
+
+def kind_of(asked: Asked) -> str:
+    if asked.proposal is None:
+        return "unread"
+    if isinstance(asked.proposal, Proposal):
+        return "run"
+    return "census" if isinstance(asked.proposal, Ask) else "study"
+
+
+def name_of(asked: Asked) -> str:
+    one = asked.proposal
+    return "" if one is None else one.run.id if isinstance(one, Proposal) else one.id
+
+
+def view_of(site: Site, asked: Asked) -> View | None:
+    return None if asked.proposal is None else site.kit.view(asked_view(asked))
+
+
+def asked_view(asked: Asked) -> str | None:
+    """The name in the request: none where the server leaves the only view to the site."""
+    one = asked.proposal
+    if one is None:
+        return None
+    return one.data.view if isinstance(one, Proposal) else one.view
+
+
+def summary(site: Site, asked: Asked) -> dict[str, Any]:
+    """For a list of requests."""
+    first, view = first_asked(site.entries, asked.hash), view_of(site, asked)
+    return {
+        "asked": asked,
+        "kind": kind_of(asked),
+        "name": name_of(asked),
+        "view": asked_view(asked) if view is None else view.name,
+        "decision": site.approvals.decision(asked.hash),
+        "time": None if first is None else first["time"],
+    }
+
+
+def with_verdict(site: Site, asked: Asked) -> dict[str, Any]:
+    """The same, and whether the policy refuses it as far as that is known without the data."""
+    found = summary(site, asked)
+    if asked.proposal is not None:
+        rules = verdict(asked.proposal, site.kit, site.policy, bundle_of(site.entries, asked.hash))
+        found["refused"] = any(one.problem is not None for one in rules)
+    return found
+
+
+def values_of(site: Site, asked: Asked, counts: Counts) -> dict[str, Any]:
+    """All that the template shows of one request."""
+    found = summary(site, asked)
+    found |= {"badges": found, "findings": [], "refused": []}
+    proposal = asked.proposal
+    if proposal is None:
+        return found
+    view = view_of(site, asked)
+    count = counts.of(asked.hash) if isinstance(proposal, Proposal) and view is not None else None
+    survey = None if count is None else count.survey
+    bundle = bundle_of(site.entries, asked.hash)
+    findings = verdict(proposal, site.kit, site.policy, bundle, survey)
+    return found | {
+        "proposal": proposal,
+        "bundle": bundle,
+        "data": view,
+        "columns": columns_of(view),
+        "count": count,
+        "survey": survey,
+        "findings": findings,
+        "refused": [one for one in findings if one.problem is not None],
+        "cost": cost_of(site, proposal, view),
+        "parts_of_model": [] if survey is None else parts_of(survey, site.policy),
+        "diff": diff_of(site, asked),
+        "all_values": [(key, shown(value)) for key, value in flatten(proposal.plain).items()],
+        "noise_in_sum": isinstance(proposal, Proposal) and is_noise_in_sum(proposal),
+    }
+
+
+def columns_of(view: View | None) -> list[tuple[str, str]]:
+    """The columns that the steward's own view names."""
+    if view is None:
+        return []
+    return [(key, getattr(view, key)) for key in COLUMNS if getattr(view, key) is not None]
+
+
+def parts_of(survey: Survey, policy: Policy) -> list[tuple[str, int, float, bool]]:
+    """(role, bytes, share of the largest, whether the policy lets it leave)."""
+    largest = max(survey.by_role.values(), default=0) or 1
+    return [
+        (role, size, size / largest, role in policy.upload_roles) for role, size in survey.by_role.items()
+    ]
+
+
+def cost_of(site: Site, proposal: Any, view: View | None) -> dict[str, Any]:
+    """What the request costs, beside what is spent."""
+    spent, limit = spent_by(site.kit), site.policy.max_epsilon
+    found = {"epsilon": proposal.epsilon, "limit": limit, "known": spent is not None}
+    if spent is None:
+        return found
+    asks = proposal.epsilon or 0.0
+    whole = max(limit, spent[0] + asks) or 1.0
+    return found | {
+        "delta": proposal.delta if isinstance(proposal, Proposal) else 0.0,
+        "unit": view.unit if view is not None else "example",
+        "spent": spent[0],
+        "left": limit - spent[0] - asks,
+        "over": spent[0] + asks > limit * (1 + 1e-9),
+        "spent_share": spent[0] / whole,
+        "asked_share": asks / whole,
+        "limit_share": limit / whole,
+    }
+
+
+def diff_of(site: Site, asked: Asked) -> dict[str, Any] | None:
+    """None where there is no run to compare with."""
+    before = last_approved(site.approvals, asked)
+    if before is None or before.proposal is None or asked.proposal is None:
+        return None
+    decision = site.approvals.decision(before.hash)
+    found = changes(before.proposal.plain, asked.proposal.plain)
+    return {
+        "run": name_of(before),
+        "time": "" if decision is None else decision.time,
+        "rows": [(one.key, shown(one.before), shown(one.after)) for one in found],
+    }

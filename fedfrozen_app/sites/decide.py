@@ -1,0 +1,85 @@
+"""What a person of the site decides about what was asked: one way for the command line and for the desk.
+
+    VAR/approvals/decisions.jsonl   every decision, in a chain of digests as the audit log's
+
+The audit log belongs to the executor alone: two writers would break its chain. So decisions have a log of
+their own.
+"""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.formatting import printable
+from fedfrozen_app.sites.approval import Approvals, Asked, Decision, account_name
+from fedfrozen_app.sites.audit_log import AuditLog, read_audit
+from fedfrozen_app.sites.kit import Kit
+
+LONGEST_REASON = 500  # characters
+LOG = "decisions.jsonl"
+
+
+def approve(kit: Kit, asked: Asked) -> Decision:
+    """Recorded before it holds: without a sound record nothing is approved."""
+    if asked.proposal is None:
+        raise UserError(
+            f"{asked.hash} cannot be read ({asked.problem}), so that nobody can know what it asks for: "
+            f"`fedfrozen site refuse {asked.hash} {kit.folder}` refuses it."
+        )
+    with _log(kit) as log:
+        _write(log, "approved", asked)
+        return Approvals(kit.approvals).decide(asked.hash, approved=True)
+
+
+def refuse(kit: Kit, asked: Asked, reason: str = "") -> Decision:
+    """It holds before it is recorded: a damaged record keeps nobody from refusing. A run that has already
+    started gets no further reply."""
+    return _refuse(kit, asked, reason, "refused")
+
+
+def revoke(kit: Kit, asked: Asked, reason: str = "") -> Decision:
+    """Take an approval back: the run gets no further reply."""
+    before = Approvals(kit.approvals).decision(asked.hash)
+    if before is None or not before.approved:
+        raise UserError(
+            f"{asked.hash[:12]} is not approved, so there is nothing to revoke: "
+            f"`fedfrozen site refuse {asked.hash[:12]} {kit.folder}` refuses it."
+        )
+    return _refuse(kit, asked, reason, "revoked")
+
+
+def decisions(kit: Kit) -> list[dict[str, Any]]:
+    """Every decision, oldest first; `UserError` if the chain is broken."""
+    return read_audit(kit.approvals / LOG)
+
+
+def _refuse(kit: Kit, asked: Asked, reason: str, event: str) -> Decision:
+    reason = printable(reason.strip())
+    if len(reason) > LONGEST_REASON:
+        raise UserError(f"The reason has {len(reason)} characters: give {LONGEST_REASON} at most.")
+    decision = Approvals(kit.approvals).decide(asked.hash, approved=False, reason=reason)
+    with _log(kit) as log:
+        _write(log, event, asked, reason)
+    return decision
+
+
+def _write(log: AuditLog, event: str, asked: Asked, reason: str = "") -> None:
+    log.write(event, proposal=asked.hash, what=asked.title, by=account_name(), reason=reason)
+
+
+@contextmanager
+def _log(kit: Kit) -> Iterator[AuditLog]:
+    """One writer at a time: the command line and the desk may be used at once."""
+    kit.approvals.mkdir(parents=True, exist_ok=True)
+    with _locked(kit.approvals / f".{LOG}.lock"):
+        yield AuditLog(kit.approvals / LOG)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

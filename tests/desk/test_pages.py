@@ -1,0 +1,150 @@
+"""What a data steward reads and decides on the page, and that it is what the command line does."""
+
+import pytest
+
+from fedfrozen_app.__main__ import run as command
+from fedfrozen_app.core.formatting import flatten
+from fedfrozen_app.desk.catalogue import read_texts
+from fedfrozen_app.sites import decide
+from fedfrozen_app.sites.approval import Approvals
+from fedfrozen_app.sites.audit_log import AuditLog
+from fedfrozen_app.sites.site_budget import Price, SiteBudget
+from tests.desk.steward import PRIVATE, make_kit, open_desk, put_before, words_of
+
+
+def test_what_waits_is_listed_and_can_be_read(kit, browser):
+    assert "Nothing waits for an answer." in words_of(browser.get().text)
+    proposal = put_before(kit, *PRIVATE, "num_rounds=3")
+    shown = words_of(browser.get().text)
+    assert "Train fedfrozen on your data “main”, 3 rounds" in shown
+    assert "epsilon 3" in shown and "not masked" in shown
+    page = browser.get(f"/proposal/{proposal.hash}")
+    shown = words_of(page.text)
+    for part in (
+        "Your site's rules allow this request.",
+        "The server of your federation, fl.example.org:8443.",
+        "118 people, 120 rows",
+        "5,000 of 20,000",
+        "NOT masked: the server sees the update of your site by itself.",
+        "Epsilon 3, delta 1e-06 for each example, for the whole request.",
+        "Your site has spent epsilon 0 of 8. After this request 5 would be left.",
+        "You have approved no run before",
+        "Version of the program at the server (bundle): bbbbbbbbbbbb",
+    ):
+        assert part in shown, part
+    assert " ".join(proposal.hash[at : at + 4] for at in range(0, 64, 4)) in shown
+
+
+def test_every_value_of_a_proposal_is_on_its_page(kit, browser):
+    proposal = put_before(kit, *PRIVATE)
+    shown = browser.get(f"/proposal/{proposal.hash}").text
+    for key in flatten(proposal.plain):
+        assert f">{key}</bdi>" in shown, key
+
+
+def test_approve_refuse_and_revoke_are_those_of_the_command_line(kit, browser, capsys):
+    first, second = put_before(kit, run="one"), put_before(kit, run="two")
+    assert browser.decide(first.hash, "approve").status_code == 303
+    assert browser.decide(second.hash, "refuse", "noise is off").status_code == 303
+    approvals = Approvals(kit.approvals)
+    assert approvals.decision(first.hash).approved and not approvals.decision(second.hash).approved
+    assert command(["site", "show", second.hash, str(kit.folder)]) == 0
+    assert ": noise is off" in capsys.readouterr().out
+    assert browser.decide(first.hash, "revoke", "another model").status_code == 303
+    assert not approvals.decision(first.hash).approved
+    assert browser.decide(first.hash, "revoke").status_code == 409  # there is nothing to revoke any more
+    assert command(["site", "revoke", first.hash, str(kit.folder)]) == 2
+    told = [(entry["event"], entry["what"], entry["reason"]) for entry in decide.decisions(kit)]
+    assert told == [
+        ("approved", "the run one", ""),
+        ("refused", "the run two", "noise is off"),
+        ("revoked", "the run one", "another model"),
+    ]
+    shown = words_of(browser.get("/decided").text)
+    assert "noise is off" in shown and "another model" in shown
+
+
+def test_the_difference_to_the_last_approved_run_is_shown(kit, browser, capsys):
+    old = put_before(kit, *PRIVATE, "client.local_epochs=1", run="old")
+    decide.approve(kit, Approvals(kit.approvals).find(old.hash))
+    new = put_before(kit, "client.local_epochs=2", run="new", strategy__warmup_rounds=2)
+    shown = words_of(browser.get(f"/proposal/{new.hash}").text)
+    assert "client.local_epochs 1 2" in shown and 'privacy.name "dp_sgd" "none"' in shown
+    assert "strategy.warmup_rounds" in shown and "client.batch_size 8" not in shown.split("Every value")[0]
+    assert command(["site", "show", new.hash, str(kit.folder)]) == 0
+    assert "client.local_epochs: 1 -> 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("policy", "overrides", "rules", "reason"),
+    [
+        ({"privacy_required": True}, (), "privacy", "it takes part in private runs only"),
+        ({"strategies": ["fedavg"]}, (), "strategy", "the strategy fedfrozen is not one"),
+        ({"upload_roles": ["head"]}, (), "roles", "which may not leave it"),
+        ({"max_epsilon": 2.0}, PRIVATE, "epsilon budget", "the run asks for epsilon 3, and it gives 2"),
+        ({"min_people": 119}, (), "rows", "rows of fewer than 119 people"),
+        ({"secure_aggregation": "required"}, (), "masks", "masked rounds only"),
+        ({"bundles": ["c" * 64]}, (), "bundle", "is not one of those that it allows"),
+    ],
+)
+def test_the_policy_s_verdict_line_by_line(tmp_path, policy, overrides, rules, reason):
+    kit = make_kit(tmp_path / "kit", **policy)
+    proposal = put_before(kit, *overrides)
+    page = open_desk(kit).get(f"/proposal/{proposal.hash}")
+    shown = words_of(page.text)
+    assert "Your site's rules refuse this request." in shown and reason in shown
+    texts = read_texts()
+    refusing = [words_of(texts(f"rule_{rule}")) for rule in rules.split()]  # and no other rule
+    found = [words_of(part) for part in page.text.split('<li class="bad">')[1:]]
+    assert all(one.startswith(f"refuses it {text}") for one, text in zip(found, refusing, strict=True))
+
+
+def test_what_was_spent_counts(kit, browser):
+    budget = SiteBudget(kit.var / "state" / "budget.json")
+    log = AuditLog(kit.audit)
+    for number, run in enumerate(("first", "second"), 1):
+        budget.begin(run, Price(3.0, 1e-6, "example", run[0] * 64), log.head)
+        about = {"run": run, "proposal": run[0] * 64, "round": 1, "arrays": {}, "bytes": 2048, "examples": 50}
+        log.write("sent", **about, epsilon=3.0, epsilon_all_runs=3.0 * number, delta_all_runs=1e-6 * number)
+    proposal = put_before(kit, *PRIVATE)
+    shown = words_of(browser.get(f"/proposal/{proposal.hash}").text)
+    assert "the run asks for epsilon 3, and 2 is left" in shown
+    assert "This request asks for more than is left." in shown
+    page = browser.get("/budget").text
+    assert "Epsilon 6 of 8 is spent, 2 is left." in words_of(page)
+    assert page.count("<circle") == 2 and "<script" not in page
+    shown = words_of(browser.get("/runs").text)
+    assert "second" in shown and "2.0 kB" in shown
+
+
+def test_the_log_s_chain_is_checked(kit, browser, monkeypatch):
+    assert "The log has no entries yet." in words_of(browser.get("/log").text)
+    monkeypatch.setattr("fedfrozen_app.desk.app.A_PAGE", 10)
+    log = AuditLog(kit.audit)
+    for number in range(25):
+        log.write("hello", run=f"run-{number}")
+    page = browser.get("/log").text
+    assert "The chain is whole: 25 entries" in words_of(page) and page.count("<tr><td>") == 10
+    older = browser.get("/log?before=15").text
+    assert "run-14" in older and "run-15" not in older and "run-4" not in older
+    lines = kit.audit.read_text().splitlines(keepends=True)
+    kit.audit.write_text("".join([*lines[:10], *lines[11:]]))
+    shown = words_of(browser.get("/log").text)
+    assert "THE CHAIN IS BROKEN." in shown and "changed or cut at line 11" in shown
+
+
+def test_a_broken_record_of_decisions_keeps_nobody_from_refusing(kit, browser):
+    proposal = put_before(kit)
+    (kit.approvals / decide.LOG).write_text("{}\n")
+    assert browser.decide(proposal.hash, "approve").status_code == 409
+    assert Approvals(kit.approvals).decision(proposal.hash) is None
+    answer = browser.decide(proposal.hash, "refuse")
+    assert answer.status_code == 409 and "was changed or cut" in words_of(answer.text)
+    assert Approvals(kit.approvals).decision(proposal.hash).approved is False
+
+
+def test_the_rules_are_shown(kit, browser):
+    shown = words_of(browser.get("/rules").text)
+    assert "max_epsilon 8.0" in shown and "fedfrozen" in shown
+    kit.policy.write_text("{}")
+    assert "does not say" in words_of(browser.get("/rules").text)
