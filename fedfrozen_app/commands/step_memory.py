@@ -165,12 +165,13 @@ def _batch(shape: InputShape, rows: int, device: torch.device) -> Batch:
             "numbers": torch.zeros(rows, shape.numbers, dtype=torch.float64, device=device),
             "categories": numbers(rows, len(shape.levels)) * 0,
         }
-    elif shape.task == "image":
+    elif shape.is_pictures:
         size = (rows, shape.channels, shape.image_size, shape.image_size)
         inputs = {"pixel_values": torch.zeros(size, dtype=torch.uint8, device=device)}
     else:
         inputs = {name: numbers(rows, shape.max_tokens) for name in ("input_ids", "attention_mask")}
-    return Batch(inputs, numbers(rows, *target.label_shape(len(shape.classes), shape.max_tokens)))
+    label = target.label_shape(len(shape.classes), shape.max_tokens, shape.image_size)
+    return Batch(inputs, numbers(rows, *label))
 
 
 @dataclass

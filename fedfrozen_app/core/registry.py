@@ -76,6 +76,8 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "linear": "fedfrozen_app.models.table_models:linear",
         "mlp": "fedfrozen_app.models.table_models:mlp",
         "ft_transformer": "fedfrozen_app.models.ft_transformer:ft_transformer",
+        "unet": "fedfrozen_app.models.unet:unet",
+        "vit_segmenter": "fedfrozen_app.models.vit_segmenter:vit_segmenter",
         "cnn": "fedfrozen_app.models.pixels:cnn",
         "lenet": "fedfrozen_app.models.pixels:lenet",
         "moderate_cnn": "fedfrozen_app.models.pixels:moderate_cnn",
@@ -91,6 +93,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "regression": "fedfrozen_app.tasks.regression:Regression",
         "survival": "fedfrozen_app.tasks.time_to_event:Cox",
         "survival_discrete": "fedfrozen_app.tasks.time_to_event:DiscreteTime",
+        "segmentation": "fedfrozen_app.tasks.segmentation:Segmentation",
     },
     # By adapter.name: a Wrapper (models/wrapper.py) of the adapter's settings. `none` is no entry.
     "adapters": {
@@ -107,7 +110,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
     "datasets": {
         "digits": "fedfrozen_app.data.sources.digits:read_digits",
         "digit_words": "fedfrozen_app.data.sources.digits:read_digits",
-        "images": "fedfrozen_app.data.sources.images:read_images",
+        "images": "fedfrozen_app.data.sources.masks:read_pictures",
         "parquet": "fedfrozen_app.data.sources.tabular:read_parquet",
         "text": "fedfrozen_app.data.sources.tabular:read_text",
         "hub": "fedfrozen_app.data.sources.tabular:read_hub",
@@ -117,7 +120,7 @@ BUILT_IN: dict[str, dict[str, str]] = {
         "mimic": "fedfrozen_app.data.sources.mimic:read_mimic",
         "synthetic": "fedfrozen_app.data.sources.synthetic:read_synthetic",
         "dicom": "fedfrozen_app.data.sources.medical:read_dicom",
-        "nifti": "fedfrozen_app.data.sources.medical:read_nifti",
+        "nifti": "fedfrozen_app.data.sources.masks:read_volumes",
         "omop": "fedfrozen_app.data.sources.omop:read_omop",
         "table": "fedfrozen_app.data.sources.columns:read_table",
         "instructions": "fedfrozen_app.data.sources.instructions:read_instructions",

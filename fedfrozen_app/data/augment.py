@@ -32,7 +32,10 @@ def taken(
         return {key: value[numbers] for key, value in inputs.items()}, labels[numbers]
     rows, codes = numbers % len(labels), numbers // len(labels)
     found = {key: value[rows] for key, value in inputs.items() if key != PICTURES}
-    return {**found, PICTURES: _pictures(inputs[PICTURES], rows, codes)}, labels[rows]
+    found[PICTURES] = _pictures(inputs[PICTURES], rows, codes)
+    if labels.ndim == 3:  # masks move with their pictures
+        return found, _pictures(labels[:, None], rows, codes)[:, 0]
+    return found, labels[rows]
 
 
 def _pictures(pictures: Tensor, rows: Tensor, codes: Tensor) -> Tensor:
@@ -57,7 +60,7 @@ def check_pictures(corpus: Corpus, augment: str) -> None:
     """A `UserError` for data that cannot be shifted and flipped."""
     if augment == "none":
         return
-    if corpus.task != "image":
+    if PICTURES not in corpus.train.inputs:
         raise UserError(
             f"dataset.augment={augment} shifts and flips pictures, and these data are none: set "
             "dataset.augment=none."

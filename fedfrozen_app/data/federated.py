@@ -244,7 +244,8 @@ def input_shape(corpus: Corpus, config: Config) -> InputShape:
             levels=table.levels,
             settings=corpus.settings,
         )
-    if corpus.task != "image":
+    pictures = corpus.train.inputs.get("pixel_values")
+    if pictures is None:
         return InputShape(
             task=corpus.task,
             classes=corpus.classes,
@@ -252,12 +253,14 @@ def input_shape(corpus: Corpus, config: Config) -> InputShape:
             max_tokens=corpus.reading.max_tokens if corpus.reading else USUAL,
             pad_token_id=corpus.pad_token_id,
         )
-    _, channels, height, width = corpus.train.inputs["pixel_values"].shape
+    _, channels, height, width = pictures.shape
     if height != width:
         raise UserError(
             f"The pictures are {height}x{width}, not square: set dataset.image_size to resize them."
         )
-    return InputShape(task="image", classes=corpus.classes, channels=channels, image_size=height)
+    return InputShape(
+        *(corpus.task, corpus.classes), channels=channels, image_size=height, settings=corpus.settings
+    )
 
 
 def dataset_of(config: Config) -> DatasetConfig:

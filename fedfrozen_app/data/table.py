@@ -31,7 +31,7 @@ class Table:
     ``{"pixel_values": uint8 (n, c, h, w)}``. Text: ``{"input_ids": int64 (n, t), "attention_mask": int64 (n,
     t)}``; in chunks (n, chunks, t). Labels are int64: a class ``(n,)``, several as 0 and 1 ``(n, classes)``,
     or one for each token ``(n, t)``: its tag, or for a language model the token itself, where it is to be
-    predicted from those before it.
+    predicted from those before it. Of a mask each pixel's class is uint8, ``(n, h, w)``.
     """
 
     inputs: dict[str, Tensor]
@@ -138,6 +138,15 @@ class InputShape:
         return bool(self.numbers or self.levels)
 
     @property
+    def is_pictures(self) -> bool:
+        return not self.is_table and target_of(self.task, self.settings).reads_pictures
+
+    @property
+    def over_pixels(self) -> bool:
+        """Whether a picture has a prediction for each of its pixels."""
+        return self.is_pictures and target_of(self.task, self.settings).over_pixels
+
+    @property
     def intercept(self) -> bool:
         """Whether a bias of the last layer has an effect."""
         return target_of(self.task, self.settings).intercept
@@ -154,7 +163,7 @@ class InputShape:
             raise UserError(
                 f"a classifier needs two or more classes with different names, not {self.classes}"
             )
-        sizes = ("channels", "image_size") if self.task == "image" else ("vocab_size", "max_tokens")
+        sizes = ("channels", "image_size") if self.is_pictures else ("vocab_size", "max_tokens")
         if self.is_table:
             return
         for name in sizes:

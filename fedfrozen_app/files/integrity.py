@@ -17,7 +17,8 @@ WHOLE, BROKEN, UNCHECKED = "whole", "damaged", "unchecked"
 # Files that later commands read or show: without a record of them, damage to them cannot be detected.
 RESULTS = (
     *("model.safetensors", "best.safetensors", "summary.json", "fairness.json", "personal.json"),
-    *("clients.json", "data.json", "samples.json", "audit.json", "labels.png", "curves.png", "report.html"),
+    *("clients.json", "data.json", "samples.json", "samples.png", "audit.json", "labels.png"),
+    *("curves.png", "report.html"),
 )
 
 

@@ -216,6 +216,19 @@ _FT = (
     Row(r"classifier", "head"),
 )
 
+_UNET = (
+    Row(r"down\.0\.conv1", "embedding"),
+    Row(r"down\.0\.conv2|down\.[1-9]\d*\.conv[12]|up\.\d+\.(rise|conv[12])", "mlp"),
+    Row(r"(down|up)\.\d+\.norm[12]", "norm"),
+    Row(r"classifier", "head"),
+)
+
+_VIT_SEGMENTER = (
+    *_VIT,
+    Row(r"stem|decoder\.\d+\.conv", "mlp"),
+    Row(r"decoder\.\d+\.norm", "norm"),
+)
+
 ARCHITECTURES = {
     "vit": Architecture("vit", _VIT),
     "deit": Architecture("deit", _VIT),
@@ -238,6 +251,8 @@ ARCHITECTURES = {
     "linear": Architecture("", (Row(r"classifier", "head"),)),
     "mlp": Architecture("", (Row(r"hidden\.\d+", "mlp"), Row(r"classifier", "head"))),
     "ft_transformer": Architecture("", _FT),
+    "unet": Architecture("", _UNET),
+    "vit_segmenter": Architecture("vit", _VIT_SEGMENTER),
     "simple_cnn": Architecture("", _CNN),
     "lenet": Architecture("", _CNN),
     "moderate_cnn": Architecture("", _CNN),

@@ -94,7 +94,7 @@ def _try_forward(model: Any, shape: InputShape) -> None:
             "numbers": torch.zeros(1, shape.numbers),
             "categories": torch.zeros(1, len(shape.levels), dtype=torch.int64),
         }
-    elif shape.task == "image":
+    elif shape.is_pictures:
         size = shape.image_size
         inputs = {"pixel_values": torch.zeros(1, shape.channels, size, size)}
     else:
@@ -110,6 +110,13 @@ def _try_forward(model: Any, shape: InputShape) -> None:
         if scores is None or scores.shape[-1] < shape.vocab_size:
             raise UserError(f"'{name}' is no language model: its answer needs `logits`, one for each token")
         _check_causal(model, inputs, name)
+    elif shape.over_pixels:
+        side = shape.image_size
+        if scores is None or scores.shape[1:] != (shape.outputs, side, side):
+            raise UserError(
+                f"'{name}' gives no mask: choose model=unet or model=vit_segmenter for "
+                "dataset.task=segmentation"
+            )
     elif scores is None or scores.shape[-1] != shape.outputs:
         wanted = f"one for each of the {len(shape.classes)} classes" if shape.classes else str(shape.outputs)
         raise UserError(f"'{name}' is no classifier of these data: its answer needs `logits`, {wanted}")

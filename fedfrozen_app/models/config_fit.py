@@ -33,7 +33,7 @@ def filled_config(
     kind: type[PretrainedConfig], given: Mapping[str, Any], shape: InputShape
 ) -> dict[str, Any]:
     """The given settings, and from the data those that they leave open."""
-    if shape.task == "image":
+    if shape.is_pictures:
         fill: dict[str, Any] = {"num_channels": shape.channels, "image_size": shape.image_size}
     else:
         pad = given.get("pad_token_id", shape.pad_token_id)
@@ -49,7 +49,7 @@ def filled_config(
                 fill[key] = None
     aliases = kind.attribute_map
     named = {aliases.get(key, key): value for key, value in given.items()}
-    if shape.task == "image" and "vision_config" in kind.sub_configs:  # one of two towers reads the pictures
+    if shape.is_pictures and "vision_config" in kind.sub_configs:  # one of two towers reads the pictures
         named["vision_config"] = {**fill, **named.get("vision_config", {})}
         fill = {}
     if shape.task != "language" and not {"id2label", "num_labels"} & set(given):
@@ -80,7 +80,7 @@ def check_fit(config: PretrainedConfig, shape: InputShape) -> None:
             f"the model is set to {config.num_labels} classes but the data have "
             f"{len(shape.classes)}: remove num_labels and id2label from the model's settings"
         )
-    if shape.task == "image":
+    if shape.is_pictures:
         config = getattr(config, "vision_config", config)
         if config.model_type == "siglip_vision_model":
             config.vision_use_head = False  # transformers' classifier would build it, and not read it

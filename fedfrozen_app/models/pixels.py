@@ -146,7 +146,12 @@ def _with_dropout(name: str, spec: ModelSpec, smallest: int = 1) -> PixelConfig:
 def _sizes(name: str, spec: ModelSpec, *settings: str, smallest: int = 1) -> PixelConfig:
     """Read from the data: these models have no sizes of their own to set."""
     shape = spec.shape
-    if shape.task != "image":
+    if shape.over_pixels:
+        raise UserError(
+            f"the {name} model gives one answer for a picture, and no mask: choose model=unet or "
+            "model=vit_segmenter"
+        )
+    if not shape.is_pictures:
         raise UserError(f"the {name} model reads pixels: choose another model for text data")
     if unknown := sorted(spec.config.keys() - set(settings)):
         known = f"no settings but {', '.join(settings)}" if settings else "no settings"

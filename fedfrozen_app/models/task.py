@@ -30,7 +30,7 @@ class Batch:
     inputs: Inputs
     # As the kind of target holds them: (batch,), several labels as 0 and 1 (batch, classes), tags or tokens
     # to
-    # predict (batch, tokens), or time and event (batch, 2)
+    # predict (batch, tokens), time and event (batch, 2), or each pixel's class (batch, height, width)
     labels: Tensor
     class_weights: Tensor | None = None  # (classes,)
     mask: Tensor | None = None  # (batch,) 1 for an example, 0 for padding; None: all are examples

@@ -45,7 +45,16 @@ _AUTO = {
     "language": (AutoModelForCausalLM, MODEL_FOR_CAUSAL_LM_MAPPING),
 }
 # Roles are tabled for them, but they are not transformers' own.
-_NO_CLASSIFIER = ("linear", "simple_cnn", "lenet", "moderate_cnn", "mlp", "ft_transformer")
+_NO_CLASSIFIER = (
+    "linear",
+    "simple_cnn",
+    "lenet",
+    "moderate_cnn",
+    "mlp",
+    "ft_transformer",
+    "unet",
+    "vit_segmenter",
+)
 # What transformers and torch raise for a configuration they cannot build or run.
 _BAD_CONFIG = (
     ValueError,
@@ -100,7 +109,7 @@ def _pretrained(path: str, spec: ModelSpec, *, hub: bool) -> PreTrainedModel:
     config.update({k: v for k, v in given.items() if k not in attention})
     if config.architectures is None:
         config.architectures = []
-    if shape.task != "image":
+    if not shape.is_pictures:
         padded = config.pad_token_id is not None and config.pad_token_id >= 0
         # What a language model is padded with is masked out, and it may be any token.
         if shape.task == "language" or not padded:
@@ -169,6 +178,11 @@ def _known_type(model_type: str | None, spec: ModelSpec) -> str:
 
 def _auto_class(kind: type[PretrainedConfig], spec: ModelSpec) -> Any:
     shape = spec.shape
+    if shape.over_pixels:
+        raise UserError(
+            f"'{kind.model_type}' gives one answer for a picture, and no mask: choose model=unet or "
+            "model=vit_segmenter"
+        )
     if shape.is_table or shape.task not in _AUTO:
         raise UserError(
             f"'{kind.model_type}' does not read tables: choose model=ft_transformer, model=mlp or "

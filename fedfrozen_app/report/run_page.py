@@ -27,6 +27,7 @@ from fedfrozen_app.report.curves import series
 from fedfrozen_app.report.data_section import data_section, read_data
 from fedfrozen_app.report.fairness import fairness_section, read_fairness, reliability_chart
 from fedfrozen_app.report.html import Table, flat, png_text, render_page, save, text
+from fedfrozen_app.report.mask_picture import FILE as MASKS
 from fedfrozen_app.report.sample_texts import read_samples, sample_lines
 from fedfrozen_app.report.summary import method_of, read_summary
 
@@ -48,12 +49,13 @@ def run_page(run_dir: Path, *, version: str = "") -> str:
     return render(
         rows,
         read_summary(run_dir, rows),
-        _labels(run_dir / "labels.png"),
+        _picture(run_dir / "labels.png"),
         name=run_dir.resolve().name,
         version=version,
         held_out=_held_out(run_dir / "clients.json"),
         fairness=read_fairness(run_dir),
         samples=read_samples(run_dir),
+        masks=_picture(run_dir / MASKS),
         data=read_data(run_dir),
     )
 
@@ -68,8 +70,8 @@ def _held_out(path: Path) -> dict[str, int]:
         return {}
 
 
-def _labels(path: Path) -> bytes | None:
-    """The picture of the clients' classes, if there is one that is whole."""
+def _picture(path: Path) -> bytes | None:
+    """A PNG of the run's folder, if there is one that is whole."""
     try:
         found = read_checked(path)
     except UserError as error:
@@ -88,6 +90,7 @@ def render(
     held_out: Mapping[str, int] | None = None,
     fairness: dict[str, Any] | None = None,
     samples: Sequence[dict[str, Any]] = (),
+    masks: bytes | None = None,
     data: dict[str, Any] | None = None,
 ) -> str:
     """The whole page as text; `name` is the title where the configuration names no strategy."""
@@ -108,6 +111,7 @@ def render(
         metrics=final_metrics(rows, summary),
         stages=_stages(rows),
         samples=[sample_lines(sample) for sample in samples],
+        masks=png_text(masks) if masks else "",
         fairness=fairness_section(fairness),
         data=data_section(data),
         clients=_clients(rows, (summary.get("config") or {}).get("num_clients"), held_out or {}),

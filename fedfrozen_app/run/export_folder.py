@@ -26,6 +26,11 @@ def write_export(worker: Worker, run: Path, folder: Path, *, merged: bool) -> No
             "model.safetensors, and "
             "its table.json for how cells become numbers."
         )
+    if worker.task.target.over_pixels:
+        raise UserError(
+            "Plain transformers has no model of this run's kind that gives a class for each pixel: use the "
+            "run's model.safetensors, or fedfrozen.load(RUN).model(), a torch module."
+        )
     worker.export(folder, merged=merged)
     exported = _exported(worker, merged)
     if worker.task.kind == "image":

@@ -32,6 +32,7 @@ RESULTS = (
     "best.safetensors",
     "report.html",
     "curves.png",
+    "samples.png",
 )
 
 

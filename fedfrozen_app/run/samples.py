@@ -1,4 +1,4 @@
-"""What a language model writes after a few prompts of the test rows: before training, and after it.
+"""What a model makes of a few test rows: a language model's texts before and after training, and masks.
 
 The rows are the server's own test rows, and the same for every run on these data.
 """
@@ -15,16 +15,22 @@ from fedfrozen_app.data.sources.text import with_padding
 from fedfrozen_app.data.text_reading import tokenizer_for
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.local.worker import Worker
+from fedfrozen_app.report.mask_picture import FILE as MASKS
+from fedfrozen_app.report.mask_picture import mask_picture
 from fedfrozen_app.report.sample_texts import FILE, read_samples
 
+PICTURES = 4
 PROMPTS = 3
 TOKENS = 32  # written after each
 OPENING = 8  # tokens of a row that has no prompt of its own
 
 
 def write_samples(worker: Worker, folder: Path, when: str) -> None:
-    """samples.json of the model as it is loaded; `when` is "before" or "after". Nothing for other models."""
+    """samples.json of the model as it is loaded, or samples.png; `when` is "before" or "after". Nothing for
+    other models."""
     table = worker.data.test_table
+    if worker.task.target.over_pixels and len(table):
+        return write_masks(worker, folder) if when == "after" else None
     if worker.task.kind != "language" or not len(table):
         return
     tokenizer = with_padding(tokenizer_for(worker.config, worker.corpus.reading))
@@ -39,6 +45,16 @@ def write_samples(worker: Worker, folder: Path, when: str) -> None:
             )
         found[number][when] = _text(tokenizer, greedy(worker, ids[:begin], tokenizer.eos_token_id))
     replace_file(folder / FILE, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_masks(worker: Worker, folder: Path) -> None:
+    """samples.png: pictures of the test rows, with the true masks and the predicted ones."""
+    table = worker.data.test_table
+    chosen = torch.linspace(0, len(table) - 1, min(PICTURES, len(table))).round().long()
+    few = table.take(chosen)
+    _, predicted = worker.task.predict(few)
+    pictures = few.inputs["pixel_values"].cpu().numpy()
+    mask_picture(pictures, few.labels.cpu().numpy(), predicted.cpu().numpy(), folder / MASKS)
 
 
 def _opening(labels: Tensor) -> int:

@@ -9,6 +9,8 @@ from fedfrozen_app.tasks.target import Target
 class ImageClass(Target):
     """Accuracy."""
 
+    reads_pictures = True
+
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         return functional.cross_entropy(logits, labels, reduction="none")
 
@@ -33,6 +35,7 @@ class TextClass(ImageClass):
     """Accuracy, and the mean of the classes' F1."""
 
     metric_names = ("accuracy", "f1_macro")
+    reads_pictures = False
 
     def measure(self, predicted: Tensor, labels: Tensor, classes: tuple[str, ...]) -> dict[str, float]:
         found = super().measure(predicted, labels, classes)

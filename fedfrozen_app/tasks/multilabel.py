@@ -42,7 +42,7 @@ class Multilabel(Target):
             table[row, [places[label] for label in found]] = 1
         return table
 
-    def label_shape(self, classes: int, tokens: int) -> tuple[int, ...]:
+    def label_shape(self, classes: int, tokens: int, side: int = 0) -> tuple[int, ...]:
         return (classes,)
 
     def strata(self, labels: Sequence[Any]) -> list[str]:

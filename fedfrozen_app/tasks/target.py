@@ -36,6 +36,8 @@ class Target:
     exact_scores: ClassVar[bool] = False  # whether bfloat16 has too few digits for its loss
     over_tokens: ClassVar[bool] = False  # whether a row has a prediction for each of its tokens
     fair: ClassVar[bool] = True  # whether predictions are evaluated by class and subgroup
+    reads_pictures: ClassVar[bool] = False  # whether rows of this kind are pictures, unless of a table
+    over_pixels: ClassVar[bool] = False  # whether a picture has a prediction for each of its pixels
 
     def __init__(self, settings: Mapping[str, Any] = NOTHING) -> None:
         self.settings = settings
@@ -108,8 +110,8 @@ class Target:
         """The labels as the table holds them."""
         return torch.tensor([places[str(label)] for label in labels], dtype=torch.int64)
 
-    def label_shape(self, classes: int, tokens: int) -> tuple[int, ...]:
-        """Of one row's label."""
+    def label_shape(self, classes: int, tokens: int, side: int = 0) -> tuple[int, ...]:
+        """Of one row's label; `side`: of a picture, in pixels."""
         return (tokens,) if self.over_tokens else ()
 
     def strata(self, labels: Sequence[Any]) -> list[str]:

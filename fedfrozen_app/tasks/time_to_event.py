@@ -92,7 +92,7 @@ class Cox(Target):
     def numbered(self, labels: Sequence[Any], places: Mapping[str, int]) -> Tensor:
         return torch.tensor([list(label) for label in labels], dtype=torch.float64).reshape(-1, 2)
 
-    def label_shape(self, classes: int, tokens: int) -> tuple[int, ...]:
+    def label_shape(self, classes: int, tokens: int, side: int = 0) -> tuple[int, ...]:
         return (2,)
 
     def strata(self, labels: Sequence[Any]) -> list[str]:

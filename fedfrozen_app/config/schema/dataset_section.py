@@ -27,8 +27,8 @@ class DatasetConfig:
     task: str | None = setting(
         None,
         "`classification`, `multilabel`, `entities` or `language`; of a table also `regression`, `survival` "
-        "or what "
-        "an installed package brings. `null`: what the kind of data suggests",
+        "or what an installed package brings; of `images` and `nifti` also `segmentation` (images/NAME and "
+        "masks/NAME). `null`: what the kind of data suggests",
     )
     path: str | None = setting(
         None,

@@ -13,9 +13,9 @@ class ModelConfig:
     source: str = setting(
         MISSING,
         "`config` (random weights), `checkpoint` (local folder), `hub` (download), `linear` (one layer, on "
-        "pixels or a table's columns), `mlp` and `ft_transformer` (of a table), `cnn`, `lenet` and "
-        "`moderate_cnn` (convolutional networks of others' "
-        "benchmarks), `aligned` (a dual encoder made on this machine from `dataset.align`)",
+        "pixels or a table's columns), `mlp` and `ft_transformer` (of a table), `unet` and "
+        "`vit_segmenter` (a class for each pixel), `cnn`, `lenet` and `moderate_cnn` (convolutional networks "
+        "of others' benchmarks), `aligned` (a dual encoder made on this machine from `dataset.align`)",
     )
     # Every file sets it: null in a file overrides "???", and not the other way round.
     path: str | None = setting(

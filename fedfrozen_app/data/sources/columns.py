@@ -30,7 +30,7 @@ SUFFIXES = (*PARQUET, ".csv", ".tsv", ".data", ".csv.gz", ".tsv.gz", ".data.gz")
 SITE = "domain"  # the column that says a row's file, where each file is a site
 # By dataset.task, where the kind of target has another name.
 KINDS = {"classification": "table"}
-NOT_TABLES = ("image", "text", "table", "tokens", "language", "survival_discrete")
+NOT_TABLES = ("image", "text", "table", "tokens", "language", "survival_discrete", "segmentation")
 
 
 class _TableTasks:

@@ -64,8 +64,8 @@ def _named(rows: Rows, root: Path) -> Rows:
 
 def _image_tree(root: Path) -> Rows:
     """Images under class/ or domain/class/, whichever the folder turns out to have."""
-    tops = _subfolders(root)
-    classes = [(None, folder) for folder in tops if _image_files(folder)]
+    tops = subfolders(root)
+    classes = [(None, folder) for folder in tops if image_files(folder)]
     domains = [(top, folder) for top in tops for folder in _class_folders(top)]
     if classes and domains:
         raise UserError(
@@ -82,7 +82,7 @@ def _image_tree(root: Path) -> Rows:
 
     rows = Rows([], [], {"domain": []} if domains else {}, [])
     for domain, folder in domains or classes:
-        files = _image_files(folder)
+        files = image_files(folder)
         rows.content += files
         rows.labels += [folder.name] * len(files)
         rows.origins += [str(file) for file in files]
@@ -111,19 +111,19 @@ def _warn_of_others(root: Path, read: set[str]) -> None:
 
 
 def _class_folders(domain: Path) -> list[Path]:
-    folders = _subfolders(domain)
+    folders = subfolders(domain)
     # Office-31 has one more folder on the way: amazon/images/backpack/frame_0001.jpg.
-    if [folder.name for folder in folders] == ["images"] and not _image_files(folders[0]):
-        folders = _subfolders(folders[0])
-    return [folder for folder in folders if _image_files(folder)]
+    if [folder.name for folder in folders] == ["images"] and not image_files(folders[0]):
+        folders = subfolders(folders[0])
+    return [folder for folder in folders if image_files(folder)]
 
 
-def _subfolders(folder: Path) -> list[Path]:
+def subfolders(folder: Path) -> list[Path]:
     # Hidden folders and macOS' __MACOSX hold no data.
     return sorted(entry for entry in folder.iterdir() if entry.is_dir() and entry.name[0] not in "._")
 
 
-def _image_files(folder: Path) -> list[Path]:
+def image_files(folder: Path) -> list[Path]:
     return sorted(
         entry
         for entry in folder.iterdir()

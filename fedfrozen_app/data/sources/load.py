@@ -62,7 +62,7 @@ class Prepared:
     @property
     def reads(self) -> str:
         """What a model reads of a row: pictures, texts, or a table's cells."""
-        return "table" if self.fields else "pictures" if self.task == "image" else "texts"
+        return "table" if self.fields else "pictures" if target_of(self.task).reads_pictures else "texts"
 
     @cached_property
     def characters(self) -> int:
@@ -179,7 +179,7 @@ def decode(
         preprocessing, (train_inputs, test_inputs) = cells
         known = rows.account.get("warnings", [])
         rows = replace(rows, account=rows.account | {"warnings": [*known, *warnings]})
-    elif task == "image":
+    elif rows.reads == "pictures":
         train_inputs, test_inputs = decode_images(train, test, spec)
         mean, std = pixel_statistics(train_inputs["pixel_values"], spec)
     else:

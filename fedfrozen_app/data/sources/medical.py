@@ -26,13 +26,13 @@ TAILS = (0.5, 99.5)  # percent: what is darker or brighter is cut off where no w
 
 def read_dicom(spec: DatasetSpec) -> Found:
     """Every file below a class's folder that is DICOM, whatever it is called."""
-    _needed("pydicom", "pictures")
+    needs_package("pydicom", "pictures")
     return _read(spec, _dicom_slices, lambda path: path.suffix.lower() in (".dcm", ".dicom", ".ima", ""))
 
 
 def read_nifti(spec: DatasetSpec) -> Found:
     """Every .nii and .nii.gz below a class's folder, cut along its last axis."""
-    _needed("nibabel", "pictures")
+    needs_package("nibabel", "pictures")
     return _read(spec, _nifti_slices, lambda path: path.name.lower().endswith(NIFTI))
 
 
@@ -56,7 +56,7 @@ def _rows(root: Path, spec: DatasetSpec, slices: Slices, belongs: Callable[[Path
                 series.setdefault(name, []).append((place, patient, picture))
         for number, (name, found) in enumerate(series.items()):
             found.sort(key=lambda one: one[0])
-            for place, patient, picture in _chosen(found, spec.slices):
+            for place, patient, picture in chosen_slices(found, spec.slices):
                 rows.content.append(picture)
                 rows.labels.append(folder.name)
                 rows.columns["patient"].append(patient)
@@ -67,7 +67,7 @@ def _rows(root: Path, spec: DatasetSpec, slices: Slices, belongs: Callable[[Path
     return rows
 
 
-def _chosen(found: list[Any], count: int | None) -> list[Any]:
+def chosen_slices(found: list[Any], count: int | None) -> list[Any]:
     """So many slices of a series, evenly from its middle part; all of them where no number is given."""
     if count is None or count >= len(found):
         return found
@@ -108,6 +108,14 @@ def _dicom_slices(path: Path, spec: DatasetSpec) -> Iterator[tuple[str, str, flo
 
 
 def _nifti_slices(path: Path, spec: DatasetSpec) -> Iterator[tuple[str, str, float, np.ndarray]]:
+    volume = nifti_volume(path)
+    grey = greyed(volume, spec)
+    for number in range(volume.shape[2]):
+        yield patient_of(path), pseudonym(str(path)), float(number), slice_of(grey[:, :, number])
+
+
+def nifti_volume(path: Path) -> np.ndarray:
+    """(columns, rows, slices)"""
     import nibabel
 
     try:
@@ -117,14 +125,23 @@ def _nifti_slices(path: Path, spec: DatasetSpec) -> Iterator[tuple[str, str, flo
             f"A NIfTI file of {path.parent.name} cannot be read ({first_line(error)})."
         ) from error
     volume = volume[..., 0] if volume.ndim == 4 else volume  # of a series in time, its first
-    volume = volume if volume.ndim == 3 else volume.reshape(*volume.shape[:2], -1)
-    low, high = _window(volume, spec)
-    # BIDS names the person first: sub-01_ses-2_T1w.nii.gz.
+    return volume if volume.ndim == 3 else volume.reshape(*volume.shape[:2], -1)
+
+
+def slice_of(values: np.ndarray) -> np.ndarray:
+    """Columns of a NIfTI run from left to right: turned, so that up is up."""
+    return np.rot90(values)
+
+
+def patient_of(path: Path) -> str:
+    """BIDS names the person first: sub-01_ses-2_T1w.nii.gz."""
     person = re.match(r"sub-[A-Za-z0-9]+", path.name)
-    patient = pseudonym(person.group() if person else path.name)
-    for number in range(volume.shape[2]):
-        # Columns of a NIfTI run from left to right: turned, so that up is up.
-        yield patient, pseudonym(str(path)), float(number), np.rot90(_grey(volume[:, :, number], low, high))
+    return pseudonym(person.group() if person else path.name)
+
+
+def greyed(volume: np.ndarray, spec: DatasetSpec) -> np.ndarray:
+    """A volume's values as 0 to 255, within the window."""
+    return _grey(volume, *_window(volume, spec))
 
 
 def _window(values: np.ndarray, spec: DatasetSpec) -> tuple[float, float]:
@@ -158,7 +175,7 @@ def pseudonym(name: str) -> str:
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), key=b"fedfrozen", digest_size=8).hexdigest()
 
 
-def _needed(package: str, extra: str) -> None:
+def needs_package(package: str, extra: str) -> None:
     try:
         importlib.import_module(package)
     except ImportError as error:
