@@ -76,7 +76,8 @@ def released_counts(
     tables = tuple(table for pairs in counted.values() for pair in pairs for table in pair.values())
     names = [rows.names[row] for row in people.kept]
     measured = Measurements(len(people), len(people), tables, ())
-    before = deepcopy({key: memory[key] for key in ("key", "tables", "moments") if key in memory})
+    before: dict[str, Any] = {key: memory[key] for key in ("key", "tables", "moments") if key in memory}
+    before = deepcopy(before)
     released = release(measured, names, rules.floor, memory)["tables"]
     if reason := problem_of_overlap(before, memory, names, others, rules.floor):
         raise UserError(reason)
