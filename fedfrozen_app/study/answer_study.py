@@ -117,11 +117,11 @@ def _between_edges(
 
 
 def _left_out(count: int, floor: int, memory: dict[str, Any]) -> int | None:
-    """None where it is of few people; what was said before, until it differs by as many as the floor."""
-    said = int(memory.get("left_out", 0))
-    if abs(count - said) >= floor or "left_out" not in memory:
-        memory["left_out"] = said = count
-    return None if 0 < said < floor else said
+    """None where it is of few people; what was published before, until it differs by as many as the floor."""
+    published = int(memory.get("left_out", 0))
+    if abs(count - published) >= floor or "left_out" not in memory:
+        memory["left_out"] = published = count
+    return None if 0 < published < floor else published
 
 
 def _noisy(ask: StudyAsk, people: People, stream: Keystream | None = None) -> dict[str, Any]:
