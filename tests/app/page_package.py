@@ -22,5 +22,5 @@ def install_page_package(folder: Path) -> Path:
     """The folder into which pip has installed the page's package."""
     files = {name: text for name, text in FILES.items() if name.startswith("mymethods/")}
     points = tomllib.loads(FILES["pyproject.toml"])["project"]["entry-points"]
-    wheel = make_wheel(folder, "mymethods", {"mymethods/__init__.py": "", **files}, points)
+    wheel = make_wheel(folder, "mymethods", files, points)
     return install(wheel, folder / "site")
