@@ -294,7 +294,7 @@ def test_safl_scores_the_layers_with_adapters_alone(train, uploads):
     assert layers_in(shared_in(uploads, 1)) <= {"1", "2"} and len(run.rows[1]["layer_scores"]) == 2
 
 
-@pytest.mark.parametrize("rule", ["average", "ffa", "stack"])
+@pytest.mark.parametrize("rule", ["ffa", *slowly("average", "stack")])
 def test_differential_privacy_clips_and_noises_adapters_and_head_alone(train, rule):
     words = ["privacy=dp_sgd", "privacy.epsilon=5", "privacy.seeded_noise=true", f"adapter.rule={rule}"]
     run = train(*LORA, *words, "num_rounds=2")

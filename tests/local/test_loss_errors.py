@@ -9,7 +9,7 @@ from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.core import registry
 from fedfrozen_app.local.algorithm import Algorithm, Finished
 from fedfrozen_app.server.base import PlannedFedAvg
-from tests.conftest import SMALL
+from tests.conftest import SMALL, slowly
 
 
 class FunctionalGradient(Algorithm):
@@ -67,8 +67,18 @@ def run_with(monkeypatch, tmp_path, capfd):
     return run_with
 
 
-@pytest.mark.parametrize("runner", ["sequential", "cohort"])
-@pytest.mark.parametrize("algorithm", [FunctionalGradient, AutogradGradient, Backward])
+# By default each mistake under one runner: what differs between runners is where the same check is called.
+@pytest.mark.parametrize(
+    ("algorithm", "runner"),
+    [
+        (FunctionalGradient, "cohort"),
+        (AutogradGradient, "sequential"),
+        (Backward, "cohort"),
+        pytest.param(FunctionalGradient, "sequential", marks=pytest.mark.slow),
+        pytest.param(AutogradGradient, "cohort", marks=pytest.mark.slow),
+        pytest.param(Backward, "sequential", marks=pytest.mark.slow),
+    ],
+)
 def test_a_gradient_inside_loss_is_one_sentence(run_with, algorithm, runner):
     code, printed = run_with(algorithm, f"runtime.runner={runner}")
     sentence = "Do not call torch.func.grad inside loss(): return a scalar, and the runner differentiates it."
@@ -84,7 +94,7 @@ def test_a_tensor_branch_is_one_sentence_under_the_cohort_runner(run_with, algor
     assert f"Algorithm {algorithm.__name__}: {sentence}" in " ".join(printed.split())
 
 
-@pytest.mark.parametrize("runner", ["sequential", "cohort"])
+@pytest.mark.parametrize("runner", ["cohort", *slowly("sequential")])
 def test_a_loss_that_is_no_scalar_is_one_sentence(run_with, runner):
     code, printed = run_with(Vector, f"runtime.runner={runner}")
     assert code == 2 and "Traceback" not in printed
@@ -133,16 +143,26 @@ class Settings(Algorithm):
     alpha: float
 
 
-@pytest.mark.parametrize("runner", ["sequential", "cohort"])
+NAMESPACES = {
+    Reads: "reads 'h', which is no namespace there: from_server declares nothing, client_state 'h'.",
+    Keeps: "finish() returns client_state 'drift', which is not declared: add it to client_state.",
+    Forgets: "to_server declares 'dh', which finish() does not return: return it in",
+}
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "sentence"),
+    ("algorithm", "runner"),
     [
-        (Reads, "reads 'h', which is no namespace there: from_server declares nothing, client_state 'h'."),
-        (Keeps, "finish() returns client_state 'drift', which is not declared: add it to client_state."),
-        (Forgets, "to_server declares 'dh', which finish() does not return: return it in"),
+        (Reads, "cohort"),
+        (Keeps, "sequential"),
+        (Forgets, "cohort"),
+        pytest.param(Reads, "sequential", marks=pytest.mark.slow),
+        pytest.param(Keeps, "cohort", marks=pytest.mark.slow),
+        pytest.param(Forgets, "sequential", marks=pytest.mark.slow),
     ],
 )
-def test_a_wrong_namespace_is_one_sentence(run_with, algorithm, sentence, runner):
+def test_a_wrong_namespace_is_one_sentence(run_with, algorithm, runner):
+    sentence = NAMESPACES[algorithm]
     code, err = run_with(algorithm, f"runtime.runner={runner}")
     assert code == 2 and sentence in err and "Traceback" not in err
 

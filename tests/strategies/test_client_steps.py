@@ -234,7 +234,7 @@ def test_start_values_are_those_of_all_rows_in_chunks(train, monkeypatch):
 # Runners, phases, clipping, resuming ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["local_momentum", "mimelite", *slowly("qfedavg", "term")])
+@pytest.mark.parametrize("name", ["local_momentum", *slowly("mimelite", "qfedavg", "term")])
 def test_both_runners_agree(train, name):
     words = [*METHODS[name], *FLOAT64, "num_rounds=3", "participation=0.7", "partition.alpha=0.2"]
     words += ["client.clip=0.5"]

@@ -219,7 +219,13 @@ LONG = (Quadratic(1.0, 1.0, examples=1, steps=10), Quadratic(4.0, -1.0, examples
 BEST = (1 * 1 - 4 * 1) / 5  # of the mean of both
 
 
-@pytest.mark.parametrize("cohorts", [None, [["0"], ["0", "1"], ["1"]]], ids=["all", "some"])
+@pytest.mark.parametrize(
+    "cohorts",
+    [
+        pytest.param(None, id="all"),
+        pytest.param([["0"], ["0", "1"], ["1"]], id="some", marks=pytest.mark.slow),
+    ],
+)
 def test_feddyn_rests_at_the_true_optimum(cohorts):
     strategy, _ = run(FedDyn, 60, LONG, alpha=2.0, cohorts=cohorts)
     assert value(strategy.model) == pytest.approx(BEST, abs=1e-9)
