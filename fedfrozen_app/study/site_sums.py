@@ -17,6 +17,7 @@ from fedfrozen_app.survival.risk_sums import Likelihood, RiskSums
 
 MOST, DEPTH, LONGEST = 50_000_000, 6, 200
 MOST_COUNT, LARGEST = 2**53, 1e300
+MOST_EVENTS = 1_000_000  # of a site: Efron's rule takes a step for each one
 HEAD = {"format", "step", "floor", "epsilon"}
 SUMS = ("events", "event_covariates", "leaving", "tied")
 STRATUM = ("value", "gradient", "information")
@@ -52,6 +53,8 @@ def read_answer(text: str, ask: StudyAsk, step: Step) -> SiteCounts | RiskSums |
     sums = RiskSums(*_arrays(rest, SUMS, ((times,), (size,), (times, width), (tied, width))))
     if (sums.events < 0).any() or (sums.leaving[:, 0] < 0).any():
         raise ValueError("has a sum below 0")
+    if (sums.events != np.floor(sums.events)).any() or sums.events.sum() > MOST_EVENTS:
+        raise ValueError("has events that are no count of people")
     return sums
 
 

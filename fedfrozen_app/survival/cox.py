@@ -51,8 +51,13 @@ class Cox:
 
 def scale_of(names: Sequence[str], people: int, sums: np.ndarray, squares: np.ndarray) -> Scale:
     """From the sums of the covariates and of their squares over all sites."""
-    centre = sums / people
-    variance = np.maximum(squares / people - centre**2, 0.0)
+    if people < 1:
+        raise UserError("No site counts anybody for a regression.")
+    with np.errstate(over="ignore", invalid="ignore"):
+        centre = sums / people
+        variance = np.maximum(squares / people - centre**2, 0.0)
+    if not np.isfinite(variance).all():
+        raise _not_finite(names)
     for name, spread, mean in zip(names, variance, centre, strict=True):
         if spread <= 1e-12 * (1.0 + mean**2):
             raise UserError(f"The covariate {name} has one value at all sites: leave it out of --covariates.")
@@ -100,18 +105,24 @@ def _moved(
 
 def _least(found: Likelihood) -> np.ndarray | None:
     """The direction in which the likelihood is curved least; None where it is flat there, or not a number."""
-    if not np.isfinite(found.information).all():
+    if not _is_finite(found):
         return None
     values, vectors = np.linalg.eigh(found.information)
     return vectors[:, 0] if values[0] > SINGULAR * max(values[-1], 1e-300) else None
 
 
+def _is_finite(found: Likelihood) -> bool:
+    return all(np.isfinite(part).all() for part in (found.value, found.gradient, found.information))
+
+
+def _not_finite(names: Sequence[str]) -> UserError:
+    return UserError(f"The sums for {', '.join(names)} are not finite: look for values far from all others.")
+
+
 def _check_varies(names: Sequence[str], found: Likelihood) -> None:
     """At coefficients of 0 a flat direction is the covariates' own."""
-    if not np.isfinite(found.information).all():
-        raise UserError(
-            f"The sums for {', '.join(names)} are not finite: look for values far from all others."
-        )
+    if not _is_finite(found):
+        raise _not_finite(names)
     if _least(found) is not None:
         return
     _, vectors = np.linalg.eigh(found.information)

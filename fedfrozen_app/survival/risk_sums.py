@@ -7,12 +7,14 @@ the later times, of those who leave at each time: a site sends these, and the se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from fedfrozen_app.survival.people import People
+
+LARGEST_BLOCK = 2**22  # numbers
 
 
 @dataclass(frozen=True)
@@ -105,14 +107,21 @@ def likelihood(sums: RiskSums, coefficients: np.ndarray) -> Likelihood:
     efron = len(sums.tied) > 0
     for place in np.flatnonzero(sums.events):
         died = sums.events[place]
-        steps = np.arange(died) / died if efron else np.zeros(1)
         weight = 1.0 if efron else died
-        total = at_risk[place] - steps[:, None] * (sums.tied[place] if efron else 0.0)
-        mean = total[:, 1 : 1 + size] / total[:, :1]
-        square = np.zeros((size, size))
-        square[np.triu_indices(size)] = (total[:, 1 + size :] / total[:, :1]).sum(axis=0)
-        square += np.triu(square, 1).T
-        value -= weight * float(np.log(total[:, 0]).sum())
-        gradient -= weight * mean.sum(axis=0)
-        information += weight * (square - mean.T @ mean)
+        for steps in _steps(int(died), at_risk.shape[1]) if efron else [np.zeros(1)]:
+            total = at_risk[place] - steps[:, None] * (sums.tied[place] if efron else 0.0)
+            mean = total[:, 1 : 1 + size] / total[:, :1]
+            square = np.zeros((size, size))
+            square[np.triu_indices(size)] = (total[:, 1 + size :] / total[:, :1]).sum(axis=0)
+            square += np.triu(square, 1).T
+            value -= weight * float(np.log(total[:, 0]).sum())
+            gradient -= weight * mean.sum(axis=0)
+            information += weight * (square - mean.T @ mean)
     return Likelihood(value, gradient, information)
+
+
+def _steps(died: int, width: int) -> Iterator[np.ndarray]:
+    """Efron's shares of those who have the event at one time, so many at once as fit into memory."""
+    size = max(1, LARGEST_BLOCK // width)
+    for first in range(0, died, size):
+        yield np.arange(first, min(first + size, died)) / died

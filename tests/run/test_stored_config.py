@@ -101,6 +101,7 @@ def said(capsys) -> str:
         ("export", ["DIR"]),
         ("fairness", ["--bootstrap", "2"]),
         ("audit", []),
+        ("baselines", []),
         ("resume", ["num_rounds=2"]),
     ],
 )
