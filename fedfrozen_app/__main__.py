@@ -21,11 +21,13 @@ OF_FILES = {
     errno.ENOSPC: "Make room there, then give the same command again.",
     errno.EDQUOT: "Make room there, then give the same command again.",
     errno.EFBIG: "Make room there, then give the same command again.",
-    errno.EISDIR: "Give a folder that a run wrote.",
+    errno.EISDIR: "A file belongs there: move the folder away.",
     errno.EIO: "Its disk fails: give another folder, or bring the file back from a copy.",
     errno.ENAMETOOLONG: "Give a shorter path.",
     errno.ELOOP: "Its links lead back to themselves: give the folder itself.",
 }
+
+LINK_LOOP = "Symlink loop"  # how pathlib begins to say so
 
 
 def main() -> None:
@@ -60,6 +62,11 @@ def run(arguments: list[str]) -> int:
             raise
         name = os.fsdecode(error.filename)
         print_text(f"fedfrozen: {name}: {error.strerror}. {OF_FILES[error.errno]}", sys.stderr)
+        return BAD_INPUT
+    except RuntimeError as error:
+        if not str(error).startswith(LINK_LOOP):
+            raise
+        print_text(f"fedfrozen: {error}. {OF_FILES[errno.ELOOP]}", sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED

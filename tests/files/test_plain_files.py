@@ -8,6 +8,7 @@ import fedfrozen
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files import folder_manifest as manifest
+from fedfrozen_app.files import status
 from tests.files.damage import TINY
 
 VERBS = [
@@ -64,6 +65,20 @@ def test_no_run_begins_where_a_link_would_hide_it_from_every_verb(tmp_path, caps
     told = capsys.readouterr().err
     assert ".venv/python is a link, and a run folder holds plain files: give another output_dir." in told
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("words", [["verify", "{}"], ["report", "{}"], [*TINY, "output_dir={}"]])
+def test_a_link_to_itself_is_one_sentence(tmp_path, capsys, words):
+    (tmp_path / "loop").symlink_to("loop")
+    assert command([word.format(tmp_path / "loop") for word in words]) == 2
+    assert "loop" in capsys.readouterr().err
+
+
+def test_a_folder_in_the_place_of_a_file_says_what_to_do(folder, capsys):
+    status.write(folder, status.Status(state="interrupted"))
+    (folder / "lease.json").mkdir()
+    assert command(["verify", str(folder), "--repair"]) == 2
+    assert "A file belongs there: move the folder away." in capsys.readouterr().err
 
 
 def test_a_pipe_would_be_waited_for(folder, capsys):
