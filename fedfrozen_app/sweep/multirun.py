@@ -7,6 +7,7 @@ seeds) find the runs that are there.
 
 import hashlib
 import json
+import logging
 import math
 import os
 import re
@@ -44,6 +45,7 @@ from fedfrozen_app.sweep.member import (
 )
 from fedfrozen_app.sweep.sweep_table import Member, members, state_of, sweep_table
 
+log = logging.getLogger(__name__)
 ROOT = Path("outputs") / "sweeps"
 NAME_LENGTH = 60
 
@@ -76,6 +78,7 @@ def check_place(folder: Path) -> None:
     check_no_links(folder)
     known = manifest.read(folder)
     if known is not None and known.damage:  # it records pages and tables, which are written again at the end
+        log.warning("%s/%s was damaged (%s) and is written again.", folder, manifest.FILE, known.damage)
         manifest.rewrite(folder, manifest.Manifest({"is": manifest.SWEEP}))
 
 

@@ -76,7 +76,16 @@ MORE = {
     "scaffold": ("strategy=scaffold",),
 }
 # Written while a run goes on, or different each time.
-NOT_COMPARED = ("status.json", "lease.json", "manifest.jsonl", "tensorboard", ".hydra", ".png", ".damaged")
+NOT_COMPARED = (
+    "multirun.yaml",
+    "status.json",
+    "lease.json",
+    "manifest.jsonl",
+    "tensorboard",
+    ".hydra",
+    ".png",
+    ".damaged",
+)
 
 
 def flip_bit(path: Path) -> None:
