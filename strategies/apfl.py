@@ -24,7 +24,7 @@ class Settings(base.Settings):
 
 
 class APFL(base.PlannedFedAvg):
-    """FedAvg, and beside it every client's own model, mixed with the global one by a share it learns."""
+    """FedAvg, and a model of each client's own, mixed with the global one by a learned share."""
 
     paper = "Deng et al. 2020, arXiv 2003.13461"
     Settings = Settings

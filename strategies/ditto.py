@@ -22,7 +22,7 @@ class Settings(base.Settings):
 
 
 class Ditto(base.PlannedFedAvg):
-    """FedAvg, and beside it every client's own model, pulled towards the global one."""
+    """FedAvg, and a model of each client's own, pulled towards the global one."""
 
     paper = "Li et al. 2021, arXiv 2012.04221"
     Settings = Settings

@@ -19,7 +19,7 @@ class Settings(base.Settings):
 
 
 class Moon(base.PlannedFedAvg):
-    """FedAvg that draws representations towards the global model's, away from the client's own of before."""
+    """FedAvg with representations pulled towards the global model's, away from the client's previous ones."""
 
     paper = "Li et al. 2021, arXiv 2103.16257"
     Settings = Settings

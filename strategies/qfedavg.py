@@ -25,7 +25,7 @@ class Settings(base.Settings):
 
 
 class QFedAvg(base.PlannedFedAvg):
-    """Clients with a high loss count more, so that the model serves all of them alike."""
+    """Clients with a high loss count more, so that the model serves all clients equally well."""
 
     paper = "Li et al. 2020, arXiv 1905.10497"
     Settings = Settings

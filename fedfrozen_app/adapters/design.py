@@ -67,7 +67,7 @@ class PromptDesign(Design):
     )
     fusion_query: str = setting("global", "Which prompt asks in that attention", choices=("global", "local"))
     text_tokens: int = setting(16, "Prompt vectors before the class name", least=1, instead=AT_LEAST_1)
-    vision_tokens: int = setting(16, "Prompt tokens beside the patches", least=1, instead=AT_LEAST_1)
+    vision_tokens: int = setting(16, "Prompt tokens added to the patches", least=1, instead=AT_LEAST_1)
     depth: int = setting(
         1, "Blocks of the vision encoder that get prompt tokens of their own", least=1, instead=AT_LEAST_1
     )

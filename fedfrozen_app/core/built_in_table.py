@@ -9,7 +9,7 @@ from typing import Any
 DECLARED: dict[str, dict[str, dict[str, Any]]] = {
     "strategies": {
         "apfl": {
-            "says": "FedAvg, and beside it every client's own model, mixed with the global one by a share it learns.",
+            "says": "FedAvg, and a model of each client's own, mixed with the global one by a learned share.",
             "paper": "Deng et al. 2020, arXiv 2003.13461",
             "settings": {
                 "alpha": 0.5,
@@ -17,7 +17,7 @@ DECLARED: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
         "ditto": {
-            "says": "FedAvg, and beside it every client's own model, pulled towards the global one.",
+            "says": "FedAvg, and a model of each client's own, pulled towards the global one.",
             "paper": "Li et al. 2021, arXiv 2012.04221",
             "settings": {
                 "lam": 0.1,
@@ -138,7 +138,7 @@ DECLARED: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
         "moon": {
-            "says": "FedAvg that draws representations towards the global model's, away from the client's own of before.",
+            "says": "FedAvg with representations pulled towards the global model's, away from the client's previous ones.",
             "paper": "Li et al. 2021, arXiv 2103.16257",
             "settings": {
                 "mu": 1.0,
@@ -181,7 +181,7 @@ DECLARED: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
         "qfedavg": {
-            "says": "Clients with a high loss count more, so that the model serves all of them alike.",
+            "says": "Clients with a high loss count more, so that the model serves all clients equally well.",
             "paper": "Li et al. 2020, arXiv 1905.10497",
             "settings": {
                 "q": 1.0,

@@ -12,7 +12,7 @@ class AdapterConfig:
     NEEDS: ClassVar[tuple[Needs, ...]] = (not_with("adapter", "none", add="adapter=lora"),)
     name: str = setting(
         "none",
-        "Set by the file. `lora`: the model's weights are frozen, and low-rank adapters beside them train "
+        "Set by the file. `lora`: the model's weights are frozen, and low-rank adapters on them train "
         "and travel, with the head; see [Adapters](adapters.md)",
     )
     rank: int = setting(8, "r: of each adapter, and the largest that a client may have", least=1)

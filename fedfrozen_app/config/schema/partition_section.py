@@ -22,7 +22,7 @@ class PartitionConfig:
     )
     alpha: float = setting(
         0.3,
-        "Dirichlet concentration: small means few classes for each client, large means all alike",
+        "Dirichlet concentration: small means few classes for each client, large means equal mixes",
         above=0,
         needs=only_with("partition", "dirichlet", "quantity", "domain"),
     )

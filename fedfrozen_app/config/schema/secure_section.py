@@ -39,7 +39,7 @@ class SecureAggregationConfig:
         1.0, "Largest change of a single weight in a round; what is larger is clipped, and counted", above=0
     )
     state_clip: float = setting(
-        10.0, "The same for a method's arrays beside the weights, such as SCAFFOLD's", above=0
+        10.0, "The same for a method's other arrays, such as SCAFFOLD's variates", above=0
     )
     max_norm: float | None = setting(
         None, "Largest norm of a client's whole update, kept by the client itself. `null`: none", above=0

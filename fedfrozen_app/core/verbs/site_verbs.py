@@ -32,7 +32,7 @@ SITE_VERBS: dict[str, Verb] = {
         ("fedfrozen site request north", "fedfrozen site request ada --as operator"),
     ),
     "site install": Verb(
-        "Put the kit that the authority sent back beside the key.",
+        "Install the authority's kit in the folder with the key.",
         (
             word("received", type=Path, help="the folder that the authority sent back"),
             word("kit", type=Path, nargs="?", default=Path(), help="where the key lies (default: here)"),
