@@ -19,7 +19,7 @@ from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.desk.budget_chart import budget_chart
 from fedfrozen_app.desk.catalogue import Texts
 from fedfrozen_app.desk.counting import Counts
-from fedfrozen_app.desk.foreign_words import grouped, outside
+from fedfrozen_app.desk.foreign_words import grouped, outside, short
 from fedfrozen_app.desk.gate import Gate, field_of
 from fedfrozen_app.desk.proposal_page import Site, summary, values_of, with_verdict
 from fedfrozen_app.desk.session import Session
@@ -53,7 +53,13 @@ def templates(texts: Texts, base: str) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"outside": outside, "grouped": grouped, "bytes": human_bytes, "time": clock}
+    found.filters |= {
+        "outside": outside,
+        "grouped": grouped,
+        "short": short,
+        "bytes": human_bytes,
+        "time": clock,
+    }
     found.globals |= {"t": texts, "base": base}
     return found
 

@@ -4,6 +4,7 @@ Control characters, right-to-left marks and zero widths become escapes, as on th
 like Latin ones (Cyrillic, Greek, full-width and the like) are followed by the name of their script.
 """
 
+import re
 import unicodedata
 
 from markupsafe import Markup, escape
@@ -11,6 +12,7 @@ from markupsafe import Markup, escape
 from fedfrozen_app.core.formatting import printable
 
 MOST = 300  # characters
+DIGEST = re.compile("[0-9a-f]{64}")
 PLAIN = ("LATIN", "DIGIT")
 
 
@@ -42,6 +44,11 @@ def stacked(text: str) -> str:
     return "".join(
         one.encode("unicode_escape").decode() if unicodedata.category(one)[0] == "M" else one for one in text
     )
+
+
+def short(value: object) -> object:
+    """A digest by its first characters, as people compare it."""
+    return f"{value[:12]}…" if isinstance(value, str) and DIGEST.fullmatch(value) else value
 
 
 def grouped(digits: str, size: int = 4) -> Markup:

@@ -71,6 +71,8 @@ class Gate:
     def problem_of_request(self, headers: Headers, method: str, path: str) -> Response | None:
         if headers.getlist("host") != [self.host]:
             return PlainTextResponse("This is not the address of this page.", 421)
+        if path == "/favicon.ico":  # which every browser asks for, unasked
+            return Response(status_code=204)
         if not path.startswith(f"{self.session.base}/"):
             return PlainTextResponse("There is nothing here.", 404)
         if method not in ("GET", "POST"):

@@ -81,7 +81,7 @@ def with_verdict(site: Site, asked: Asked) -> dict[str, Any]:
 def values_of(site: Site, asked: Asked, counts: Counts) -> dict[str, Any]:
     """All that the template shows of one request."""
     found = summary(site, asked)
-    found |= {"badges": found, "findings": [], "refused": []}
+    found |= {"badges": dict(found), "findings": [], "refused": [], "open": []}
     proposal = asked.proposal
     if proposal is None:
         return found
@@ -99,6 +99,7 @@ def values_of(site: Site, asked: Asked, counts: Counts) -> dict[str, Any]:
         "survey": survey,
         "findings": findings,
         "refused": [one for one in findings if one.problem is not None],
+        "open": [one for one in findings if not one.known],
         "cost": cost_of(site, proposal, view),
         "parts_of_model": [] if survey is None else parts_of(survey, site.policy),
         "diff": diff_of(site, asked),

@@ -238,7 +238,7 @@ def test_another_account_without_the_path_and_the_cookie_gets_nothing(kit, brows
     stolen = {"Cookie": f"{COOKIE}=x"}
     assert browser.get("/", **stolen).status_code == 403
     assert browser.post(f"/proposal/{proposal.hash}/approve").status_code == 403
-    for path in ("/", "/enter", "/static/desk.css", "/favicon.ico", f"/{'0' * 32}/"):
+    for path in ("/", "/enter", "/static/desk.css", "/robots.txt", f"/{'0' * 32}/"):
         answer = browser.client.get(path)
         assert answer.status_code == 404 and "north" not in answer.text
     assert not decided(kit, proposal)
@@ -324,7 +324,7 @@ def test_every_text_is_used_and_every_used_text_is_there():
     folder = ENGLISH.parent
     sources = "".join(path.read_text() for path in [*folder.glob("templates/*.html"), *folder.glob("*.py")])
     keys = set(read_texts().texts)
-    built = ("nav_", "rule_", "kind_")  # put together in a template
+    built = ("nav_", "rule_", "kind_", "key_")  # put together in a template
     unused = {
         key
         for key in keys

@@ -69,7 +69,10 @@ def test_the_difference_to_the_last_approved_run_is_shown(kit, browser, capsys):
     decide.approve(kit, Approvals(kit.approvals).find(old.hash))
     new = put_before(kit, "client.local_epochs=2", run="new", strategy__warmup_rounds=2)
     shown = words_of(browser.get(f"/proposal/{new.hash}").text)
-    assert "client.local_epochs 1 2" in shown and 'privacy.name "dp_sgd" "none"' in shown
+    assert (
+        "Passes over the rows in each round client.local_epochs 1 2" in shown
+        and 'privacy.name "dp_sgd" "none"' in shown
+    )
     assert "strategy.warmup_rounds" in shown and "client.batch_size 8" not in shown.split("Every value")[0]
     assert command(["site", "show", new.hash, str(kit.folder)]) == 0
     assert "client.local_epochs: 1 -> 2" in capsys.readouterr().out
@@ -93,6 +96,9 @@ def test_the_policy_s_verdict_line_by_line(tmp_path, policy, overrides, rules, r
     page = open_desk(kit).get(f"/proposal/{proposal.hash}")
     shown = words_of(page.text)
     assert "Your site's rules refuse this request." in shown and reason in shown
+    assert "your rules allow it" not in shown
+    listed = words_of(open_desk(kit).get().text)  # where nothing is counted yet
+    assert ("your rules refuse it" in listed) == (rules != "rows")
     texts = read_texts()
     refusing = [words_of(texts(f"rule_{rule}")) for rule in rules.split()]  # and no other rule
     found = [words_of(part) for part in page.text.split('<li class="bad">')[1:]]
