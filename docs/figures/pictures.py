@@ -41,6 +41,7 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
             "forget": "a client leaves",
             "capsule": "one file runs it again",
             "desk": "approvals",
+            "calibration": "how sure a model is",
         },
     ),
     (

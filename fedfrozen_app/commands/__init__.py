@@ -37,6 +37,7 @@ VERBS = {
     "census": "fedfrozen_app.commands.census:census",
     "survival": "fedfrozen_app.commands.survival:survival",
     "audit": "fedfrozen_app.audit.command:audit",
+    "calibrate": "fedfrozen_app.calibration.command:calibrate",
     "forget": "fedfrozen_app.forget.command:forget",
     "personal": "fedfrozen_app.report.personal:compare",
     "fairness": "fedfrozen_app.commands.served:fairness",

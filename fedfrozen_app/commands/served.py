@@ -11,6 +11,7 @@ from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.terminal import Console
 from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.launch import load_run, run_folder
+from fedfrozen_app.report.calibration import lines_of, read_calibration, tables_of
 from fedfrozen_app.report.fairness import TITLES, columns, group_rows, head_of, read_fairness
 from fedfrozen_app.report.run_page import write_report
 from fedfrozen_app.run.evaluation import evaluate_fairness
@@ -21,6 +22,11 @@ def fairness(arguments: list[str]) -> None:
     for run in [run_folder("fairness", [word])[0] for word in given.runs]:
         found = None if given.by or given.bootstrap else read_fairness(run)
         show(f"{run.parent.name}/{run.name}", found or evaluate_again(run, given))
+        if (calibration := read_calibration(run)) is not None:
+            for line in lines_of(calibration):
+                Console(width=120).print(line, highlight=False, markup=False, soft_wrap=True)
+            for sheet in tables_of(calibration):
+                Console(width=120).print(sheet)
 
 
 def evaluate_again(run: Path, given: Namespace) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
@@ -237,7 +237,14 @@ class Task:
     @torch.inference_mode()
     def probabilities(self, table: Table, batch_size: int = 512) -> Tensor:
         """(rows, classes), or (rows, tokens, classes): of the model as it is loaded now, on the host."""
-        found: list[Tensor] = []
+        return torch.cat([self.target.probabilities(each).cpu() for each in self._batches(table, batch_size)])
+
+    @torch.inference_mode()
+    def all_logits(self, table: Table, batch_size: int = 512) -> Tensor:
+        """The same before they become probabilities."""
+        return torch.cat([each.cpu() for each in self._batches(table, batch_size)])
+
+    def _batches(self, table: Table, batch_size: int) -> Iterator[Tensor]:
         with evaluation_mode(self.model):
             for start in range(0, len(table), batch_size):
                 inputs = {
@@ -245,9 +252,7 @@ class Task:
                 }
                 with self._autocast():
                     logits = self.model(**self.prepare(inputs)).logits
-                logits = chunks_together(logits.to(self.dtype), inputs).float()
-                found.append(self.target.probabilities(logits).cpu())
-        return torch.cat(found)
+                yield chunks_together(logits.to(self.dtype), inputs).float()
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -122,6 +122,29 @@ def example(exported: Exported) -> list[str]:
     return ["```python", *lines, "```"]
 
 
+SETS = """\
+rule = json.load(open(f"{folder}/calibration.json"))
+scores = (logits / rule["temperature"]).softmax(dim=-1)
+for number in scores.argsort(descending=True).tolist():
+    if 1 - float(scores[number]) <= rule["threshold"]:  # in the prediction set
+        print(model.config.id2label[number], float(scores[number]))"""
+
+
+def calibrated_example(exported: Exported) -> list[str]:
+    """The same with temperature and prediction set; empty where no class is predicted for a row."""
+    if exported.kind not in ("image", "text"):
+        return []
+    lines = ["import json", *example(exported)[1:-2]]
+    place = next(number for number, line in enumerate(lines) if line.strip().startswith("scores = "))
+    line = lines[place].replace("scores = ", "logits = ").replace(".softmax(dim=-1)", "")
+    plain = (
+        [one for one in lines[:place] if one != "import json"]
+        if lines.count("import json") > 1
+        else lines[1:place]
+    )
+    return ["```python", "import json", *plain, line, *SETS.splitlines(), "```"]
+
+
 def _load(exported: Exported, auto: str) -> list[str]:
     if not exported.adapter:
         return [f"model = {auto}.from_pretrained(folder).eval()"]

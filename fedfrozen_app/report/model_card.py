@@ -9,9 +9,10 @@ from fedfrozen_app.core import registry
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.files.folder_manifest import file_digest
+from fedfrozen_app.report.calibration import lines_of, read_calibration
 from fedfrozen_app.report.data_section import read_data
 from fedfrozen_app.report.fairness import read_fairness
-from fedfrozen_app.report.loading_example import PIPELINES, Exported, example
+from fedfrozen_app.report.loading_example import PIPELINES, Exported, calibrated_example, example
 from fedfrozen_app.report.summary import stored_summary
 
 MOST_NAMES = 20  # labels or clients that are listed one by one
@@ -29,6 +30,7 @@ Section = tuple[str, list[str]]
 
 def model_card(run: Path, exported: Exported) -> str:
     summary, data, fairness = stored_summary(run) or {}, read_data(run), read_fairness(run)
+    calibration = read_calibration(run)
     config = summary["config"]
     sections: list[Section] = [
         ("Load it", example(exported)),
@@ -38,7 +40,7 @@ def model_card(run: Path, exported: Exported) -> str:
         ("Training", _training(config, summary)),
         ("Privacy", _privacy(config, summary)),
         ("Fairness", _fairness(fairness)),
-        ("Calibration", _calibration(fairness)),
+        ("Calibration", _calibration(fairness) if calibration is None else _sets(exported, calibration)),
         ("Limits", _limits(exported, config)),
         ("Origin", _origin(run, summary)),
     ]
@@ -185,6 +187,12 @@ def _calibration(found: Mapping[str, Any] | None) -> list[str]:
         f"Expected calibration error on the test rows: {error:.3f}. Scores are as the model gives them, "
         "without temperature scaling."
     ]
+
+
+def _sets(exported: Exported, found: Mapping[str, Any]) -> list[str]:
+    lines = [f"- {line}" for line in lines_of(found)]
+    code = calibrated_example(exported)
+    return [*lines, "", *code] if code else lines
 
 
 def _limits(exported: Exported, config: Mapping[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.files.folders import repeating
 from fedfrozen_app.files.readers import read_checked, read_object
 from fedfrozen_app.files.rows import Row, metric_name, metric_title, number, read_rows
+from fedfrozen_app.report.calibration import calibration_section
 from fedfrozen_app.report.charts import make_charts, per_unit
 from fedfrozen_app.report.client_charts import CLIENT_VIEWS, client_keys, client_values, in_order, last
 from fedfrozen_app.report.console import (
@@ -57,6 +58,7 @@ def run_page(run_dir: Path, *, version: str = "") -> str:
         samples=read_samples(run_dir),
         masks=_picture(run_dir / MASKS),
         data=read_data(run_dir),
+        calibration=calibration_section(run_dir),
     )
 
 
@@ -92,6 +94,7 @@ def render(
     samples: Sequence[dict[str, Any]] = (),
     masks: bytes | None = None,
     data: dict[str, Any] | None = None,
+    calibration: dict[str, Any] | None = None,
 ) -> str:
     """The whole page as text; `name` is the title where the configuration names no strategy."""
     title = headline(summary) or name
@@ -113,6 +116,7 @@ def render(
         samples=[sample_lines(sample) for sample in samples],
         masks=png_text(masks) if masks else "",
         fairness=fairness_section(fairness),
+        calibration=calibration,
         data=data_section(data),
         clients=_clients(rows, (summary.get("config") or {}).get("num_clients"), held_out or {}),
         failures=[(f"round {row['round']}", str(why)) for row in rows for why in row.get("failures") or []],

@@ -1,6 +1,7 @@
 """A run's final model as a folder that others use without this package: weights, labels, what reads the
 inputs, and a model card."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from fedfrozen_app.data.text_reading import tokenizer_for
 from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.models.reading import Pictures, Texts, write_generation, write_pictures, write_tokenizer
 from fedfrozen_app.models.spec import PRETRAINED
+from fedfrozen_app.report.calibration import FILE as CALIBRATION
+from fedfrozen_app.report.calibration import read_calibration, rule_for_export
 from fedfrozen_app.report.loading_example import Exported
 from fedfrozen_app.report.model_card import model_card
 
@@ -37,6 +40,9 @@ def write_export(worker: Worker, run: Path, folder: Path, *, merged: bool) -> No
         exported = _with_pictures(exported, worker, folder)
     else:
         exported = _with_texts(exported, worker, folder)
+    calibration = read_calibration(run)
+    if calibration is not None:
+        (folder / CALIBRATION).write_text(json.dumps(rule_for_export(calibration), indent=1) + "\n", "utf-8")
     (folder / CARD).write_text(model_card(run, exported), encoding="utf-8")
 
 

@@ -23,11 +23,12 @@ from fedfrozen_app.server.hooks import BestModel, MetricsFile
 from fedfrozen_app.server.robust import check_cohort
 from fedfrozen_app.server.sampling import cohort_size
 
-# What a run writes when it ends; the first three are removed before any later round.
+# What a run writes when it ends; the first four are removed before any later round.
 RESULTS = (
     "summary.json",
     "personal.json",
     "fairness.json",
+    "calibration.json",
     "model.safetensors",
     "best.safetensors",
     "report.html",
@@ -67,7 +68,7 @@ def prepare(
     for name in ("checkpoints", "uploads"):
         checkpoint.forget_after(job.folder / name, own_rounds)
     # Of rounds that this run replaces or continues.
-    for name in RESULTS if job.start is None else RESULTS[:3]:
+    for name in RESULTS if job.start is None else RESULTS[:4]:
         disk.remove_file(job.folder / name)
     return StartingPoint([model], 1 if job.start is None else job.start.round + 1, read_rows(job.folder))
 

@@ -56,6 +56,21 @@ TRAIN_VERBS: dict[str, Verb] = {
         ),
         ("fedfrozen export outputs/RUN my-model",),
     ),
+    "calibrate": Verb(
+        "Temperature, and prediction sets of a stated coverage, from rows that training never saw.",
+        (
+            RUN,
+            word("--coverage", type=float, default=0.9, metavar="SHARE", help="default: 0.9"),
+            word(
+                "--rows",
+                choices=("clients", "server"),
+                help="whose held-out rows; default: the clients', where counts of them may be asked for",
+            ),
+            TRUSTED,
+        ),
+        ("fedfrozen calibrate outputs/RUN", "fedfrozen calibrate outputs/RUN --coverage 0.95 --rows server"),
+        "Writes calibration.json; report, fairness and export use it.",
+    ),
     "forget": Verb(
         "Take a client out of a finished run: its rounds since that client's first, again, without it.",
         (

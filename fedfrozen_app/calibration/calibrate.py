@@ -1,0 +1,93 @@
+"""Calibrate a loaded model: temperature, threshold, and what they are worth on the test rows."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fedfrozen_app.calibration.quantile import conformal_quantile, counter
+from fedfrozen_app.calibration.rows import Part, outputs, parts_of
+from fedfrozen_app.calibration.sets import Rule, groups, not_exchangeable, reliability
+from fedfrozen_app.calibration.temperature import fit_temperature, part_of
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.local.fair import subgroup_columns
+from fedfrozen_app.local.worker import Worker
+
+KINDS = ("image", "text", "table", "regression")  # of target: one class, or one number, for each row
+CLIENT, CLASS = "client", "class"
+
+
+def check_task(worker: Worker) -> None:
+    kind = worker.task.kind
+    if kind not in KINDS:
+        raise UserError(
+            f"A {kind} model cannot be calibrated: only one class or one number for each row can."
+        )
+
+
+def rule_of(parts: list[Part], coverage: float, *, classes: bool) -> Rule:
+    """From sums over the parts alone."""
+    temperature = None
+    if classes:
+        fitted = [
+            part_of(p.logits[p.first], p.labels[p.first].astype(np.int64)) for p in parts if p.first.any()
+        ]
+        temperature = fit_temperature(fitted) if fitted else 1.0
+        parts = [Part(p.name, p.logits[~p.first], p.labels[~p.first], p.first[~p.first]) for p in parts]
+    draft = Rule(coverage, 0.0, temperature)
+    scores = [draft.scores(part.logits, part.labels) for part in parts]
+    count = sum(map(len, scores))
+    threshold = conformal_quantile(coverage, [counter(own) for own in scores if len(own)], count)
+    least = math.ceil(round(coverage / (1 - coverage), 9))
+    if not np.isfinite(threshold):
+        raise UserError(
+            f"{count} rows are too few for a coverage of {coverage:g}, which needs {least}: hold more out "
+            "(dataset.client_validation, dataset.validation), or ask for less."
+        )
+    return Rule(coverage, threshold, temperature)
+
+
+def calibrate(worker: Worker, source: str, coverage: float) -> dict[str, Any]:
+    """The content of calibration.json, without the model's digest."""
+    check_task(worker)
+    classes = worker.task.target.has_classes
+    parts = parts_of(worker, source)
+    rule = rule_of(parts, coverage, classes=classes)
+    first = sum(int(part.first.sum()) for part in parts) if classes else 0
+    found: dict[str, Any] = {
+        "version": 1,
+        "kind": "classes" if classes else "number",
+        "coverage": coverage,
+        "temperature": rule.temperature,
+        "threshold": rule.threshold,
+        "rows": {
+            "source": source,
+            "parts": len(parts),
+            "temperature": first,
+            "quantile": sum(len(part.labels) for part in parts) - first,
+        },
+    }
+    table = worker.data.test_table
+    if len(table):
+        logits, labels = outputs(worker, table)
+        by = groups(rule, logits, labels, columns_of(worker, labels), worker.config.dataset.subgroup_floor)
+        found |= {"test": by, "notes": not_exchangeable(by, coverage)}
+        if rule.temperature is not None:
+            labels = labels.astype(np.int64)
+            found["before"] = reliability(logits, labels, 1.0)
+            found["after"] = reliability(logits, labels, rule.temperature)
+    return found
+
+
+def columns_of(worker: Worker, labels: Any) -> dict[str, Any]:
+    """Of each test row: whose it is like, its class, its subgroups."""
+    found: dict[str, Any] = {}
+    parts = worker.shares.partition
+    if worker.shares.test and parts is not None:
+        clients = np.full(len(labels), "", dtype=object)
+        for number, rows in enumerate(worker.shares.test):
+            clients[rows] = parts.names[number]
+        found[CLIENT] = clients
+    if worker.task.target.has_classes:
+        found[CLASS] = np.array(worker.corpus.classes, dtype=object)[labels.astype(np.int64)]
+    return found | {name: np.asarray(values) for name, values in subgroup_columns(worker).items()}

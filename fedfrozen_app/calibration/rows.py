@@ -1,0 +1,79 @@
+"""The rows that a model is calibrated on: training never saw them. One half fits the temperature or nothing,
+the other gives the quantile."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedfrozen_app.config import Config, excluded_clients
+from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.seeds import numpy_generator
+from fedfrozen_app.local.worker import Worker
+
+FOR_TEMPERATURE = 1 / 3  # of a part's rows; one number is fitted to them
+SOURCES = ("clients", "server")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one client, or of the server, as the loaded model sees them."""
+
+    name: str
+    logits: npt.NDArray[np.float64]  # (rows, classes); of a number its prediction, (rows,)
+    labels: npt.NDArray[np.int64] | npt.NDArray[np.float64]
+    first: npt.NDArray[np.bool_]  # the rows that the temperature is fitted to
+
+
+def choose_source(config: Config, asked: str | None) -> str:
+    """Clients' rows where a round could have asked for counts of them as they are; else the server's own."""
+    masked, private = config.secure_aggregation.name == "on", config.privacy.name != "none"
+    reason = (
+        "its clients' counts are summed under masks, which end with the run"
+        if masked
+        else "its clients hold no rows out, because privacy=dp_sgd would not cover them"
+        if private
+        else "its sites hold their rows, and calibrate takes none from them"
+        if config.runtime.name == "deployed"
+        else ""
+    )
+    if asked == "clients" and reason:
+        raise UserError(
+            f"This run cannot be calibrated on clients' rows, because {reason}: use --rows server."
+        )
+    return asked or ("server" if reason or not config.dataset.client_validation else "clients")
+
+
+def parts_of(worker: Worker, source: str) -> list[Part]:
+    if source == "server":
+        rows = {"server": torch.from_numpy(worker.data.shares.validation)}
+    else:
+        parts, left_out = worker.shares.partition, excluded_clients(worker.config)
+        names = [str(number) for number in range(0 if parts is None else len(parts.indices))]
+        rows = {name: worker.rows(name).validation for name in names if name not in left_out}
+    rows = {name: own for name, own in rows.items() if len(own)}
+    if not rows:
+        key = "dataset.validation" if source == "server" else "dataset.client_validation"
+        raise UserError(
+            f"The run's {source} held no rows out to calibrate on ({key}): use --rows with the other."
+        )
+    return [_part(worker, name, own) for name, own in rows.items()]
+
+
+def _part(worker: Worker, name: str, rows: torch.Tensor) -> Part:
+    table = worker.data.train_table.take(rows.to(worker.device))
+    units = np.unique(worker.corpus.units[rows.numpy()])  # all rows of a patient are on one side
+    numpy_generator(worker.config.seed, "calibration", name).shuffle(units)
+    chosen = units[: round(len(units) * FOR_TEMPERATURE)]
+    logits, labels = outputs(worker, table)
+    return Part(name, logits, labels, np.isin(worker.corpus.units[rows.numpy()], chosen))
+
+
+def outputs(worker: Worker, table: object) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """The model's logits, or its predictions of a number in the labels' own units; and the truth."""
+    task = worker.task
+    logits = task.all_logits(table)  # type: ignore[arg-type]
+    found = logits if task.target.has_classes else task.predictions(logits)
+    labels = table.labels.cpu()  # type: ignore[attr-defined]
+    return found.double().numpy(), (labels if task.target.has_classes else labels.double()).numpy()

@@ -1,0 +1,111 @@
+"""`calibration.json` for people: sentences, tables, a section of the report, lines of a model card."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table as Grid
+from rich.text import Text
+
+from fedfrozen_app.core.formatting import counted
+from fedfrozen_app.files.readers import known_files, read_object
+from fedfrozen_app.report.html import Table
+
+FILE = "calibration.json"
+
+
+def read_calibration(run: Path) -> dict[str, Any] | None:
+    """Of the model that is there now: None if there is none, or a resumed run has another model since."""
+    found = read_object(run / FILE)
+    known = known_files(run)
+    if found is None or known is None:
+        return found
+    model = known.files.get("model.safetensors")
+    return found if model is not None and model.sha256 == found.get("model_sha256") else None
+
+
+def lines_of(found: Mapping[str, Any]) -> list[str]:
+    rows, whole = found["rows"], (found.get("test") or {}).get("all", {}).get("all")
+    of = "the server's" if rows["source"] == "server" else f"{counted(rows['parts'], 'client')}'"
+    lines = []
+    if found["temperature"] is not None:
+        change = ""
+        if "before" in found:
+            before, after = found["before"], found["after"]
+            change = (
+                f" On the test rows the calibration error goes from {before['ece']:.3f} to "
+                f"{after['ece']:.3f}, the loss from {before['loss']:.3f} to {after['loss']:.3f}."
+            )
+        lines.append(f"Temperature {found['temperature']:.4g}, from {of} {rows['temperature']} rows.{change}")
+    what = (
+        f"a class is in the set where 1 - probability is at most {found['threshold']:.4g}"
+        if found["kind"] == "classes"
+        else f"the interval is the prediction plus and minus {found['threshold']:.4g}"
+    )
+    lines.append(f"Coverage {found['coverage']:.0%}: {what}, from {of} {rows['quantile']} rows.")
+    if whole:
+        lines.append(
+            f"On {whole['rows']:,} test rows {whole['coverage']:.1%} are covered (95 %: {whole['low']:.1%} "
+            f"to {whole['high']:.1%}), {size_of(whole, found)}."
+        )
+    lines.append(
+        "The coverage holds for rows drawn as the calibration rows were, all of them together: a single "
+        "client, class or subgroup can have less."
+    )
+    return [*lines, *found.get("notes", [])]
+
+
+def size_of(one: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    if one["size"] is None:
+        return "without bound"
+    return (
+        f"{one['size']:.2f} classes on average" if found["kind"] == "classes" else f"{one['size']:.4g} wide"
+    )
+
+
+def sheets(found: Mapping[str, Any]) -> list[tuple[str, Table]]:
+    """One table for each column of the test rows, the least covered group first."""
+    size = "mean set size" if found["kind"] == "classes" else "width"
+    made = []
+    for column, values in (found.get("test") or {}).items():
+        if column == "all" or not values:
+            continue
+        ordered = sorted(values.items(), key=lambda item: item[1]["coverage"])
+        body = [
+            [
+                value,
+                f"{one['rows']:,}",
+                f"{one['coverage']:.3f}",
+                f"{one['low']:.3f} to {one['high']:.3f}",
+                "" if one["size"] is None else f"{one['size']:.4g}",
+            ]
+            for value, one in ordered
+        ]
+        made.append(
+            (f"By {column} ({len(body)})", Table([column, "test rows", "covered", "95 %", size], body))
+        )
+    return made
+
+
+def tables_of(found: Mapping[str, Any]) -> list[Grid]:
+    grids = []
+    for title, table in sheets(found):
+        grid = Grid(title=Text(title), title_justify="left")
+        for place, heading in enumerate(table.head):
+            grid.add_column(heading, justify="left" if place == 0 else "right")
+        for line in table.body:
+            grid.add_row(*map(Text, line))
+        grids.append(grid)
+    return grids
+
+
+def calibration_section(run: Path) -> dict[str, Any] | None:
+    found = read_calibration(run)
+    return None if found is None else {"lines": lines_of(found), "tables": sheets(found)}
+
+
+def rule_for_export(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What a user of the exported model needs."""
+    whole = (found.get("test") or {}).get("all", {}).get("all", {})
+    keys: Sequence[str] = ("kind", "coverage", "temperature", "threshold", "rows", "notes")
+    return {key: found.get(key) for key in keys} | {"test": whole}
