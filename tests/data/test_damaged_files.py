@@ -283,6 +283,30 @@ def test_texts_without_annotations_are_counted(tmp_path):
     assert "1 text not read, without an .ann file beside: 3.txt" in warning
 
 
+def test_entities_that_no_tag_can_hold_are_counted(tmp_path):
+    spans = "T1\tproblem 8 18\tchest pain\nT2\tproblem 8 13;19 24\tchest today\n"
+    for number in range(30):
+        (tmp_path / f"{number}.txt").write_text("She has chest pain today.\n")
+        (tmp_path / f"{number}.ann").write_text(spans)
+    (warning,) = prepare(DatasetSpec(kind="brat", path=str(tmp_path))).account["warnings"]
+    assert warning.startswith("30 entities in pieces")
+
+
+def test_texts_without_concepts_are_counted(tmp_path):
+    for number in range(30):
+        (tmp_path / f"{number}.txt").write_text("She has chest pain today\n")
+        if number != 3:
+            (tmp_path / f"{number}.con").write_text('c="chest pain" 1:2 1:3||t="problem"\n')
+    (warning,) = prepare(DatasetSpec(kind="i2b2", path=str(tmp_path))).account["warnings"]
+    assert "1 text not read, without a .con file: 3.txt" in warning
+
+
+def test_tagged_files_are_in_the_account(tmp_path):
+    (tmp_path / "notes.conll").write_text(f"-DOCSTART- a O\n\n{TAGGED}-DOCSTART- b O\n\n{TAGGED}")
+    (file,) = prepare(DatasetSpec(kind="conll", path=str(tmp_path))).account["files"]
+    assert file == {"file": "notes.conll", "rows": 40, "encoding": "utf-8", "documents": 2}
+
+
 def test_files_beside_the_pictures_of_classes_are_counted(tmp_path):
     for number in range(8):
         folder = tmp_path / "ab"[number % 2]

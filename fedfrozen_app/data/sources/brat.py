@@ -7,7 +7,6 @@ Tools differ in whether \\r\\n counts as one character or as two; the words besi
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from fedfrozen_app.data.account import places, warn
 from fedfrozen_app.data.sources.entities import Sentences, document_of, found_in_files, tag_spans
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, existing, lines_of, read_utf8, reads
 
-logger = logging.getLogger(__name__)
 ENTITY = re.compile(r"T\d+\t(\S+) ([\d ;]+)\t(.*)")
 SENTENCE_END = re.compile(r"\n+|(?<=[.!?])\s+(?=[A-Z])")
 WORD = re.compile(r"\w+|[^\w\s]")
@@ -46,7 +44,7 @@ def _read(files: list[Path], root: Path) -> Sentences:
             lost += _add_sentence(found, text, start, end, spans, document_of(file, root))
             start = following
     if lost:
-        logger.info("%d entities in pieces, overlapping others or across sentences were left out.", lost)
+        warn(f"{lost} entities in pieces, overlapping others or across sentences were left out.")
     return found
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted
-from fedfrozen_app.data.account import places, warn
+from fedfrozen_app.data.account import file_read, places, warn
 from fedfrozen_app.data.sources.entities import Sentences, document_of, found_in_files
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, lines_of, reads
 
@@ -71,6 +71,7 @@ def _read_file(file: Path, name: str) -> tuple[Sentences, bool]:
             words.append(cells[0])
             tags.append(cells[-1])
     _warn_of_long_sentences(found, file)
+    file_read(file.name, rows=len(found.words), encoding="utf-8", documents=number)
     return found, number > 0
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.data.account import warn
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Rows, existing, word_in_name
 from fedfrozen_app.tasks.entity_tags import OUTSIDE
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -90,7 +88,7 @@ def found_in_files(
         train = [file for file in files if file not in test]
     elif ignored := [file.name for file in files if file not in train + test]:
         shown = ", ".join(ignored[:5]) + (", ..." if len(ignored) > 5 else "")
-        logger.info("%s: not read, neither train nor test: %s", root, shown)
+        warn(f"{root}: not read, neither train nor test: {shown}.")
     if not train:
         raise UserError(
             f"{root} has only test files: set dataset.train_split to the word of the train files."

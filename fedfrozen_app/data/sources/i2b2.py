@@ -8,15 +8,15 @@ institution (beth/, partners/), which `partition=natural partition.column=source
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 
 from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.formatting import counted
+from fedfrozen_app.data.account import places, warn
 from fedfrozen_app.data.sources.entities import Sentences, found_in_files, tag_spans
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, existing, lines_of, reads
 
-logger = logging.getLogger(__name__)
 CONCEPT = re.compile(r'c="(.*)" (\d+):(\d+) (\d+):(\d+)\|\|t="([^"]+)"')
 HOLDERS = ("txt", "concept", "concepts", "con")
 Spans = dict[int, list[tuple[int, int, str]]]  # by line, from 1
@@ -27,6 +27,11 @@ def read_i2b2(spec: DatasetSpec) -> Found:
     concepts = _concepts_of(existing(spec))
     if not concepts:
         raise UserError(f"No *.con file found in {spec.path} beside a text: an i2b2 data set has them.")
+
+    texts = sorted(existing(spec).rglob("*.txt"))
+    if alone := [file for file in texts if file not in concepts]:
+        named = places([file.relative_to(existing(spec)).as_posix() for file in alone])
+        warn(f"{spec.path}: {counted(len(alone), 'text')} not read, without a .con file: {named}.")
 
     def read(files: list[Path], root: Path) -> Sentences:
         found, lost = Sentences(), 0
@@ -43,7 +48,7 @@ def read_i2b2(spec: DatasetSpec) -> Found:
                 lost += dropped
                 found.add(words, tags, document, f"line {number} of {file.name}", source)
         if lost:
-            logger.info("%d concepts overlap longer ones and were left out.", lost)
+            warn(f"{lost} concepts overlap longer ones and were left out.")
         return found
 
     return found_in_files(spec, "*.txt", "an i2b2 data set has texts.", read)
