@@ -218,7 +218,7 @@ def rooms() -> plt.Figure:
     axes.text(
         left,
         0.16,
-        "strategies/ and clients/ stand next to fedfrozen_app/. The two rows from audit to desk are one line.",
+        "strategies/ and clients/ stand beside fedfrozen_app/. The rows from audit to desk are one line.",
         size=10.5,
         color=GREY,
     )
