@@ -99,6 +99,7 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
             "models": "architectures, roles",
             "data": "tables, readers, partitions",
             "exchange": "role, plan, request, ledger, codec",
+            "clock": "virtual time",
         },
     ),
     (

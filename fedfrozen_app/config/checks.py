@@ -7,7 +7,7 @@ from fedfrozen_app.config.adapter_checks import check_adapter
 from fedfrozen_app.config.client_checks import check_algorithm
 from fedfrozen_app.config.named_settings import server_optimizer_settings, strategy_settings
 from fedfrozen_app.config.privacy_checks import check_private
-from fedfrozen_app.config.runtime_checks import check_files, check_gpus, check_runner
+from fedfrozen_app.config.runtime_checks import check_clock, check_files, check_gpus, check_runner
 from fedfrozen_app.config.schema import Config, sections
 from fedfrozen_app.config.secure_checks import check_batches, check_masked
 from fedfrozen_app.config.settings import check_settings
@@ -21,6 +21,7 @@ def check_config(config: Config, *, here: bool = True) -> None:
     for name in sections():
         check_settings(getattr(config, name), f"{name}.")
     check_runner(config)
+    check_clock(config)
     if config.privacy.name != "none":
         check_private(config)
     elif config.privacy.audited is not None:

@@ -129,6 +129,7 @@ def absolute_paths(resolved_config: dict[str, Any]) -> dict[str, str]:
         ("adapter.path", resolved_config["adapter"].get("path")),
         ("dataset.tokenizer_text", resolved_config["dataset"].get("tokenizer_text")),
         ("dataset.statistics", resolved_config["dataset"].get("statistics")),
+        ("clock.file", resolved_config.get("clock", {}).get("file")),
         ("partition.census", resolved_config["partition"].get("census")),
         ("runtime.cache_dir", resolved_config["runtime"]["cache_dir"]),
         ("runtime.server_kit", resolved_config["runtime"]["server_kit"]),

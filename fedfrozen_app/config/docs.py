@@ -138,6 +138,14 @@ frozen and private parts are left alone.
 
 {runtime}
 
+## Clock
+
+{clock_files}
+
+[Virtual time](virtual-time.md) explains how a round's time is computed.
+
+{clock}
+
 ## Experiments
 
 {experiment_files}

@@ -31,6 +31,22 @@ def check_runner(config: Config) -> None:
         )
 
 
+def check_clock(config: Config) -> None:
+    """Virtual time is for simulated clients, whose machines and links are made up."""
+    clock = config.clock
+    if clock.name == "none":
+        return
+    if config.runtime.name == "deployed":
+        raise UserError(
+            "clock=profiles is for simulated clients, and real sites take real time: use clock=none."
+        )
+    if clock.distribution == "uniform" and clock.spread >= 1:
+        raise UserError(
+            f"clock.spread={clock.spread:g} with clock.distribution=uniform would give clients no speed at "
+            "all: use a number below 1, or clock.distribution=lognormal."
+        )
+
+
 def stack_runs(config: Config) -> int | None:
     """How many runs of a sweep train together: 1 for `off`, None for `auto`."""
     word = config.runtime.stack_runs
@@ -97,6 +113,7 @@ def check_files(config: Config) -> None:
         ("adapter.path", True),
         ("dataset.tokenizer_text", True),
         ("dataset.statistics", True),
+        ("clock.file", True),
         ("partition.path", True),
         ("partition.census", True),
         ("start_from", True),

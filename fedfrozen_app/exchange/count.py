@@ -23,19 +23,22 @@ class Traffic:
     down_cold: int = 0  # what it would be if no client had held anything when the run began
     up_by_role: Counter[str] = field(default_factory=Counter)
     down_by_role: Counter[str] = field(default_factory=Counter)
+    by_client: dict[str, list[int]] | None = None  # bytes down and up of each; None: not counted
 
     _rows: dict[tuple[str, ...], Counter[str]] = field(default_factory=dict)  # of blocks, by their names
 
-    def sent(self, by_role: Counter[str], text: int, cold: int | None = None) -> None:
+    def sent(self, client: str, by_role: Counter[str], text: int, cold: int | None = None) -> None:
         """Count arrays and `text` bytes of text. `cold`: bytes of arrays for a client that held nothing when
         the run began; None: the same."""
         _add(self.down_by_role, by_role)
         size = sum(by_role.values())
         self.down += size + text
+        self._count(client, size + text, 0)
         self.down_cold += (size if cold is None else cold) + text
 
     def received(
         self,
+        client: str,
         arrays: Mapping[str, Tensor],
         text: str,
         roles: Mapping[str, Role],
@@ -43,16 +46,26 @@ class Traffic:
     ) -> None:
         """`extra_names` are the arrays of an encoded upload that are no parameters."""
         by_role = self._by_role(arrays, roles, extra_names)
-        _add(self.up_by_role, by_role)
-        self.up += sum(by_role.values()) + len(text.encode())
+        self._receive(client, by_role, text)
 
-    def masked(self, by_role: Counter[str], text: str) -> None:
+    def masked(self, client: str, by_role: Counter[str], text: str) -> None:
         """A masked reply: its bytes by the roles of the arrays that are in it."""
-        _add(self.up_by_role, by_role)
-        self.up += sum(by_role.values()) + len(text.encode())
+        self._receive(client, by_role, text)
 
-    def asked(self, question: str, answer: str) -> None:
+    def _receive(self, client: str, by_role: Counter[str], text: str) -> None:
+        _add(self.up_by_role, by_role)
+        size = sum(by_role.values()) + len(text.encode())
+        self.up += size
+        self._count(client, 0, size)
+
+    def _count(self, client: str, down: int, up: int) -> None:
+        if self.by_client is not None:
+            sizes = self.by_client.setdefault(client, [0, 0])
+            sizes[0], sizes[1] = sizes[0] + down, sizes[1] + up
+
+    def asked(self, client: str, question: str, answer: str) -> None:
         """A question without arrays, and its answer."""
+        self._count(client, len(question.encode()), len(answer.encode()))
         self.down += len(question.encode())
         self.down_cold += len(question.encode())
         self.up += len(answer.encode())

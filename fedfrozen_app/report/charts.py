@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from fedfrozen_app.files.rows import Row, capitalised, metric_name, number
-from fedfrozen_app.report.chart_data import LEAST_SPAN, Chart, chart, curve, round_axis
+from fedfrozen_app.report.chart_data import LEAST_SPAN, Chart, chart, curve, round_axis, rounded
 from fedfrozen_app.report.client_charts import client_keys, client_map, client_spread, selection_map
 from fedfrozen_app.report.curves import Series, running_total, series
 from fedfrozen_app.report.selection import chose
@@ -50,6 +50,8 @@ def make_charts(rows: Sequence[Row], own: Iterable[tuple[str, str, str]] = ()) -
     if any("epsilon_max" in row for row in rows):
         epsilon = _line(rows, "largest epsilon of a client", "epsilon_max", "purple")
         charts.append(_lines(f"Privacy spent{per_unit(rows)}", x, epsilon, from_zero=True))
+    if any(row.get("virtual_seconds") for row in rows):
+        charts.insert(1, _over_time(rows))
     if client_keys(rows):
         charts += [client_spread(rows, x), client_map(rows, x)]
     if chose(rows):
@@ -83,6 +85,29 @@ def _quality(rows: Sequence[Row], x: Chart) -> Chart:
         _line(rows, "clients after local training", "client_val_after", "green"),
         least=LEAST_SPAN,
     )
+
+
+def _over_time(rows: Sequence[Row]) -> Chart:
+    """The metric against the virtual time at which its round ended."""
+    metric = metric_name(rows)
+    key = f"test_{metric}"
+    points = [
+        (rounded(row["virtual_seconds"]), rounded(number(row[key])), f"round {row['round']}")
+        for row in rows
+        if key in row and "virtual_seconds" in row and not math.isnan(number(row[key]))
+    ]
+    last = max((point[0] for point in points), default=0.0)
+    x = {
+        "label": "virtual time",
+        "unit": "s",
+        "from": 0.0,
+        "to": last * 1.02 or 1.0,
+        "whole": False,
+        "marks": [],
+    }
+    line = {"name": "test", "colour": "blue", "stroke": "", "points": points}
+    title = f"{capitalised(metric)} over virtual time"
+    return chart(title, "", "path", [line], x, from_zero=False, least=LEAST_SPAN)
 
 
 def _loss(rows: Sequence[Row], x: Chart) -> Chart:

@@ -95,6 +95,8 @@ def _final_metrics(rows: Sequence[Row], summary: dict[str, Any]) -> Iterator[tup
             yield f"Sent {way}, all clients", f"{human_bytes(exact)} ({exact:,} bytes)"
     if not math.isnan(seconds := number(summary.get("seconds"))):
         yield "Time", human_seconds(seconds)
+    if not math.isnan(virtual := number(summary.get("virtual_seconds"))):
+        yield "Virtual time, clients' own machines and links", human_seconds(virtual)
     yield "Rounds", rounds_text(rows, summary)
     failed = sum(row.get("clients_failed") or 0 for row in rows)
     if failed:

@@ -27,6 +27,7 @@ from fedfrozen_app.report.console import (
 from fedfrozen_app.report.curves import series
 from fedfrozen_app.report.data_section import data_section, read_data
 from fedfrozen_app.report.fairness import fairness_section, read_fairness, reliability_chart
+from fedfrozen_app.report.gantt import gantt_section
 from fedfrozen_app.report.html import Table, flat, png_text, render_page, save, text
 from fedfrozen_app.report.mask_picture import FILE as MASKS
 from fedfrozen_app.report.sample_texts import read_samples, sample_lines
@@ -118,6 +119,7 @@ def render(
         fairness=fairness_section(fairness),
         calibration=calibration,
         data=data_section(data),
+        gantt=gantt_section(rows),
         clients=_clients(rows, (summary.get("config") or {}).get("num_clients"), held_out or {}),
         failures=[(f"round {row['round']}", str(why)) for row in rows for why in row.get("failures") or []],
         counted_rows=counted(len(rows), "row"),

@@ -31,7 +31,7 @@ PACKAGES = (
 # What a value of the file is, where there is one.
 OBJECTS = ("config", "versions", "stability", "personal", "epsilon", "baseline")
 NUMBERS = (
-    *("rounds", "total_bytes_up", "total_bytes_down", "total_bytes_down_cold", "seconds"),
+    *("rounds", "total_bytes_up", "total_bytes_down", "total_bytes_down_cold", "seconds", "virtual_seconds"),
     *(f"final_test_{name}" for name in HEADLINES),
 )
 LAST = 10  # rounds that "stability" looks back over
@@ -171,6 +171,8 @@ def _metrics(
         summary["audited"] = marks[-1]
     if (method := method_of(config)) is not None:
         summary |= method.sums_up(rows)
+    if any("virtual_seconds" in row for row in rows):
+        summary["virtual_seconds"] = max(row.get("virtual_seconds", 0.0) for row in rows)
     if any("bytes_down_cold" in row for row in rows):
         summary["total_bytes_down_cold"] = sum(map(cold_bytes_down, rows))
     return summary | {

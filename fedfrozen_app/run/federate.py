@@ -40,6 +40,7 @@ from fedfrozen_app.run.job import Job
 from fedfrozen_app.run.own_record import write_own_record
 from fedfrozen_app.run.prepare import StartingPoint, check_possible, prepare, private_parts_note
 from fedfrozen_app.run.samples import write_samples
+from fedfrozen_app.run.virtual_time import virtual_time
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
 from fedfrozen_app.server.connection import Connection
 from fedfrozen_app.server.earlier_sums import EarlierSums
@@ -134,7 +135,16 @@ def assemble(job: Job, connection: Connection, worker: Worker, client_state: Cli
         client_state,
         worker.kept.for_run(Compiling).state_dict,
     )
-    hooks = [WorkersAlive(job.folder), best, *privacy_spent(job.config, start.history), saver, metrics]
+    timed = virtual_time(job.config, worker, start.history)
+    connection.counts_clients = bool(timed)
+    hooks = [
+        *timed,
+        WorkersAlive(job.folder),
+        best,
+        *privacy_spent(job.config, start.history),
+        saver,
+        metrics,
+    ]
     shown = [ShowProgress(progress)] if job.shown else []
     hooks += [*shown, tracking, SomebodyTakesPart(job.folder)]
     strategy = make_strategy(job, connection, start, hooks)

@@ -22,6 +22,7 @@ class Connection:
     roles: Mapping[str, Role]
     foundation: Foundation = field(default_factory=Foundation)
     lateness: Lateness = field(default_factory=Lateness)
+    counts_clients: bool = False  # whether bytes are counted for each client too
     trust: Trust = field(default_factory=Shown)  # whose signatures under keys of masked rounds are valid
 
     @property

@@ -30,9 +30,9 @@ def exchange_texts(
             if message is None:
                 raise ValueError(f"did not answer within {patience:g} s")
             answer = masking_text(message)
-            traffic.asked(text, answer)
+            traffic.asked(client, text, answer)
             found.append((client, answer))
         except ValueError as error:
-            traffic.asked(text, "")
+            traffic.asked(client, text, "")
             found.append((client, error))
     return found

@@ -171,6 +171,8 @@ class RoundRecord:
             "clients_failed": len(self.failures),
             "drift": drift,
         }
+        if self.traffic.by_client is not None:  # taken out again by the hook that asked for it
+            row["bytes_by_client"] = self.traffic.by_client
         if self.secure is not None:
             row["secure"] = self.secure
         by_client = {

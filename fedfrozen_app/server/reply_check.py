@@ -30,10 +30,10 @@ def read(
     request, layout = asked.request, asked.layout
     if layout is not None and MASKED in reply.arrays and request.masking is not None:
         bits = request.masking.settings["bits"]
-        traffic.masked(masked_bytes(layout, bits, connection.roles), reply.text)
+        traffic.masked(asked.client, masked_bytes(layout, bits, connection.roles), reply.text)
         return reply
     extra_names = () if request.coder is None else request.coder.extra_names
-    traffic.received(reply.arrays, reply.text, connection.roles, extra_names)
+    traffic.received(asked.client, reply.arrays, reply.text, connection.roles, extra_names)
     return reply
 
 

@@ -67,7 +67,8 @@ class RequestMessages:
         """The request with these arrays. `lacking`: in addition to those of an earlier message."""
         template = self._template(to, names)
         text_bytes = template.text_bytes + len(to.envelopes.encode())
-        self.traffic.sent(template.by_role, text_bytes, self._cold_bytes(to, names, lacking=lacking))
+        cold = self._cold_bytes(to, names, lacking=lacking)
+        self.traffic.sent(to.client, template.by_role, text_bytes, cold)
         message = message_to(to.node, template.message)
         if to.envelopes:
             message.content = with_envelopes(message.content, to.envelopes)

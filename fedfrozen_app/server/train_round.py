@@ -11,7 +11,7 @@ from torch import Tensor
 from fedfrozen_app.adapters.rule import AdapterRule
 from fedfrozen_app.core.digests import bytes_on_their_way, start_digests
 from fedfrozen_app.core.formatting import format_error
-from fedfrozen_app.exchange.count import count_parameters
+from fedfrozen_app.exchange.count import Traffic, count_parameters
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.names import PARAMETERS, is_parameter
 from fedfrozen_app.files.rows import Row
@@ -46,7 +46,10 @@ class TrainRound:
             strategy.model, strategy.median_norm, strategy.zero_fill, strategy.equal
         )
         clock = RoundClock(time.perf_counter())  # the plan is made
-        self.record = RoundRecord(server_round, aggregator, federation.aggregation.quorum, clock=clock)
+        traffic = Traffic(by_client={} if federation.connection.counts_clients else None)
+        self.record = RoundRecord(
+            server_round, aggregator, federation.aggregation.quorum, traffic, clock=clock
+        )
 
     def run(self) -> Row:
         """Train, step, and update the strategy's model; returns the round's row."""

@@ -112,8 +112,8 @@ def test_prompts_for_a_clip_of_published_size_are_80_kib():
     strategy.model = {n: p for n, p in model.named_parameters() if n not in model.frozen_names}
     strategy.digests.update(dict.fromkeys(strategy.model, ""))
     request, traffic, roles = strategy.request(1, {}), Traffic(), strategy.federation.roles
-    traffic.sent(bytes_by_role({name: strategy.model[name] for name in request.base}, roles), 0)
-    traffic.received({name: strategy.model[name] for name in request.plan.shared}, "", roles)
+    traffic.sent("0", bytes_by_role({name: strategy.model[name] for name in request.base}, roles), 0)
+    traffic.received("0", {name: strategy.model[name] for name in request.plan.shared}, "", roles)
     assert traffic.down == traffic.up == KIB_80 == 80 * 1024
     assert traffic.down_by_role == traffic.up_by_role == {"prompt": KIB_80}
     assert strategy.upload_bytes(1) == {"prompt": KIB_80}

@@ -6,6 +6,7 @@ The YAML files in `conf/` inherit these defaults as their `base` and set only wh
 from fedfrozen_app.config.schema.adapter_section import AdapterConfig
 from fedfrozen_app.config.schema.aggregation_section import AggregationConfig
 from fedfrozen_app.config.schema.client_section import ClientConfig
+from fedfrozen_app.config.schema.clock_section import ClockConfig
 from fedfrozen_app.config.schema.dataset_section import DatasetConfig
 from fedfrozen_app.config.schema.model_section import ModelConfig
 from fedfrozen_app.config.schema.output_sections import (
@@ -38,6 +39,7 @@ __all__ = [
     "AggregationConfig",
     "CheckpointConfig",
     "ClientConfig",
+    "ClockConfig",
     "Config",
     "DatasetConfig",
     "DebugConfig",

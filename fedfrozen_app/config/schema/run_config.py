@@ -8,6 +8,7 @@ from fedfrozen_app.config.needs import only_with
 from fedfrozen_app.config.schema.adapter_section import AdapterConfig
 from fedfrozen_app.config.schema.aggregation_section import AggregationConfig
 from fedfrozen_app.config.schema.client_section import ClientConfig
+from fedfrozen_app.config.schema.clock_section import ClockConfig
 from fedfrozen_app.config.schema.dataset_section import DatasetConfig
 from fedfrozen_app.config.schema.model_section import ModelConfig
 from fedfrozen_app.config.schema.output_sections import (
@@ -28,7 +29,7 @@ NAMED = {"strategy": "strategies", "server_optimizer": "server_optimizers"}
 # Sections for which a file is chosen (model=vit_tiny). The others are part of the root.
 GROUPS = (
     *("model", "adapter", "dataset", "partition", "client", "privacy", "aggregation"),
-    *("secure_aggregation", "runtime"),
+    *("secure_aggregation", "runtime", "clock"),
 )
 
 
@@ -47,6 +48,7 @@ class Config:
     # The same for a server optimiser (see server/optimizer.py).
     server_optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "none"})
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    clock: ClockConfig = field(default_factory=ClockConfig)
     num_clients: int | None = setting(
         None,
         "Number of clients. `null`: 10, or one for each node under plain `flwr run`, or as many as "

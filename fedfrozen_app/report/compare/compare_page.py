@@ -101,6 +101,8 @@ def make_charts(comparison: Comparison) -> list[Chart]:
         lines("Test loss", "test_loss"),
     ]
     rows = [row for group in groups for run in group.runs for row in run.rows]
+    if any("virtual_seconds" in row for row in rows):
+        charts.insert(2, path("virtual time", _virtual, "virtual time so far", "s"))
     if any("epsilon_max" in row for row in rows):
         charts.append(path(f"epsilon{per_unit(rows)}", _epsilons, "largest epsilon of a client so far"))
     return charts
@@ -179,6 +181,12 @@ def _megabytes(group: Group) -> dict[int, float]:
     ]
     places = [row["round"] for row in group.runs[0].rows]
     return {place: fmean(sums) / 1e6 for place, sums in zip(places, zip(*runs, strict=False), strict=False)}
+
+
+def _virtual(group: Group) -> dict[int, float]:
+    """Mean over the seeds of the virtual time at which each round ended."""
+    times = _by_round(group, lambda row: row.get("virtual_seconds"))
+    return {place: fmean(by_seed) for place, by_seed in times.items()}
 
 
 def _epsilons(group: Group) -> dict[int, float]:

@@ -66,7 +66,7 @@ class Group:
 class Comparison:
     metric: str  # such as "accuracy": what test_*, final_test_* ... are
     tested: str  # the metric that the tests are about, a key of METRICS
-    target: float | None  # of rounds_to_target and bytes_to_target
+    target: float | None  # of *_to_target
     horizon: int  # the last round that every run had a chance to train
     groups: list[Group]
     baseline: dict[str, Any] = field(default_factory=dict)  # the settings that make a group a baseline
@@ -88,6 +88,8 @@ METRICS = {
     "bytes_down": "bytes down",
     "rounds_to_target": "rounds to {target} (of {horizon})",
     "bytes_to_target": "bytes to {target}",
+    "virtual_to_target": "virtual time to {target}",
+    "virtual_seconds": "virtual time",
     "seconds": "seconds",
 }
 IN_SHARES = ("accuracy", "f1", "c_index")  # what test_* may be and lies between 0 and 1

@@ -78,6 +78,7 @@ def metrics_of(summary: Mapping[str, Any], rows: Sequence[Row], metric: str) -> 
         "bytes_up": summary.get("total_bytes_up"),
         "bytes_down": summary.get("total_bytes_down_cold", summary.get("total_bytes_down")),
         "seconds": summary.get("seconds"),
+        "virtual_seconds": summary.get("virtual_seconds"),
     }
     return {key: float(value) for key, value in found.items() if not math.isnan(number(value))}
 
@@ -91,17 +92,20 @@ def worst_client(rows: Sequence[Row]) -> float | None:
 
 
 def with_target(run: Run, metric: str, target: float, horizon: int) -> Run:
-    """The run with its rounds and bytes to the target. One that does not reach it counts with the whole
-    horizon, and with what it sent until then: leaving it out would praise who reaches it by luck."""
-    last, reached, sent = horizon, False, 0
+    """The run with its rounds, bytes and virtual time to the target. One that does not reach it counts
+    with the whole horizon, and with what it sent until then: without it, luck would be praised."""
+    last, reached, sent, virtual = horizon, False, 0, 0.0
     for row in run.rows:
         if row["round"] > horizon:
             break
         sent += (row.get("bytes_up") or 0) + cold_bytes_down(row)
+        virtual = row.get("virtual_seconds", virtual)
         if number(row.get(f"test_{metric}")) >= target:
             last, reached = row["round"], True
             break
     metrics = run.metrics | {"rounds_to_target": float(last), "bytes_to_target": float(sent)}
+    if "virtual_seconds" in run.metrics:
+        metrics["virtual_to_target"] = virtual
     return replace(run, metrics=metrics, reached=reached)
 
 

@@ -24,12 +24,16 @@ WRITTEN: dict[str, Callable[[float], str]] = {
     "bytes_down": human_bytes,
     "bytes_to_target": human_bytes,
     "seconds": human_seconds,
+    "virtual_seconds": human_seconds,
+    "virtual_to_target": human_seconds,
     "rounds_to_target": lambda value: f"{value:.1f}",
 }
 ALWAYS = ("runs", "seeds")  # columns of every table of metrics
 QUALITY = ("final", "selected", "worst_client")
 STABILITY = ("std_last_10", "best_minus_final")
+TO_TARGET = ("rounds_to_target", "bytes_to_target", "virtual_to_target")
 COST = ("bytes_up", "bytes_down", "rounds_to_target", "bytes_to_target", "seconds")
+VIRTUAL = ("virtual_to_target", "virtual_seconds")
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ def sheets(comparison: Comparison) -> list[Sheet]:
         _metrics_sheet(comparison, "Quality", QUALITY),
         _metrics_sheet(comparison, "Stability", STABILITY),
         _metrics_sheet(comparison, "Cost", COST),
+        _metrics_sheet(comparison, "Virtual time", VIRTUAL),
     ]
     found = [sheet for sheet in found if len(sheet.headings) > len(ALWAYS)]
     if any(group.test for group in comparison.groups):
@@ -75,7 +80,7 @@ def _cell(name: str, group: Group) -> str:
     if spread.std is not None and name not in ("bytes_up", "bytes_down", "seconds"):
         text += f" ± {write(spread.std)}"
     missed = sum(not run.reached for run in group.runs)
-    if name not in ("rounds_to_target", "bytes_to_target") or not missed:
+    if name not in TO_TARGET or not missed:
         return text
     if missed == len(group.runs):
         return "not reached"

@@ -1,0 +1,39 @@
+"""How long a client takes for one request, in virtual seconds."""
+
+from dataclasses import astuple, dataclass
+
+from fedfrozen_app.clock.profiles import Profile
+
+BITS, MEGA, GIGA = 8, 1e6, 1e9
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one request makes a client do."""
+
+    bytes_down: int
+    operations: float  # floating-point operations of all its steps
+    bytes_up: int
+
+
+@dataclass(frozen=True)
+class ClientTime:
+    """Seconds of each part, one after another."""
+
+    wait: float  # until the client is there
+    download: float
+    train: float
+    upload: float
+
+    @property
+    def total(self) -> float:
+        return sum(astuple(self))
+
+
+def time_of(profile: Profile, work: Work, asked_at: float, period: float) -> ClientTime:
+    return ClientTime(
+        profile.next_start(asked_at, period) - asked_at,
+        work.bytes_down * BITS / (profile.downlink * MEGA),
+        work.operations / (profile.speed * GIGA),
+        work.bytes_up * BITS / (profile.uplink * MEGA),
+    )

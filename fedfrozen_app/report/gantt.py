@@ -1,0 +1,83 @@
+"""Who did what when, in virtual time: a bar for each client and round (a Gantt chart), as inline SVG."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from fedfrozen_app.files.rows import Row
+from fedfrozen_app.report.html import render_part
+
+PARTS = (("waits", "grey"), ("downloads", "sky"), ("trains", "vermillion"), ("uploads", "blue"))
+CLIENTS, ROUNDS = 20, 4  # that one picture shows at most
+LEFT, WIDTH, HEIGHT = 110, 640, 16  # of names, of the bars' space, and of one client's line
+STEP = 100  # from one entry of the legend to the next
+LEAST = 1e-3  # of the whole width: a shorter bar cannot be seen
+
+
+@dataclass(frozen=True)
+class Bar:
+    x: float
+    y: float
+    width: float
+    colour: str
+    title: str
+
+
+def gantt_section(rows: Sequence[Row]) -> Markup | None:
+    """The first rounds of the first and of the last stage; None without virtual time."""
+    timed = [row for row in rows if row.get("virtual_by_client")]
+    if not timed:
+        return None
+    shown = _shown(timed)
+    names = sorted(
+        {name for row in shown for name in row["virtual_by_client"]}, key=lambda one: (len(one), one)
+    )
+    names = names[:CLIENTS]
+    begins = {row["round"]: before.get("virtual_seconds", 0.0) for before, row in _pairs(rows)}
+    longest = max(row["virtual_seconds"] - begins[row["round"]] for row in shown)
+    pictures = [_picture(row, begins[row["round"]], names, longest) for row in shown]
+    hidden = max(len(row["virtual_by_client"]) for row in shown) > CLIENTS
+    return render_part(
+        "gantt.html",
+        pictures=pictures,
+        legend=[(name, colour, LEFT + STEP * place) for place, (name, colour) in enumerate(PARTS)],
+        clients=CLIENTS if hidden else None,
+        left=LEFT,
+        width=LEFT + WIDTH,
+        bar_height=HEIGHT - 4,
+    )
+
+
+def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    return list(zip([{}, *rows], rows, strict=False))
+
+
+def _shown(timed: Sequence[Row]) -> list[Row]:
+    """Rounds of the first and of the last stage: what freezing saves shows between them."""
+    first = [row for row in timed if row.get("stage") == timed[0].get("stage")]
+    last = [row for row in timed if row.get("stage") == timed[-1].get("stage")]
+    return list(first[: ROUNDS // 2]) + (last[: ROUNDS // 2] if last[0] is not first[0] else [])
+
+
+def _picture(row: Row, begin: float, names: Sequence[str], longest: float) -> dict[str, Any]:
+    """One round; all are drawn to the scale of the longest."""
+    times, length = row["virtual_by_client"], row["virtual_seconds"] - begin
+    bars = []
+    for line, name in enumerate(names):
+        x = float(LEFT)
+        for (part, colour), seconds in zip(PARTS, times.get(name, ()), strict=False):
+            width = WIDTH * seconds / longest if longest else 0.0
+            if width > LEAST * WIDTH:
+                title = f"client {name} {part} {seconds:.3g} s"
+                bars.append(Bar(round(x, 2), line * HEIGHT + 2, round(width, 2), colour, title))
+            x += width
+    labels = [(name[:16], line * HEIGHT + HEIGHT - 4) for line, name in enumerate(names)]
+    stage = f", {row['stage']}" if row.get("stage") else ""
+    return {
+        "title": f"Round {row['round']}{stage}: {length:.3g} s from {begin:.4g} s on",
+        "bars": bars,
+        "labels": labels,
+        "height": len(names) * HEIGHT + 2,
+    }

@@ -1,0 +1,35 @@
+"""Floating-point operations of a training step, counted by torch while it takes one on two rows."""
+
+from collections.abc import Collection
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedfrozen_app.local.worker import Worker
+from fedfrozen_app.models.task import Batch
+from fedfrozen_app.vmap.model_modes import evaluation_mode
+
+ROWS = 2
+
+
+def operations_per_row(worker: Worker, trained: Collection[str]) -> float:
+    """Forward and backward pass for one row, with gradients for these parameters alone.
+
+    Without dropout, so that no generator moves. What is frozen costs its forward pass, and its backward pass
+    where gradients must pass through it.
+    """
+    parameters = worker.parameters
+    required = {name: value.requires_grad for name, value in parameters.items()}
+    rows = torch.arange(min(ROWS, len(worker.train_table)), device=worker.device)
+    try:
+        for name, value in parameters.items():
+            value.requires_grad_(name in trained)
+        moving = [value for name, value in parameters.items() if name in trained]
+        with evaluation_mode(worker.model), torch.enable_grad(), FlopCounterMode(display=False) as counter:
+            loss = worker.task.loss({}, Batch(*worker.take(rows)))
+            if moving:
+                torch.autograd.grad(loss, moving, allow_unused=True)
+        return counter.get_total_flops() / len(rows)
+    finally:
+        for name, value in parameters.items():
+            value.requires_grad_(required[name])
