@@ -39,6 +39,7 @@ from fedfrozen_app.server.anchors import AnchorFile
 from fedfrozen_app.server.asking import Asking, Limits, Question, census_question
 from fedfrozen_app.server.connection import Connection
 from fedfrozen_app.server.membership import Invitation, Membership
+from fedfrozen_app.server.presence import PresenceWriter
 from fedfrozen_app.server.transport import Transport
 from fedfrozen_app.study.study_ask import read_study
 
@@ -159,7 +160,12 @@ def open_connection(grid: Grid, job: Job, worker: Worker, flower_run: int) -> Co
         last_state=last_states(job.start.row) if job.start is not None and job.resumes_itself else {},
         excluded=excluded_clients(config),
     )
-    return Connection(transport, membership, worker.roles, trust=Shown.read(authorities_file(job.folder)))
+    connection = Connection(
+        transport, membership, worker.roles, trust=Shown.read(authorities_file(job.folder))
+    )
+    if config.runtime.name == "deployed":
+        transport.on_wait = PresenceWriter(job.folder, membership, connection.lateness)
+    return connection
 
 
 def proposal_of(job: Job, worker: Worker, flower_run: int) -> Proposal | None:
