@@ -18,7 +18,7 @@ from fedfrozen_app.core.bundles import source_digest
 from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.core.flower_internals import get_flwr_home
 from fedfrozen_app.core.formatting import counted
-from fedfrozen_app.core.logs import prepare_logging
+from fedfrozen_app.core.logs import logs_of, prepare_logging
 from fedfrozen_app.core.own_objects import take_over
 from fedfrozen_app.data.federated import load_corpus, server_only, share_out
 from fedfrozen_app.exchange.proposal import Proposal, propose
@@ -54,6 +54,7 @@ def main(grid: Grid, context: Context) -> None:
     prepare_logging()
     take_over()
     job = job_of(context)
+    logs_of(run=job.config.run_id or f"flower-{context.run_id}")
     if asked := str(context.run_config.get("census", "")):
         with explain_disk_errors(job.folder):
             ask = read_ask(asked)
