@@ -40,8 +40,9 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
             "align": "encoders",
             "forget": "a client leaves",
             "capsule": "one file runs it again",
+            "calibration": "how sure?",
             "desk": "approvals",
-            "calibration": "how sure a model is",
+            "monitoring": "numbers",
         },
     ),
     (
