@@ -38,8 +38,8 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
             "sweep": "many runs",
             "theory": "tiny model",
             "align": "encoders",
-            "forget": "a client leaves",
-            "capsule": "one file runs it again",
+            "forget": "rollback",
+            "capsule": "run it again",
             "calibration": "how sure?",
             "desk": "approvals",
             "monitoring": "numbers",
@@ -158,8 +158,18 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], **st
 ROW, GAP, BETWEEN = 0.36, 0.05, 0.14  # inches
 
 
+MOST = 5  # rooms beside each other: more are drawn below one another
+
+
+def divided(line: list[str]) -> list[list[str]]:
+    """A line of rooms in rows of about one length."""
+    rows = -(-len(line) // MOST)
+    size = -(-len(line) // rows)
+    return [line[start : start + size] for start in range(0, len(line), size)]
+
+
 def rooms() -> plt.Figure:
-    stack = layers()
+    stack = [part for line in layers() for part in divided(line)]
     group_of = {room: number for number, (_, _, own) in enumerate(GROUPS) for room in own}
     purpose = {room: text for _, _, own in GROUPS for room, text in own.items()}
     turns = [group_of[line[0]] for line in stack]

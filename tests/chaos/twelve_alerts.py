@@ -25,7 +25,7 @@ from fedfrozen_app.core.certificates import PEM
 from fedfrozen_app.sites.approval import Approvals
 from fedfrozen_app.sites.authority import Authority, Passphrase
 from fedfrozen_app.sites.sign import last_sign
-from tests.chaos import clock
+from tests.chaos import clock, panels
 from tests.chaos.alerting import Prometheus, until, watched
 from tests.chaos.harness import COMMON, METHODS, Chaos, filled, read, rows_of, standing
 from tests.sites.federation import ROOT, SITES
@@ -316,6 +316,7 @@ def main() -> None:
     given = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="alerts-"))
     with scene_in(place) as (scene, prometheus):
+        begun = time.time()
         for name in given.only:
             began = time.monotonic()
             try:
@@ -329,6 +330,7 @@ def main() -> None:
             with given.out.open("a") as file:
                 file.write(json.dumps(asdict(story)) + "\n")
             print(f"{time.monotonic() - began:.0f} s: {story}", flush=True)
+        given.out.with_suffix(".panels.json").write_text(json.dumps(panels.ask(prometheus, begun)))
     print(table(read(given.out)))
     if not all(Story(**one).good for one in read(given.out)):
         sys.exit(f"Not all of them as they should be: see {place}.")
