@@ -13,6 +13,7 @@ WORDS = {
     "renew": "fedfrozen_app.sites.request:renew",
     "audit": "fedfrozen_app.sites.show_audit:show_audit",
     "desk": "fedfrozen_app.desk.command:desk",
+    "limit": "fedfrozen_app.sites.limits:limit",
     "metrics": "fedfrozen_app.monitoring.command:site_metrics",
     "pending": "fedfrozen_app.sites.approval_verbs:pending",
     "show": "fedfrozen_app.sites.approval_verbs:show",
