@@ -51,7 +51,7 @@ MACHINE = (
     Panel("Disk free", [("fedfrozen_disk_free_bytes", "{{party}} {{folder}}")], "bytes"),
     Panel("Memory available", [("fedfrozen_memory_available_bytes", "{{party}}")], "bytes"),
     Panel("GPUs busy", [("fedfrozen_gpu_busy_ratio", "{{party}} {{gpu}}")], "percentunit"),
-    Panel("Certificates end in", [("fedfrozen_certificate_seconds", "{{party}}")], "s", kind="stat"),
+    Panel("Certificates end in", [("fedfrozen_certificate_seconds", "{{holder}}")], "s", kind="stat"),
 )
 ROWS = {"Server and runs": SERVER, "Site": SITE, "Machine": MACHINE}
 

@@ -46,7 +46,7 @@ MACHINE: dict[str, Family] = {
     "fedfrozen_gpu_memory_used_bytes": gauge("Memory in use on a GPU.", "gpu"),
     "fedfrozen_gpu_memory_size_bytes": gauge("Memory of a GPU.", "gpu"),
     "fedfrozen_gpu_busy_ratio": gauge("Share of the last moments in which a GPU computed.", "gpu"),
-    "fedfrozen_certificate_seconds": gauge("Until the certificate of this party ends.", "party"),
+    "fedfrozen_certificate_seconds": gauge("Until the certificate of this party ends.", "holder"),
 }
 SITE: dict[str, Family] = MACHINE | {
     "fedfrozen_site_up": gauge("Whether this part of the site runs (1) or not (0).", "part"),

@@ -44,7 +44,7 @@ class Machine:
             found.add("fedfrozen_gpu_memory_size_bytes", coarse(size), gpu=gpu)
             found.add("fedfrozen_gpu_busy_ratio", busy, gpu=gpu)
         for party, path in self.certificates.items():
-            found.add("fedfrozen_certificate_seconds", seconds_left(path), party=party)
+            found.add("fedfrozen_certificate_seconds", seconds_left(path), holder=party)
 
     def _look_at_gpus(self) -> list[tuple[str, float, float, float]]:
         now = time.monotonic()

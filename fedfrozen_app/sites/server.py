@@ -46,6 +46,7 @@ from fedfrozen_app.sites.link import listening, running
 
 log = logging.getLogger(__name__)
 PATIENCE = 60.0  # seconds for a SuperLink that is about to listen
+ASKED = ("ControlServicer.ListNodes", "ControlServicer.ListRuns")  # lines of Flower's
 START = 300.0  # seconds for a run's process to start: it imports much, maybe on a busy machine
 FLAGS = (
     "--isolation process --enable-supernode-auth --disable-runtime-dependency-installation "
@@ -79,12 +80,18 @@ def link(arguments: list[str]) -> None:
         app = create_superlink_app(parse_superlink_arguments(), SuperLinkLifespan)
         prepare_logging()  # again: Flower has brought handlers of its own
         hide((folder / "superexec.secret").read_bytes().strip())
+        logging.getLogger("flwr").addFilter(is_news)
         settings = uvicorn_config(get_uvicorn_log_config(logging.INFO))
         config = uvicorn.Config(app, loop="asyncio", access_log=False, log_config=settings, workers=1)
         log.info("The SuperLink listens in %s, and on no port.", folder / "run")
         # Whom it admitted before, or was told to admit while it did not run; it asks itself, once it answers.
         threading.Thread(target=_register_known, args=(folder,), name="registration", daemon=True).start()
         uvicorn.Server(config).run([bound])
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Not what `fedfrozen server metrics` asks every few seconds."""
+    return record.getMessage() not in ASKED
 
 
 def admit(arguments: list[str]) -> None:

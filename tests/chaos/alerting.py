@@ -53,7 +53,7 @@ class Prometheus:
 
 
 def name_of(labels: dict[str, str]) -> str:
-    who = labels.get("site") or labels.get("party", "")
+    who = labels.get("site") or labels.get("holder") or labels.get("party", "")
     return f"{labels['alertname']}{{{who}}}"
 
 

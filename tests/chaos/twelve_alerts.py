@@ -250,17 +250,17 @@ def budget_exhausted(scene: Scene) -> Iterator[None]:
 
 # name: (the fault, its alert, whether a run goes on meanwhile)
 FAULTS: dict[str, tuple[Fault, str, bool]] = {
-    "site killed": (killed, f"FedfrozenSiteSilent{{{SITE}}}", True),
     "site mute": (mute, f"FedfrozenSiteMute{{{SITE}}}", True),
-    "disk full": (disk_full, f"FedfrozenDiskFull{{{SITE}}}", True),
-    "clock wrong": (clock_wrong, f"FedfrozenClockWrong{{{SITE}}}", True),
     "link slow": (link_slow, f"FedfrozenLinkSlow{{{SITE}}}", True),
-    "executor hung": (executor_hung, f"FedfrozenExecutorHung{{{SITE}}}", True),
-    "server killed": (server_killed, "FedfrozenServerDown{server}", True),
     "bad reply": (bad_reply, "FedfrozenBadReply{server}", True),
+    "site killed": (killed, f"FedfrozenSiteSilent{{{SITE}}}", True),
+    "server killed": (server_killed, "FedfrozenServerDown{server}", True),
+    "clock wrong": (clock_wrong, f"FedfrozenClockWrong{{{SITE}}}", True),
+    "disk full": (disk_full, f"FedfrozenDiskFull{{{SITE}}}", True),
+    "executor hung": (executor_hung, f"FedfrozenExecutorHung{{{SITE}}}", True),
     "certificate near its end": (certificate_ends, f"FedfrozenCertificateEnds{{{SITE}}}", True),
-    "approval missing": (approval_missing, f"FedfrozenApprovalMissing{{{SITE}}}", False),
     "version refused": (version_refused, f"FedfrozenVersionRefused{{{SITE}}}", False),
+    "approval missing": (approval_missing, f"FedfrozenApprovalMissing{{{SITE}}}", False),
     "budget exhausted": (budget_exhausted, f"FedfrozenBudgetExhausted{{{SITE}}}", False),
 }
 
