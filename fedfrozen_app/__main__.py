@@ -46,7 +46,11 @@ def run(arguments: list[str]) -> int:
         return 0
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # let errors reach us: Hydra would print several lines and exit 1
-    prepare_logging()
+    try:
+        prepare_logging()
+    except UserError as error:
+        print_text(f"fedfrozen: {error}", sys.stderr)
+        return BAD_INPUT
     # Flower logs every setting: in our own process our own lines are enough.
     logging.getLogger("flwr").setLevel(logging.WARNING)
     interrupt_on_signals()

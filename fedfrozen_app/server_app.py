@@ -18,7 +18,7 @@ from fedfrozen_app.core.bundles import source_digest
 from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.core.flower_internals import get_flwr_home
 from fedfrozen_app.core.formatting import counted
-from fedfrozen_app.core.logs import prepare_logging
+from fedfrozen_app.core.logs import logs_of, prepare_logging
 from fedfrozen_app.core.own_objects import take_over
 from fedfrozen_app.data.federated import load_corpus, server_only, share_out
 from fedfrozen_app.exchange.proposal import Proposal, propose
@@ -39,6 +39,7 @@ from fedfrozen_app.server.anchors import AnchorFile
 from fedfrozen_app.server.asking import Asking, Limits, Question, census_question
 from fedfrozen_app.server.connection import Connection
 from fedfrozen_app.server.membership import Invitation, Membership
+from fedfrozen_app.server.presence import PresenceWriter
 from fedfrozen_app.server.transport import Transport
 from fedfrozen_app.study.study_ask import read_study
 
@@ -53,6 +54,7 @@ def main(grid: Grid, context: Context) -> None:
     prepare_logging()
     take_over()
     job = job_of(context)
+    logs_of(run=job.config.run_id or f"flower-{context.run_id}")
     if asked := str(context.run_config.get("census", "")):
         with explain_disk_errors(job.folder):
             ask = read_ask(asked)
@@ -159,7 +161,12 @@ def open_connection(grid: Grid, job: Job, worker: Worker, flower_run: int) -> Co
         last_state=last_states(job.start.row) if job.start is not None and job.resumes_itself else {},
         excluded=excluded_clients(config),
     )
-    return Connection(transport, membership, worker.roles, trust=Shown.read(authorities_file(job.folder)))
+    connection = Connection(
+        transport, membership, worker.roles, trust=Shown.read(authorities_file(job.folder))
+    )
+    if config.runtime.name == "deployed":
+        transport.on_wait = PresenceWriter(job.folder, membership, connection.lateness)
+    return connection
 
 
 def proposal_of(job: Job, worker: Worker, flower_run: int) -> Proposal | None:

@@ -38,10 +38,11 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
             "sweep": "many runs",
             "theory": "tiny model",
             "align": "encoders",
-            "forget": "a client leaves",
-            "capsule": "one file",
-            "calibration": "how sure",
+            "forget": "rollback",
+            "capsule": "run it again",
+            "calibration": "how sure?",
             "desk": "approvals",
+            "monitoring": "numbers",
         },
     ),
     (
@@ -156,16 +157,18 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], **st
 # The rooms ------------------------------------------------------------------------------------------------
 
 ROW, GAP, BETWEEN = 0.36, 0.05, 0.14  # inches
-WIDE = 5  # rooms beside one another; a longer line takes two rows
+MOST = 5  # rooms beside each other: more are drawn below one another
 
 
-def rows_of(line: list[str]) -> list[list[str]]:
-    half = -(-len(line) // 2)
-    return [line] if len(line) <= WIDE else [line[:half], line[half:]]
+def divided(line: list[str]) -> list[list[str]]:
+    """A line of rooms in rows of about one length."""
+    rows = -(-len(line) // MOST)
+    size = -(-len(line) // rows)
+    return [line[start : start + size] for start in range(0, len(line), size)]
 
 
 def rooms() -> plt.Figure:
-    stack = [row for line in layers() for row in rows_of(line)]
+    stack = [part for line in layers() for part in divided(line)]
     group_of = {room: number for number, (_, _, own) in enumerate(GROUPS) for room in own}
     purpose = {room: text for _, _, own in GROUPS for room, text in own.items()}
     turns = [group_of[line[0]] for line in stack]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from fedfrozen_app.census.ask import Ask
@@ -13,17 +11,9 @@ from fedfrozen_app.census.measure import Tokens, is_edges, measure
 from fedfrozen_app.census.memory import release
 from fedfrozen_app.census.noised import release_with_noise
 from fedfrozen_app.census.records import Records
+from fedfrozen_app.census.rules import Rules
 
 FORMAT = 1
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What may leave, independent of who asks."""
-
-    floor: int
-    columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # that may be looked at, and how
-    key: bytes | None = None  # that the sites have agreed on, for rows that several of them hold
 
 
 def problem(ask: Ask, rules: Rules) -> str | None:

@@ -19,6 +19,7 @@ from fedfrozen_app.files.kinds import RUN, kind_of
 from fedfrozen_app.report.compare.compare_page import linked
 from fedfrozen_app.report.html import render_page, save
 from fedfrozen_app.report.run_page import run_page, write_report
+from fedfrozen_app.report.site_states import version_of
 from fedfrozen_app.sweep.sweep_page import sweep_page
 
 HOST = "127.0.0.1"
@@ -153,6 +154,7 @@ def _version(runs: list[Path]) -> str:
     """Changes whenever one of the files does."""
     stamps = []
     for run in runs:
+        stamps.append(version_of(run))
         for path in (run / name for name in WATCHED_FILES):
             if path.is_file():
                 state = path.stat()

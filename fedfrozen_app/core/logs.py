@@ -1,28 +1,158 @@
-"""What a person sees of the logs: our own lines, plainly, and the warnings of others."""
+"""What a person sees of the logs: our own lines, plainly, and the warnings of others.
 
+With FEDFROZEN_LOG=json each line is an object for a log collector, with the site, run and round it is about.
+It holds no text of an exception, which may quote a row: its kind and its place instead.
+"""
+
+import datetime
+import json
 import logging
+import os
+import re
 import sys
+import traceback
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import printable, printable_lines
+
+VARIABLE, JSON = "FEDFROZEN_LOG", "json"
+ABOUT = ("site", "run", "round")  # in every line, null where it is about none
+OURS = ("fedfrozen_app", "strategies", "clients")
+SERVERS = ("flwr", "uvicorn", "uvicorn.error", "uvicorn.access")  # loggers with handlers of their own
+HIDDEN = "[hidden]"
+KEY = "[A-Z ]*PRIVATE KEY-----"
+PRIVATE_KEY = re.compile(rf"-----BEGIN {KEY}.*?(-----END {KEY}|\Z)", re.DOTALL)
+PASSWORD = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")  # of an address, such as a database's
+SHORTEST = 8  # characters of a secret: hiding shorter words would hide others
+
+_process: dict[str, Any] = {}
+_task: ContextVar[dict[str, Any] | None] = ContextVar("what lines are about", default=None)
+_secrets: set[str] = set()
+
+
+# What lines are about ---------------------------------------------------------------------------------------
+
+
+def logs_of(**fields: str | int | None) -> None:
+    """From now on the lines of this process are about this site, run or round."""
+    _process.update(fields)
+
+
+@contextmanager
+def about(**fields: str | int | None) -> Iterator[None]:
+    """Lines of the block, in this thread."""
+    token = _task.set({**(_task.get() or {}), **fields})
+    try:
+        yield
+    finally:
+        _task.reset(token)
+
+
+def learn(**fields: str | int | None) -> None:
+    """What the block around turns out to be about."""
+    if (known := _task.get()) is not None:
+        known.update(fields)
+
+
+def hide(secret: str | bytes | None) -> None:
+    """No line holds this, whoever writes it."""
+    text = secret.decode("utf-8", "replace") if isinstance(secret, bytes) else secret or ""
+    if len(text) >= SHORTEST:
+        _secrets.add(text)
+
+
+def without_secrets(text: str) -> str:
+    text = PASSWORD.sub(HIDDEN, PRIVATE_KEY.sub(HIDDEN, text))
+    for secret in _secrets:
+        text = text.replace(secret, HIDDEN)
+    return text
+
+
+# Formats ----------------------------------------------------------------------------------------------------
 
 
 class OneLine(logging.Formatter):
     """Each record as one printable line, whatever its text holds; only tracebacks have more lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return printable(super().formatMessage(record))
+        return printable(without_secrets(super().formatMessage(record)))
 
     def formatException(self, ei: Any) -> str:
-        return printable_lines(super().formatException(ei))
+        return printable_lines(without_secrets(super().formatException(ei)))
+
+
+class JsonLine(logging.Formatter):
+    """Each record as one JSON object."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        known = {**_process, **(_task.get() or {})}
+        time = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        line: dict[str, Any] = {
+            "time": time.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            **{key: known.get(key) for key in ABOUT},
+            "message": printable(without_secrets(record.getMessage())),
+        }
+        if record.exc_info and record.exc_info[1] is not None:
+            line |= _of_error(record.exc_info[1])
+        return json.dumps(line)
+
+
+def _of_error(error: BaseException) -> dict[str, Any]:
+    """Kind and places of an exception and of its causes: its text may quote a row."""
+    kinds, places = [], []
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        kinds.append(type(one).__name__)
+        places += [
+            f"{os.path.basename(place.filename)}:{place.lineno} {place.name}"  # noqa: PTH119
+            for place in traceback.extract_tb(one.__traceback__)
+        ]
+        one = one.__cause__ or one.__context__
+    return {"error": kinds, "stack": places}
+
+
+# Handlers ---------------------------------------------------------------------------------------------------
+
+
+def wants_json() -> bool:
+    """`UserError` for a format that there is not."""
+    asked = os.environ.get(VARIABLE, "")
+    if asked not in ("", "text", JSON):
+        raise UserError(f"{VARIABLE}={asked} is no format of the logs: set it to text, or to json.")
+    return asked == JSON
 
 
 def prepare_logging() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLine())
+    """Again after Flower was imported: it brings handlers of its own."""
+    as_json = wants_json()
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLine() if as_json else OneLine())
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("flwr").propagate = False  # it has a handler of its own: each line would appear twice
-    for name in ("fedfrozen_app", "strategies", "clients"):
+    if as_json:
+        _take_lines_of_others()
+    for name in OURS:
         logging.getLogger(name).setLevel(logging.INFO)
     warnings.filterwarnings("ignore", category=FutureWarning)
+
+
+def _take_lines_of_others() -> None:
+    handlers = [one for one in logging.root.handlers if isinstance(one.formatter, JsonLine)]
+    for name in SERVERS:
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = list(handlers), False
+    logging.captureWarnings(True)
+
+
+def uvicorn_config(usual: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What uvicorn is told about its logs: nothing, where `prepare_logging` has said it."""
+    return None if wants_json() else usual

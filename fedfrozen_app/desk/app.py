@@ -30,6 +30,7 @@ from fedfrozen_app.sites import decide
 from fedfrozen_app.sites.approval import Approvals, Asked
 from fedfrozen_app.sites.history import past_runs, spending
 from fedfrozen_app.sites.kit import Kit
+from fedfrozen_app.sites.limits import LIMITS, set_limit
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.site_budget import SiteBudget
 
@@ -152,7 +153,9 @@ class Desk:
     def rules(self, request: Request) -> str:
         site = self.site()
         values = [(one.name, getattr(site.policy, one.name)) for one in fields(Policy)]
-        return self.render("rules.html", site=site.kit.name, path=site.kit.policy, values=values)
+        return self.render(
+            "rules.html", site=site.kit.name, path=site.kit.policy, values=values, limits=LIMITS
+        )
 
     # Forms -------------------------------------------------------------------------------------------
 
@@ -170,6 +173,12 @@ class Desk:
         decision(site.kit, asked, field_of(body, "reason"))
         log.info("%s: %s (%s).", request.path_params["decision"], asked.title, asked.hash[:12])
         return RedirectResponse(f"{self.session.base}/proposal/{asked.hash}", 303)
+
+    def limit(self, request: Request, body: bytes) -> Response:
+        key, value = field_of(body, "key"), field_of(body, "value").strip()
+        before, after = set_limit(Kit.read(self.folder), key, value)
+        log.info("limit %s: %s, was %s.", key, after, before)
+        return RedirectResponse(f"{self.session.base}/rules", 303)
 
     def leave(self, request: Request, body: bytes) -> Response:
         self.close()
@@ -220,6 +229,7 @@ def make_app(desk: Desk, host: str) -> Starlette:
         page("/rules", desk.rules),
         page("/proposal/{hash}", desk.proposal),
         form("/proposal/{hash}/{decision}", desk.decide),
+        form("/limit", desk.limit),
         form("/close", desk.leave),
         Route(f"{base}/desk.css", css, methods=["GET"]),
     ]

@@ -14,11 +14,13 @@ import rich.progress
 from rich.table import Column, Table
 from rich.text import Text
 
+from fedfrozen_app.core.logs import wants_json
 from fedfrozen_app.core.streams import print_text
 from fedfrozen_app.core.terminal import Console
 from fedfrozen_app.files.rows import HEADLINES, Row, is_long, metric_name, metric_title, number, read_rows
 from fedfrozen_app.report.sweep_clock import SWEEP
 
+log = logging.getLogger(__name__)
 # Rounds of one stage cost alike, so the time left is estimated from the latest few.
 ROUNDS_FOR_ESTIMATE = 5
 
@@ -297,7 +299,11 @@ class Progress:
                 f"{way} {human_bytes(row[key])}" for way in ("up", "down") if (key := f"bytes_{way}") in row
             ]
             parts += ["" if math.isnan(seconds) else human_seconds(seconds), self._left(row)]
-            self._stream.write("  ".join(part for part in parts if part) + "\n")
+            line = "  ".join(part for part in parts if part)
+            if wants_json():
+                log.info(line)
+                return
+            self._stream.write(line + "\n")
             self._stream.flush()
             return
         self._score = score or self._score

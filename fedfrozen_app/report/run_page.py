@@ -31,6 +31,7 @@ from fedfrozen_app.report.gantt import gantt_section
 from fedfrozen_app.report.html import Table, flat, png_text, render_page, save, text
 from fedfrozen_app.report.mask_picture import FILE as MASKS
 from fedfrozen_app.report.sample_texts import read_samples, sample_lines
+from fedfrozen_app.report.site_states import site_section
 from fedfrozen_app.report.summary import method_of, read_summary
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ def run_page(run_dir: Path, *, version: str = "") -> str:
         masks=_picture(run_dir / MASKS),
         data=read_data(run_dir),
         calibration=calibration_section(run_dir),
+        sites=site_section(run_dir, rows) if version else None,
     )
 
 
@@ -96,6 +98,7 @@ def render(
     masks: bytes | None = None,
     data: dict[str, Any] | None = None,
     calibration: dict[str, Any] | None = None,
+    sites: dict[str, Any] | None = None,
 ) -> str:
     """The whole page as text; `name` is the title where the configuration names no strategy."""
     title = headline(summary) or name
@@ -118,6 +121,7 @@ def render(
         masks=png_text(masks) if masks else "",
         fairness=fairness_section(fairness),
         calibration=calibration,
+        sites=sites,
         data=data_section(data),
         gantt=gantt_section(rows),
         clients=_clients(rows, (summary.get("config") or {}).get("num_clients"), held_out or {}),

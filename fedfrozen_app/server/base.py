@@ -8,6 +8,7 @@ from flwr.serverapp.strategy import Result
 
 from fedfrozen_app.core.deprecated import old_names
 from fedfrozen_app.core.digests import start_digests
+from fedfrozen_app.core.logs import about
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server.federation import Evaluate, Federation, Settings
@@ -48,8 +49,10 @@ class PlannedFedAvg(StrategySeams):
             self._close_round({"round": 0, "stage": "initial"}, time.perf_counter(), evaluate_fn)
         for server_round in range(self.first_round, num_rounds + 1):
             began = time.perf_counter()
-            row = self._train_round(server_round)
-            if self._close_round(row, began, evaluate_fn):
+            with about(round=server_round):
+                row = self._train_round(server_round)
+                stop = self._close_round(row, began, evaluate_fn)
+            if stop:
                 break
         result.arrays = to_record(self.model, local=True)
         return result

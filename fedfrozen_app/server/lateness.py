@@ -17,6 +17,7 @@ class Lateness:
     """When a reply is late, by the run's earlier replies."""
 
     slowest: float = 0.0  # the longest a reply without a warning took
+    awaited: "Awaited | None" = None  # the reply that the round waits for now
 
     @property
     def limit(self) -> float:
@@ -32,11 +33,16 @@ class Awaited:
     round: int
     deadline: float  # as `began`, on the monotonic clock
     began: float
+    client: str = ""
     troubled: bool = False  # the operator was warned: report the end too
 
     @property
     def late_at(self) -> float:
         return float("inf") if self.troubled else self.began + self.lateness.limit
+
+    @property
+    def is_late(self) -> bool:
+        return self.troubled or time.monotonic() >= self.late_at
 
     def warn(self, sentence: str) -> None:
         self.troubled = True

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 # waits for approval, which costs the site nothing.
 FIRST_PAUSE, PAUSE, WAITING_PAUSE = 2.0, 300.0, 3.0
 GONE = "%s is gone since %s (its SuperNode, machine or network): waiting up to %.0f s for it."
+MUTE = "it is connected, and does not answer"
 POLL = 2.0  # seconds between two checks of which nodes are connected
 
 
@@ -83,7 +84,7 @@ class Membership:
             if deadline is None and node in new:
                 log.warning("%s does not answer: continuing without it until it does.", self.title(node))
             # One that refused, and was asked again, has still refused.
-            self._nodes[node].refusal = self._nodes[node].refusal or "it is connected, and does not answer"
+            self._nodes[node].refusal = self._nodes[node].refusal or MUTE
         known = {hello.name: node for node in online if (hello := self._nodes[node].hello) is not None}
         self._names = {name: node for name, node in known.items() if name not in self.excluded}
         # A node that did not answer is asked again next round.

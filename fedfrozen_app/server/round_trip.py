@@ -117,7 +117,10 @@ class RoundTrip:
         """The answer; a client that was gone, or crashed, is sent its request again when it is back."""
         connection = self.connection
         title = partial(connection.membership.called, asked.client)
-        awaited = Awaited(connection.lateness, title, self.request.round, deadline, self._sent_at)
+        awaited = Awaited(
+            connection.lateness, title, self.request.round, deadline, self._sent_at, asked.client
+        )
+        connection.lateness.awaited = awaited
         message, lost = self._receive_or_lost(asked, message_id, awaited)
         crashes = 0
         # A client that disconnected has lost its secrets of a masked round and cannot be in the sum.

@@ -24,6 +24,7 @@ class Transport:
     local: bool = False  # arrays travel by reference: server and clients share a process
     timeout: float = 3600.0  # seconds for the replies of a round
     stop_requested: Callable[[], bool] = lambda: False  # whether the run should end
+    on_wait: Callable[[], None] = lambda: None  # called again and again while it waits for others
     _unanswered: set[str] = field(default_factory=set)  # messages that nodes may still be fetching
 
     @property
@@ -98,6 +99,7 @@ class Transport:
     def pause(self, seconds: float) -> None:
         if self.stop_requested():
             raise KeyboardInterrupt
+        self.on_wait()
         time.sleep(seconds)
 
     def drain(self) -> None:

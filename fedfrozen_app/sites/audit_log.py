@@ -114,13 +114,8 @@ def read_audit(path: Path) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = []
     last = FIRST
     for number, line in enumerate(path.read_text("utf-8", errors="replace").splitlines(), 1):
-        try:
-            entry = json.loads(line)
-            content = {key: value for key, value in entry.items() if key != "digest"}
-            sound = entry["previous"] == last and entry["digest"] == _digest(content)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            sound = False
-        if not sound:
+        entry = read_entry(line, last)
+        if entry is None:
             raise UserError(
                 f"The audit log {path} was changed or cut at line {number}: keep it as it is, move it away, "
                 "and find out why before this site goes on."
@@ -128,6 +123,17 @@ def read_audit(path: Path) -> list[dict[str, Any]]:
         entries.append(entry)
         last = entry["digest"]
     return entries
+
+
+def read_entry(line: str, last: str) -> dict[str, Any] | None:
+    """The entry of a line after the one with the digest `last`; None if it was changed or is another."""
+    try:
+        entry = json.loads(line)
+        content = {key: value for key, value in entry.items() if key != "digest"}
+        sound = entry["previous"] == last and entry["digest"] == _digest(content)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return entry if sound else None
 
 
 def check_anchors(path: Path, site: str, anchors: Path) -> int:

@@ -29,7 +29,7 @@ def approve(kit: Kit, asked: Asked) -> Decision:
             f"{asked.hash} cannot be read ({asked.problem}), so that nobody can know what it asks for: "
             f"`fedfrozen site refuse {asked.hash} {kit.folder}` refuses it."
         )
-    with _log(kit) as log:
+    with decision_log(kit) as log:
         _write(log, "approved", asked)
         return Approvals(kit.approvals).decide(asked.hash, approved=True)
 
@@ -61,7 +61,7 @@ def _refuse(kit: Kit, asked: Asked, reason: str, event: str) -> Decision:
     if len(reason) > LONGEST_REASON:
         raise UserError(f"The reason has {len(reason)} characters: give {LONGEST_REASON} at most.")
     decision = Approvals(kit.approvals).decide(asked.hash, approved=False, reason=reason)
-    with _log(kit) as log:
+    with decision_log(kit) as log:
         _write(log, event, asked, reason)
     return decision
 
@@ -71,7 +71,7 @@ def _write(log: AuditLog, event: str, asked: Asked, reason: str = "") -> None:
 
 
 @contextmanager
-def _log(kit: Kit) -> Iterator[AuditLog]:
+def decision_log(kit: Kit) -> Iterator[AuditLog]:
     """One writer at a time: the command line and the desk may be used at once."""
     kit.approvals.mkdir(parents=True, exist_ok=True)
     with _locked(kit.approvals / f".{LOG}.lock"):

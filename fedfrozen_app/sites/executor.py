@@ -38,12 +38,13 @@ from fedfrozen_app.core.flower_internals import (
     push_message,
     push_task_output,
 )
+from fedfrozen_app.core.logs import hide, logs_of, prepare_logging
 from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.files.disk import waiting_for_room
 from fedfrozen_app.sites import manifest
 from fedfrozen_app.sites.kit import Kit
 from fedfrozen_app.sites.link import Patience, SuperNodeClient, in_time_of, is_stranger, only_one
-from fedfrozen_app.sites.request_handler import RequestHandler
+from fedfrozen_app.sites.request_handler import RequestHandler, subject_of
 from fedfrozen_app.sites.sign import Idleness, Note
 
 log = logging.getLogger(__name__)
@@ -174,6 +175,7 @@ def handle_task(kit: Kit, handler: RequestHandler, token: str, note: Note) -> No
                 log.warning("A message did not arrive completely (%s): it was dropped.", error)
                 push_task_output(client, None, SubStatus.FAILED, "The message did not come whole.")
                 return
+            logs_of(**subject_of(message))  # also of the threads beside this one
             note.write("working", limits.training, idle=limits.idle, now=True)
             rest = Rest(kit, note, pulse)
             rest.before_work()
@@ -190,6 +192,7 @@ def handle_task(kit: Kit, handler: RequestHandler, token: str, note: Note) -> No
             log.warning("A message could not be finished (%s): its SuperNode or its run is gone.", error)
         finally:
             heartbeat.stop()
+            logs_of(run=None, round=None)
             note.write("waiting", limits.transfer, now=True)
 
 
@@ -217,6 +220,9 @@ def main(arguments: list[str]) -> None:
     """The verb."""
     kit = Kit.read(parse("site exec", arguments).kit)
     keep_to_itself()
+    prepare_logging()  # again: Flower has brought handlers of its own
+    logs_of(site=kit.name)
+    hide(kit.match_key)
     try:
         manifest.check(kit.folder)
         with alone(kit):

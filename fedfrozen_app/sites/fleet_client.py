@@ -146,8 +146,12 @@ class SiteFleetClient(FleetHttpClient):
             verify=server_context(cls.connection.kit),
             retry_invoker=retry_invoker,
         )
-        made._client.event_hooks["response"].append(limit_answer)
+        made._client.event_hooks["response"] += [limit_answer, cls.read_clock]
         return made
+
+    @classmethod
+    def read_clock(cls, response: httpx.Response) -> None:
+        cls.connection.contact.meter.read_date(response.headers.get("date"))
 
     def _unary_unary(self, **request: Any) -> Any:
         try:
@@ -163,7 +167,9 @@ class SiteFleetClient(FleetHttpClient):
         site.report("asking")
         site.inbox.abandon()
         site.size.begin()
+        began = time.monotonic()
         answer = super().PullMessages(request)
+        site.contact.meter.asked(time.monotonic() - began)
         site.contact.node, site.contact.answered = request.node.node_id, time.monotonic()
         site.inbox.run_is_over = partial(self.is_over, request.node)
         site.patience.progress()
@@ -172,7 +178,10 @@ class SiteFleetClient(FleetHttpClient):
     def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
         site = self.connection
         site.report("fetching a message")
-        return site.size.add(request, site.patience.check(request, super().PullObject(request)))
+        began = time.monotonic()
+        answer = super().PullObject(request)
+        site.contact.meter.transferred("down", len(answer.object_content), time.monotonic() - began)
+        return site.size.add(request, site.patience.check(request, answer))
 
     def PushMessages(self, request: PushMessagesRequest) -> PushMessagesResponse:
         self.connection.report("sending an answer")
@@ -180,7 +189,10 @@ class SiteFleetClient(FleetHttpClient):
 
     def PushObject(self, request: PushObjectRequest) -> PushObjectResponse:
         self.connection.report("sending an answer")
-        return super().PushObject(request)
+        began = time.monotonic()
+        answer = super().PushObject(request)
+        self.connection.contact.meter.transferred("up", len(request.object_content), time.monotonic() - began)
+        return answer
 
     def SendNodeHeartbeat(self, request: SendNodeHeartbeatRequest) -> SendNodeHeartbeatResponse:
         try:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from flwr.app import Message
 
+from fedfrozen_app.core.logs import learn
 from fedfrozen_app.exchange.hello_messages import WAITING, Hello, hello_reply, proposal_text
 from fedfrozen_app.exchange.proposal import read_proposal
 from fedfrozen_app.local.worker_for import disk_cache
@@ -19,6 +20,7 @@ def handle_hello(site: SiteState, incoming: Incoming) -> Message:
     except ValueError as error:
         raise RequestRefused(f"what was proposed cannot be read: {error}") from None
     details |= {"run": proposal.run.id, "proposal": proposal.hash}
+    learn(run=proposal.run.id)
     view = site.check_proposal(proposal, incoming)
     site.run_of(proposal, view, policy)  # refuse what this package cannot run before a person is asked
     waiting = site.is_waiting(proposal.hash, policy.approval)

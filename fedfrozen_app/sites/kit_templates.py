@@ -4,13 +4,14 @@ Every Flower flag below is one that the installed Flower takes: a test asks its 
 """
 
 import string
+from pathlib import Path
 
 
 class Filled(string.Template):
     delimiter = "@"  # `$` is the shell's
     idpattern = (
         r"\b(?:name|superlink|port|data|bundle|address|internal_port|"
-        r"strategies|roles|private|epsilon|rounds|approval|metrics|census)\b"
+        r"strategies|roles|private|epsilon|rounds|approval|metrics_port|metrics|monitoring|census)\b"
     )
 
 
@@ -19,6 +20,20 @@ export FLWR_TELEMETRY_ENABLED=0   # Flower would report its use otherwise
 export FLWR_DISABLE_UPDATE_CHECK=1
 export FLWR_HOME="$PWD/flwr"
 umask 077
+"""
+
+# For a Prometheus on the party's own machine, and for Grafana.
+MONITORING = {
+    file: (Path(__file__).parent / "monitoring" / file).read_text("utf-8")
+    for file in ("alerts.yml", "prometheus.yml", "dashboard.json")
+}
+
+METRICS = """\
+#!/bin/sh
+# Numbers for a Prometheus on this machine, on 127.0.0.1 alone: prometheus.yml reads them.
+set -eu
+cd "$(dirname "$0")"
+{quiet}exec fedfrozen {party} metrics . --port @metrics_port
 """
 
 START = """\

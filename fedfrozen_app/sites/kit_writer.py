@@ -20,6 +20,8 @@ from fedfrozen_app.sites.request import KEYS, certificate_file, make_key, make_s
 from fedfrozen_app.sites.server_templates import SERVER
 from fedfrozen_app.sites.site_templates import POLICY_STRICT, POLICY_TO_TRY, SITE
 
+METRICS_PORTS = {"server": 9470, "site": 9471}
+
 
 def write_kits(
     plan: FederationPlan, folder: Path, *, renew: str | None = None, passphrase: Passphrase | None = None
@@ -86,6 +88,7 @@ def _filled(plan: FederationPlan, name: str, role: str, folder: Path, trying: bo
         "port": str(plan.server.port),
         "superlink": f"{plan.server.address}:{plan.server.port}",
         "internal_port": str(plan.server.internal_port),
+        "metrics_port": str(METRICS_PORTS.get(role, 0)),
     }
     if role == "site":
         data = next(site.data for site in plan.sites if site.name == name)

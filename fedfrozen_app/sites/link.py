@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from fedfrozen_app.core.flower_internals import (
     replace_http_client,
 )
 from fedfrozen_app.sites.kit import Kit
+from fedfrozen_app.sites.link_meter import LinkMeter
 
 NAME = "supernode"  # of the socket, and in the certificate that a client checks
 # Routes that Flower's SuperNode does not have:
@@ -50,14 +51,22 @@ class Contact:
     node: int | None = None  # its node id at the server; None: not admitted yet
     answered: float | None = None  # when the server last answered a request for messages (monotonic clock)
     beat: float | None = None  # when the server last took its heartbeat; without one it counts as gone
+    meter: LinkMeter = field(default_factory=LinkMeter, compare=False)
+    # Of another process: what its meter says.
+    link: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
-    def to_json(self) -> dict[str, int | float | None]:
+    def to_json(self) -> dict[str, Any]:
         """For the API; `answered` has an older name there."""
-        return {"node": self.node, "heard": self.answered, "beat": self.beat}
+        return {
+            "node": self.node,
+            "heard": self.answered,
+            "beat": self.beat,
+            "link": self.meter.to_json(),
+        }
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> "Contact":
-        return cls(found["node"], found["heard"], found["beat"])
+        return cls(found["node"], found["heard"], found["beat"], link=found.get("link", {}))
 
 
 class SuperNodeClient(RuntimeHttpClient):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fedfrozen_app.census.ask import Ask, checked_column
 from fedfrozen_app.census.floors import LEAST_FLOOR
-from fedfrozen_app.census.site import Rules
+from fedfrozen_app.census.rules import Rules
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.proposal import MASKED_FORMAT, Proposal
 from fedfrozen_app.exchange.text_part import TextPart
@@ -39,6 +39,7 @@ APPROVAL = ("policy", "ask")
 MASKS = ("required", "optional")
 DIFFERENCING = ("model", "data")
 TOKENIZERS = ("any", "own")
+MONITORING = ("none", "health", "activity")
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class Policy:
     survival_regression: bool = False  # whether sums of covariates leave, at coefficients of the server's
     survival_answers_per_day: int = 60  # of all studies: a Cox regression takes one for each step
     subgroups: tuple[str, ...] = ()  # columns by which a model is evaluated separately
+    monitoring: str = "none"  # what `fedfrozen site metrics` shows: nothing, health, or work too
 
     @classmethod
     def read(cls, path: Path) -> "Policy":
@@ -280,6 +282,8 @@ def _checked(key: str, value: Any, path: Path) -> Any:
         return _edges(value, path)
     if key == "survival_groups":
         return _survival_groups(value, path)
+    if key == "monitoring" and value not in MONITORING:
+        raise UserError(f"{path}: monitoring must be {', '.join(MONITORING)}.")
     if key == "tokenizers" and value not in TOKENIZERS:
         raise UserError(f"{path}: tokenizers must be any or own.")
     if key == "approval" and value not in APPROVAL:

@@ -18,10 +18,12 @@ from flwr.app import Context, Error, Message, MessageType
 from fedfrozen_app import client_app
 from fedfrozen_app.core.flower_internals import ErrorCode
 from fedfrozen_app.core.formatting import quoted
+from fedfrozen_app.core.logs import about
 from fedfrozen_app.exchange.census_messages import CENSUS
 from fedfrozen_app.exchange.hello_messages import ALIVE, REFUSED, alive_reply
 from fedfrozen_app.exchange.masking_messages import MASKING
-from fedfrozen_app.exchange.messages import Reply, train_reply
+from fedfrozen_app.exchange.messages import Reply, ticket_of, train_reply
+from fedfrozen_app.exchange.proposal import RUN_ID
 from fedfrozen_app.exchange.study_messages import STUDY
 from fedfrozen_app.sites.handle_census import census_answer, handle_census
 from fedfrozen_app.sites.handle_hello import handle_hello, hello_answer
@@ -51,6 +53,10 @@ class RequestHandler:
 
     def handle(self, message: Message, context: Context, bundle: str) -> Message:
         """The reply. No exception leaves this method: its text may quote the site's data."""
+        with about(site=self.kit.name, **subject_of(message)):
+            return self._handle(message, context, bundle)
+
+    def _handle(self, message: Message, context: Context, bundle: str) -> Message:
         kind = message.metadata.message_type
         if kind == ALIVE:
             return alive_reply(message)
@@ -85,3 +91,12 @@ class RequestHandler:
             reply = Reply("", declined=f"failed: {client_app.FAILED}", anchor=site.audit.head)
             return train_reply(message, reply, local=False)
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, client_app.FAILED), reply_to=message)
+
+
+def subject_of(message: Message) -> dict[str, str | int | None]:
+    """Run and round of a message, for the lines of the log; a hello says its run when it is read."""
+    run, number = ticket_of(message).get("run", ""), message.metadata.group_id
+    return {
+        "run": run if RUN_ID.fullmatch(run) else None,
+        "round": int(number) if number.isdecimal() and len(number) < 10 else None,
+    }

@@ -35,16 +35,18 @@ from fedfrozen_app.core.flower_internals import (
     get_uvicorn_log_config,
     parse_superlink_arguments,
     public_key_to_bytes,
-    replace_http_client,
 )
+from fedfrozen_app.core.logs import hide, prepare_logging, uvicorn_config
 from fedfrozen_app.core.slow_starts import allow_slow_starts
 from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.sites import admitted, manifest
-from fedfrozen_app.sites.link import listening, open_folder, running, short
+from fedfrozen_app.sites.control import SOCKET as NAME
+from fedfrozen_app.sites.control import control
+from fedfrozen_app.sites.link import listening, running
 
 log = logging.getLogger(__name__)
-NAME = "superlink"
 PATIENCE = 60.0  # seconds for a SuperLink that is about to listen
+ASKED = ("ControlServicer.ListNodes", "ControlServicer.ListRuns")  # lines of Flower's
 START = 300.0  # seconds for a run's process to start: it imports much, maybe on a busy machine
 FLAGS = (
     "--isolation process --enable-supernode-auth --disable-runtime-dependency-installation "
@@ -76,12 +78,20 @@ def link(arguments: list[str]) -> None:
         # nodes; TLS itself ends at the proxy.
         sys.argv = ["flower-superlink", *(word.replace("{}", str(folder)) for word in FLAGS.split())]
         app = create_superlink_app(parse_superlink_arguments(), SuperLinkLifespan)
-        settings = get_uvicorn_log_config(logging.INFO)
+        prepare_logging()  # again: Flower has brought handlers of its own
+        hide((folder / "superexec.secret").read_bytes().strip())
+        logging.getLogger("flwr").addFilter(is_news)
+        settings = uvicorn_config(get_uvicorn_log_config(logging.INFO))
         config = uvicorn.Config(app, loop="asyncio", access_log=False, log_config=settings, workers=1)
         log.info("The SuperLink listens in %s, and on no port.", folder / "run")
         # Whom it admitted before, or was told to admit while it did not run; it asks itself, once it answers.
         threading.Thread(target=_register_known, args=(folder,), name="registration", daemon=True).start()
         uvicorn.Server(config).run([bound])
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Not what `fedfrozen server metrics` asks every few seconds."""
+    return record.getMessage() not in ASKED
 
 
 def admit(arguments: list[str]) -> None:
@@ -173,15 +183,6 @@ def _list(client: ControlHttpClient, until: float) -> ListNodesResponse:
                     f"The SuperLink does not answer ({error}): see its log, start it again, and repeat this."
                 ) from error
         time.sleep(0.5)
-
-
-def control(folder: Path) -> ControlHttpClient:
-    """Flower's Control API over the socket, for the owner of the server's folder."""
-    client = ControlHttpClient("http://superlink", verify=False)
-    number = open_folder(folder / "run")  # open until the process ends, which is soon
-    transport = httpx.HTTPTransport(uds=short(number, NAME))
-    replace_http_client(client, httpx.Client(transport=transport, timeout=30, trust_env=False))
-    return client
 
 
 def _reload_proxy(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """The files of the server's kit."""
 
-from fedfrozen_app.sites.kit_templates import DOCKERFILE, QUIET, SAFE, START, unit
+from fedfrozen_app.sites.kit_templates import DOCKERFILE, METRICS, MONITORING, QUIET, SAFE, START, unit
 
 SUPERLINK = f"""\
 #!/bin/sh
@@ -174,6 +174,9 @@ Sites and operators reach the server at @address:@port, which only the proxy ope
 3. Runs are started by operators, with their own kit: see its README. `fedfrozen server revoke . NAME` turns a
    site or an operator away at once.
 
+`sh metrics.sh` shows numbers to a Prometheus on this machine: `prometheus.yml`, `alerts.yml`, and
+`dashboard.json` for Grafana.
+
 Renew this kit's certificate before it ends: `fedfrozen site renew .`, send `server.csr` to the authority, and
 `fedfrozen site install RECEIVED .`; then restart SuperLink and proxy.
 
@@ -186,6 +189,8 @@ SERVER = {
     "superexec.sh": SUPEREXEC,
     "proxy.sh": PROXY,
     "start.sh": START.format(parts="superlink proxy superexec"),
+    "metrics.sh": METRICS.format(quiet=QUIET, party="server"),
+    **MONITORING,
     "nginx.conf": NGINX,
     "server.yaml": SERVER_YAML,
     "fedfrozen-superlink.service": unit("SuperLink", "server", "/bin/sh superlink.sh"),
@@ -198,6 +203,7 @@ SERVER = {
         "/bin/sh proxy.sh",
         capabilities="CAP_NET_BIND_SERVICE",  # for a port like 443
     ),
+    "fedfrozen-metrics.service": unit("numbers for Prometheus", "server", "/bin/sh metrics.sh"),
     "Dockerfile": DOCKERFILE,
     "docker-compose.yaml": SERVER_COMPOSE,
     "README.md": SERVER_README,

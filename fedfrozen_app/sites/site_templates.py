@@ -1,6 +1,15 @@
 """The files of a site's kit."""
 
-from fedfrozen_app.sites.kit_templates import DOCKERFILE, NO_NETWORK, QUIET, SAFE, START, unit
+from fedfrozen_app.sites.kit_templates import (
+    DOCKERFILE,
+    METRICS,
+    MONITORING,
+    NO_NETWORK,
+    QUIET,
+    SAFE,
+    START,
+    unit,
+)
 
 SUPERNODE = f"""\
 #!/bin/sh
@@ -82,6 +91,9 @@ subgroups: []                              # columns by which a model is judged 
 downloads: false                           # models or data from the Hugging Face hub
 tokenizers: any                            # own: no run that brings subwords learned at the server
 max_tokens: 8192                           # of a text that this site reads for a run
+# What `fedfrozen site metrics` shows on this machine: none, health (processes, disk, link), or activity (also
+# rounds, replies, bytes and epsilon).
+monitoring: @monitoring
 """
 
 # A site that joins for real begins with little, and its steward allows more; a try shall simply run.
@@ -93,6 +105,7 @@ POLICY_STRICT = {
     "rounds": "100",
     "approval": "ask",
     "metrics": "false",
+    "monitoring": "none",
     "census": "ask",
 }
 POLICY_TO_TRY = {
@@ -103,6 +116,7 @@ POLICY_TO_TRY = {
     "rounds": "500",
     "approval": "policy",
     "metrics": "true",
+    "monitoring": "activity",
     "census": "yes",
 }
 
@@ -132,6 +146,9 @@ processes belong into a systemd drop-in). Then three commands:
 3. `fedfrozen site audit .` shows what was asked, what was sent and what was refused; `fedfrozen site
    pending .` which runs wait for you, `site show HASH .` what one asks for; `site approve HASH .` lets it in.
 
+With `monitoring: health` in `policy.yaml`, `sh metrics.sh` shows numbers to a Prometheus on this machine
+(`prometheus.yml`, `alerts.yml`, `dashboard.json` for Grafana). They leave this machine only if you send them.
+
 `node.key` is this site's identity and was made here; `link.pem`, made at the first start, is how the two
 processes know each other. Neither leaves this folder.
 
@@ -148,10 +165,13 @@ SITE = {
     "supernode.sh": SUPERNODE,
     "executor.sh": EXECUTOR,
     "start.sh": START.format(parts="supernode executor"),
+    "metrics.sh": METRICS.format(quiet=QUIET, party="site"),
+    **MONITORING,
     "site.yaml": SITE_YAML,
     "policy.yaml": POLICY_YAML,
     "fedfrozen-supernode.service": unit("SuperNode", "@name", "/bin/sh supernode.sh"),
     "fedfrozen-executor.service": unit("executor", "@name", "/bin/sh executor.sh", more=NO_NETWORK),
+    "fedfrozen-metrics.service": unit("numbers for Prometheus", "@name", "/bin/sh metrics.sh"),
     "Dockerfile": DOCKERFILE,
     "docker-compose.yaml": SITE_COMPOSE,
     "README.md": SITE_README,

@@ -23,6 +23,7 @@ from fedfrozen_app.core.flower_internals import (
     create_supernode_app,
     start_client_internal,
 )
+from fedfrozen_app.core.logs import hide, logs_of, prepare_logging, uvicorn_config
 from fedfrozen_app.core.verb_table import parse
 from fedfrozen_app.sites import manifest
 from fedfrozen_app.sites.fleet_client import use_client_of
@@ -39,6 +40,9 @@ def main(arguments: list[str]) -> None:
     options = parse("site node", arguments)
     kit = Kit.read(options.kit)
     manifest.check(kit.folder)
+    prepare_logging()  # again: Flower has brought handlers of its own
+    logs_of(site=kit.name)
+    hide(kit.match_key)
     os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
     states, contact = InboxFactory(), Contact()
     connect = partial(_connect, kit, states, contact, options.max_retries)
@@ -63,7 +67,14 @@ def main(arguments: list[str]) -> None:
 def _serve(states: InboxFactory, contact: Contact, bound: socket.socket, tls: ssl.SSLContext | None) -> None:
     """Serve the executor in a thread, next to the loop that asks the server for messages."""
     app = executor_api(states, contact)
-    config = uvicorn.Config(app, loop="asyncio", access_log=False, log_level="warning", workers=1)
+    config = uvicorn.Config(
+        app,
+        loop="asyncio",
+        access_log=False,
+        log_config=uvicorn_config(uvicorn.config.LOGGING_CONFIG),
+        log_level="warning",
+        workers=1,
+    )
     config.load()
     config.ssl = tls
     server = uvicorn.Server(config)

@@ -13,6 +13,8 @@ WORDS = {
     "renew": "fedfrozen_app.sites.request:renew",
     "audit": "fedfrozen_app.sites.show_audit:show_audit",
     "desk": "fedfrozen_app.desk.command:desk",
+    "limit": "fedfrozen_app.sites.limits:limit",
+    "metrics": "fedfrozen_app.monitoring.command:site_metrics",
     "pending": "fedfrozen_app.sites.approval_verbs:pending",
     "show": "fedfrozen_app.sites.approval_verbs:show",
     "approve": "fedfrozen_app.sites.approval_verbs:approve",
@@ -29,11 +31,12 @@ SERVER_WORDS = {
     "link": "fedfrozen_app.sites.server:link",
     "admit": "fedfrozen_app.sites.server:admit",
     "revoke": "fedfrozen_app.sites.server:revoke",
+    "metrics": "fedfrozen_app.monitoring.command:server_metrics",
 }
 
 
 def server(arguments: list[str]) -> None:
-    """`fedfrozen server link|admit|revoke`: what runs in the server's kit."""
+    """`fedfrozen server link|admit|revoke|metrics`: what runs in the server's kit."""
     _dispatch("server", "the server", SERVER_WORDS, arguments)
 
 

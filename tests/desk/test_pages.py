@@ -8,6 +8,7 @@ from fedfrozen_app.desk.catalogue import read_texts
 from fedfrozen_app.sites import decide
 from fedfrozen_app.sites.approval import Approvals
 from fedfrozen_app.sites.audit_log import AuditLog
+from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.site_budget import Price, SiteBudget
 from tests.desk.steward import PRIVATE, make_kit, open_desk, put_before, words_of
 
@@ -147,6 +148,39 @@ def test_a_broken_record_of_decisions_keeps_nobody_from_refusing(kit, browser):
     answer = browser.decide(proposal.hash, "refuse")
     assert answer.status_code == 409 and "was changed or cut" in words_of(answer.text)
     assert Approvals(kit.approvals).decision(proposal.hash).approved is False
+
+
+def test_a_limit_is_set_as_by_the_command_line(kit, browser, capsys):
+    assert browser.post("/limit", {"key": "max_epsilon", "value": "2.5"}).status_code == 303
+    assert Policy.read(kit.policy).max_epsilon == 2.5
+    assert "max_epsilon 2.5" in words_of(browser.get("/rules").text)
+    assert command(["site", "limit", "max_epsilon", "3", str(kit.folder)]) == 0
+    assert capsys.readouterr().out == "max_epsilon was 2.5, and is 3 from the next message on.\n"
+    told = [
+        (entry["event"], entry["key"], entry["before"], entry["after"]) for entry in decide.decisions(kit)
+    ]
+    assert told == [("limit", "max_epsilon", 8.0, 2.5), ("limit", "max_epsilon", 2.5, 3)]
+    assert "max_epsilon" in words_of(browser.get("/log").text)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("bundles", "any"),
+        ("max_epsilon", "much"),
+        ("approval", "never"),
+        ("min_people", "-1"),
+        ("x", "1"),
+        ("max_epsilon", "1\nbundles: any"),
+        ("max_epsilon", ""),
+    ],
+)
+def test_a_limit_that_is_none_changes_nothing(kit, browser, key, value):
+    before = kit.policy.read_bytes()
+    assert browser.post("/limit", {"key": key, "value": value}).status_code == 409
+    assert kit.policy.read_bytes() == before and not decide.decisions(kit)
+    assert browser.post("/limit", {"key": "max_epsilon", "value": "9", "csrf": "0"}).status_code == 403
+    assert kit.policy.read_bytes() == before
 
 
 def test_the_rules_are_shown(kit, browser):

@@ -95,6 +95,20 @@ SITE_VERBS: dict[str, Verb] = {
         ("fedfrozen site desk north",),
         "The page is on this machine only. Its address is good for one browser, and once.",
     ),
+    "site limit": Verb(
+        "Set one limit of policy.yaml; the record of decisions says who did it.",
+        (
+            word("key", help="such as max_epsilon, min_people, rounds_per_day, approval"),
+            word("value", help="a number or a word"),
+            KIT,
+        ),
+        ("fedfrozen site limit max_epsilon 2 north", "fedfrozen site limit approval ask north"),
+    ),
+    "site metrics": Verb(
+        "Numbers for a Prometheus on this machine, as far as the policy's key monitoring says.",
+        (KIT, word("--port", type=int, default=9471, help="on 127.0.0.1 (default: 9471; 0: any free)")),
+        ("fedfrozen site metrics north",),
+    ),
     "site pending": Verb("The runs that wait for approval.", (KIT,), ("fedfrozen site pending north",)),
     "site show": Verb(
         "What a run asks for, in plain words, and what the policy says of it.",
@@ -136,6 +150,14 @@ SITE_VERBS: dict[str, Verb] = {
             word("certificates", type=Path, nargs="*", help="node.crt of a site, operator.crt of a person"),
         ),
         ("fedfrozen server admit kits/server kits/north/node.crt",),
+    ),
+    "server metrics": Verb(
+        "Numbers for a Prometheus on this machine: sites, runs, rounds, disk, certificates.",
+        (
+            SERVER_KIT,
+            word("--port", type=int, default=9470, help="on 127.0.0.1 (default: 9470; 0: any free)"),
+        ),
+        ("fedfrozen server metrics kits/server",),
     ),
     "server revoke": Verb(
         "Revoke a party's admission.",

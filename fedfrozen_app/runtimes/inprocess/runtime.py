@@ -17,6 +17,7 @@ from fedfrozen_app.config import devices_of, excluded_clients
 from fedfrozen_app.config.differences import partition_differences
 from fedfrozen_app.core.digests import digest
 from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.logs import about
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.exchange.arrays import to_record, to_tensors
@@ -86,7 +87,8 @@ def run_with(worker: Worker, job: Job, make_cohort_runner: MakeRunner | None = N
 
     # Threads and oneDNN are settings of the process: concurrent runs set them once, for all of them.
     tuned = tuned_for_size(worker) if make_cohort_runner is None else nullcontext()
-    with explain_disk_errors(job.folder), lease.held(job.folder), tuned, _ended(grid, worker):
+    logged = about(run=job.config.run_id or job.folder.name)
+    with explain_disk_errors(job.folder), lease.held(job.folder), tuned, logged, _ended(grid, worker):
         return federate(job, connection, worker, client_state)
 
 

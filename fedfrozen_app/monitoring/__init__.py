@@ -1,0 +1,1 @@
+"""Numbers about a running site or server, for Prometheus: read from files, so that no process waits."""
