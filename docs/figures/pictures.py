@@ -99,7 +99,7 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
         {
             "models": "architectures, roles",
             "data": "tables, readers, partitions",
-            "exchange": "role, plan, request, ledger, codec",
+            "exchange": "plan, request, ledger",
             "clock": "virtual time",
         },
     ),
@@ -222,7 +222,7 @@ def rooms() -> plt.Figure:
     axes.text(
         left,
         0.16,
-        "strategies/ and clients/ stand beside fedfrozen_app/. The rows from audit to desk are one line.",
+        "strategies/ and clients/ stand beside fedfrozen_app/. The rows from audit to monitoring are one line.",
         size=10.5,
         color=GREY,
     )
