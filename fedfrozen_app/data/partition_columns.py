@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
-from datasets import Dataset
 
 from fedfrozen_app.core.errors import UserError
-from fedfrozen_app.data.partition_draws import DIRICHLET_STREAM, dirichlet, load_all
+from fedfrozen_app.data.partition_draws import DIRICHLET_STREAM, dirichlet
 from fedfrozen_app.data.partition_spec import DRAWN, Partition, PartitionSpec, client_sizes
 
 FILE_COLUMN = "client of the file"  # among the columns, where a file names each row's client
@@ -102,12 +100,7 @@ def _groups(values: np.ndarray, column: str) -> dict[str, np.ndarray]:
             f"{missing} train rows have no value in column {column!r}: fill them in or set "
             "partition.column to a complete column."
         )
-    from flwr_datasets.partitioner import NaturalIdPartitioner
-
-    partitioner = NaturalIdPartitioner("value")
-    dataset = Dataset.from_dict({"index": np.arange(len(values)), "value": values.tolist()})
-    # NaturalIdPartitioner shows a progress bar that cannot be switched off.
-    with contextlib.redirect_stderr(io.StringIO()):
-        groups = load_all(partitioner, dataset)
-    ids = partitioner.partition_id_to_natural_id
-    return {str(ids[number]): rows for number, rows in enumerate(groups)}
+    groups: dict[Any, list[int]] = {}
+    for row, value in enumerate(values.tolist()):
+        groups.setdefault(value, []).append(row)
+    return {str(value): np.array(groups[value]) for value in sorted(groups)}

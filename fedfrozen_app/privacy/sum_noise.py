@@ -8,7 +8,6 @@ round, so σ is solved for all of them; nothing that a server says can make it l
 from dataclasses import dataclass
 
 from fedfrozen_app.config import Config
-from fedfrozen_app.privacy.accountant import solve_noise
 
 DELTA = 1e-5  # where privacy.delta is null
 ACCOUNTANT = "rdp"  # for whole numbers only Rényi's bound is known to equal that of the continuous Gaussian
@@ -25,6 +24,8 @@ class SumNoise:
     @property
     def multiplier(self) -> float:
         """σ: the noise in every sum has the standard deviation σ · (what one unit can change in it)."""
+        from fedfrozen_app.privacy.accountant import solve_noise  # brings Opacus, which other runs do without
+
         return solve_noise(1.0, self.rounds, epsilon=self.epsilon, delta=self.delta, kind=ACCOUNTANT)
 
 

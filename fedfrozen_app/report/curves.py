@@ -24,6 +24,11 @@ logger = logging.getLogger(__name__)
 
 # Okabe and Ito's palette: distinguishable with any of the common colour-vision deficiencies.
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
+# Paul Tol's "muted" colours, made for colour-blind readers too.
+MUTED = (
+    "#332288", "#88CCEE", "#44AA99", "#117733", "#999933",
+    "#DDCC77", "#CC6677", "#882255", "#AA4499", "#DDDDDD",
+)  # fmt: skip
 
 
 class Series(NamedTuple):

@@ -1,37 +1,36 @@
 """A picture of who holds what: the labels of every client.
 
-Drawn on a figure of its own, without pyplot, so that matplotlib's global state stays untouched.
+Drawn on a figure of its own, without pyplot, so that matplotlib's global state stays untouched. matplotlib is
+imported by what draws: a run needs this module before its first round, and a picture only later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import PowerNorm
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.files.disk import whole_file
+from fedfrozen_app.report.curves import MUTED
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MAX_BARS = 30  # more clients than this are drawn as a heat map
 MAX_STACKED = 20  # and more classes than this too: stacks of more colours cannot be distinguished
 
-# Paul Tol's "muted" colours, made for colour-blind readers; the second ten classes
-# repeat them with hatching.
-COLOURS = (
-    "#332288", "#88CCEE", "#44AA99", "#117733", "#999933",
-    "#DDCC77", "#CC6677", "#882255", "#AA4499", "#DDDDDD",
-)  # fmt: skip
-HATCHES = ("", "////")
+HATCHES = ("", "////")  # the second ten classes have the colours of the first, hatched
 
 
 def label_picture(counts: np.ndarray, classes: Sequence[str], names: Sequence[str], path: str | Path) -> None:
     """Write a PNG of ``counts`` (clients, classes)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     clients, num_classes = counts.shape
     stacked = clients <= MAX_BARS and num_classes <= MAX_STACKED
     short = [_short(name, 22) for name in classes]
@@ -63,13 +62,13 @@ def _bars(axes: Axes, counts: np.ndarray, classes: Sequence[str]) -> None:
     positions = np.arange(len(counts))
     left = np.zeros(len(counts))
     for number, name in enumerate(classes):
-        turn, colour = divmod(number, len(COLOURS))
+        turn, colour = divmod(number, len(MUTED))
         axes.barh(
             positions,
             counts[:, number],
             left=left,
             height=0.8,
-            color=COLOURS[colour],
+            color=MUTED[colour],
             hatch=HATCHES[turn],
             edgecolor="white",
             linewidth=0.4,
@@ -83,6 +82,9 @@ def _bars(axes: Axes, counts: np.ndarray, classes: Sequence[str]) -> None:
 
 
 def _heat_map(figure: Figure, axes: Axes, counts: np.ndarray, classes: Sequence[str]) -> None:
+    from matplotlib.colors import PowerNorm
+    from matplotlib.ticker import MaxNLocator
+
     # White is none at all; the square root keeps small holdings visible beside large ones.
     shown = axes.imshow(
         np.ma.masked_equal(counts, 0),

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from fedfrozen_app.files.disk import whole_file
-from fedfrozen_app.report.label_picture import COLOURS
+from fedfrozen_app.report.curves import MUTED
 
 FILE = "samples.png"
 SIDE = 160  # pixels at least of a shown picture
@@ -47,7 +47,7 @@ def overlaid(picture: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def _colour(number: int) -> np.ndarray:
-    text = ("#EE3377", *COLOURS)[(number - 1) % (len(COLOURS) + 1)]
+    text = ("#EE3377", *MUTED)[(number - 1) % (len(MUTED) + 1)]
     return np.array([int(text[place : place + 2], 16) for place in (1, 3, 5)], dtype=np.float64)
 
 

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from rich.table import Table
 
 from fedfrozen_app.core.errors import UserError
@@ -91,6 +89,10 @@ def accuracies(metrics: Mapping[str, Any], model: str) -> list[float]:
 
 def fairness_picture(lines: Mapping[str, Sequence[float]], path: Path) -> None:
     """Clients from worst to best: the higher a line starts, the smaller the loss of the worst clients."""
+    # Imported by what draws: a run needs the functions above, and not all have such a picture.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7.5, 4.5), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

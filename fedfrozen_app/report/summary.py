@@ -24,7 +24,6 @@ PACKAGES = (
     "torch",
     "transformers",
     "datasets",
-    "flwr-datasets",
     "ray",
     "hydra-core",
 )

@@ -9,8 +9,6 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
 from fedfrozen_app.config import DebugConfig
 from fedfrozen_app.files.disk import replace_file, whole_file
@@ -69,6 +67,10 @@ def _named(place: tuple[str, int, str]) -> str:
 
 
 def draw(by_phase: dict[str, float], by_function: dict[str, float], path: Path) -> None:
+    # Imported by what draws: every run needs this module, and debug=profile alone the picture.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(12, 5.5), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, 2, width_ratios=(1, 1.3))

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedfrozen_app.census.fairness_groups import SITE, summary, together, unflat
 from fedfrozen_app.data.client_splits import label_counts
 from fedfrozen_app.exchange.arrays import to_tensors
 from fedfrozen_app.files.disk import replace_file
-from fedfrozen_app.files.rows import HEADLINES, read_rows
+from fedfrozen_app.files.rows import HEADLINES, Row, read_rows
 from fedfrozen_app.local.fair import groups_of_table
 from fedfrozen_app.local.model_evaluation import (
     evaluate_novel,
@@ -134,15 +135,12 @@ def trivial_scores(kind: str, labels: Tensor) -> dict[str, float]:
     return target_of(kind).trivial(labels)
 
 
-def draw_labels(worker: Worker, folder: Path) -> None:
-    """Each client's classes, as a picture, and its number of rows (`clients.json`)."""
+def write_clients(worker: Worker, folder: Path) -> None:
+    """Log how rows are dealt, and write each client's number of rows (`clients.json`)."""
     parts = worker.shares.partition
     if parts is None:
         return
     log.info(parts.note)
-    labels, classes = worker.corpus.strata, worker.corpus.stratum_names
-    counts = label_counts(labels, parts, len(classes))
-    label_picture(counts, classes, parts.names, folder / "labels.png")
     # How reliable a client's metrics are. Real sites do not report how many rows they hold.
     sizes = {
         str(number): {
@@ -153,3 +151,28 @@ def draw_labels(worker: Worker, folder: Path) -> None:
         for number, rows in enumerate(parts.indices)
     }
     replace_file(folder / "clients.json", json.dumps(sizes, indent=2))
+
+
+@dataclass
+class DrawLabels:
+    """A hook: the labels of every client as a picture, drawn when somebody can see the first round already.
+    matplotlib alone takes about half a second to import."""
+
+    worker: Worker
+    folder: Path
+    drawn: bool = False
+
+    def after_round(self, strategy: PlannedFedAvg, row: Row) -> tuple[bool, Row]:
+        if not self.drawn and row["round"] >= min(1, strategy.num_rounds):
+            draw_labels(self.worker, self.folder)
+            self.drawn = True
+        return False, {}
+
+
+def draw_labels(worker: Worker, folder: Path) -> None:
+    parts = worker.shares.partition
+    if parts is None:
+        return
+    labels, classes = worker.corpus.strata, worker.corpus.stratum_names
+    counts = label_counts(labels, parts, len(classes))
+    label_picture(counts, classes, parts.names, folder / "labels.png")

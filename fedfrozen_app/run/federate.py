@@ -146,7 +146,7 @@ def assemble(job: Job, connection: Connection, worker: Worker, client_state: Cli
         metrics,
     ]
     shown = [ShowProgress(progress)] if job.shown else []
-    hooks += [*shown, tracking, SomebodyTakesPart(job.folder)]
+    hooks += [*shown, tracking, evaluation.DrawLabels(worker, job.folder), SomebodyTakesPart(job.folder)]
     strategy = make_strategy(job, connection, start, hooks)
     return Parts(strategy, start, best, progress, tracking)
 
@@ -204,7 +204,7 @@ def open_folder(job: Job, worker: Worker) -> None:
         manifest.begin(job.folder, manifest.RUN, overrides=job.overrides)
     for line in opening_lines(job.config.privacy, in_sum=job.config.secure_aggregation.noise == "sum"):
         log.warning(line)
-    evaluation.draw_labels(worker, job.folder)
+    evaluation.write_clients(worker, job.folder)
     write_data_record(worker, job.folder)
     write_own_record(job.resolved_config, job.folder)
     write_tokenizer(worker, job.folder)

@@ -1,14 +1,18 @@
 import json
+import warnings
 
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
+from flwr_datasets.partitioner import DirichletPartitioner, NaturalIdPartitioner, Partitioner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.client_splits import deal_test, label_counts, split_validation
 from fedfrozen_app.data.partition import partition
+from fedfrozen_app.data.partition_draws import DIRICHLET_STREAM
 from fedfrozen_app.data.partition_file import read_clients
 from fedfrozen_app.data.partition_noise import with_noise
 from fedfrozen_app.data.partition_rules import fill_up, fitted, label_entropy, whole
@@ -49,6 +53,45 @@ def test_every_possible_draw_ends_with_all_rows_dealt(
     assert len(result.indices) == num_clients
     assert min(map(len, result.indices)) >= min_size
     assert_disjoint_cover(result, rows)
+
+
+def rows_of_flwr_datasets(partitioner: Partitioner, **columns: np.ndarray) -> list[list[int]]:
+    rows = len(next(iter(columns.values())))
+    partitioner.dataset = Dataset.from_dict({"row": np.arange(rows), **columns})
+    parts = [partitioner.load_partition(number) for number in range(partitioner.num_partitions)]
+    return [sorted(part[:]["row"]) for part in parts]
+
+
+@pytest.mark.parametrize(
+    ("rows", "clients", "alpha", "min_size", "capped"),
+    [
+        (200, 5, 0.3, 10, False),
+        (500, 12, 0.5, 1, True),
+        (120, 7, 0.3, 6, False),  # drawn several times
+        (90, 3, 0.001, 1, True),  # whole classes fall to one client
+        (60, 1, 1.0, 60, False),
+    ],
+)
+def test_dirichlet_deals_as_flwr_datasets(rows, clients, alpha, min_size, capped):
+    for seed in range(3):
+        labels = np.random.default_rng(seed).integers(0, 6, rows)
+        spec = PartitionSpec("dirichlet", alpha=alpha, min_size=min_size, capped=capped)
+        ours = partition(labels, {}, spec, clients, seed).indices
+        key = int(np.random.SeedSequence((seed, DIRICHLET_STREAM)).generate_state(1)[0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it complains of every draw that misses the minimum
+            theirs = DirichletPartitioner(
+                clients, "label", alpha, min_partition_size=min_size, self_balancing=capped, seed=key
+            )
+            assert [client.tolist() for client in ours] == rows_of_flwr_datasets(theirs, label=labels)
+
+
+def test_a_column_deals_as_flwr_datasets():
+    sites = np.random.default_rng(0).choice(["north", "east", "a10", "a9"], 100)
+    ours = partition(np.zeros(100, dtype=np.int64), {"site": sites}, PartitionSpec("natural"), None, 0)
+    theirs = NaturalIdPartitioner("site")
+    assert [client.tolist() for client in ours.indices] == rows_of_flwr_datasets(theirs, site=sites)
+    assert ours.names == tuple(theirs.partition_id_to_natural_id.values())
 
 
 @pytest.mark.parametrize("name", ["dirichlet", "iid"])

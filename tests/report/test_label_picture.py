@@ -3,6 +3,7 @@ from contextlib import nullcontext
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from fedfrozen_app.report import label_picture as picture
@@ -39,9 +40,9 @@ def test_the_colour_bar_counts_whole_examples(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(picture, "whole_file", lambda path: figures.append(path) or nullcontext(path))
     made = []
-    original = picture.Figure.colorbar
+    original = Figure.colorbar
     monkeypatch.setattr(
-        picture.Figure,
+        Figure,
         "colorbar",
         lambda self, *a, **k: made.append(original(self, *a, **k)) or made[-1],
     )

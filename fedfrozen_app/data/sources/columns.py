@@ -20,7 +20,7 @@ from fedfrozen_app.data.preprocessing import (
 )
 from fedfrozen_app.data.sources.delimited import delimited_frame
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Frame, Rows, existing
-from fedfrozen_app.data.sources.tabular import belongs, by_split_column, joined, parquet_frame
+from fedfrozen_app.data.sources.tabular import belongs, by_split_column, joined
 from fedfrozen_app.tasks.regression import MISSING
 from fedfrozen_app.tasks.target import Target, target_of
 
@@ -78,8 +78,14 @@ def _files(spec: DatasetSpec) -> tuple[Frame, Frame | None]:
     return by_split_column(spec, _together(files, spec))
 
 
+def _parquet(file: Path) -> Frame:
+    from fedfrozen_app.data.sources.parquet_tables import parquet_frame  # see its docstring
+
+    return parquet_frame(file)
+
+
 def _together(files: Sequence[Path], spec: DatasetSpec) -> Frame:
-    frames = [parquet_frame(file) if file.name.endswith(PARQUET) else delimited_frame(file) for file in files]
+    frames = [_parquet(file) if file.name.endswith(PARQUET) else delimited_frame(file) for file in files]
     if len(frames) > 1:
         logger.info("Every file is a site of its own, in the column %r.", SITE)
         needed = spec.columns or {name: None for frame in frames for name in frame.cells}

@@ -22,8 +22,9 @@ from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.data.account import file_read
 from fedfrozen_app.data.sources.array_pixels import KINDS, as_pixels
+from fedfrozen_app.data.sources.parquet_tables import arrow_frame
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Frame
-from fedfrozen_app.data.sources.tabular import arrow_frame, found_in
+from fedfrozen_app.data.sources.tabular import found_in
 
 TABLES = (datasets.Dataset, pd.DataFrame, torch_data.Dataset)
 COLUMNS = (list, tuple, np.ndarray, pd.Series, torch.Tensor)
