@@ -7,12 +7,12 @@ from itertools import pairwise
 from typing import Any
 
 from fedfrozen_app.census.site import FORMAT
+from fedfrozen_app.core import registry
 from fedfrozen_app.core.formatting import quoted
 from fedfrozen_app.exchange.strict import read_json
 
 MOST, DEPTH, LONGEST = 50_000_000, 6, 1000
 KEYS = {"format", "task", "unit", "floor", "epsilon", "people", "rows", "tables", "moments"}
-TASKS = ("image", "text", "multilabel", "tokens", "language")
 MOST_CELLS, MOST_TABLES = 20_000, 2000
 MOST_COUNT = 2**53  # a larger one is no whole number in a float
 LARGEST = 1e30  # of a value: its square times a count is far from what a float holds
@@ -24,7 +24,8 @@ def read_answer(text: str) -> dict[str, Any]:
     found = read_json(text, most=MOST, depth=DEPTH, longest=LONGEST)
     if not isinstance(found, dict) or not KEYS <= set(found) <= KEYS | {"hashes"}:
         raise ValueError("has other keys than an answer to a census")
-    if found["format"] != FORMAT or found["task"] not in TASKS or found["unit"] not in ("example", "person"):
+    tasks = registry.names("tasks")
+    if found["format"] != FORMAT or found["task"] not in tasks or found["unit"] not in ("example", "person"):
         raise ValueError("is of another version")
     epsilon = found["epsilon"]
     if not _whole(found["floor"]) or not (epsilon is None or (_number(epsilon) and epsilon > 0)):

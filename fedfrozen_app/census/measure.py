@@ -54,8 +54,15 @@ def measure(records: Records, columns: Columns, tokens: Tokens | None = None) ->
         found = _column(records, name, kinds)
         tables += found[0]
         means += found[1]
-    content = _pictures(records) if records.task == "image" else _texts(records, tokens or as_bytes)
+    content = _content(records, tokens or as_bytes)
     return Measurements(len(records.names), len(records), (*tables, *content[0]), (*means, *content[1]))
+
+
+def _content(records: Records, tokens: Tokens) -> tuple[list[Table], list[Moments]]:
+    """Of a table's rows the columns that were asked for are all there is."""
+    if any(isinstance(item, tuple) for item in records.content):
+        return [], []
+    return _pictures(records) if records.task == "image" else _texts(records, tokens)
 
 
 def as_bytes(texts: list[str]) -> list[tuple[int, int]]:

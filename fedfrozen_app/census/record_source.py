@@ -12,7 +12,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from fedfrozen_app.census.measure import Tokens
 from fedfrozen_app.census.records import Records, records_of
 from fedfrozen_app.config import Config, DatasetConfig, compose_run
-from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.federated import dataset_of, share_out, spec_of
 from fedfrozen_app.data.sources import prepare, undecoded
 from fedfrozen_app.data.sources import read as read_rows
@@ -24,7 +23,6 @@ AT_ONCE = 1000  # texts that are made into tokens
 
 def records_of_clients(config: Config, count: int | None) -> dict[str, Records]:
     """Of every client of a simulation, by its partition's name: the rows that it would train on."""
-    check_countable(config.dataset.kind)
     rows = prepare(spec_of(dataset_of(config), None, config))
     corpus = undecoded(rows, config.dataset.name)
     parts = share_out(corpus, config, count).partition
@@ -44,7 +42,6 @@ def records_of_folder(
     dataset: DatasetConfig, path: str | None = None, classes: Sequence[str] = ()
 ) -> Records:
     """All rows that a site's reader finds, whatever they lack."""
-    check_countable(dataset.kind)
     found, unit = read_rows(spec_of(dataset, path))
     rows = found.train
     if found.test is not None:
@@ -56,15 +53,6 @@ def records_of_folder(
             rows.origins + found.test.origins,
         )
     return records_of(rows, found.task, unit, _public(tuple(classes), found.task))
-
-
-def check_countable(kind: str) -> None:
-    if kind == "table":
-        raise UserError(
-            "A census counts pictures and texts, and not yet the columns of a table: its run's data.json "
-            "has rows by "
-            "class and site."
-        )
 
 
 def _public(classes: Sequence[str], task: str) -> list[str]:

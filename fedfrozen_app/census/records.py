@@ -14,6 +14,9 @@ import numpy as np
 from fedfrozen_app.data.sources.labels import unit_numbers
 from fedfrozen_app.data.sources.raw_rows import Rows
 from fedfrozen_app.tasks.entity_tags import OUTSIDE
+from fedfrozen_app.tasks.target import target_of
+
+LABELLED = "labelled"
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class Records:
 def records_of(rows: Rows, task: str, unit: str | None, classes: Sequence[str] = ()) -> Records:
     """`unit` is the column that names the person of a row; without it every row is its own person."""
     people = unit_numbers(rows, unit)
-    labels = [_labels(found, task) for found in rows.labels]
+    of_table = any(isinstance(item, tuple) for item in rows.content)
+    labels = [(_table_labels if of_table else _labels)(found, task) for found in rows.labels]
     records = Records(task, rows.content, labels, rows.columns, people, (), unit or "example", tuple(classes))
     return Records(**{**vars(records), "names": _names(records, rows, unit)})
 
@@ -50,6 +54,14 @@ def _labels(found: Any, task: str) -> tuple[str, ...]:
     if task == "tokens":
         return tuple(dict.fromkeys(tag[2:] for tag in found if tag != OUTSIDE)) or ("none",)
     return tuple(dict.fromkeys(found)) if isinstance(found, (list, tuple)) else (str(found),)
+
+
+def _table_labels(found: Any, task: str) -> tuple[str, ...]:
+    """A number and a time are no class: that there is one is all that is counted."""
+    if found is None:
+        return ()
+    target = target_of(task)
+    return tuple(dict.fromkeys(target.names_in(found))) if target.has_classes else (LABELLED,)
 
 
 def _names(records: Records, rows: Rows, unit: str | None) -> tuple[str, ...]:

@@ -57,11 +57,14 @@ def check_private(config: Config) -> None:
 
 def check_private_table(config: Config) -> None:
     """What a table's rows would reveal besides gradients."""
-    if config.dataset.statistics is None:
+    if (
+        config.dataset.statistics is None and config.runtime.name != "deployed"
+    ):  # there, the server's own rows
         raise UserError(
             "privacy=dp_sgd does not cover a table's medians, means, scales and levels, which would come "
             "from the "
-            "clients' rows: give public values with dataset.statistics=FILE (a table.json)."
+            "clients' rows: give public values with dataset.statistics=FILE (a table.json), or a census.json "
+            "taken with noise."
         )
     if config.dataset.normalise == "site":
         raise UserError(

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedfrozen_app.config.schema import Config, key_of
+from fedfrozen_app.config.schema.dataset_section import PROPOSED
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted
 
@@ -112,7 +113,7 @@ def check_files(config: Config) -> None:
         ("model.roles", True),
         ("adapter.path", True),
         ("dataset.tokenizer_text", True),
-        ("dataset.statistics", True),
+        ("dataset.statistics", config.dataset.statistics != PROPOSED),
         ("clock.file", True),
         ("partition.path", True),
         ("partition.census", True),

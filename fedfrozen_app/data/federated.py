@@ -17,7 +17,7 @@ from fedfrozen_app.data.partition import partition
 from fedfrozen_app.data.partition_columns import FILE_COLUMN, grouping_column
 from fedfrozen_app.data.partition_file import read_clients
 from fedfrozen_app.data.partition_spec import DRAWN, Partition, PartitionSpec, spread
-from fedfrozen_app.data.preprocessing import preprocessing_from
+from fedfrozen_app.data.preprocessing import check_noise, preprocessing_from
 from fedfrozen_app.data.sources import DatasetSpec, Prepared, decode, prepare, undecoded
 from fedfrozen_app.data.table import Corpus, InputShape, Novel, TextReading
 from fedfrozen_app.data.text_reading import USUAL, choose_reading, texts_of, tokenizer_for
@@ -78,6 +78,8 @@ def load_corpus(
     if is_server:
         dataset = replace(dataset, test_fraction=0.0)
     spec = spec_of(dataset, path, config)
+    if config.privacy.name != "none" and not site and spec.statistics is not None:
+        check_noise(spec.statistics)
     agreed = None if classes is None else data_spec.get("target", NOTHING)
     rows = prepare(spec, classes, agreed)
     if rows.reads == "texts":

@@ -24,6 +24,7 @@ from torch import Tensor
 from fedfrozen_app.core.errors import DAMAGED, UserError
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.data.account import near_names, places, warn
+from fedfrozen_app.data.census_statistics import in_order, is_census, noise_of, statistics_of
 from fedfrozen_app.tasks.regression import MISSING, number
 from fedfrozen_app.tasks.target import word
 
@@ -244,8 +245,7 @@ def _levels_of(name: str, cells: Sequence[Any], origins: Sequence[str], *, named
             "name it in "
             "dataset.categorical if each is a category."
         )
-    in_order = all(re.fullmatch(r"-?\d+", level) for level in found)
-    return Categorical(name, tuple(sorted(found, key=int) if in_order else sorted(found)))
+    return Categorical(name, tuple(in_order(list(found))))
 
 
 def described(found: Preprocessing) -> str:
@@ -263,13 +263,27 @@ def described(found: Preprocessing) -> str:
 
 
 def read_statistics(path: str) -> dict[str, Any]:
-    """A `table.json`: `columns`, and where the label needs some `target`."""
+    """A `table.json`: `columns`, and where the label needs some `target`; or a `census.json`."""
     try:
         found = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        if is_census(found):
+            found = statistics_of(found)
         preprocessing_from(found)
     except DAMAGED as error:
-        raise UserError(f"dataset.statistics={path} cannot be read as a table.json: {error}.") from error
+        raise UserError(
+            f"dataset.statistics={path} cannot be read as a table.json or census.json: {error}."
+        ) from error
     return dict(found)
+
+
+def check_noise(path: str) -> None:
+    """`UserError` for counts of patients that no noise hides."""
+    found = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+    if is_census(found) and noise_of(found) is None:
+        raise UserError(
+            f"dataset.statistics={path} is a census without noise, which privacy=dp_sgd does not cover: take "
+            "it again with --epsilon, which every site pays from its budget, or give public values."
+        )
 
 
 def preprocessing_from(spec: Mapping[str, Any]) -> Preprocessing:

@@ -24,41 +24,26 @@ from fedfrozen_app.config.strict_values import read_strict
 from fedfrozen_app.core import registry
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.vocabulary import problem_of_merges
+from fedfrozen_app.exchange.model_part import ModelPart, check_model, known_key
 from fedfrozen_app.exchange.strict import Spelled, canonical, read_json
+from fedfrozen_app.exchange.table_part import COLUMNS, TARGET, TablePart, read_table_part, table_part
 from fedfrozen_app.exchange.text_part import READING, TextPart
 
 # With masks it has a format of its own: a site of an older version, whose masks are others, refuses that.
 FORMAT, MASKED_FORMAT = 1, 2
-MASKED, ADAPTED, TEXTS = "secure_aggregation", "adapter", "texts"  # the parts that a proposal may leave out
+# The parts that a proposal may leave out.
+MASKED, ADAPTED, TEXTS, TABLE = "secure_aggregation", "adapter", "texts", "table"
 MOST, DEPTH, LONGEST = 1_000_000, 6, 300
 MOST_ROUNDS_KEPT = 100  # replies on a site's disk
 RUN_ID = re.compile(r"[0-9a-z][0-9a-z-]{0,63}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # of a view, a strategy, a role
 # Any other text: a word or a short sentence. Nothing that a shell, Hydra or a file system reads as more.
 WORDS = re.compile(r"[A-Za-z0-9 _.,:+(){}'-]{0,200}")
-KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 HASH = re.compile(r"[0-9a-f]{64}")
-# A model's settings are numbers; where one is a word, it is one of these. A hub's name is none of them.
-MODEL_WORDS = {
-    **dict.fromkeys(
-        ("hidden_act", "activation", "activation_function"),
-        ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh"),
-    ),
-    "position_embedding_type": ("absolute", "relative_key", "relative_key_query"),
-}
-NESTED = ("vision", "text", "vision_config", "text_config")  # the two halves of a dual encoder
 FROM_VIEW = ("unit_column", "examples")  # of the privacy settings: the site's view sets them
 AT_SERVER = ("path",)  # of the adapter's: its first values come with the first request
-OWN_PLACE = ("classes", "mean", "std", READING, "table", "target")  # of a data spec: no key of data.more
+OWN_PLACE = ("classes", "mean", "std", READING, COLUMNS, TARGET)  # of a data spec: no key of data.more
 NOT_PROPOSED = ("hub", "aligned")  # sources of a model that would make or fetch one at the site
-
-
-@dataclass(frozen=True)
-class ModelPart:
-    source: str = setting("config", "")
-    model_type: str | None = setting(None, "")
-    dtype: str = setting("float32", "", choices=("float32", "float64", "bfloat16"))
-    config: dict[str, Any] = setting({}, "")
 
 
 @dataclass(frozen=True)
@@ -95,6 +80,7 @@ class Proposal(Spelled):
     secure_aggregation: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     texts: TextPart | None = None
+    table: TablePart | None = None
 
     @cached_property
     def plain(self) -> dict[str, Any]:
@@ -105,6 +91,7 @@ class Proposal(Spelled):
             **({MASKED: asdict(self.secure_aggregation)} if masked else {}),
             **({ADAPTED: adapter_part(self.adapter)} if self.adapter.name != "none" else {}),
             **({TEXTS: asdict(self.texts)} if self.texts is not None else {}),
+            **({TABLE: asdict(self.table)} if self.table is not None else {}),
             "run": asdict(self.run),
             "data": asdict(self.data),
             "strategy": dict(self.strategy),
@@ -139,6 +126,8 @@ class Proposal(Spelled):
         """How all sites read their data, as a client wants it."""
         data = self.data
         found = {**data.more, "classes": list(data.classes), "mean": list(data.mean), "std": list(data.std)}
+        if self.table is not None:
+            found |= self.table.spec()
         return found if self.texts is None else {**found, READING: self.texts.spec()}
 
 
@@ -146,7 +135,7 @@ def read_proposal(text: str) -> Proposal:
     """`ValueError`, as the rest of a sentence for the site's own log, if it is not a valid one."""
     found = read_json(text, most=MOST, depth=DEPTH, longest=LONGEST)
     keys = {"format", "run", "data", "strategy", "model", "client", "privacy"}
-    if not isinstance(found, dict) or set(found) - {MASKED, ADAPTED, TEXTS} != keys:
+    if not isinstance(found, dict) or set(found) - {MASKED, ADAPTED, TEXTS, TABLE} != keys:
         raise ValueError("it has other keys than a proposal")
     if type(found["format"]) is not int or found["format"] not in (FORMAT, MASKED_FORMAT):
         raise ValueError("it is of another version's format")
@@ -174,6 +163,8 @@ def read_proposal(text: str) -> Proposal:
         proposal = replace(proposal, adapter=adapter)
     if TEXTS in found:
         proposal = replace(proposal, texts=read_strict(TextPart, found[TEXTS], f"{TEXTS}.", whole=True))
+    if TABLE in found:
+        proposal = replace(proposal, table=read_table_part(found[TABLE]))
     _check(proposal)
     return proposal
 
@@ -202,12 +193,6 @@ def check_proposable(config: Config) -> None:
             "model.gradient_checkpointing is about this machine's memory, and no site is asked for it: set "
             "it to false."
         )
-    if config.dataset.kind == "table":
-        raise UserError(
-            "A proposal has no place for a table's columns yet: sites with an executor train on pictures "
-            "and texts "
-            "alone. Simulate the run with runtime=inprocess."
-        )
     if config.dataset.augment != "none":
         raise UserError(
             f"dataset.augment={config.dataset.augment} is no part of a proposal, so that no site would do "
@@ -226,7 +211,7 @@ def _plain_parts(
     source = config.model.source
     privacy = {k: v for k, v in asdict(config.privacy).items() if k not in FROM_VIEW}
     known = ("classes", "mean", "std")
-    more = {key: value for key, value in data_spec.items() if key not in (*known, READING)}
+    more = {key: value for key, value in data_spec.items() if key not in (*known, READING, COLUMNS, TARGET)}
     found = {
         "format": FORMAT,
         "run": {
@@ -258,6 +243,8 @@ def _plain_parts(
         found |= {"format": MASKED_FORMAT, MASKED: asdict(config.secure_aggregation)}
     if config.adapter.name != "none":
         found[ADAPTED] = adapter_part(config.adapter)
+    if config.dataset.kind == "table":
+        found[TABLE] = table_part(config.dataset, data_spec)
     text = {key: value for key, value in data_spec.get(READING, {}).items() if key != "digest"}
     if (part := asdict(TextPart(**text))) != asdict(TextPart()):  # older runs need none
         found[TEXTS] = part
@@ -275,7 +262,7 @@ def _strategy(given: Any) -> dict[str, Any]:
         raise ValueError("strategy has no name")
     if not NAME.fullmatch(given["name"]):
         raise ValueError("strategy.name is none")
-    return {key: _plain(value, f"strategy.{_key(key, 'strategy')}") for key, value in given.items()}
+    return {key: _plain(value, f"strategy.{known_key(key, 'strategy')}") for key, value in given.items()}
 
 
 def strategy_of(proposal: Proposal) -> dict[str, Any]:
@@ -304,32 +291,12 @@ def _check(proposal: Proposal) -> None:
     for key, value in data.more.items():
         if key in OWN_PLACE:
             raise ValueError(f"data.more says {key}, which has a place of its own or none")
-        _plain(value, f"data.{_key(key, 'data')}")
+        _plain(value, f"data.{known_key(key, 'data')}")
     if not NAME.fullmatch(model.source) or model.source in NOT_PROPOSED:
         raise ValueError("model.source is none that can be proposed")
     if model.model_type is not None and not NAME.fullmatch(model.model_type):
         raise ValueError("model.model_type is none")
-    _check_model(model.config)
-
-
-def _check_model(given: Mapping[str, Any], *, nested: bool = False) -> None:
-    for key, value in given.items():
-        where = f"model.config.{_key(key, 'model.config')}"
-        if isinstance(value, dict):
-            if nested or key not in NESTED:
-                raise ValueError(f"{where} is of another type")
-            _check_model(value, nested=True)
-        elif isinstance(value, str):
-            if value not in MODEL_WORDS.get(key, ()):
-                raise ValueError(f"{where} cannot be proposed: a model's settings are numbers")
-        elif isinstance(value, list) and not all(type(item) in (int, float, bool) for item in value):
-            raise ValueError(f"{where} is of another type")
-
-
-def _key(key: str, where: str) -> str:
-    if not KEY.fullmatch(key):
-        raise ValueError(f"{where} has a key that is not known")
-    return key
+    check_model(model.config)
 
 
 def _plain(value: Any, where: str) -> Any:
@@ -341,5 +308,5 @@ def _plain(value: Any, where: str) -> Any:
             _plain(item, where)
     elif isinstance(value, dict):
         for key, item in value.items():
-            _plain(item, f"{where}.{_key(key, where)}")
+            _plain(item, f"{where}.{known_key(key, where)}")
     return value

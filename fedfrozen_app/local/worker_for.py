@@ -123,7 +123,8 @@ def _build_accepted(context: Context) -> Worker:
         raise ValueError("the site has accepted another proposal")
     config, data_spec = accepted.config, dict(accepted.data_spec)
     reading = reading_of_spec(data_spec.get("text"))
-    corpus = load_corpus(config, None, tuple(data_spec["classes"]), site=True, reading=reading)
+    classes = tuple(data_spec["classes"])
+    corpus = load_corpus(config, None, classes, site=True, reading=reading, data_spec=data_spec)
     shares = Shares(validation=np.arange(0))
     return Worker(config, corpus, cache=disk_cache(context), shares=shares, data_spec=data_spec)
 

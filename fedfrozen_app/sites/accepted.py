@@ -1,18 +1,21 @@
 """The configuration of an accepted run, from its proposal and the site's own view. Nothing is composed."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 
 from fedfrozen_app.config import (
     Config,
+    DatasetConfig,
     ModelConfig,
     PrivacyConfig,
     RuntimeConfig,
     check_config,
 )
+from fedfrozen_app.config.schema.dataset_section import PROPOSED
 from fedfrozen_app.core import registry
 from fedfrozen_app.exchange.proposal import FROM_VIEW, Proposal, read_proposal, strategy_of
 from fedfrozen_app.sites.views import View
+from fedfrozen_app.tasks.table_targets import survival_model
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ def accepted_run(proposal: Proposal, view: View, model_path: str | None, device:
             dtype=model.dtype,
             config=dict(model.config),
         ),
-        dataset=view.dataset(),
+        dataset=dataset_of(proposal, view),
         client=proposal.client,
         privacy=PrivacyConfig(**privacy),
         secure_aggregation=proposal.secure_aggregation,
@@ -53,6 +56,15 @@ def accepted_run(proposal: Proposal, view: View, model_path: str | None, device:
     )
     check_config(config)
     return Accepted(proposal, view, config)
+
+
+def dataset_of(proposal: Proposal, view: View) -> DatasetConfig:
+    """The view. Levels, medians and scales of a table come with the proposal, and cost no privacy here."""
+    found, part = view.dataset(), proposal.table
+    if part is None:
+        return found
+    how = survival_model(part.task)
+    return replace(found, normalise=part.normalise, survival_model=how, statistics=PROPOSED)
 
 
 @lru_cache(maxsize=8)  # one configuration per accepted proposal

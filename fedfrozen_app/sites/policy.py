@@ -4,7 +4,7 @@
 own log: to the server every refusal is the same.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -85,6 +85,7 @@ class Policy:
     survival_answers_per_day: int = 60  # of all studies: a Cox regression takes one for each step
     subgroups: tuple[str, ...] = ()  # columns by which a model is evaluated separately
     monitoring: str = "none"  # what `fedfrozen site metrics` shows: nothing, health, or work too
+    forbidden_columns: tuple[str, ...] = ()  # that no run, census or study reads, whatever a view says
 
     @classmethod
     def read(cls, path: Path) -> "Policy":
@@ -110,7 +111,10 @@ class Policy:
         yield "bundle", self._problem_of_bundle(bundle)
         refused = f"the strategy {name} is not one of those that it allows"
         yield "strategy", None if name in self.strategies else refused
-        if view.classes is None:
+        yield "columns", view.problem_of_table(proposal.table) or self._problem_of_columns(proposal, view)
+        if not view.has_classes:
+            yield "classes", None if not classes else f"the rows of the view {view.name} have no classes"
+        elif view.classes is None:
             unsaid = f"the view {view.name} does not say its classes"
             yield "classes", f"{unsaid}, so that no run can be held against them"
         else:
@@ -182,6 +186,15 @@ class Policy:
             return None
         return f"the bundle {bundle[:12]} is not one of those that it allows"
 
+    def _problem_of_columns(self, proposal: Proposal, view: View) -> str | None:
+        read = () if proposal.table is None else (*proposal.table.columns, *view.label_columns)
+        return self._problem_of_names("run", read)
+
+    def _problem_of_names(self, what: str, columns: Iterable[str]) -> str | None:
+        if forbidden := [name for name in columns if name in self.forbidden_columns]:
+            return f"the {what} reads the column {forbidden[0]}, which its policy forbids"
+        return None
+
     def _problem_of_text(self, proposal: Proposal, view: View) -> str | None:
         text = proposal.texts or TextPart()
         if text.merges and self.tokenizers == "own":
@@ -205,6 +218,8 @@ class Policy:
             return "it takes part in no census"
         if problem := self._problem_of_bundle(bundle) or self._problem_of_download(view):
             return problem
+        if problem := self._problem_of_names("census", ask.columns):
+            return problem
         if ask.epsilon is None and self.privacy_required:
             return "it tells counts with noise only, and this census has none (--epsilon)"
         if ask.epsilon is not None and ask.epsilon > self.max_epsilon:
@@ -217,7 +232,8 @@ class Policy:
         """Why the site gives nothing to a survival study; None if it may, or if a person may decide."""
         if problem := self._problem_of_bundle(bundle) or self._problem_of_download(view):
             return problem
-        if problem := problem_of_study(ask, self.study_rules()):
+        problem = self._problem_of_names("study", ask.columns.names)
+        if problem := problem or problem_of_study(ask, self.study_rules()):
             return problem
         if ask.epsilon is None and self.privacy_required:
             return "it gives counts with noise only, and this study has none (--epsilon)"
@@ -250,7 +266,7 @@ class Policy:
 
 
 def _checked(key: str, value: Any, path: Path) -> Any:
-    if key in ("strategies", "upload_roles", "bundles", "subgroups", "survival_columns"):
+    if key in ("strategies", "upload_roles", "bundles", "subgroups", "survival_columns", "forbidden_columns"):
         if key == "bundles" and value == "any":
             return value
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):

@@ -171,7 +171,13 @@ def check_view(view: View, policy: Policy) -> str:
         )
     config = replace(compose_run([]).config, dataset=view.dataset())
     corpus = load_corpus(config, None, view.classes and wire_classes(view), site=True)
-    if view.classes is None:
+    if view.kind == "table" and view.columns is None:
+        found = ", ".join(corpus.preprocessing.columns if corpus.preprocessing else ())
+        raise UserError(
+            f"the view {view.name} does not say its columns, and no run can use it: write those of "
+            f"columns: [{found}] that a model may read."
+        )
+    if view.classes is None and view.has_classes:
         found = ", ".join(corpus.classes)
         raise UserError(
             f"the view {view.name} does not say its classes, and no run can use it: write classes: "
@@ -180,7 +186,9 @@ def check_view(view: View, policy: Policy) -> str:
     rows, least = len(corpus.train), policy.min_examples
     if rows < least:
         raise UserError(f"{counted(rows, 'row')} to train on, fewer than the policy's min_examples={least}.")
-    return f"{counted(rows, 'row')} to train on, classes {', '.join(corpus.classes[:10])}"
+    classes = f", classes {', '.join(corpus.classes[:10])}" if corpus.classes else ""
+    columns = f", columns {', '.join(view.columns[:10])}" if view.columns else ""
+    return f"{counted(rows, 'row')} to train on{classes}{columns}"
 
 
 def wire_classes(view: View) -> tuple[str, ...]:

@@ -33,7 +33,9 @@ name: @name
 superlink: @superlink
 # What of this site's data a run may train on, by name. A run names a view; rows, columns, classes and whom
 # epsilon protects are said here alone. kind: digits | images | parquet | text | conll | brat | i2b2 | mimic |
-# dicom | nifti | omop (path: a database, query: the cohort as a SELECT);
+# dicom | nifti | omop (path: a database, query: the cohort as a SELECT) | table (columns: those that a
+# model may read; task: classification | multilabel | regression | survival, with label_column, or time_column
+# and event_column; with a query, path is a database);
 # path: relative to this folder; classes: those that all sites have agreed on, and no run begins without them
 # (`fedfrozen site check .` tells those found here); unit: example | document | patient, with its unit_column;
 # examples: the number of rows that the server is told (without it, the true one rounded to tens).
@@ -88,6 +90,7 @@ survival_groups: {}                        # {arm: [usual, new]}: columns to com
 survival_regression: false                 # sums of covariates too, at coefficients that the server chooses
 survival_answers_per_day: 60               # a Cox regression takes one for each step
 subgroups: []                              # columns by which a model is judged apart: [sex, age_band]
+forbidden_columns: []                      # no run on a table, census or study reads them
 downloads: false                           # models or data from the Hugging Face hub
 tokenizers: any                            # own: no run that brings subwords learned at the server
 max_tokens: 8192                           # of a text that this site reads for a run

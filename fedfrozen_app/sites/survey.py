@@ -41,7 +41,14 @@ def survey(proposal: Proposal, view: View, kit: Kit) -> Survey:
     """Reads the view's data as a round would. `ValueError` or `UserError` if the run cannot be done here."""
     config = run_of_text(proposal.text, view, kit.model_path, "cpu").config
     reading = reading_of_spec(proposal.data_spec.get("text"))
-    corpus = load_corpus(config, None, tuple(proposal.data.classes), site=True, reading=reading)
+    corpus = load_corpus(
+        config,
+        None,
+        tuple(proposal.data.classes),
+        site=True,
+        reading=reading,
+        data_spec=proposal.data_spec,
+    )
     by_role, largest, trained, parameters = sizes(config, corpus)
     return Survey(
         len(corpus.train),

@@ -17,6 +17,9 @@ from fedfrozen_app.config.strict_values import read_strict
 from fedfrozen_app.core import registry
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.proposal import NAME
+from fedfrozen_app.exchange.table_part import TablePart
+from fedfrozen_app.tasks.table_targets import survival_model, task_of
+from fedfrozen_app.tasks.target import target_of
 
 ROUNDED_TO = 10  # rows, where a view declares no number
 RENEW = (
@@ -57,6 +60,10 @@ class View:
     window: tuple[float, ...] | None = None  # for DICOM and NIfTI: centre and width
     slices: int | None = setting(None, "", least=1)
     query: str | None = None  # for a database: the cohort as SQL, written at this site
+    columns: tuple[str, ...] | None = None  # of a table: those that runs may read; none can without them
+    missing: str = setting("median", "", choices=("median", "drop"))
+    time_column: str | None = None  # for survival, with the next
+    event_column: str | None = None
 
     @property
     def column(self) -> str | None:
@@ -67,6 +74,33 @@ class View:
         """The dataset configuration; nothing in it comes from the server."""
         names = {one.name for one in fields(DatasetConfig)} & {one.name for one in fields(View)}
         return DatasetConfig(**{name: getattr(self, name) for name in names}, validation=0.0)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether its rows have classes that all sites must have agreed on: a number and a time have none."""
+        return self.kind != "table" or target_of(task_of(self.dataset())).has_classes
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """Of a table, what a run is to predict."""
+        return tuple(name for name in (self.label_column, self.time_column, self.event_column) if name)
+
+    def problem_of_table(self, part: TablePart | None) -> str | None:
+        """Why a run that reads this table, or none, does not fit the view."""
+        if (part is not None) != (self.kind == "table"):
+            return f"the run reads {'no' if part is None else 'a'} table, and the view {self.name} is" + (
+                " one" if part is None else " none"
+            )
+        if part is None:
+            return None
+        if self.columns is None:
+            return f"the view {self.name} does not say its columns, so that no run can be held against them"
+        own = task_of(replace(self.dataset(), survival_model=survival_model(part.task)))
+        if part.task != own:
+            return f"the run predicts a target of the kind {part.task}, and the view {self.name} has {own}"
+        if strange := sorted(set(part.columns) - set(self.columns)):
+            return f"the run reads the column {strange[0]}, which the view {self.name} does not have"
+        return None
 
     def fits(self, classes: tuple[str, ...]) -> bool:
         """Whether these are the view's classes; for entities, types or tags."""

@@ -3,9 +3,12 @@
 import json
 
 import numpy as np
+import pandas
 import pytest
 
+from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.data.preprocessing import read_statistics
 from fedfrozen_app.report.compare.collect import collect as compare_runs
 from tests.conftest import slowly
 from tests.local.runners import THREE_ROUNDS, compare
@@ -164,3 +167,39 @@ def test_a_private_cox_model_is_refused(train, table):
     given = words(table, "survival", "strategy=fedavg", "privacy=dp_sgd", "dataset.statistics=FILE")
     with pytest.raises(UserError, match="Cox's loss compares the people of a batch"):
         train(*given)
+
+
+def test_a_census_of_the_sites_says_how_cells_become_numbers(train, table, tmp_path):
+    """No row is read for it: intervals and words, with floors, or with noise that a private run needs."""
+    place = tmp_path / "census"
+    columns = ["--column", "age=30,45,55,65,90", "--column", "sex=f,m", "--column", "dose=-4,0,4"]
+    shared = ["dataset=table", f"dataset.path={table}", "dataset.label_column=ill", "partition=natural"]
+    line = ["census", *shared, "partition.column=site", "num_clients=null", *columns, "--floor", "2"]
+    assert command([*line, f"output_dir={place}"]) == 0
+    census = json.loads((place / "census.json").read_text())
+    found = read_statistics(str(place / "census.json"))["columns"]
+    frame = pandas.read_csv(table)
+    assert set(found) == {"age", "sex", "dose"} and found["sex"] == {"levels": ["f", "m"]}
+    assert census["pooled"]["rows"] <= len(frame)  # less the server's own
+    assert found["age"]["mean"] == pytest.approx(frame["age"].mean(), abs=2)
+    assert found["age"]["scale"] == pytest.approx(frame["age"].std(), abs=2)
+    assert found["age"]["median"] == pytest.approx(frame["age"].median(), abs=5)
+    given = words(table, "classification", "strategy=fedavg", "model=linear", "num_rounds=1")
+    run = train(*given, f"dataset.statistics={place / 'census.json'}", small=False)
+    assert json.loads((run.folder / "table.json").read_text())["columns"] == found
+
+    private = [*given, "privacy=dp_sgd", "privacy.seeded_noise=true"]
+    private = [word for word in private if not word.startswith("dataset.client_validation")]
+    with pytest.raises(UserError, match="a census without noise, which privacy=dp_sgd does not cover"):
+        train(*private, f"dataset.statistics={place / 'census.json'}", folder="refused", small=False)
+    assert command([*line, "--epsilon", "20", f"output_dir={tmp_path / 'noised'}"]) == 0
+    private.append(f"dataset.statistics={tmp_path / 'noised' / 'census.json'}")
+    noised = train(*private, folder="private", small=False)
+    assert noised.rows[-1]["epsilon_max"] > 0
+
+
+def test_a_census_that_counted_no_column_is_no_statistics(tmp_path):
+    path = tmp_path / "census.json"
+    path.write_text(json.dumps({"pooled": {"tables": {"total": {}}, "moments": {}, "quantiles": {}}}))
+    with pytest.raises(UserError, match="the census counted no column"):
+        read_statistics(str(path))

@@ -1,6 +1,7 @@
 """Tables of columns: what is inferred, how cells become numbers, and one sentence for what cannot be read."""
 
 import json
+import sqlite3
 
 import numpy as np
 import pandas as pd
@@ -88,6 +89,43 @@ def test_each_file_is_a_site(tmp_path):
     corpus = load(spec(tmp_path / "hearts"))
     assert set(corpus.columns["domain"]) == {"processed.cleveland", "processed.va"}
     assert corpus.preprocessing.columns == ("age", "dose", "sex")
+
+
+def database(tmp_path, rows):
+    place = tmp_path / "ward.sqlite"
+    with sqlite3.connect(place) as connection:
+        connection.execute("CREATE TABLE p (age REAL, sex TEXT, dose REAL, site TEXT, ill TEXT)")
+        connection.executemany("INSERT INTO p VALUES (?, ?, ?, ?, ?)", rows)
+    return place
+
+
+def test_a_select_gives_the_same_rows(tmp_path):
+    """OMOP's engine: a database that SQLAlchemy reaches, which is only read."""
+    frame = pd.read_csv(written(tmp_path)).astype(object)
+    place = database(tmp_path, frame.where(frame.notna(), None).values.tolist())
+    one = load(spec(tmp_path / "table.csv"))
+    other = load(spec(place, query="SELECT age, sex, dose, site, ill FROM p"))
+    assert other.preprocessing == one.preprocessing and other.classes == one.classes
+    for name, value in one.train.inputs.items():
+        assert torch.equal(value, other.train.inputs[name])
+    assert other.account["files"] == [
+        {"file": "ward.sqlite", "rows": 6, "columns": ["age", "sex", "dose", "site", "ill"]}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ("SELECT age, ill FROM nobody", "could not be asked"),
+        ("SELECT age, ill FROM p WHERE age > 99", "gives no rows"),
+        ("SELECT age, age, ill FROM p", "'age' twice"),
+        ("SELECT age FROM p", "names 'ill', which is no column: the data have age"),
+    ],
+)
+def test_a_select_that_gives_no_table_is_one_sentence(tmp_path, query, sentence):
+    place = database(tmp_path, [(60.0, "m", 1.5, "a", "yes"), (50.0, "f", 2.5, "a", "no")])
+    with pytest.raises(UserError, match=sentence):
+        load(spec(place, query=query))
 
 
 def test_split_column(tmp_path):

@@ -14,6 +14,8 @@ from fedfrozen_app.config.needs import (
 )
 from fedfrozen_app.config.settings import MISSING, setting
 
+PROPOSED = "(the proposal's)"  # `dataset.statistics` at a site: it opens no file that a server names
+
 
 @dataclass
 class DatasetConfig:
@@ -175,8 +177,9 @@ class DatasetConfig:
     )
     query: str | None = setting(
         None,
-        "`omop`: a SELECT that returns `person_id`, `label`, and `text` or columns to build one from",
-        needs=only_with("dataset", "omop"),
+        "`omop`: a SELECT that returns `person_id`, `label`, and `text` or columns to build one from. "
+        "`table`: one that returns the table's columns; `dataset.path` is then a database",
+        needs=only_with("dataset", "omop", "table"),
     )
     columns: list[str] | None = setting(
         None,
@@ -212,9 +215,9 @@ class DatasetConfig:
     )
     statistics: str | None = setting(
         None,
-        "`table`: a `table.json` with medians, means, scales and levels, in place of what the train rows "
-        "say; a run "
-        "writes one. `privacy=dp_sgd` needs one of public values",
+        "`table`: medians, means, scales and levels, in place of what the train rows say: a `table.json`, "
+        "which a run writes, or the `census.json` of the sites. `privacy=dp_sgd` needs public values, or a "
+        "census with noise",
         needs=only_with("dataset", "table"),
     )
     time_column: str | None = setting(

@@ -1,4 +1,5 @@
-"""Tables of columns: CSV, TSV and Parquet files, in one file, files by split, or one file for each site."""
+"""Tables of columns: CSV, TSV and Parquet files, in one file, files by split, or one file for each site; and
+what a SELECT gives."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 
 from fedfrozen_app.core import registry
 from fedfrozen_app.core.errors import UserError
-from fedfrozen_app.data.account import accounting
+from fedfrozen_app.data.account import accounting, file_read
 from fedfrozen_app.data.preprocessing import (
     Inputs,
     Preprocessing,
@@ -19,18 +20,17 @@ from fedfrozen_app.data.preprocessing import (
     read_statistics,
 )
 from fedfrozen_app.data.sources.delimited import delimited_frame
+from fedfrozen_app.data.sources.omop import plain_cell, query_rows
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Frame, Rows, existing
 from fedfrozen_app.data.sources.tabular import belongs, by_split_column, joined
 from fedfrozen_app.tasks.regression import MISSING
+from fedfrozen_app.tasks.table_targets import KINDS, NOT_TABLES, task_of
 from fedfrozen_app.tasks.target import Target, target_of
 
 logger = logging.getLogger(__name__)
 PARQUET = (".parquet", ".pq")
 SUFFIXES = (*PARQUET, ".csv", ".tsv", ".data", ".csv.gz", ".tsv.gz", ".data.gz")
 SITE = "domain"  # the column that says a row's file, where each file is a site
-# By dataset.task, where the kind of target has another name.
-KINDS = {"classification": "table"}
-NOT_TABLES = ("image", "text", "table", "tokens", "language", "survival_discrete", "segmentation")
 
 
 class _TableTasks:
@@ -40,14 +40,6 @@ class _TableTasks:
         return (*KINDS, *(name for name in registry.names("tasks") if name not in NOT_TABLES))
 
 
-def task_of(spec: DatasetSpec) -> str:
-    """The kind of target, by its name in the registry."""
-    asked = spec.task or "classification"
-    if asked == "survival" and spec.survival_model == "discrete":
-        return "survival_discrete"
-    return KINDS.get(asked, asked)
-
-
 class TableReader:
     """What `dataset.kind=table` reads."""
 
@@ -55,7 +47,7 @@ class TableReader:
     needs_path = True
 
     def __call__(self, spec: DatasetSpec) -> Found:
-        frames = _files(spec)
+        frames = _files(spec) if spec.query is None else by_split_column(spec, _selected(spec, spec.query))
         return found_in_columns(spec, *frames)
 
 
@@ -82,6 +74,22 @@ def _parquet(file: Path) -> Frame:
     from fedfrozen_app.data.sources.parquet_tables import parquet_frame  # see its docstring
 
     return parquet_frame(file)
+
+
+def _selected(spec: DatasetSpec, query: str) -> Frame:
+    """The columns of a SELECT."""
+    names, rows = query_rows(str(spec.path), query)
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"The query gives the column {twice!r} twice: name one of them AS something else.")
+    if not rows:
+        raise UserError("The query gives no rows: widen the cohort.")
+    cells = {
+        name: [None if row[place] is None else plain_cell(row[place]) for row in rows]
+        for place, name in enumerate(names)
+    }
+    file_read(Path(str(spec.path)).name, rows=len(rows), columns=names)
+    return Frame(cells, [f"row {row} of the query" for row in range(len(rows))])
 
 
 def _together(files: Sequence[Path], spec: DatasetSpec) -> Frame:

@@ -18,19 +18,25 @@ PERSON, LABEL, TEXT = "person_id", "label", "text"
 
 @reads("classification", "multilabel")
 def read_omop(spec: DatasetSpec) -> Found:
-    try:
-        import sqlalchemy
-    except ImportError as error:
-        raise UserError('These data need SQLAlchemy: pip install "fedfrozen[omop]".') from error
     if not spec.query or not spec.query.strip():
         raise UserError(
             "dataset.query is missing: a SELECT that gives person_id, label, and text or other columns."
         )
+    names, found = query_rows(str(spec.path), spec.query)
+    return Found(*_rows([name.lower() for name in names], found, spec), None, unit=PERSON)
+
+
+def query_rows(path: str, query: str) -> tuple[list[str], list[list[Any]]]:
+    """What a SELECT gives: the columns' names, and the rows."""
     try:
-        engine = sqlalchemy.create_engine(_address(str(spec.path)))
+        import sqlalchemy
+    except ImportError as error:
+        raise UserError('These data need SQLAlchemy: pip install "fedfrozen[omop]".') from error
+    try:
+        engine = sqlalchemy.create_engine(_address(path))
         with engine.connect() as connection:
-            answer = connection.execute(sqlalchemy.text(spec.query))
-            names = [str(name).lower() for name in answer.keys()]  # noqa: SIM118
+            answer = connection.execute(sqlalchemy.text(query))
+            names = [str(name) for name in answer.keys()]  # noqa: SIM118
             found = [list(row) for row in answer]
         engine.dispose()
     except (sqlalchemy.exc.SQLAlchemyError, ImportError) as error:
@@ -38,7 +44,7 @@ def read_omop(spec: DatasetSpec) -> Found:
         raise UserError(
             f"The database could not be asked ({first_line(error)}): correct path or query."
         ) from None
-    return Found(*_rows(names, found, spec), None, unit=PERSON)
+    return names, found
 
 
 def _address(path: str) -> str:
@@ -75,7 +81,9 @@ def _rows(names: list[str], found: list[list[Any]], spec: DatasetSpec) -> tuple[
             for row in range(len(found))
         ]
     labels = [_labels(value) if several else _word(value) or None for value in cells[LABEL]]
-    columns = {name: [None if v is None else _plain(v) for v in cells[name]] for name in (PERSON, *others)}
+    columns = {
+        name: [None if v is None else plain_cell(v) for v in cells[name]] for name in (PERSON, *others)
+    }
     origins = [f"row {row} of the query" for row in range(len(found))]
     return "multilabel" if several else "text", Rows(texts, labels, columns, origins)
 
@@ -84,7 +92,7 @@ def _word(value: Any) -> str:
     return "" if value is None else str(value).strip()
 
 
-def _plain(value: Any) -> Any:
+def plain_cell(value: Any) -> Any:
     return value if isinstance(value, (int, float, str)) and not isinstance(value, bool) else str(value)
 
 
