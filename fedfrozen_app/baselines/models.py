@@ -103,12 +103,12 @@ def linear_on_words(rows: SameRows) -> list[list[str]]:
     hashed = FeatureHasher(2**18, input_type="string")
     flat = [tag for tags in rows.train_labels for tag in tags]
     model = SGDClassifier(loss="log_loss", alpha=1e-6, random_state=0)
-    model.fit(hashed.transform(clue for words in rows.train for clue in _clues(words)), flat)
-    found = iter(model.predict(hashed.transform(clue for words in rows.test for clue in _clues(words))))
+    model.fit(hashed.transform(clue for words in rows.train for clue in clues(words)), flat)
+    found = iter(model.predict(hashed.transform(clue for words in rows.test for clue in clues(words))))
     return [iob2([str(next(found)) for _ in words]) for words in rows.test]
 
 
-def _clues(words: Sequence[str]) -> list[list[str]]:
+def clues(words: Sequence[str]) -> list[list[str]]:
     lower = ["<", "<", *(word.lower() for word in words), ">", ">"]
     found = []
     for place, word in enumerate(words):
