@@ -15,8 +15,8 @@ Arms (`ARMS`), FedAvg over five clients, batches of 16, AdamW, one pass over a c
 `scratch` is bert_small with subwords learned from the server's tenth of the train rows, lr 3e-3; `chunks` is
 the same with dataset.long_texts=chunks (ohsumed); `minilm` is all-MiniLM-L6-v2, lr 2e-4, its new head 2e-3
 (trec: on the other data a run takes more than a quarter of an hour of a core). Classes are dealt by
-Dirichlet(1), sentences and abstracts at random. Plain models (`baselines`) train on what the clients of such a
-run have together: those of `fedfrozen baselines`, and for entities a conditional random field
+Dirichlet(1), sentences and abstracts at random. Plain models (`baselines`) train on what the clients of such
+a run have together: those of `fedfrozen baselines`, and for entities a conditional random field
 (sklearn-crfsuite: pip install sklearn-crfsuite) on the same clues as the logistic regression.
 
 Outcome: accuracy, or F1 of whole entities, of the last round on the test rows; the score of the best round is
