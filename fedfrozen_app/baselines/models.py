@@ -35,8 +35,9 @@ def linear_on_texts(rows: SameRows) -> np.ndarray:
 
     words = TfidfVectorizer(sublinear_tf=True)
     train, test = words.fit_transform(rows.train), words.transform(rows.test)
-    # One for each class or label: for many sparse columns the quickest.
-    model = OneVsRestClassifier(LogisticRegression(solver="liblinear", random_state=0))
+    # One for each class or label: for many sparse columns the quickest. Rows of length 1 need little
+    # regularisation: with C=1 this model is 13 points worse on Ohsumed's 23 classes, and no honest bar.
+    model = OneVsRestClassifier(LogisticRegression(C=10, solver="liblinear", random_state=0))
     return _predicted(model, train, rows.train_labels, test)
 
 
