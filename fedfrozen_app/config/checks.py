@@ -20,6 +20,8 @@ def check_config(config: Config, *, here: bool = True) -> None:
     check_settings(config)
     for name in sections():
         check_settings(getattr(config, name), f"{name}.")
+    if here:
+        check_files(config)  # before a strategy is imported, which takes seconds
     check_runner(config)
     if config.privacy.name != "none":
         check_private(config)
@@ -37,4 +39,3 @@ def check_config(config: Config, *, here: bool = True) -> None:
     server_optimizer_settings(config)
     if here:
         check_gpus(config)
-        check_files(config)

@@ -45,6 +45,28 @@ def test_a_mistake_in_the_data_is_told_before_training_is_imported(tmp_path, mon
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["privacy.epsilon=8"], "privacy=none ignores privacy.epsilon"),
+        (["dataset=text", "dataset.path=nowhere.csv"], "nowhere.csv does not exist"),
+    ],
+)
+def test_what_needs_no_strategy_is_told_before_one_is_imported(monkeypatch, words, said):
+    monkeypatch.setitem(sys.modules, "strategies.fedfrozen", None)  # importing it would fail
+    monkeypatch.setitem(sys.modules, "strategies.fedavg", None)
+    with pytest.raises(UserError, match=said):
+        start.train(words)
+
+
+def test_a_mistake_in_a_table_is_told_before_training_is_imported(tmp_path, monkeypatch):
+    table = tmp_path / "patients.csv"
+    table.write_text('age,ill\n61,yes\n6"2,no,9\n')
+    monkeypatch.setitem(sys.modules, "fedfrozen_app.commands.training", None)  # importing it would fail
+    with pytest.raises(UserError, match=r"patients\.csv"):
+        start.train(["dataset=table", f"dataset.path={table}", "dataset.label_column=ill"])
+
+
 def test_rows_read_ahead_are_not_read_again(tmp_path):
     table = tmp_path / "notes.csv"
     table.write_text("text,label\n" + "fever,ill\nnone,well\n" * 5)

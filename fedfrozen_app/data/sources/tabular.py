@@ -8,9 +8,8 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import datasets
 import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
@@ -20,6 +19,9 @@ from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.data.account import file_read, warn
 from fedfrozen_app.data.sources.delimited import delimited_frame, file_bytes
 from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, Frame, Rows, existing, first_line, reads
+
+if TYPE_CHECKING:  # the import takes a second, which texts and tables do not need
+    import datasets
 
 logger = logging.getLogger(__name__)
 TEXT_SUFFIXES = (".csv", ".tsv", ".jsonl")  # each also with .gz behind it
@@ -40,6 +42,8 @@ def read_text(spec: DatasetSpec) -> Found:
 
 def read_hub(spec: DatasetSpec) -> Found:
     """A data set by its name on the Hugging Face hub."""
+    import datasets
+
     name, _, config = str(spec.path).partition(":")
     try:
         splits: Any = datasets.load_dataset(name, config or None)
@@ -125,6 +129,8 @@ def belongs(file: Path, root: Path, split: str) -> bool:
 
 
 def parquet_frame(file: Path) -> Frame:
+    import datasets
+
     try:
         table = pyarrow.parquet.read_table(file)
     except (pyarrow.ArrowException, OSError) as error:
@@ -144,8 +150,7 @@ def arrow_frame(table: pyarrow.Table, features: datasets.Features, origin: str, 
         elif pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind):
             frame.images.add(name)
             frame.cells[name] = column.to_pylist()
-        elif isinstance(feature, datasets.ClassLabel) and feature.names:
-            names = tuple(feature.names)
+        elif names := tuple(getattr(feature, "names", None) or ()):  # a ClassLabel
             frame.class_names[name] = names
             # The hub writes -1 where the label is kept secret. A number past the last name stays a
             # number, which the check of the labels then reports.
