@@ -23,7 +23,11 @@ CHECK_VERBS: dict[str, Verb] = {
     "methods": Verb(
         "Every strategy: what it trains, sends and keeps for your model, and its paper.",
         (SETTINGS, JSON),
-        ("fedfrozen methods", "fedfrozen methods model=vit_cifar dataset.image_size=32"),
+        (
+            "fedfrozen methods",
+            "fedfrozen methods strategy=fedavg,fedprox",
+            "fedfrozen methods model=vit_cifar dataset.image_size=32",
+        ),
     ),
     "doctor": Verb(
         "Whether this machine is fit for a run, and what to change if not.",
