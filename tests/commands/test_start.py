@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from fedfrozen_app.commands import start
+from fedfrozen_app.commands import VERBS, dispatch, start
 from fedfrozen_app.config import compose_config
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.verb_table import parse
@@ -18,6 +18,28 @@ def test_settings_and_options_come_in_any_order():
     given = parse("census", words)
     assert given.overrides == ["dataset=text", "output_dir=there", "num_clients=3"]
     assert (given.column, given.floor) == (["age=0,18"], 5)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["census", "--column", "age"], r"age has no values: write age=0,18"),
+        (["census", "--flor", "5"], "--flor"),
+        (["compare", "a", "--target", "much"], "much"),
+    ],
+)
+def test_a_mistake_in_an_option_is_told_before_its_verb_is_imported(monkeypatch, words, said):
+    monkeypatch.setitem(VERBS, words[0], "fedfrozen_app.no_such_module:verb")  # importing it would fail
+    with pytest.raises(UserError, match=said):
+        dispatch(words)
+
+
+@pytest.mark.parametrize(("words", "said"), [(["show", "3f9a"], "is no site's kit"), (["show"], "hash")])
+def test_a_folder_that_is_no_kit_is_told_before_a_site_s_verb_is_imported(monkeypatch, tmp_path, words, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "fedfrozen_app.sites.approval_verbs", None)  # importing it would fail
+    with pytest.raises(UserError, match=said):
+        dispatch(["site", *words])
 
 
 @pytest.mark.parametrize("flags", [["--cfg", "job"], ["--cfg=job"], ["--info"]])
