@@ -34,16 +34,15 @@ import argparse
 import csv
 import json
 import shutil
-import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cells import read, table
+from cells import read
 from common import RESULTS
 from provenance import require_commit
+from text_results import NAME, TextBaselines
 
 from fedfrozen_app.baselines.models import Baseline, clues
 from fedfrozen_app.baselines.same_rows import SameRows, same_rows
@@ -56,7 +55,7 @@ from fedfrozen_app.files.rows import read_rows
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.runtimes.inprocess.runtime import run_in_process
 
-FILE = RESULTS / "text_baselines.jsonl"
+FILE = RESULTS / NAME
 EVERY = [
     *("strategy=fedavg", "num_clients=5", "client.local_epochs=1", "baseline=false"),
     *("device=cpu", "runtime.threads=1", "track.tensorboard=false", "checkpoint.every=0"),
@@ -64,7 +63,7 @@ EVERY = [
 CLASSES = ["dataset=text", "partition=dirichlet", "partition.alpha=1"]
 ENTITIES = ["dataset=conll", "partition=iid", "dataset.max_tokens=128"]
 DATA = {"trec": CLASSES, "ohsumed": CLASSES, "ncbi": ENTITIES, "bc5cdr": ENTITIES}
-ROUNDS = {"trec": 20, "ohsumed": 10, "ncbi": 25, "bc5cdr": 25}
+ROUNDS = {"trec": 20, "ohsumed": 10, "ncbi": 15, "bc5cdr": 15}
 SCRATCH = ["model=bert_small", "client.lr=3e-3", "eval_every=5"]
 ARMS = {
     "scratch": SCRATCH,
@@ -194,36 +193,6 @@ def keep(row: dict[str, Any]) -> None:
     print(json.dumps(row), flush=True)
 
 
-class TextBaselines:
-    """For the page: benchmarks/recompute.py."""
-
-    def __init__(self, folder: Path = RESULTS) -> None:
-        self.rows = read(folder / FILE.name)
-
-    def of(self, data: str, model: str) -> list[dict[str, Any]]:
-        found = [row for row in self.rows if (row["data"], row["model"]) == (data, model)]
-        return sorted(found, key=lambda row: row.get("seed", 0))
-
-    def mean(self, data: str, model: str) -> float:
-        return statistics.fmean(row["score"] for row in self.of(data, model))
-
-    def cut(self, data: str, model: str) -> str:
-        """The share of the texts whose end is not read, in percent."""
-        splits = self.of(data, model)[0]["texts"]["splits"].values()
-        return f"{100 * sum(s['cut'] for s in splits) / sum(s['texts'] for s in splits):.1f}"
-
-    def lines(self) -> Iterator[Sequence[str]]:
-        for data in DATA:
-            for model in dict.fromkeys(row["model"] for row in self.rows if row["data"] == data):
-                own = self.of(data, model)
-                seeds = ", ".join(f"{row['score']:.3f}" for row in own) if len(own) > 1 else ""
-                trained = f"{statistics.median(row['seconds'] for row in own):,.0f}"
-                yield data, model, f"{self.mean(data, model):.3f}", seeds, trained
-
-    def table(self) -> str:
-        return table(["data", "model", "score", "seeds", "seconds"], list(self.lines()))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -249,7 +218,7 @@ def main() -> None:
     elif given.verb == "baselines":
         baselines(given.data, given.folder.resolve())
     else:
-        print(TextBaselines().table())
+        print(TextBaselines(RESULTS).every_seed())
 
 
 if __name__ == "__main__":
