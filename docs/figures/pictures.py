@@ -39,9 +39,9 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
             "theory": "tiny model",
             "align": "encoders",
             "forget": "a client leaves",
-            "capsule": "one file runs it again",
+            "capsule": "one file",
+            "calibration": "how sure",
             "desk": "approvals",
-            "calibration": "how sure a model is",
         },
     ),
     (
@@ -155,10 +155,16 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], **st
 # The rooms ------------------------------------------------------------------------------------------------
 
 ROW, GAP, BETWEEN = 0.36, 0.05, 0.14  # inches
+WIDE = 5  # rooms beside one another; a longer line takes two rows
+
+
+def rows_of(line: list[str]) -> list[list[str]]:
+    half = -(-len(line) // 2)
+    return [line] if len(line) <= WIDE else [line[:half], line[half:]]
 
 
 def rooms() -> plt.Figure:
-    stack = layers()
+    stack = [row for line in layers() for row in rows_of(line)]
     group_of = {room: number for number, (_, _, own) in enumerate(GROUPS) for room in own}
     purpose = {room: text for _, _, own in GROUPS for room, text in own.items()}
     turns = [group_of[line[0]] for line in stack]
@@ -212,7 +218,7 @@ def rooms() -> plt.Figure:
     axes.text(
         left,
         0.16,
-        "strategies/ and clients/ are packages next to fedfrozen_app/, which holds all other rooms.",
+        "strategies/ and clients/ stand beside fedfrozen_app/. The rows from audit to desk are one line.",
         size=10.5,
         color=GREY,
     )

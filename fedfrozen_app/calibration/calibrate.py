@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from fedfrozen_app.calibration.calibration_rows import Part, outputs, parts_of
 from fedfrozen_app.calibration.quantile import conformal_quantile, counter
-from fedfrozen_app.calibration.rows import Part, outputs, parts_of
 from fedfrozen_app.calibration.sets import Rule, groups, not_exchangeable, reliability
 from fedfrozen_app.calibration.temperature import fit_temperature, part_of
 from fedfrozen_app.core.errors import UserError

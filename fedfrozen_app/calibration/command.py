@@ -4,7 +4,7 @@ import json
 
 from fedfrozen_app.calibration.calibrate import calibrate as calibrated
 from fedfrozen_app.calibration.calibrate import check_task
-from fedfrozen_app.calibration.rows import choose_source
+from fedfrozen_app.calibration.calibration_rows import choose_source
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.streams import print_text
 from fedfrozen_app.core.terminal import Console

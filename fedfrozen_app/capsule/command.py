@@ -6,10 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fedfrozen_app.capsule import environment
-from fedfrozen_app.capsule.check import find_places, inner_problems
 from fedfrozen_app.capsule.crate import About
 from fedfrozen_app.capsule.opened import Capsule, open_capsule
 from fedfrozen_app.capsule.rerun import HOLDS, Verdict, configured, run_cell, sampled
+from fedfrozen_app.capsule.tampering import find_places, inner_problems
 from fedfrozen_app.capsule.write import today, write_capsule
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted

@@ -12,6 +12,7 @@ from PIL import Image
 
 from fedfrozen_app.config import compose_config
 from fedfrozen_app.core.conf_files import conf_dir
+from tests.data.masked import draw
 
 FILES = sorted((conf_dir() / "experiment").glob("*.yaml"))
 TINY = {
@@ -55,6 +56,12 @@ def pictures(tmp_path):
 
 
 @pytest.fixture
+def masks(tmp_path):
+    """Two hospitals' pictures with masks."""
+    return draw(tmp_path / "masked", sites=("chase", "drive"))
+
+
+@pytest.fixture
 def hospital_table(tmp_path):
     """A CSV file with the columns that FLamby's experiments name."""
     rng = np.random.default_rng(0)
@@ -69,11 +76,11 @@ def hospital_table(tmp_path):
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_an_experiment_opens_with_its_command_and_runs(file, train, pictures, hospital_table):
+def test_an_experiment_opens_with_its_command_and_runs(file, train, pictures, masks, hospital_table):
     words = command_of(file)
     assert words[0] == f"experiment={file.stem}"
     files = {
-        "=DIR": f"={pictures}",
+        "=DIR": f"={masks if file.stem == 'vessels' else pictures}",
         "=heart.csv": f"={hospital_table}",
         "=tcga_brca.csv": f"={hospital_table}",
     }

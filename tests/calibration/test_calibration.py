@@ -17,8 +17,8 @@ from sklearn.linear_model import LogisticRegression
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.calibration.calibrate import check_task, rule_of
+from fedfrozen_app.calibration.calibration_rows import Part, choose_source
 from fedfrozen_app.calibration.quantile import conformal_quantile, counter, rank_of, smallest
-from fedfrozen_app.calibration.rows import Part, choose_source
 from fedfrozen_app.calibration.sets import Rule, groups, not_exchangeable, reliability
 from fedfrozen_app.calibration.temperature import fit_temperature, part_of
 from fedfrozen_app.config import compose_run

@@ -72,10 +72,10 @@ def test_codes_leave_the_rows_as_they_are_and_use_all_places():
 
 
 def test_texts_and_very_small_pictures_are_refused():
-    texts = SimpleNamespace(task="text")
+    texts = SimpleNamespace(train=Table({"input_ids": LABELS[:, None]}, LABELS))
     with pytest.raises(UserError, match="shifts and flips pictures, and these data are none"):
         check_pictures(texts, "crop_flip")
-    small = SimpleNamespace(task="image", train=Table({"pixel_values": PICTURES[:, :, :4]}, LABELS))
+    small = SimpleNamespace(train=Table({"pixel_values": PICTURES[:, :, :4]}, LABELS))
     with pytest.raises(UserError, match="by up to 4 pixels, and these pictures are 4x6"):
         check_pictures(small, "crop_flip")
     check_pictures(texts, "none")

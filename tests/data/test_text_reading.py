@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.config import compose_run
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.vocabulary import Vocabulary, problem_of_merges
@@ -237,6 +238,9 @@ def test_a_run_keeps_its_tokenizer_for_whoever_uses_its_model(train, tmp_path):
     assert worker.corpus.reading.vocabulary == learned
     assert worker.corpus.reading.max_tokens == dataset["max_tokens"]
     (run.folder / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match=r"tokenizer\.json is missing: .* --repair sets it aside"):
+        load_run(run.folder, [])
+    assert command(["verify", str(run.folder), "--repair"]) == 0
     with pytest.raises(UserError, match="not the one that the stored model was trained with"):
         load_run(run.folder, [f"dataset.path={other}"])
     assert isinstance(load_run(run.folder, []), Worker)  # its own data give the same again

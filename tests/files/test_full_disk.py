@@ -15,8 +15,8 @@ from tests.conftest import Run, same_bits, slowly
 from tests.files.damage import TINY, Outcome, carry_out
 from tests.files.full_disk import full_from
 
-WRITES = 38  # of the run below; the test counts them
-ROW, REPORT, LAST = 25, 35, 38  # the second round's row, a page, and the state at the end
+WRITES = 39  # of the run below; the test counts them
+ROW, REPORT, LAST = 26, 36, 39  # the second round's row, a page, and the state at the end
 
 
 @pytest.fixture(autouse=True)

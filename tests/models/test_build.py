@@ -149,7 +149,8 @@ def test_bad_settings_are_one_sentence(given, message, image_shape):
         ({"model_type": "bert", "dtype": "float16"}, "must be one of float32"),
         (
             {"model_type": "bert", "source": "disk"},
-            "choose one of config, checkpoint, hub, aligned, linear, mlp, ft_transformer, cnn, lenet, "
+            "choose one of config, checkpoint, hub, aligned, linear, mlp, ft_transformer, unet, "
+            "vit_segmenter, cnn, lenet, "
             "moderate_cnn.",
         ),
         ({"model_type": "bert", "num_hidden_layers": 1, "hidden_size": 9}, "not a multiple"),

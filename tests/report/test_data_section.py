@@ -31,7 +31,7 @@ def test_run_writes_what_it_read_and_dropped(tmp_path):
     assert data == brief(found)
     assert (data["train_rows"], data["num_classes"], data["dropped_rows"]) == (train["rows"], 3, 2)
     page = run_page(run.folder)
-    assert "<h2>Data</h2>" in page and "labels that differ in case" in page
+    assert "<h2>Data</h2>" in page and "labels that are nearly the same" in page
     assert "1 of 44 rows" in page
 
 

@@ -98,7 +98,7 @@ def said(capsys) -> str:
     ("verb", "rest"),
     [
         ("evaluate", []),
-        ("export", ["DIR"]),
+        ("export", ["DIR"]),  # a folder beside the run
         ("fairness", ["--bootstrap", "2"]),
         ("audit", []),
         ("baselines", []),
@@ -108,7 +108,7 @@ def said(capsys) -> str:
 def test_no_verb_runs_a_query_that_only_the_folder_names(run, finished, asked, capsys, verb, rest):
     with_query(run, finished)
     capsys.readouterr()
-    assert command([verb, str(run), *(word.replace("DIR", f"{run}/out") for word in rest)]) == 2
+    assert command([verb, str(run), *(word.replace("DIR", f"{run}-exported") for word in rest)]) == 2
     sentence = said(capsys)
     assert "by a query of its own" in sentence and "--trust-folder" in sentence and not asked
     assert sentence.count("\n") == 1

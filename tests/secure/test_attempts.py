@@ -9,7 +9,8 @@ from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.proposal import FORMAT, MASKED_FORMAT, read_proposal
 from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.secure import secagg_messages
-from fedfrozen_app.sites import approval
+from fedfrozen_app.sites import approval_verbs
+from fedfrozen_app.sites.approval import Approvals
 from fedfrozen_app.sites.audit_log import read_audit
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.request_handler import RequestHandler
@@ -82,21 +83,21 @@ def test_keys_of_a_round_serve_no_other(sites):
 def asked(sites):
     """A masked run that north's people were asked for, and its proposal."""
     kit, proposal = sites.kit("north"), read_proposal(canonical(proposed(*ROUND)))
-    approval.Approvals(kit.approvals).ask(proposal)
+    Approvals(kit.approvals).ask(proposal)
     return kit, proposal
 
 
 def test_the_steward_sees_what_the_masks_bear(sites, asked, capsys):
     kit, proposal = asked
     folder = str(kit.folder)
-    approval.pending([folder])
+    approval_verbs.pending([folder])
     assert "masks (min_cohort 3, threshold 0.67, neighbours 160)" in capsys.readouterr().out
-    approval.show([proposal.hash, folder])
+    approval_verbs.show([proposal.hash, folder])
     shown = capsys.readouterr().out
     assert "of a round's sites 0.67 must stay to its end" in shown
     assert "all others of a round, or with 160 that it draws" in shown and "REFUSES" not in shown
     sites.change("north", "policy.yaml", min_threshold=0.9)  # after it was asked
-    approval.approve([proposal.hash, folder])
+    approval_verbs.approve([proposal.hash, folder])
     assert "THE POLICY REFUSES THEM: the run has secure_aggregation.threshold" in capsys.readouterr().out
     sites.change("north", "policy.yaml", min_threshold=66)
     with pytest.raises(UserError, match="min_threshold is a share of a round's sites: give a number up to 1"):

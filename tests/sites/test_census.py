@@ -16,7 +16,8 @@ from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.run.take_census import take_census
 from fedfrozen_app.server.asking import Asking, Limits, census_question
 from fedfrozen_app.sites import handle_census
-from fedfrozen_app.sites.approval import Approvals, approve, pending, show
+from fedfrozen_app.sites.approval import Approvals
+from fedfrozen_app.sites.approval_verbs import approve, pending, show
 from fedfrozen_app.sites.audit_log import read_audit
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.request_handler import RequestHandler

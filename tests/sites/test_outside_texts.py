@@ -12,7 +12,7 @@ from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.core.formatting import printable, quoted
 from fedfrozen_app.exchange.masking_messages import MASKING, masking_reply
 from fedfrozen_app.exchange.messages import read_reply, train_reply
-from fedfrozen_app.sites.approval import print_lines
+from fedfrozen_app.sites.approval_verbs import print_lines
 from tests.conftest import slowly
 from tests.sites.inprocess import SiteGrid
 from tests.sites.test_names import register

@@ -15,7 +15,7 @@ from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.exchange.study_messages import study_message
 from fedfrozen_app.run.take_study import take_study
 from fedfrozen_app.server.asking import Asking, Limits
-from fedfrozen_app.sites.approval import approve, pending, show
+from fedfrozen_app.sites.approval_verbs import approve, pending, show
 from fedfrozen_app.sites.audit_log import read_audit
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.study.study_ask import COX, Step, StudyAsk

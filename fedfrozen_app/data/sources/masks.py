@@ -96,7 +96,7 @@ def _pairs(pictures: list[Path], masks: list[Path], folder: Path) -> list[tuple[
     found, left = [], {_stem(mask): mask for mask in masks}
     for picture in pictures:
         name = _stem(picture)
-        fitting = [name] if name in left else [one for one in left if _goes_on(one, name)]
+        fitting = [name] if name in left else [one for one in left if _extends(one, name)]
         if len(fitting) != 1:
             what = "has several masks" if fitting else "has no mask"
             raise UserError(
@@ -109,7 +109,7 @@ def _pairs(pictures: list[Path], masks: list[Path], folder: Path) -> list[tuple[
     return found
 
 
-def _goes_on(longer: str, name: str) -> bool:
+def _extends(longer: str, name: str) -> bool:
     return longer.startswith(name) and not longer[len(name)].isalnum()
 
 
