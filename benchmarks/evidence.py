@@ -21,6 +21,7 @@ import safl_report
 from cells import LAST, Difference, Row, mean_of_last, paired, read, table
 from mask_evidence import NoiseInSum
 from measured import Adapters, Speed, Theory
+from text_results import TextBaselines
 
 RESULTS = Path(__file__).parent / "results"
 TIE = freezing.TIE
@@ -425,6 +426,7 @@ class Evidence:
         self.noise = NoiseInSum(folder)
         self.safl, self.pfeddc, self.methods = Safl(folder), PFedDC(folder), Methods(folder)
         self.theory, self.adapters, self.speed = Theory(folder), Adapters(folder), Speed(folder)
+        self.text = TextBaselines(folder)
 
     def names(self) -> dict[str, Any]:
         own = {key: value for key, value in vars(self).items() if not key.startswith("_")}

@@ -222,7 +222,7 @@ def rooms() -> plt.Figure:
     axes.text(
         left,
         0.16,
-        "strategies/ and clients/ stand beside fedfrozen_app/. The rows from audit to monitoring are one line.",
+        "strategies/ and clients/ stand beside fedfrozen_app/. audit to monitoring are one line.",
         size=10.5,
         color=GREY,
     )

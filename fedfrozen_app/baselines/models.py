@@ -35,8 +35,9 @@ def linear_on_texts(rows: SameRows) -> np.ndarray:
 
     words = TfidfVectorizer(sublinear_tf=True)
     train, test = words.fit_transform(rows.train), words.transform(rows.test)
-    # One for each class or label: for many sparse columns the quickest.
-    model = OneVsRestClassifier(LogisticRegression(solver="liblinear", random_state=0))
+    # One for each class or label: for many sparse columns the quickest. Rows of length 1 need little
+    # regularisation: with C=1 this model is 13 points worse on Ohsumed's 23 classes, and no honest bar.
+    model = OneVsRestClassifier(LogisticRegression(C=10, solver="liblinear", random_state=0))
     return _predicted(model, train, rows.train_labels, test)
 
 
@@ -103,12 +104,12 @@ def linear_on_words(rows: SameRows) -> list[list[str]]:
     hashed = FeatureHasher(2**18, input_type="string")
     flat = [tag for tags in rows.train_labels for tag in tags]
     model = SGDClassifier(loss="log_loss", alpha=1e-6, random_state=0)
-    model.fit(hashed.transform(clue for words in rows.train for clue in _clues(words)), flat)
-    found = iter(model.predict(hashed.transform(clue for words in rows.test for clue in _clues(words))))
+    model.fit(hashed.transform(clue for words in rows.train for clue in clues(words)), flat)
+    found = iter(model.predict(hashed.transform(clue for words in rows.test for clue in clues(words))))
     return [iob2([str(next(found)) for _ in words]) for words in rows.test]
 
 
-def _clues(words: Sequence[str]) -> list[list[str]]:
+def clues(words: Sequence[str]) -> list[list[str]]:
     lower = ["<", "<", *(word.lower() for word in words), ">", ">"]
     found = []
     for place, word in enumerate(words):

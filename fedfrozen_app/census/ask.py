@@ -92,15 +92,13 @@ def column_words(words: list[str]) -> dict[str, tuple[Any, ...]]:
     """`age=0,18,65,120 sex=F,M`, as people write it."""
     found: dict[str, tuple[Any, ...]] = {}
     for word in words:
-        name, equals, rest = word.partition("=")
+        name, _, rest = word.partition("=")
         items = [item.strip() for item in rest.split(",") if item.strip()]
         try:
             kinds: list[Any] = [float(item) for item in items]
         except ValueError:
             kinds = list(items)
         try:
-            if not equals:
-                raise ValueError("it has no =")
             found[name] = checked_column(name, kinds)
         except ValueError as error:
             raise UserError(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.core.streams import print_text
+from fedfrozen_app.core.verb_table import parse
 
 # verb: the place of its function, which takes the words after the verb. It is imported when it is called,
 # because what training needs takes seconds to import.
@@ -47,6 +48,11 @@ VERBS = {
 TRAIN = "fedfrozen_app.commands.start:train"
 OF_SITES = ("site", "server", "provision")  # verbs whose folders are kits, and not runs
 TAKE_SETTINGS = ("plan", "methods", "doctor")  # verbs whose words are those of training
+# Verbs with options of their own, whose mistakes are told before their imports.
+TAKE_OPTIONS = (
+    *("census", "survival", "compare", "capsule", "reproduce", "calibrate", "forget"),
+    *("fairness", "baselines", "verify", "attach"),
+)
 
 
 def dispatch(arguments: list[str]) -> int:
@@ -64,6 +70,8 @@ def dispatch(arguments: list[str]) -> int:
 
         check_keys(rest)
     elif verb not in OF_SITES:
+        if verb in TAKE_OPTIONS:
+            parse(verb, rest)
         _check_folders(rest)
     module, _, function = place.partition(":")
     try:

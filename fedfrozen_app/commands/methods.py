@@ -1,4 +1,4 @@
-"""`fedfrozen methods [OVERRIDES]`: a line for every strategy: what trains, travels and is kept; its paper."""
+"""`fedfrozen methods [OVERRIDES]`: what each strategy, or those of `strategy=A,B`, trains and sends."""
 
 import json
 from collections import Counter
@@ -37,13 +37,18 @@ class Method:
 
 def methods(arguments: list[str]) -> None:
     """With --json for scripts. Overrides say for which model, data and rounds."""
-    overrides = [word for word in arguments if word != "--json"]
-    if chosen := [word for word in overrides if word.startswith("strategy")]:
-        raise UserError(f"`fedfrozen methods` goes through all strategies: leave {chosen[0]} out.")
-    read(compose_run(overrides).resolved)  # report a bad setting once, not for every strategy
+    words = [word for word in arguments if word != "--json"]
+    chosen = [word.partition("=")[2].split(",") for word in words if word.startswith("strategy=")]
+    names = chosen[-1] if chosen else registry.names("strategies")
+    overrides = [word for word in words if not word.startswith("strategy=")]
+    if own := [word for word in overrides if word.startswith("strategy.")]:
+        raise UserError(f"`fedfrozen methods` shows each strategy by its defaults: leave {own[0]} out.")
+    for name in names:
+        registry.find("strategies", name)  # report an unknown name, and a bad setting, once
+    read(compose_run(overrides).resolved)
     known: dict[str, Ground] = {}
-    found = [describe(name, overrides, known) for name in registry.names("strategies")]
-    if len(overrides) < len(arguments):
+    found = [describe(name, overrides, known) for name in names]
+    if len(words) < len(arguments):
         print(json.dumps([asdict(method) for method in found]))
         return
     table = methods_table(found)

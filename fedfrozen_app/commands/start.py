@@ -17,7 +17,7 @@ from fedfrozen_app.core.verbs.train_verbs import DETACH
 SHOW_ONE = ("--cfg", "-c", "--info", "-i", "--resolve", "--package", "-p")
 
 # Kinds of data whose files can be wrong in many ways. Others are made, fetched, or a folder of pictures.
-TABLES = ("text", "conll", "brat", "i2b2", "mimic", "instructions", "parquet")
+TABLES = ("text", "table", "conll", "brat", "i2b2", "mimic", "instructions", "parquet")
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -20,6 +20,8 @@ def check_config(config: Config, *, here: bool = True) -> None:
     check_settings(config)
     for name in sections():
         check_settings(getattr(config, name), f"{name}.")
+    if here:
+        check_files(config)  # before a strategy is imported, which takes seconds
     check_runner(config)
     check_clock(config)
     if config.privacy.name != "none":
@@ -38,4 +40,3 @@ def check_config(config: Config, *, here: bool = True) -> None:
     server_optimizer_settings(config)
     if here:
         check_gpus(config)
-        check_files(config)

@@ -30,8 +30,11 @@ class ComposedConfig:
     @cached_property
     def config(self) -> Config:
         """Typed and checked at first use, or a `UserError`."""
+        fresh = not (self.recorded or self.continued)
+        if fresh:  # what needs no import first: a key in vain is told at once
+            check_used(self.overrides, self.resolved, methods=False)
         found = read(self.resolved | {"from": None} if self.continued else self.resolved)
-        if not (self.recorded or self.continued):
+        if fresh:
             check_used(self.overrides, self.resolved)
         return found
 

@@ -25,20 +25,25 @@ REGISTERED = {"dataset": "datasets", "model": "models", "adapter": "adapters"}
 WHOLE_FILES = ("experiment", "debug")  # groups whose files set keys of any section
 
 
-def check_used(words: Iterable[str], resolved: Mapping[str, Any], *, runtime_known: bool = True) -> None:
+def check_used(
+    words: Iterable[str], resolved: Mapping[str, Any], *, runtime_known: bool = True, methods: bool = True
+) -> None:
     """Raise a `UserError` for the first key among these words, or in the experiment's file, without effect.
 
-    Without `runtime_known` Flower chose where the clients live, and not the configuration.
+    Without `runtime_known` Flower chose where the clients live, and not the configuration. Without `methods`
+    the keys of a strategy are left out, whose class would be imported, and torch with it.
     """
     words = list(words)
     given = dict(_given(words))
     for key, value in given.items():
         if value.strip() in NOTHING and key not in sections():
             continue
+        if not methods and "." in key and key.partition(".")[0] in NAMED:
+            continue
         for need in _needs(key, resolved):
             if (runtime_known or need.key != "runtime") and (found := _unmet(need, resolved)):
                 raise UserError(_refusal(key, value, need, found))
-    for group in WHOLE_FILES:
+    for group in WHOLE_FILES if methods else ():
         if (name := given.get(group)) is not None:
             _check_file(group, name, given, resolved)
 

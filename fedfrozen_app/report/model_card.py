@@ -78,7 +78,14 @@ def _results(summary: Mapping[str, Any]) -> list[str]:
         "majority_accuracy": "Accuracy of always naming the most frequent class",
     }
     rows = [(words, f"{summary[key]:.4f}") for key, words in names.items() if _number(summary.get(key))]
+    rows += _plain_model(summary.get("baseline"))
     return _table(("metric", "value"), rows) or ["The run recorded no metrics of this model."]
+
+
+def _plain_model(found: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """What a plain model has on the same test rows, where the run fitted one."""
+    metric = next((name for name in ("accuracy", "f1") if name in (found or {})), None)
+    return [(f"For comparison: {found['name']}", f"{found[metric]:.4f}")] if found and metric else []
 
 
 def _data(data: Mapping[str, Any] | None, config: Mapping[str, Any]) -> list[str]:

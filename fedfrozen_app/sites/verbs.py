@@ -3,7 +3,10 @@
 import importlib
 
 from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.verb_table import parse
+from fedfrozen_app.sites.kit import Kit
 
+OF_A_KIT = ("pending", "show", "approve", "refuse", "revoke", "audit", "desk")  # what people of a site call
 WORDS = {
     "node": "fedfrozen_app.sites.guard:node",
     "exec": "fedfrozen_app.sites.guard:executor",
@@ -24,6 +27,8 @@ WORDS = {
 
 
 def site(arguments: list[str]) -> None:
+    if arguments and arguments[0] in OF_A_KIT:  # a mistake is told before imports that take seconds
+        Kit.read(parse(f"site {arguments[0]}", arguments[1:]).kit)
     _dispatch("site", "the site", WORDS, arguments)
 
 

@@ -1,13 +1,14 @@
 """A run ends with what a plain model has on the same rows, where that is more."""
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedfrozen_app.__main__ import run as command
-from fedfrozen_app.baselines.models import dictionary, linear_on_words
+from fedfrozen_app.baselines.models import dictionary, linear_on_texts, linear_on_words
 from fedfrozen_app.baselines.same_rows import SameRows, few, same_rows
 from fedfrozen_app.baselines.score import measured, scores
 from fedfrozen_app.config import compose_run
@@ -96,6 +97,22 @@ def test_it_trains_on_the_clients_rows_and_not_on_those_of_the_server():
     )
     (found,) = scores(rows)
     assert found["accuracy"] > 0.5
+
+
+def test_a_linear_model_of_texts_finds_classes_of_six_rows():
+    """A word says the class, among twelve that say nothing. Regularised as scikit-learn does by default, the
+    model names the most frequent class throughout, and would be no bar for a run."""
+
+    def rows(of_the_first, of_others, seed):
+        rng = random.Random(seed)
+        labels = [0] * of_the_first + [c for c in range(1, 9) for _ in range(of_others)]
+        noise = [[f"word{rng.randrange(60)}" for _ in range(12)] for _ in labels]
+        return [" ".join([*words, f"sign{c}"]) for words, c in zip(noise, labels, strict=True)], np.array(
+            labels
+        )
+
+    data = SameRows("text", *rows(60, 6, 0), *rows(20, 20, 1), 108)
+    assert measured(data, linear_on_texts(data))["accuracy"] > 0.4
 
 
 def test_large_data_are_sampled_in_the_same_way_each_time():

@@ -36,7 +36,7 @@ def copy(tmp_path):
     """The pages, to be changed."""
     for name in ("docs/results", "docs/figures"):
         shutil.copytree(ROOT / name, tmp_path / name)
-    for name in ("README.md", "docs/methods.md", "docs/privacy-results.md"):
+    for name in ("README.md", "docs/methods.md", "docs/privacy-results.md", "docs/data-text.md"):
         shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 

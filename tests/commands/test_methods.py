@@ -70,9 +70,16 @@ def test_roles_in_words(part, words):
     assert in_words(part, MODEL) == words
 
 
+def test_lines_for_the_strategies_that_are_named(capsys):
+    assert command(["methods", "strategy=fedprox,fedavg", "--json"]) == 0
+    assert [line["name"] for line in json.loads(capsys.readouterr().out)] == ["fedprox", "fedavg"]
+
+
 def test_bad_words_are_refused_once(capsys):
-    assert command(["methods", "strategy=fedavg"]) == 2
-    assert "leave strategy=fedavg out" in capsys.readouterr().err
+    assert command(["methods", "strategy.mu=1"]) == 2
+    assert "leave strategy.mu=1 out" in capsys.readouterr().err
+    assert command(["methods", "strategy=fedavg,fedproxy"]) == 2
+    assert capsys.readouterr().err.count("did you mean fedprox?") == 1
     assert command(["methods", "num_rounds=-1"]) == 2
     assert capsys.readouterr().err.count("num_rounds") == 1
 

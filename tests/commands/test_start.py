@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from fedfrozen_app.commands import start
+from fedfrozen_app.commands import VERBS, dispatch, start
 from fedfrozen_app.config import compose_config
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.verb_table import parse
@@ -18,6 +18,28 @@ def test_settings_and_options_come_in_any_order():
     given = parse("census", words)
     assert given.overrides == ["dataset=text", "output_dir=there", "num_clients=3"]
     assert (given.column, given.floor) == (["age=0,18"], 5)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["census", "--column", "age"], r"age has no values: write age=0,18"),
+        (["census", "--flor", "5"], "--flor"),
+        (["compare", "a", "--target", "much"], "much"),
+    ],
+)
+def test_a_mistake_in_an_option_is_told_before_its_verb_is_imported(monkeypatch, words, said):
+    monkeypatch.setitem(VERBS, words[0], "fedfrozen_app.no_such_module:verb")  # importing it would fail
+    with pytest.raises(UserError, match=said):
+        dispatch(words)
+
+
+@pytest.mark.parametrize(("words", "said"), [(["show", "3f9a"], "is no site's kit"), (["show"], "hash")])
+def test_a_folder_that_is_no_kit_is_told_before_a_site_s_verb_is_imported(monkeypatch, tmp_path, words, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "fedfrozen_app.sites.approval_verbs", None)  # importing it would fail
+    with pytest.raises(UserError, match=said):
+        dispatch(["site", *words])
 
 
 @pytest.mark.parametrize("flags", [["--cfg", "job"], ["--cfg=job"], ["--info"]])
@@ -43,6 +65,28 @@ def test_a_mistake_in_the_data_is_told_before_training_is_imported(tmp_path, mon
     with pytest.raises(UserError, match="do not have the 2 cells of the header"):
         start.train(["dataset=text", f"dataset.path={table}", f"output_dir={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["privacy.epsilon=8"], "privacy=none ignores privacy.epsilon"),
+        (["dataset=text", "dataset.path=nowhere.csv"], "nowhere.csv does not exist"),
+    ],
+)
+def test_what_needs_no_strategy_is_told_before_one_is_imported(monkeypatch, words, said):
+    monkeypatch.setitem(sys.modules, "strategies.fedfrozen", None)  # importing it would fail
+    monkeypatch.setitem(sys.modules, "strategies.fedavg", None)
+    with pytest.raises(UserError, match=said):
+        start.train(words)
+
+
+def test_a_mistake_in_a_table_is_told_before_training_is_imported(tmp_path, monkeypatch):
+    table = tmp_path / "patients.csv"
+    table.write_text('age,ill\n61,yes\n6"2,no,9\n')
+    monkeypatch.setitem(sys.modules, "fedfrozen_app.commands.training", None)  # importing it would fail
+    with pytest.raises(UserError, match=r"patients\.csv"):
+        start.train(["dataset=table", f"dataset.path={table}", "dataset.label_column=ill"])
 
 
 def test_rows_read_ahead_are_not_read_again(tmp_path):

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 from fedfrozen_app.config import compose_config, read, resolved
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.federated import client_rows, load_corpus, share_out
-from fedfrozen_app.data.sources import DatasetSpec, load
+from fedfrozen_app.data.sources import DatasetSpec, load, prepare
 from fedfrozen_app.data.sources.entities import iob2, tag_spans
 from fedfrozen_app.data.sources.labels import unit_numbers
 from fedfrozen_app.data.sources.raw_rows import Rows
@@ -70,6 +70,19 @@ def test_conll(tmp_path, caplog):
     assert corpus.units.tolist() == [0, 0, 1]
     # Document 17 has a problem and a test: the first by name; document 18 a treatment.
     assert [corpus.stratum_names[number] for number in corpus.strata] == ["problem", "problem", "treatment"]
+
+
+@pytest.mark.parametrize("ending", ["tsv", "txt", "bio"])
+def test_a_folder_without_conll_files_is_read_by_another_ending(tmp_path, ending):
+    (tmp_path / f"train.{ending}").write_text("chest\tB-problem\npain\tI-problem\n\nno\tO\n")
+    (tmp_path / f"test.{ending}").write_text("fever\tB-problem\n")
+    found = prepare(spec("conll", tmp_path))
+    assert found.train.content == [["chest", "pain"], ["no"]] and found.test.content == [["fever"]]
+
+
+def test_a_folder_without_tagged_files_says_which_it_could_have(tmp_path):
+    with pytest.raises(UserError, match=r"No \*.conll file found in .*, or \*.iob, .* or \*.txt"):
+        prepare(spec("conll", tmp_path))
 
 
 def test_a_conll_line_without_a_tag_is_named(tmp_path):

@@ -56,6 +56,12 @@ def test_data_are_told_in_counts_and_small_ones_are_not(card):
     assert "3, of 4" in text and "random weights" in text
 
 
+def test_a_plain_model_of_the_same_rows_stands_beside_the_result(card):
+    found = {"name": "TF-IDF and logistic regression", "accuracy": 0.81, "train_rows": 2000}
+    assert "For comparison: TF-IDF and logistic regression | 0.8100" in card(summary={"baseline": found})
+    assert "For comparison" not in card(summary={"baseline": None}) + card()
+
+
 def test_with_privacy_epsilon_is_told_and_no_client_s_rows(card):
     spent = {"epsilon": {"0": 3.1, "1": 7.96}, "delta": 1e-5, "privacy_unit": "patient", "private": True}
     text = card(privacy={"name": "dp_sgd"}, secure_aggregation={"name": "on"}, summary=spent)

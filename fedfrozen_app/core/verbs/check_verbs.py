@@ -1,8 +1,19 @@
 """Verbs that check a run before it starts, or audit it afterwards."""
 
+from argparse import ArgumentTypeError
+
 from fedfrozen_app.core.verbs.verb import JSON, TRUSTED, Verb, word
 
 SETTINGS = word("overrides", metavar="KEY=VALUE", nargs="*", help="settings, as for training")
+
+
+def name_and_values(text: str) -> str:
+    if "=" not in text:
+        raise ArgumentTypeError(
+            f"{text} has no values: write {text}=0,18,65,120 (edges) or {text}=F,M (words)"
+        )
+    return text
+
 
 CHECK_VERBS: dict[str, Verb] = {
     "plan": Verb(
@@ -23,7 +34,11 @@ CHECK_VERBS: dict[str, Verb] = {
     "methods": Verb(
         "Every strategy: what it trains, sends and keeps for your model, and its paper.",
         (SETTINGS, JSON),
-        ("fedfrozen methods", "fedfrozen methods model=vit_cifar dataset.image_size=32"),
+        (
+            "fedfrozen methods",
+            "fedfrozen methods strategy=fedavg,fedprox",
+            "fedfrozen methods model=vit_cifar dataset.image_size=32",
+        ),
     ),
     "doctor": Verb(
         "Whether this machine is fit for a run, and what to change if not.",
@@ -42,6 +57,7 @@ CHECK_VERBS: dict[str, Verb] = {
             ),
             word(
                 "--column",
+                type=name_and_values,
                 action="append",
                 default=[],
                 metavar="NAME=EDGES|WORDS",

@@ -14,10 +14,12 @@ from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.data.account import file_read, places, warn
 from fedfrozen_app.data.sources.entities import Sentences, document_of, found_in_files
-from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, lines_of, reads
+from fedfrozen_app.data.sources.raw_rows import DatasetSpec, Found, existing, lines_of, reads
 
 logger = logging.getLogger(__name__)
 DOCUMENT, NO_NAME = "-DOCSTART-", "-X-"  # CoNLL-2003 fills its columns with the latter
+# Of a folder's files: those of the first ending that is there.
+ENDINGS = ("*.conll", "*.iob", "*.bio", "*.tsv", "*.txt")
 LONG = 500  # words: no sentence has so many
 FILES = "files"  # of `dataset.unmarked`
 
@@ -25,7 +27,10 @@ FILES = "files"  # of `dataset.unmarked`
 @reads("entities")
 def read_conll(spec: DatasetSpec) -> Found:
     read = partial(_read, whole_files=spec.unmarked == FILES)
-    return found_in_files(spec, "*.conll", "a CoNLL data set has them.", read)
+    root = existing(spec)
+    pattern = next((ending for ending in ENDINGS if root.is_dir() and any(root.rglob(ending))), ENDINGS[0])
+    others = ", ".join(ENDINGS[1:-1])
+    return found_in_files(spec, pattern, f"a CoNLL data set has them, or {others} or {ENDINGS[-1]}.", read)
 
 
 def _read(files: list[Path], root: Path, *, whole_files: bool) -> Sentences:
