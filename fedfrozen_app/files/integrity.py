@@ -61,9 +61,19 @@ def check_folder(folder: Path) -> list[Finding]:
     return found
 
 
+def _read_manifest(folder: Path) -> manifest.Manifest | None:
+    """A run that is complete has recorded its end: without it, lines are lost."""
+    found = manifest.read(folder)
+    if found is not None and found.kind == manifest.RUN and not (found.ended or found.damage):
+        known = status.read(folder)
+        if known is not None and known.state == "complete":
+            found.damage = "its end is missing"
+    return found
+
+
 def _manifest(folder: Path) -> Finding:
     try:
-        found = manifest.read(folder)
+        found = _read_manifest(folder)
     except OSError as error:
         return Finding(manifest.FILE, BROKEN, f"it cannot be read: {error.strerror}")
     if found is None:
@@ -147,7 +157,7 @@ def _uploads(folder: Path) -> Iterator[Finding]:
 def mend_manifest(folder: Path) -> str:
     """Write a damaged one again; "" where it is whole, or where there is none."""
     try:
-        known = manifest.read(folder)
+        known = _read_manifest(folder)
     except OSError:
         return ""
     return write_manifest_again(folder) if known is not None and known.damage else ""
@@ -171,7 +181,7 @@ def _checkpoint_entry(folder: Path) -> manifest.Entry | None:
 
 def write_manifest_again(folder: Path) -> str:
     """Without what is damaged, and with what it did not know, as it is now; "" where nothing changes."""
-    known = manifest.read(folder)
+    known = _read_manifest(folder)
     before = manifest.Manifest({"is": manifest.RUN}) if known is None else known
     mended = replace(before, damage="", before=None, header=before.header or {"is": manifest.RUN})
     if known is not None and known.damage:  # of a file, an older line may be left: what it says may be over

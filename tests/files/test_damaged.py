@@ -243,6 +243,17 @@ def test_a_file_that_is_gone_is_missed_once(place, name):
     assert again.code == 0 and "repaired" not in again.text
 
 
+def test_a_manifest_that_was_cut_between_two_lines_is_damage(place):
+    """Each line that is left is as it was written."""
+    run = place.fresh("run")
+    lines = (run / "manifest.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "manifest.jsonl").write_bytes(b"".join(lines[: len(lines) // 2]))
+    done = carry_out(RUN_VERBS["verify"], run)
+    assert done.code == 1 and "manifest.jsonl (its end is missing)" in done.text
+    assert "repaired" in carry_out(RUN_VERBS["repair"], run).text
+    assert carry_out(RUN_VERBS["verify"], run).code == 0
+
+
 @pytest.mark.parametrize("lost", [empty, truncate])
 def test_a_lost_manifest_makes_no_damaged_file_whole(place, lost):
     run = place.fresh("run")
