@@ -17,7 +17,7 @@ from fedfrozen_app.files.integrity import quick_look
 from fedfrozen_app.files.kinds import check_is_run
 from fedfrozen_app.files.rows import read_rows
 from fedfrozen_app.report.console import human_bytes, show_end
-from fedfrozen_app.run.stored_config import plain_overrides
+from fedfrozen_app.run.plain_overrides import plain_overrides
 from fedfrozen_app.sweep.sweep_table import read_summary, result_cells, state_of, summary_or_damage
 
 USUAL = Path("outputs")

@@ -5,18 +5,12 @@ replaced by the values that they had, no group may name a file outside of `conf/
 are left out. What the configuration would touch beyond local files is in `outside.py`.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
-
 from fedfrozen_app.config import ComposedConfig, compose_run, quoted, read
 from fedfrozen_app.config.older import older_dataset, worked_out
-from fedfrozen_app.config.schema import root_defaults
 from fedfrozen_app.config.unused_keys import check_used
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import flatten, printable
@@ -26,9 +20,7 @@ from fedfrozen_app.run.data_record import TOKENIZER
 from fedfrozen_app.run.job import checked_settings
 from fedfrozen_app.run.outside import Outside, is_known, outside
 from fedfrozen_app.run.own_record import check_given
-
-FILE = re.compile(r"\w[\w-]*")  # of a group in conf/: no path
-RESOLVER = "${"
+from fedfrozen_app.run.plain_overrides import parsed_overrides, plain_overrides
 
 
 def stored_config(
@@ -46,7 +38,7 @@ def stored_config(
     plain = plain_overrides(run, overrides, had)
     extra = [*own_tokenizer(run, had), *extra]
     composed = as_it_was(plain, had, extra)
-    given = {override.key_or_group for override in _parsed(run, extra)}
+    given = {override.key_or_group for override in parsed_overrides(run, extra)}
     for wish in outside(composed.resolved, trains=trains):
         if trusted or is_known(wish) or all(_is_given(key, given) for key in wish.settings):
             continue
@@ -97,55 +89,6 @@ def as_it_was(overrides: Sequence[str], had: Mapping[str, Any], extra: Sequence[
     found = compose_run([*overrides, *more], recorded=True)
     check_used(extra, found.resolved)
     return found
-
-
-def plain_overrides(run: Path, overrides: Sequence[Any], had: Mapping[str, Any]) -> list[str]:
-    """The overrides that set plain values. In place of others, the values that they had."""
-    if not isinstance(had, Mapping):
-        raise UserError(f"{printable(str(run))} holds no configuration: give the folder of a run.")
-    before = flatten(dict(had))
-    for key, value in before.items():
-        if RESOLVER in repr(value):
-            raise UserError(
-                f"The stored configuration of {printable(str(run))} has ${{...}} in {printable(key)}: a run "
-                "folder holds plain values; do not use this one."
-            )
-    found = []
-    for override in _parsed(run, overrides):
-        key = str(override.key_or_group)
-        if key.startswith("hydra"):
-            continue
-        if not override.is_sweep_override() and RESOLVER not in repr(override.value()):
-            _check_group(run, override)
-            found.append(str(override.input_line))
-        elif key in before:
-            found.append(quoted(f"++{key}", before[key]))
-    return found
-
-
-def _parsed(run: Path, overrides: Sequence[Any]) -> list[Override]:
-    if not all(isinstance(word, str) for word in overrides):
-        raise UserError(f"The overrides of {printable(str(run))} are no texts: give the folder of a run.")
-    try:
-        return OverridesParser.create().parse_overrides(list(overrides))
-    except HydraException as error:
-        first = printable(str(error).strip().splitlines()[0])
-        raise UserError(f"The overrides of {printable(str(run))} cannot be read: {first}") from error
-
-
-def _check_group(run: Path, override: Override) -> None:
-    """A group takes the name of one of our files, or a package's: `dataset=../../evil` would be a path."""
-    key, value = str(override.key_or_group), override.value()
-    is_setting = "." in key or not isinstance(root_defaults().get(key, {}), dict)
-    if override.package is not None or "/" in key or not (is_setting or value is None or _is_file(value)):
-        raise UserError(
-            f"{printable(str(override.input_line))}, an override of {printable(str(run))}, names no file of "
-            "conf/: do not use this folder."
-        )
-
-
-def _is_file(value: Any) -> bool:
-    return not isinstance(value, str) or FILE.fullmatch(value) is not None
 
 
 def _is_given(key: str, given: set[str]) -> bool:

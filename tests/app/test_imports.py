@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SMALL
+from tests.conftest import SMALL, slowly
 
 HEAVY = {"torch", "transformers", "datasets", "flwr", "ray", "matplotlib"}
-LIGHT = ("list", "show", "compare", "report", "watch")
+LIGHT = ("show", "report", *slowly("list", "compare", "watch"))
 ROOT = Path(__file__).parents[2]
 EACH_ROOM_HAS_ONE = {"__init__.py", "command.py"}  # a package, and the verb of a whole capability
 
 
 @pytest.mark.parametrize("verb", LIGHT)
-@pytest.mark.slow
 def test_a_look_imports_nothing_that_trains(verb):
     code = f"""
 import importlib, sys
