@@ -24,7 +24,7 @@ from fedfrozen_app.monitoring.run_numbers import RunNumbers  # noqa: E402
 from fedfrozen_app.monitoring.site_source import SiteSource  # noqa: E402
 from fedfrozen_app.server.lateness import Lateness  # noqa: E402
 from fedfrozen_app.server.membership import Membership  # noqa: E402
-from fedfrozen_app.server.presence import PresenceWriter  # noqa: E402
+from fedfrozen_app.server.presence_writer import PresenceWriter  # noqa: E402
 from fedfrozen_app.server.transport import Transport  # noqa: E402
 from fedfrozen_app.sites.audit_log import AuditLog  # noqa: E402
 from fedfrozen_app.sites.link_meter import LinkMeter  # noqa: E402

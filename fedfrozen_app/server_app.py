@@ -39,7 +39,7 @@ from fedfrozen_app.server.anchors import AnchorFile
 from fedfrozen_app.server.asking import Asking, Limits, Question, census_question
 from fedfrozen_app.server.connection import Connection
 from fedfrozen_app.server.membership import Invitation, Membership
-from fedfrozen_app.server.presence import PresenceWriter
+from fedfrozen_app.server.presence_writer import PresenceWriter
 from fedfrozen_app.server.transport import Transport
 from fedfrozen_app.study.study_ask import read_study
 

@@ -1,6 +1,5 @@
 """What a server shows of itself and its runs: asked of the SuperLink, and read from the runs' folders."""
 
-import datetime
 import os
 import shlex
 import time
@@ -101,8 +100,7 @@ def silence_of(node: Any) -> float | None:
     """Seconds since the last heartbeat; None of a node that never had one."""
     if not node.online_until:
         return None
-    until = datetime.datetime.fromisoformat(node.online_until)
-    last = until.timestamp() - MISSED * node.heartbeat_interval
+    last = node.online_until - MISSED * node.heartbeat_interval
     return max(0.0, time.time() - last)
 
 

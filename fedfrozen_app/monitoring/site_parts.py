@@ -62,14 +62,14 @@ class Parts:
                 sign = last_sign(self.meeting, name)
             except UserError:  # it is being written
                 continue
-            self._judge(name, part, sign, now)
+            self._update(name, part, sign, now)
         executor = self._parts["executor"]
         phase = PHASES.get(executor.state)
         if executor.up and phase is not None and self._looked is not None:
             self.seconds[phase] += now - self._looked
         self._looked = now
 
-    def _judge(self, name: str, part: Part, sign: Sign | None, now: float) -> None:
+    def _update(self, name: str, part: Part, sign: Sign | None, now: float) -> None:
         found = None if sign is None else process_state(sign.pid, PARTS[name])
         part.up = found is not None
         part.state = sign.state if sign is not None and part.up else ""

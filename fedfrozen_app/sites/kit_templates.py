@@ -33,7 +33,7 @@ METRICS = """\
 # Numbers for a Prometheus on this machine, on 127.0.0.1 alone: prometheus.yml reads them.
 set -eu
 cd "$(dirname "$0")"
-{quiet}exec fedfrozen {party} metrics . --port @metrics_port
+{exports}exec fedfrozen {party} metrics . --port @metrics_port
 """
 
 START = """\

@@ -189,7 +189,7 @@ SERVER = {
     "superexec.sh": SUPEREXEC,
     "proxy.sh": PROXY,
     "start.sh": START.format(parts="superlink proxy superexec"),
-    "metrics.sh": METRICS.format(quiet=QUIET, party="server"),
+    "metrics.sh": METRICS.format(exports=QUIET, party="server"),
     **MONITORING,
     "nginx.conf": NGINX,
     "server.yaml": SERVER_YAML,

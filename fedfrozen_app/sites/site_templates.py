@@ -168,7 +168,7 @@ SITE = {
     "supernode.sh": SUPERNODE,
     "executor.sh": EXECUTOR,
     "start.sh": START.format(parts="supernode executor"),
-    "metrics.sh": METRICS.format(quiet=QUIET, party="site"),
+    "metrics.sh": METRICS.format(exports=QUIET, party="site"),
     **MONITORING,
     "site.yaml": SITE_YAML,
     "policy.yaml": POLICY_YAML,

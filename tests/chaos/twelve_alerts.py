@@ -32,7 +32,7 @@ from tests.sites.federation import ROOT, SITES
 from tests.sites.twin import words
 
 SITE, SPOILER = SITES[0], SITES[1]
-SOON, CLEARED = 60.0, 240.0  # seconds for an alert to fire, and to clear after the repair
+SOON, CLEARED = 60.0, 150.0  # seconds for an alert to fire, and to clear after the repair
 DAYS = 5  # that the certificate near its end is good for
 SPOILT = """\
 import dataclasses, pathlib, sys, threading, time
@@ -275,7 +275,7 @@ def tell(scene: Scene, prometheus: Prometheus, name: str) -> Story:
     until(lambda: alert not in prometheus.firing(), CLEARED)
     known = prometheus.firing()
     with fault(scene):
-        story.fired = prometheus.wait_for(alert, firing=True, patience=2 * SOON)
+        story.fired = prometheus.wait_for(alert, firing=True, patience=SOON + 15)
         story.beside = sorted(prometheus.firing() - known - {alert})
     story.cleared = prometheus.wait_for(alert, firing=False, patience=CLEARED)
     return story

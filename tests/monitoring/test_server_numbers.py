@@ -1,10 +1,11 @@
 """What a server shows of its runs: from the folders that the runs write."""
 
-import datetime
 import json
+import time
 from types import SimpleNamespace
 
 import pytest
+from flwr.proto.node_pb2 import NodeInfo
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files.presence import Presence, SiteState, write_presence
@@ -90,10 +91,9 @@ def test_what_flower_knows_of_a_run(settings, name):
 
 def test_silence_counts_from_the_last_heartbeat():
     """Flower notes until when a node counts as connected: two intervals after its last heartbeat."""
-    until = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=20)
-    node = SimpleNamespace(online_until=until.isoformat(), heartbeat_interval=30.0)
+    node = NodeInfo(online_until=time.time() + 20, heartbeat_interval=30.0)
     assert silence_of(node) == pytest.approx(40, abs=2)
-    assert silence_of(SimpleNamespace(online_until="", heartbeat_interval=30.0)) is None
+    assert silence_of(NodeInfo(heartbeat_interval=30.0)) is None
 
 
 def test_a_server_that_is_down_says_so(tmp_path):

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from fedfrozen_app.files.presence import read_presence
-from fedfrozen_app.server import presence
+from fedfrozen_app.server import presence_writer
 from fedfrozen_app.server.lateness import Awaited, Lateness
 from fedfrozen_app.server.membership import MUTE, Invitation, Membership, NodeState
-from fedfrozen_app.server.presence import PresenceWriter
+from fedfrozen_app.server.presence_writer import PresenceWriter
 from fedfrozen_app.server.transport import Transport
 
 SITES = {1: "north", 2: "south", 3: "west", 4: "east", 5: "far"}
@@ -28,7 +28,7 @@ class Grid:
 @pytest.fixture
 def seen(tmp_path, monkeypatch):
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(presence, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(presence_writer, "time", SimpleNamespace(monotonic=lambda: clock.now))
     membership = Membership(Transport(Grid()), Invitation(version="sources abc"), sites=SITES)
     return SimpleNamespace(
         clock=clock,
@@ -79,7 +79,7 @@ def test_busy_late_and_there_again(seen):
 
 def test_a_state_keeps_its_moment_and_files_are_rare(seen, monkeypatch):
     moments = iter(f"2026-01-01T00:00:{second:02d}+00:00" for second in range(60))
-    monkeypatch.setattr(presence, "moment", lambda: next(moments))
+    monkeypatch.setattr(presence_writer, "moment", lambda: next(moments))
     seen.write()
     since = {site.name: site.since for site in read_presence(seen.folder).sites}
     path = seen.folder / "flower" / "presence.json"
@@ -100,7 +100,7 @@ def test_a_disk_that_is_full_stops_no_round(seen, monkeypatch):
     def full(folder, found):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(presence, "write_presence", full)
+    monkeypatch.setattr(presence_writer, "write_presence", full)
     seen.write()
     assert read_presence(seen.folder) is None
 
