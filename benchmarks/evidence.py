@@ -19,8 +19,10 @@ import regimes
 import safl
 import safl_report
 from cells import LAST, Difference, Row, mean_of_last, paired, read, table
+from flamby_report import Flamby
 from mask_evidence import NoiseInSum
 from measured import Adapters, Speed, Theory
+from vessels_report import Vessels
 
 RESULTS = Path(__file__).parent / "results"
 TIE = freezing.TIE
@@ -424,6 +426,7 @@ class Evidence:
         self.cpu, self.tuning, self.public = Cpu(folder), Tuning(folder), Public(folder)
         self.noise = NoiseInSum(folder)
         self.safl, self.pfeddc, self.methods = Safl(folder), PFedDC(folder), Methods(folder)
+        self.flamby, self.vessels = Flamby(folder), Vessels(folder)
         self.theory, self.adapters, self.speed = Theory(folder), Adapters(folder), Speed(folder)
 
     def names(self) -> dict[str, Any]:

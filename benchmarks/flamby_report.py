@@ -48,6 +48,9 @@ TITLES = {
     "pooled_slow": "pooled training, rate 0.001",
     **{f"local_{number}": f"site {number} alone" for number in range(6)},
 }
+NAMES = {"heart": "Heart", "tcga_brca": "TCGA-BRCA"}
+PUBLISHED_SEEDS = 5
+WHY = "No run explains it."
 HEAD = ["method", "seeds", "ours", "FLamby", "within one sd", "less FedAvg, paired"]
 
 
@@ -105,6 +108,25 @@ class Flamby:
             own = [self.score(dataset, method), self.published(dataset, method)]
             rows.append([TITLES[method], seeds, *own, inside, less])
         return table(HEAD, rows)
+
+    def left_over(self) -> list[str]:
+        """Methods at FLamby's own settings whose mean lies beyond one deviation: how far, in deviations of
+        the difference of two means."""
+        found = []
+        for dataset, method in self.by:
+            if method in ("scaffold", "fedadagrad_no_momentum") or self.inside(dataset, method) is not False:
+                continue
+            values = list(self.by[dataset, method].values())
+            if len(values) < 2:
+                continue
+            mean, spread = PUBLISHED[dataset][method]
+            error = math.hypot(statistics.stdev(values) / len(values) ** 0.5, spread / PUBLISHED_SEEDS**0.5)
+            away = (statistics.fmean(values) - mean) / error
+            found.append(
+                f"**{TITLES[method]}, {NAMES[dataset]}**: {self.score(dataset, method)}, published "
+                f"{self.published(dataset, method)}: {away:+.1f} standard errors of the difference. {WHY}"
+            )
+        return found
 
     def tables(self) -> str:
         return "\n\n".join(f"{dataset}\n{self.table(dataset)}" for dataset in PUBLISHED)

@@ -1,4 +1,4 @@
-"""A table over Flower's own processes: three real sites with TLS and node keys, one of which forbids a column.
+"""A table over Flower's own processes: three real sites with TLS and node keys; one forbids a column.
 
 `pytest -m slow tests/sites/test_tables_deployed.py`
 """
