@@ -19,9 +19,11 @@ import regimes
 import safl
 import safl_report
 from cells import LAST, Difference, Row, mean_of_last, paired, read, table
+from flamby_report import Flamby
 from mask_evidence import NoiseInSum
 from measured import Adapters, Speed, Theory
 from text_results import TextBaselines
+from vessels_report import Vessels
 
 RESULTS = Path(__file__).parent / "results"
 TIE = freezing.TIE
@@ -425,6 +427,7 @@ class Evidence:
         self.cpu, self.tuning, self.public = Cpu(folder), Tuning(folder), Public(folder)
         self.noise = NoiseInSum(folder)
         self.safl, self.pfeddc, self.methods = Safl(folder), PFedDC(folder), Methods(folder)
+        self.flamby, self.vessels = Flamby(folder), Vessels(folder)
         self.theory, self.adapters, self.speed = Theory(folder), Adapters(folder), Speed(folder)
         self.text = TextBaselines(folder)
 

@@ -48,6 +48,8 @@ TITLES = {
     "pooled_slow": "pooled training, rate 0.001",
     **{f"local_{number}": f"site {number} alone" for number in range(6)},
 }
+NAMES = {"heart": "Heart", "tcga_brca": "TCGA-BRCA"}
+PUBLISHED_SEEDS, FIRST_SEED = 5, 42
 HEAD = ["method", "seeds", "ours", "FLamby", "within one sd", "less FedAvg, paired"]
 
 
@@ -93,6 +95,14 @@ class Flamby:
         own, base = self.by[dataset, method], self.by[dataset, other]
         return interval([value - base[seed] for seed, value in own.items() if seed in base])
 
+    def loop(self, method: str, *, theirs: bool) -> str:
+        """Of the plain loop: with FLamby's seeds, or with ours."""
+        own = self.by.get(("tcga_brca", f"loop_{method}"), {})
+        values = [value for seed, value in own.items() if (seed >= FIRST_SEED) == theirs]
+        if not values:
+            return "not run yet"
+        return f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f} ({len(values)} seeds)"
+
     def methods(self, dataset: str) -> list[str]:
         return [method for method in TITLES if (dataset, method) in self.by]
 
@@ -105,6 +115,27 @@ class Flamby:
             own = [self.score(dataset, method), self.published(dataset, method)]
             rows.append([TITLES[method], seeds, *own, inside, less])
         return table(HEAD, rows)
+
+    def left_over(self) -> list[str]:
+        """Methods at FLamby's own settings whose mean lies beyond one deviation: how far, in deviations of
+        the difference of two means."""
+        found = []
+        for dataset, method in self.by:
+            apart = method in ("scaffold", "fedadagrad_no_momentum") or method not in TITLES
+            if apart or self.inside(dataset, method) is not False:
+                continue
+            values = list(self.by[dataset, method].values())
+            if len(values) < 2:
+                continue
+            mean, spread = PUBLISHED[dataset][method]
+            error = math.hypot(statistics.stdev(values) / len(values) ** 0.5, spread / PUBLISHED_SEEDS**0.5)
+            away = (statistics.fmean(values) - mean) / error
+            found.append(
+                f"**{TITLES[method]}, {NAMES[dataset]}**: {self.score(dataset, method)}, published "
+                f"{self.published(dataset, method)}: {away:+.1f} standard errors of the "
+                f"difference, {len(values)} seeds."
+            )
+        return found
 
     def tables(self) -> str:
         return "\n\n".join(f"{dataset}\n{self.table(dataset)}" for dataset in PUBLISHED)

@@ -17,16 +17,15 @@ import argparse
 import hashlib
 import json
 import re
-import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from common import RESULTS
-from flamby_report import interval
 from PIL import Image
 from provenance import require_commit
+from vessels_report import Vessels
 
 from fedfrozen_app.config import compose_run
 from fedfrozen_app.files.append import append
@@ -120,21 +119,6 @@ def measure(folder: Path, seeds: int) -> None:
                 print(json.dumps(row), flush=True)
 
 
-def table(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """By arm and site: the mean Dice and its deviation over seeds, and the paired difference to FedAvg."""
-    by = {
-        (arm, site): {row["seed"]: row["sites"][site]["dice"] for row in rows if row["arm"] == arm}
-        for arm in ARMS
-        for site in SITES
-    }
-    for (arm, site), values in by.items():
-        if len(values) > 1:
-            base = by["federated", site]
-            pairs = [value - base[seed] for seed, value in values.items() if seed in base]
-            mean, deviation = statistics.fmean(values.values()), statistics.stdev(values.values())
-            yield arm, site, str(len(values)), f"{mean:.3f} ± {deviation:.3f}", interval(pairs)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -153,8 +137,7 @@ def main() -> None:
     elif given.verb == "run":
         measure(given.folder, given.seeds)
     else:
-        for line in table(stored()):
-            print(" | ".join(line))
+        print(Vessels(RESULTS).table())
 
 
 if __name__ == "__main__":

@@ -74,6 +74,20 @@ def test_both_runners_train_the_same_model_in_float64(train, table, task):
     assert "client_val_after" in one.rows[-1]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "more",
+    [["strategy=safl", "strategy.top_k=1"], ["strategy=fedavg", "adapter=lora", "adapter.rank=2"]],
+    ids=["safl", "lora"],
+)
+def test_both_runners_agree_where_layers_or_adapters_train(train, table, more):
+    given = words(table, "classification", *more, "model.dtype=float64", *THREE_ROUNDS)
+    one = train(*given, folder="one")
+    other = train(*given, "runtime.runner=cohort", folder="other")
+    compare(one, other, 1e-9)
+    assert one.rows[-1]["test_loss"] == pytest.approx(other.rows[-1]["test_loss"], abs=1e-9)
+
+
 def test_a_run_writes_how_its_cells_became_numbers_and_another_reads_it(train, table):
     run = train(*words(table, "regression", "strategy=fedavg", "num_rounds=1"))
     written = json.loads((run.folder / "table.json").read_text())

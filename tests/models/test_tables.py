@@ -1,5 +1,6 @@
 """Models of tables: their inputs, their roles, and that each example's gradient is its own."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,8 +11,10 @@ from fedfrozen_app.models.profile import layer_scores
 from fedfrozen_app.models.roles import head_of, roles_of
 from fedfrozen_app.models.table_models import TableInputs
 from fedfrozen_app.models.task import Batch, Task
+from fedfrozen_app.privacy.dpsgd import Recipe, train_steps
 from fedfrozen_app.privacy.example_gradients import ExampleGradients
 from fedfrozen_app.privacy.ghost import GhostClipping
+from fedfrozen_app.privacy.noise import SeededNoise
 from tests.privacy.dpsgd_steps import plain
 
 SMALL = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
@@ -132,6 +135,30 @@ def test_ghost_clipping_gives_the_sum_of_clipped_examples(source):
     for name, value in parameters.items():
         expected = torch.einsum("e...,e->...", each[name], factor)
         torch.testing.assert_close(value.grad, expected, rtol=1e-4, atol=1e-5 * bound)
+
+
+@pytest.mark.parametrize("source", CONFIGS)
+def test_a_private_step_is_the_sum_of_examples_clipped_one_at_a_time(source):
+    """Without noise: each example alone, its gradient scaled down to the bound, and all of them added."""
+    task, labels, bound = task_of(source), LABELS["table"], 0.1
+    names, parameters = names_of(task), dict(task.model.named_parameters())
+    expected = {name: torch.zeros_like(value) for name, value in parameters.items()}
+    for number in range(len(labels)):
+        part = {key: value[number : number + 1] for key, value in INPUTS.items()}
+        loss = task.loss(parameters, Batch(part, labels[number : number + 1]))
+        own = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+        factor = min(1.0, bound / (float(torch.stack([each.norm() for each in own]).norm()) + 1e-6))
+        for name, gradient in zip(parameters, own, strict=True):
+            expected[name] += factor * gradient
+    before = {name: value.detach().clone() for name, value in parameters.items()}
+    recipe = Recipe(rate=1.0, steps=1, noise=0.0, max_grad_norm=bound, batch=1.0, physical_batch=3)
+    gradients = ExampleGradients(task.model, task, names, plain)
+    units = [np.array([row]) for row in range(len(labels))]
+    step = torch.optim.SGD(list(parameters.values()), lr=1.0)
+    noise = SeededNoise(torch.device("cpu"), 0, "0", 1)
+    train_steps(gradients, parameters, step, Table(INPUTS, labels), units, recipe, noise)
+    for name, value in parameters.items():
+        torch.testing.assert_close(before[name] - value.detach(), expected[name], rtol=1e-9, atol=1e-12)
 
 
 def test_ghost_clipping_of_column_tokens_is_refused():

@@ -17,7 +17,7 @@ from fedfrozen_app.local.worker import make_data_spec
 from fedfrozen_app.sites.audit_log import read_audit
 from fedfrozen_app.sites.site_check import check_data
 from tests.conftest import slowly
-from tests.sites.inprocess import Sites
+from tests.sites.inprocess import Sites, copy_of
 
 COLUMNS = ["age", "sex", "dose"]
 VIEW = {"kind": "table", "path": "patients.csv", "columns": COLUMNS, "client_validation": 0.0}
@@ -48,25 +48,25 @@ def patients(number: int, rows: int = 60) -> pandas.DataFrame:
     return frame.assign(ill=1, died=0) if number == 2 else frame
 
 
-def prepare(folder) -> Sites:
+WORDS = ("strategy=fedavg", "model=linear", "num_rounds=2", "client=sgd", "client.batch_size=8")
+
+
+class TableSites(Sites):
     """Three sites with a table each, and a server with rows of its own."""
-    sites = Sites(folder, settings=("strategy=fedavg", "model=linear", "num_rounds=2", "client=sgd"), rows=9)
-    folder.mkdir()
-    sites.prepare()
-    for number, name in enumerate(sites.names):
-        patients(number).to_csv(folder / "kits" / name / "patients.csv", index=False)
-        sites.change(name, "policy.yaml", strategies=["fedavg"])
-    patients(3).to_csv(folder / "data" / "server.csv", index=False)
-    own = sites.words
 
-    def words(*more: str) -> list[str]:
-        kept = [word for word in own() if not word.startswith("dataset")]
-        table = ["dataset=table", f"dataset.path={folder}/data/server.csv", "client.batch_size=8"]
-        return [*table, "dataset.columns=[" + ",".join(COLUMNS) + "]", *kept, "model=linear", *more]
+    def prepare(self) -> None:
+        super().prepare()
+        for number, name in enumerate(self.names):
+            patients(number).to_csv(self.folder / "kits" / name / "patients.csv", index=False)
+            self.change(name, "policy.yaml", strategies=["fedavg"])
+        patients(3).to_csv(self.folder / "data" / "server.csv", index=False)
+        set_view(self, "classification")
 
-    sites.words = words  # type: ignore[method-assign]
-    set_view(sites, "classification")
-    return sites
+    def words(self, *overrides: str) -> list[str]:
+        apart = ("dataset", "model")
+        table = ["dataset=table", f"dataset.path={self.folder}/data/server.csv"]
+        table.append("dataset.columns=[" + ",".join(COLUMNS) + "]")
+        return [*table, *WORDS, *(word for word in super().words() if not word.startswith(apart)), *overrides]
 
 
 def set_view(sites: Sites, task: str, /, **changes: object) -> None:
@@ -74,10 +74,18 @@ def set_view(sites: Sites, task: str, /, **changes: object) -> None:
         sites.change(name, "site.yaml", views={"main": VIEWS[task] | changes})
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tables")
+    TableSites(folder, rows=9).prepare()
+    return folder
+
+
 @pytest.fixture
-def sites(tmp_path, monkeypatch):
+def sites(prepared, tmp_path, monkeypatch):
     monkeypatch.setattr("fedfrozen_app.report.output.write_curves", lambda *args, **kwargs: None)
-    return prepare(tmp_path / "sites")
+    copy_of(prepared, tmp_path / "sites")
+    return TableSites(tmp_path / "sites", settings=())
 
 
 def reason(sites: Sites, name: str = "north") -> str:
@@ -119,25 +127,35 @@ def test_sites_give_what_one_process_gives(sites, tmp_path, train):
         torch.testing.assert_close(value, twin.model[name], rtol=0, atol=1e-12)
 
 
-def test_a_policy_forbids_a_column_by_name(sites):
+@pytest.mark.slow
+def test_a_run_that_leaves_a_forbidden_column_out_has_all_sites(sites):
     sites.change("west", "policy.yaml", forbidden_columns=["sex"])
-    run = sites.train(*TASKS["classification"], "++runtime.min_nodes=2")
-    assert [row["clients_ok"] for row in run.rows[1:]] == [2, 2]
-    assert reason(sites, "west") == "the run reads the column sex, which its policy forbids"
-    run = sites.train(*TASKS["classification"], "dataset.columns=[age,dose]", folder="without")
+    run = sites.train(*TASKS["classification"], "dataset.columns=[age,dose]")
     assert [row["clients_ok"] for row in run.rows[1:]] == [3, 3]
     sites.change("west", "policy.yaml", forbidden_columns=["ill"])
     sites.train(*TASKS["classification"], "++runtime.min_nodes=2", folder="label")
     assert reason(sites, "west") == "the run reads the column ill, which its policy forbids"
 
 
+def test_a_policy_forbids_a_column_by_name(sites):
+    sites.change("west", "policy.yaml", forbidden_columns=["sex"])
+    run = sites.train(*TASKS["classification"], "++runtime.min_nodes=2")
+    assert [row["clients_ok"] for row in run.rows[1:]] == [2, 2]
+    assert reason(sites, "west") == "the run reads the column sex, which its policy forbids"
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         ({"columns": ["age", "sex"]}, "reads the column dose, which the view main does not have"),
-        ({"columns": None}, "does not say its columns"),
-        ({"task": "regression"}, "a target of the kind table, and the view main has regression"),
-        ({"kind": "text"}, "reads a table, and the view main is none"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ({"columns": None}, "does not say its columns"),
+                ({"task": "regression"}, "a target of the kind table, and the view main has regression"),
+                ({"kind": "text"}, "reads a table, and the view main is none"),
+            )
+        ),
     ],
 )
 def test_a_run_that_does_not_fit_the_view_is_refused(sites, change, sentence):
@@ -151,9 +169,14 @@ def test_a_run_that_does_not_fit_the_view_is_refused(sites, change, sentence):
     ("change", "sentence"),
     [
         (lambda frame: frame.drop(columns="dose"), "names 'dose', which is no column"),
-        (lambda frame: frame.assign(age="old"), "'old' in line 2 of patients.csv is no number"),
-        (lambda frame: frame.assign(ill=7), "label"),
-        (lambda frame: frame.assign(age=None, sex=None, dose=None), ""),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (lambda frame: frame.assign(age="old"), "'old' in line 2 of patients.csv is no number"),
+                (lambda frame: frame.assign(ill=7), "label"),
+                (lambda frame: frame.assign(age=None, sex=None, dose=None), ""),
+            )
+        ),
     ],
 )
 def test_a_site_whose_rows_do_not_fit_is_left_out_and_its_log_says_why(sites, change, sentence, caplog):

@@ -1,0 +1,42 @@
+"""The table of benchmarks/vessels.py, from its rows."""
+
+import json
+import statistics
+from pathlib import Path
+
+from cells import table
+from flamby_report import interval
+
+ARMS = {"federated": "FedAvg", "pooled": "pooled training", "alone": "each site alone"}
+SITES = {"drive": "DRIVE", "chase": "CHASE_DB1"}
+HEAD = ["trained", "test pictures", "seeds", "Dice", "less FedAvg, paired"]
+
+
+class Vessels:
+    """Dice by arm, site and seed."""
+
+    def __init__(self, folder: Path) -> None:
+        file, self.by = folder / "vessels.jsonl", dict[tuple[str, str], dict[int, float]]()
+        for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+            row = json.loads(line)
+            for site, scores in row["sites"].items():
+                self.by.setdefault((row["arm"], site), {})[row["seed"]] = scores["dice"]
+
+    def dice(self, arm: str, site: str) -> str:
+        values = list(self.by[arm, site].values())
+        spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+        return f"{statistics.fmean(values):.3f}{spread}"
+
+    def less(self, arm: str, site: str) -> str:
+        own, base = self.by[arm, site], self.by["federated", site]
+        return interval([value - base[seed] for seed, value in own.items() if seed in base])
+
+    def table(self) -> str:
+        rows = []
+        for arm, title in ARMS.items():
+            for site, name in SITES.items():
+                if (arm, site) in self.by:
+                    less = "" if arm == "federated" else self.less(arm, site)
+                    seeds = str(len(self.by[arm, site]))
+                    rows.append([title, name, seeds, self.dice(arm, site), less])
+        return table(HEAD, rows)
