@@ -33,6 +33,7 @@ PATHS = (
     "adapter.path",
     "partition.path",
     "partition.census",
+    "clock.file",
 )
 Values = Mapping[str, Any]
 
