@@ -150,7 +150,10 @@ class BudgetFile:
     def kept_reply(self, request: str) -> dict[str, Tensor] | None:
         """The reply to this request, if it was the last one given."""
         budget = self.read()
-        if budget is None or budget.last_order != request or not self._reply.exists():
+        if budget is None or budget.last_order != request:
+            return None
+        if not self._reply.exists():
+            log.warning("The reply %s is missing: the round is paid for again.", self._reply)
             return None
         try:
             with safe_open(self._reply, "pt") as file:

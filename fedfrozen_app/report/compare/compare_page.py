@@ -1,5 +1,6 @@
 """The comparison page: groups of runs side by side, with what the seeds make of each difference."""
 
+import logging
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -22,11 +23,15 @@ from fedfrozen_app.report.html import Table, linked_cell, render_page, save, tex
 # Okabe and Ito's, the darkest first; strokes distinguish groups of one colour.
 COLOURS = ("blue", "vermillion", "green", "purple", "orange", "sky", "ink2", "olive")
 STROKES = ("", "dashed", "dotted")
+log = logging.getLogger(__name__)
 Link = Callable[[Path], str | None]
 
 
 def write_comparison(comparison: Comparison, path: Path) -> Path:
     """Write the page; runs that have a report are linked."""
+    for run in (run for group in comparison.groups for run in group.runs):
+        if not (run.folder / "report.html").is_file():
+            log.warning("%s is missing: the comparison does not link it.", run.folder / "report.html")
     save(render(comparison, link=linked(path.parent)), path)
     return path
 
