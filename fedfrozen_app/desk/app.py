@@ -70,6 +70,10 @@ def clock(time: str) -> str:
     return f"{time[:10]} {time[11:16]} UTC" if len(time) > 16 else time
 
 
+class NothingHere(Exception):
+    """The page's address names nothing."""
+
+
 @dataclass
 class Desk:
     """The pages of one site, for one session."""
@@ -160,16 +164,17 @@ class Desk:
     # Forms -------------------------------------------------------------------------------------------
 
     def asked(self, site: Site, request: Request) -> Asked:
-        """By the whole hash alone; `KeyError` for another address."""
+        """By the whole hash alone."""
         wanted = request.path_params["hash"]
         if not HASH.fullmatch(wanted) or not site.approvals.has(wanted):
-            raise KeyError(wanted)
+            raise NothingHere
         return site.approvals.find(wanted)
 
     def decide(self, request: Request, body: bytes) -> Response:
         site = self.site()
         asked = self.asked(site, request)
-        decision = DECISIONS[request.path_params["decision"]]
+        if (decision := DECISIONS.get(request.path_params["decision"])) is None:
+            raise NothingHere
         decision(site.kit, asked, field_of(body, "reason"))
         log.info("%s: %s (%s).", request.path_params["decision"], asked.title, asked.hash[:12])
         return RedirectResponse(f"{self.session.base}/proposal/{asked.hash}", 303)
@@ -196,7 +201,7 @@ class Desk:
         """What goes wrong is a sentence on a page; what nobody foresaw goes to the terminal alone."""
         try:
             return await anyio.to_thread.run_sync(make)
-        except KeyError:
+        except NothingHere:
             return HTMLResponse(self.render("message.html", heading="problem_title", text="missing"), 404)
         except UserError as error:
             text = str(error)

@@ -173,12 +173,13 @@ def test_own_scale_is_the_client_s_own(table):
     ],
 )
 def test_a_private_run_needs_public_statistics(train, table, more, sentence):
+    given = [word.replace("FILE", str(table)) for word in more]
     with pytest.raises(UserError, match=sentence):
-        train(*words(table, "classification", "strategy=fedavg", "privacy=dp_sgd", *more))
+        train(*words(table, "classification", "strategy=fedavg", "privacy=dp_sgd", *given))
 
 
 def test_a_private_cox_model_is_refused(train, table):
-    given = words(table, "survival", "strategy=fedavg", "privacy=dp_sgd", "dataset.statistics=FILE")
+    given = words(table, "survival", "strategy=fedavg", "privacy=dp_sgd", f"dataset.statistics={table}")
     with pytest.raises(UserError, match="Cox's loss compares the people of a batch"):
         train(*given)
 

@@ -210,8 +210,11 @@ def test_every_value_that_is_hashed_is_shown(sites, capsys):
     assert command(["site", "show", proposal.hash, str(sites.kit("north").folder)]) == 0
     shown = " ".join(capsys.readouterr().out.split("every value that the hash covers:")[1].split())
     values = flatten(proposal.plain)
-    # No part of a proposal can be left out here: each has a value, but for that of runs that read texts.
-    assert {key.split(".")[0] for key in values} | {"texts"} == {one.name for one in fields(Proposal)}
+    # No part of a proposal can be left out here: each has a value, but for those of runs that read texts or
+    # tables.
+    assert {key.split(".")[0] for key in values} | {"texts", "table"} == {
+        one.name for one in fields(Proposal)
+    }
     for key, value in values.items():
         assert f"{key}={json.dumps(value)}" in shown, key
     for part in ("client.lr=0.25", "client.local_steps=7", "run.seed=77", "secure_aggregation.threshold="):

@@ -520,7 +520,9 @@ def test_a_compressed_answer_is_not_inflated(monkeypatch):
 
 def answered_with(answer: httpx.Response, monkeypatch) -> httpx.Response:
     """What the SuperNode's client makes of this answer of its server."""
-    monkeypatch.setattr(SiteFleetClient, "connection", SimpleNamespace(kit=None), raising=False)
+    monkeypatch.setattr(
+        SiteFleetClient, "connection", SimpleNamespace(kit=None, contact=Contact()), raising=False
+    )
     monkeypatch.setattr(fleet_client, "server_context", lambda kit: False)
     with SiteFleetClient.from_server_address("127.0.0.1:1", False, None, []) as client:
         client._client._transport = httpx.MockTransport(lambda request: answer)
