@@ -48,7 +48,7 @@ VERBS = {
 TRAIN = "fedfrozen_app.commands.start:train"
 OF_SITES = ("site", "server", "provision")  # verbs whose folders are kits, and not runs
 TAKE_SETTINGS = ("plan", "methods", "doctor")  # verbs whose words are those of training
-# Verbs with options of their own, whose mistakes are told before their imports.
+# Verbs with options of their own, whose mistakes are reported before their imports.
 TAKE_OPTIONS = (
     *("census", "survival", "compare", "capsule", "reproduce", "calibrate", "forget"),
     *("fairness", "baselines", "verify", "attach"),

@@ -31,7 +31,7 @@ class ComposedConfig:
     def config(self) -> Config:
         """Typed and checked at first use, or a `UserError`."""
         fresh = not (self.recorded or self.continued)
-        if fresh:  # what needs no import first: a key in vain is told at once
+        if fresh:  # what needs no import first: an unused key is reported at once
             check_used(self.overrides, self.resolved, methods=False)
         found = read(self.resolved | {"from": None} if self.continued else self.resolved)
         if fresh:

@@ -12,8 +12,8 @@ def check_batches(config: Config) -> None:
         config.secure_aggregation.name != "on" or config.privacy.name != "none"
     ):
         raise UserError(
-            "aggregation.cohorts=batches keeps masked sums from being told apart: it needs "
-            "secure_aggregation=on, and privacy=none, since noise does it otherwise."
+            "aggregation.cohorts=batches keeps differences of masked sums from revealing a client: it "
+            "needs secure_aggregation=on, and privacy=none, since noise does it otherwise."
         )
 
 

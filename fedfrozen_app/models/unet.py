@@ -40,9 +40,9 @@ class Pair(nn.Module):
         self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
         self.norm2 = group_norm(after)
 
-    def forward(self, seen: Tensor) -> Tensor:
-        seen = self.norm1(self.conv1(seen)).relu()
-        return self.norm2(self.conv2(seen)).relu()
+    def forward(self, features: Tensor) -> Tensor:
+        features = self.norm1(self.conv1(features)).relu()
+        return self.norm2(self.conv2(features)).relu()
 
 
 class Up(Pair):
@@ -52,8 +52,8 @@ class Up(Pair):
         super().__init__(2 * after, after)
         self.rise = nn.Conv2d(before, after, 3, padding=1)
 
-    def forward(self, seen: Tensor, beside: Tensor) -> Tensor:  # type: ignore[override]
-        return super().forward(torch.cat([beside, self.rise(twice(seen))], dim=1))
+    def forward(self, features: Tensor, beside: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(torch.cat([beside, self.rise(twice(features))], dim=1))
 
 
 class Unet(nn.Module):
@@ -68,21 +68,21 @@ class Unet(nn.Module):
         self.classifier = nn.Conv2d(config.width, config.num_labels, 1)
 
     def forward(self, pixel_values: Tensor) -> Output:
-        seen, beside = pixel_values, list[Tensor]()
+        features, beside = pixel_values, list[Tensor]()
         for level, pair in enumerate(self.down):
-            seen = pair(max_pool2d(seen, 2) if level else seen)
-            beside.append(seen)
+            features = pair(max_pool2d(features, 2) if level else features)
+            beside.append(features)
         for up, other in zip(self.up, reversed(beside[:-1]), strict=True):
-            seen = up(seen, other)
-        return Output(self.classifier(seen))
+            features = up(features, other)
+        return Output(self.classifier(features))
 
 
 class GroupNorm(nn.GroupNorm):
     """The same by a layer norm of each group: torch's own has no rule for `vmap`."""
 
-    def forward(self, seen: Tensor) -> Tensor:
-        groups = seen.unflatten(1, (self.num_groups, -1)).flatten(2)  # (batch, groups, values)
-        scaled = layer_norm(groups, groups.shape[2:], eps=self.eps).view(seen.shape)
+    def forward(self, features: Tensor) -> Tensor:
+        groups = features.unflatten(1, (self.num_groups, -1)).flatten(2)  # (batch, groups, values)
+        scaled = layer_norm(groups, groups.shape[2:], eps=self.eps).view(features.shape)
         return torch.addcmul(self.bias[:, None, None], scaled, self.weight[:, None, None])
 
 

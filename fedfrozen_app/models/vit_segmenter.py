@@ -41,8 +41,8 @@ class Rise(nn.Module):
         self.conv = nn.Conv2d(before, after, 3, padding=1, bias=False)
         self.norm = group_norm(after)
 
-    def forward(self, seen: Tensor) -> Tensor:
-        return self.norm(self.conv(twice(seen))).relu()
+    def forward(self, features: Tensor) -> Tensor:
+        return self.norm(self.conv(twice(features))).relu()
 
 
 class VitSegmenter(PreTrainedModel):
@@ -69,11 +69,11 @@ class VitSegmenter(PreTrainedModel):
     def forward(self, pixel_values: Tensor, **keywords: Any) -> SemanticSegmenterOutput:
         found = self.vit(pixel_values, **keywords)
         side = self.config.image_size // self.config.patch_size
-        seen = found.last_hidden_state[:, 1:].transpose(1, 2).unflatten(2, (side, side))
+        features = found.last_hidden_state[:, 1:].transpose(1, 2).unflatten(2, (side, side))
         for rise in self.decoder:
-            seen = rise(seen)
-        seen = torch.cat([seen, self.stem(pixel_values).relu()], dim=1)
-        return SemanticSegmenterOutput(logits=self.classifier(seen), attentions=found.attentions)
+            features = rise(features)
+        features = torch.cat([features, self.stem(pixel_values).relu()], dim=1)
+        return SemanticSegmenterOutput(logits=self.classifier(features), attentions=found.attentions)
 
 
 def vit_segmenter(spec: ModelSpec) -> VitSegmenter:

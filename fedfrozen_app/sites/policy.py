@@ -69,7 +69,7 @@ class Policy:
     min_cohort: int = 3  # of a masked sum
     min_threshold: float = 2 / 3  # share of a round's sites that must stay: the higher, the more may conspire
     min_neighbours: int = NEIGHBOURS  # that a site draws in a round of more sites
-    differencing: str = "data"  # which masked sums must not be told apart: of one view, or of one model
+    differencing: str = "data"  # which masked sums must not be distinguishable: of one view, or of one model
     census: bool | str = False  # whether the site counts its rows; "ask": a person decides
     census_floor: int = 10  # fewest people in a published cell, and in a group that is evaluated separately
     census_columns: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # with their edges, or words

@@ -27,7 +27,7 @@ WORDS = {
 
 
 def site(arguments: list[str]) -> None:
-    if arguments and arguments[0] in OF_A_KIT:  # a mistake is told before imports that take seconds
+    if arguments and arguments[0] in OF_A_KIT:  # a mistake is reported before imports that take seconds
         Kit.read(parse(f"site {arguments[0]}", arguments[1:]).kit)
     _dispatch("site", "the site", WORDS, arguments)
 
