@@ -27,7 +27,7 @@ from tests.models.tiny_checkpoints import BERT, GPT2, LLAMA
 from tests.models.tiny_checkpoints import checkpoint as folder_of
 from tests.resuming import killed_before_checkpoint
 
-WORDS = ["runtime.runner=cohort", "model.dtype=float64", "client.local_steps=2"]
+WORDS = ["device=cpu", "runtime.runner=cohort", "model.dtype=float64", "client.local_steps=2"]
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_blocks_of_text_models_with_masks(train, tmp_path, compiles, by_blocks, 
 @pytest.mark.slow
 def test_blocks_of_runs_side_by_side(train, tmp_path, compiles, by_blocks):
     """Each has its own frozen kernel: a vmap over runs around the one over clients."""
-    words = [*SMALL, *WORDS, "num_rounds=2", "runtime.compile=true"]
+    words = [*SMALL, *WORDS, "num_rounds=2", "strategy.warmup_rounds=1", "runtime.compile=true"]
     each = [[*words, f"seed={number}"] for number in range(2)]
     alone = [train(*own, folder=f"alone{number}", small=False) for number, own in enumerate(each)]
     compiles["graphs"].clear()
