@@ -7,7 +7,6 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from fedfrozen_app.config import compose_run
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted, flatten
 from fedfrozen_app.core.terminal import Console
@@ -17,7 +16,6 @@ from fedfrozen_app.files.integrity import quick_look
 from fedfrozen_app.files.kinds import check_is_run
 from fedfrozen_app.files.rows import read_rows
 from fedfrozen_app.report.console import human_bytes, show_end
-from fedfrozen_app.run.plain_overrides import plain_overrides
 from fedfrozen_app.sweep.sweep_table import read_summary, result_cells, state_of, summary_or_damage
 
 USUAL = Path("outputs")
@@ -105,6 +103,8 @@ def run_state(folder: Path, summary: dict[str, Any]) -> str:
 
 def changed(config: dict[str, Any]) -> dict[str, Any]:
     """The settings that differ from what `fedfrozen` alone would take."""
+    from fedfrozen_app.config import compose_run
+
     usual = flatten(compose_run([]).resolved)
     return {key: value for key, value in flatten(config).items() if usual.get(key, "absent") != value}
 
@@ -114,6 +114,9 @@ def _configuration(folder: Path) -> dict[str, Any]:
     known = status.read(folder)
     if known is None:
         return {}
+    from fedfrozen_app.config import compose_run  # imports Hydra: lists of finished runs do not wait for it
+    from fedfrozen_app.run.plain_overrides import plain_overrides
+
     try:
         return compose_run(plain_overrides(folder, known.overrides, {})).resolved
     except UserError:  # it was bad input that ended the run

@@ -82,6 +82,19 @@ def read(folder: Path) -> Manifest | None:
     return found
 
 
+def kind(folder: Path) -> str:
+    """Run, sweep or "". The first line says it: a list of many folders need not read the rest."""
+    try:
+        with (folder / FILE).open("rb") as file:
+            first = _record(file.readline().removesuffix(b"\n"))
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    if first is not None and "is" in first:
+        return str(first["is"])
+    found = read(folder)
+    return "" if found is None else found.kind
+
+
 def is_recorded(folder: Path) -> bool:
     return (folder / FILE).is_file()
 

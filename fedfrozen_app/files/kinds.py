@@ -43,10 +43,10 @@ def kind_above(folder: Path) -> str:
 
 def _recorded_kind(folder: Path) -> str:
     try:
-        found = manifest.read(folder)
+        kind = manifest.kind(folder)
     except OSError:  # the folder's other files say what it is
         return ""
-    return found.kind if found is not None and found.kind in (RUN, SWEEP) else ""
+    return kind if kind in (RUN, SWEEP) else ""
 
 
 def check_run_place(folder: Path, *, sweep: Path | None = None) -> None:

@@ -4,7 +4,6 @@ A link in one that somebody else made could lead a verb that reads or writes the
 """
 
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,29 +16,32 @@ def check_plain(folder: Path) -> None:
     """Refuse a run, a sweep, or a folder with runs, in which a link or a special file lies."""
     folder = folder.resolve()
     for place in (folder,) if kind_of(folder) else runs_below(folder):
-        for path, mode in _entries(place):
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                what = "a link" if stat.S_ISLNK(mode) else "no file or folder"
-                raise UserError(
-                    f"{printable(str(path))} is {what}, and a run folder holds plain files: whoever made it "
-                    "could lead this command to other files of yours. If it is your own, put what it points "
-                    "to in its place."
-                )
+        for path, what in _special(place):
+            raise UserError(
+                f"{printable(path)} is {what}, and a run folder holds plain files: whoever made it "
+                "could lead this command to other files of yours. If it is your own, put what it points "
+                "to in its place."
+            )
 
 
 def check_no_links(folder: Path) -> None:
     """Refuse a folder for a run or a sweep in which a link or a special file lies: every verb would."""
-    for path, mode in _entries(folder):
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            what = "a link" if stat.S_ISLNK(mode) else "no file or folder"
-            raise UserError(
-                f"{printable(str(path))} is {what}, and a run folder holds plain files: give another "
-                "output_dir."
-            )
+    for path, what in _special(folder):
+        raise UserError(
+            f"{printable(path)} is {what}, and a run folder holds plain files: give another output_dir."
+        )
 
 
-def _entries(folder: Path) -> Iterator[tuple[Path, int]]:
-    for place, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = Path(place, name)
-            yield path, path.lstat().st_mode
+def _special(folder: Path | str) -> Iterator[tuple[str, str]]:
+    """Paths that are neither files nor folders, and what they are. An unreadable folder is passed over: the
+    verb that needs what is in it says so."""
+    try:
+        with os.scandir(folder) as entries:
+            found = list(entries)
+    except OSError:
+        return
+    for entry in found:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _special(entry.path)
+        elif not entry.is_file(follow_symlinks=False):
+            yield entry.path, "a link" if entry.is_symlink() else "no file or folder"

@@ -59,6 +59,9 @@ class Status:
         return self.state == "running" and Owner(self.host, self.boot, self.pid, self.began).alive
 
 
+USUAL = asdict(Status())
+
+
 def digest_of(resolved_config: Mapping[str, Any]) -> str:
     """The same for the same resolved configuration, whatever the run is called, wherever its results go."""
     settings = {
@@ -97,9 +100,8 @@ def _read(folder: Path) -> Status:
         found = unsealed(path)
     if not {"state", "reason"} & found.keys():
         raise ValueError("it holds no state")
-    usual = asdict(Status())
-    status = Status(**{key: value for key, value in found.items() if key in usual})
-    for key, value in usual.items():
+    status = Status(**{key: value for key, value in found.items() if key in USUAL})
+    for key, value in USUAL.items():
         if type(getattr(status, key)) is not type(value):
             raise ValueError(f"{key} is of another kind")
     if not all(isinstance(word, str) for word in status.overrides):

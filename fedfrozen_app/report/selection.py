@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from fedfrozen_app.files.disk import whole_file
+
+if TYPE_CHECKING:
+    import numpy as np  # only pictures need it, and `fedfrozen list` imports this module
 
 Row = dict[str, Any]
 MAX_CLIENTS = 12  # more are shown as their sum alone
@@ -40,8 +41,10 @@ def selection_changes(rows: Sequence[Row]) -> float | None:
     return sum(changed) / len(changed) if changed else None
 
 
-def selection_table(rows: Sequence[Row], clients: Sequence[str]) -> np.ndarray:
+def selection_table(rows: Sequence[Row], clients: Sequence[str]) -> "np.ndarray":
     """(clients, layers, rounds): 1 where the client chose the layer, NaN where it was not there."""
+    import numpy as np
+
     table = np.full((len(clients), layer_count(rows), len(rows)), np.nan)
     for column, row in enumerate(row["selection"] for row in rows):
         for number, client in enumerate(clients):
@@ -53,6 +56,7 @@ def selection_table(rows: Sequence[Row], clients: Sequence[str]) -> np.ndarray:
 
 def write_selection(rows: Sequence[Row], path: Path) -> None:
     """A PNG with the share of clients that chose each layer, and below it each client on its own."""
+    import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # lazy: slow to import, and needed at the end
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
