@@ -153,9 +153,11 @@ def stop_run(connection: Connection, config: Config, folder: Path, run_id: int) 
 
 def leave_report(config: Config, folder: Path, state: str) -> None:
     """Write the report of the finished rounds, where the process that ran them had no time to."""
-    write_interrupted(
-        folder, model_metadata(config.privacy), status=state, device=str(device_of(config.device))
-    )
+    device = str(device_of(config.device))
+    try:
+        write_interrupted(folder, model_metadata(config.privacy), status=state, device=device)
+    except OSError as error:  # a full disk, often what ended the run: its own sentence must follow
+        log.warning("The report of the finished rounds could not be written: %s.", error)
 
 
 def split_overrides(resolved_config: dict[str, Any], overrides: list[str]) -> tuple[list[str], list[str]]:

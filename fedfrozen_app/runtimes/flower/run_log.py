@@ -11,6 +11,10 @@ WORKER = r"\(\w+ pid=\d+(, ip=[^)]+)?\)"  # Ray names the machine where it is no
 FLOWERS_OWN = re.compile(
     rf"^(INFO|WARNING|DEBUG) :|^Successfully installed |^({WORKER}|\(raylet(, ip=[^)]+)?\))"
     r"|FutureWarning|^  warnings\.warn|^\s*$"
+    # How Flower tells that our ServerApp ended with an error: the command's last line is its sentence.
+    r"|^ERROR :\s+(ServerApp raised an exception|Exit Code: \d+)\s*$|^An unhandled exception occurred in the "
+    r"ServerApp\.|^For more information, visit: |^Traceback \(most recent call last\):$"
+    r"|^fedfrozen_app\.core\.errors\.(UserError|RunFailed): "
 )
 
 

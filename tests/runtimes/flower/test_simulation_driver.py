@@ -1,5 +1,6 @@
 """Runs of a toy Flower app, in simulation and deployed: how they end, what they leave behind."""
 
+import errno
 import json
 import os
 import shutil
@@ -11,14 +12,17 @@ import tomllib
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fedfrozen_app
+from fedfrozen_app.config import compose_run
 from fedfrozen_app.core.app_folder import APP_TABLES, app_folder
 from fedfrozen_app.core.errors import RunFailed, UserError
+from fedfrozen_app.runtimes.flower import deployed as deployed_runtime
 from fedfrozen_app.runtimes.flower import simulation
 from fedfrozen_app.runtimes.flower.processes import Children, SimulationFailed, executable, flower_environment
 from fedfrozen_app.runtimes.flower.run_log import RunEnd, failure, show
@@ -204,6 +208,34 @@ def test_what_workers_of_other_machines_say_is_shown_as_what_those_here_do(
         show(f"(ClientAppActor {where}) Worker 7 trains on cpu and keeps its model and data loaded.")
     show("(raylet, ip=10.0.0.2) of Ray")
     assert capsys.readouterr().out == 2 * "Worker 7 trains on cpu and keeps its model and data loaded.\n"
+
+
+def test_an_error_of_our_own_is_shown_once_and_without_flower_s_lines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sentence = "runs/1 could not be written: make room there, then go on with: fedfrozen resume runs/1"
+    lines = ["ERROR :     ServerApp raised an exception", "Traceback (most recent call last):"]
+    lines += [f"fedfrozen_app.core.errors.RunFailed: {sentence}", "ERROR :     Exit Code: 201"]
+    lines += ["An unhandled exception occurred in the ServerApp.", "For more information, visit: <page>"]
+    for line in lines:
+        show(line)
+    assert capsys.readouterr().out == ""
+    assert str(failure(RunEnd("failed", f"Server: {sentence}", lines))) == sentence
+    bug = ['  File "app.py", line 1, in main', "ZeroDivisionError: division by zero"]
+    for line in bug:
+        show(line)
+    assert capsys.readouterr().out.splitlines() == bug
+
+
+def test_a_report_that_a_full_disk_prevents_hides_no_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*given: Any, **more: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "curves.png"))
+
+    monkeypatch.setattr(deployed_runtime, "write_interrupted", full)
+    deployed_runtime.leave_report(compose_run(["device=cpu"]).config, tmp_path, "failed")
+    assert "could not be written" in caplog.text and "No space left" in caplog.text
 
 
 def processes() -> dict[int, tuple[int, int, str]]:
