@@ -1,11 +1,12 @@
 """Does attention choose the layers that are worth training? SAFL's choice on two public data sets.
 
-    python benchmarks/layer_choice.py prepare --newsgroups DIR --anatem DIR --data FOLDER
-    python benchmarks/layer_choice.py run --model DIR --data FOLDER --workers 5 --minutes 8
+    python benchmarks/layer_choice.py prepare --newsgroups DIR --anatem DIR --minilm DIR --data FOLDER
+    python benchmarks/layer_choice.py run --data FOLDER --workers 5 --minutes 8
     python benchmarks/layer_choice.py report
 
 Design and analysis are in docs/results/appendix/safl-choice.md, written before the first run. `prepare` takes
-checkouts of yao8839836/text_gcn (20 Newsgroups by date) and cambridgeltl/MTL-Bioinformatics-2016 (AnatEM).
+checkouts of yao8839836/text_gcn (20 Newsgroups by date) and cambridgeltl/MTL-Bioinformatics-2016 (AnatEM),
+and a folder of all-MiniLM-L6-v2.
 
 Each run is one row of `results/layer_choice.jsonl`, with what the model said of every test row, appended when
 the run ends. Started again, the script continues with the missing runs. `--quick` tries everything in small.
@@ -53,7 +54,7 @@ RATES = (2e-4, 6e-4, 2e-3)
 PRIVATE_RATES = ((3e-4, 0.03), (1e-3, 0.1))  # of the layers and of the head
 CLIP = 1.0
 TUNING_SEED = 2200
-GRADIENTS_AT_ONCE = {"fedavg": 8}  # private: each example's gradient is a model, embeddings and all
+GRADIENTS_AT_ONCE = {"fedavg": 8}  # private: each is a model, embeddings and all; the others 16
 OWN = ["strategy=safl", "strategy.top_k=2"]
 ARMS = {
     "attention": [*OWN, "strategy.select=attention"],
@@ -71,11 +72,14 @@ LONGEST = 1000  # characters of a text: far more than the model reads
 # The data ------------------------------------------------------------------------------------------------
 
 
-def prepare(newsgroups: Path, anatem: Path, folder: Path) -> None:
-    """As fedfrozen reads them. Of a post the text that its author wrote: without headers, quotations and
-    signature, by scikit-learn's rules; posts of which nothing is left are dropped."""
+def prepare(newsgroups: Path, anatem: Path, minilm: Path, folder: Path) -> None:
+    """Data and model as fedfrozen reads them, the model with half of its bytes. Of a post the text that its
+    author wrote: without headers, quotations and signature, by scikit-learn's rules; posts of which nothing
+    is left are dropped."""
     from sklearn.datasets import _twenty_newsgroups as rules
+    from torch import bfloat16
 
+    safl.write_half(minilm, folder / "model", bfloat16)
     for split in ("train", "test"):
         (folder / "newsgroups").mkdir(parents=True, exist_ok=True)
         (folder / "anatem").mkdir(exist_ok=True)
@@ -127,17 +131,19 @@ def words_for(cell: Cell, options: argparse.Namespace) -> list[str]:
     rounds = own["private_rounds" if private else "rounds"]
     words = [f"dataset={READERS[cell.data]}", f"dataset.path={options.data}/{cell.data}"]
     words += ["num_clients=8", "partition=dirichlet", "partition.alpha=0.5", "partition.balanced=true"]
-    words += ["model=checkpoint", f"model.path={options.model}", f"seed={cell.seed}", *ARMS[cell.arm]]
+    words += ["model=checkpoint", f"model.path={options.data}/model", f"seed={cell.seed}", *ARMS[cell.arm]]
     words += [f"num_rounds={rounds}", f"eval_every={rounds}", f"client.lr={cell.lr:g}"]
     words += ["client.batch_size=64", f"client.local_steps={own['steps']}", "client.lr_schedule=cosine"]
     words += ["client.weight_decay=0.01", "client.precision=tf32", f"dataset.max_tokens={own['tokens']}"]
     words += ["dataset.client_validation=0", "checkpoint.every=0", "runtime.compile=false", "baseline=false"]
     words += ["runtime.threads=1", "track.tensorboard=false", f"device={options.device}"]
     if cell.arm == "once":
-        drawn = safl.drawn_once(safl.Cell(cell.data, "once", cell.lr, cell.seed, top_k=2), options.model)
+        drawn = safl.drawn_once(
+            safl.Cell(cell.data, "once", cell.lr, cell.seed, top_k=2), options.data / "model"
+        )
         words.append(f"strategy.layers={drawn}".replace(" ", ""))
     if private:
-        at_once = GRADIENTS_AT_ONCE.get(cell.arm, 64)
+        at_once = GRADIENTS_AT_ONCE.get(cell.arm, 16)
         words += [f"client.head_lr={cell.head_lr:g}", f"privacy.physical_batch={at_once}"]
         words += ["privacy=dp_sgd", f"privacy.epsilon={cell.epsilon:g}", f"privacy.max_grad_norm={CLIP:g}"]
     if own["limit"]:
@@ -310,9 +316,9 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     command = commands.add_parser("prepare", help="write the data as fedfrozen reads them")
     command.add_argument("--newsgroups", type=Path, required=True)
     command.add_argument("--anatem", type=Path, required=True)
+    command.add_argument("--minilm", type=Path, required=True)
     command.add_argument("--data", type=Path, required=True, help="the folder to write")
     command = commands.add_parser("run", help="train what is missing")
-    command.add_argument("--model", type=Path, required=True, help="folder of a pretrained BERT (MiniLM)")
     command.add_argument("--data", type=Path, required=True, help="the folder that `prepare` wrote")
     command.add_argument("--workers", type=int, default=1, help="runs at once, each in a process of its own")
     command.add_argument("--minutes", type=float, default=1e9, help="start no new run after so long")
@@ -332,7 +338,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options = parse(words)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if options.command == "prepare":
-        prepare(options.newsgroups, options.anatem, options.data)
+        prepare(options.newsgroups, options.anatem, options.minilm, options.data)
     elif options.command == "merge":
         merge(options.rows.parent, options.others, same_line)
     elif options.command == "report":
@@ -340,7 +346,7 @@ def main(words: Sequence[str] | None = None) -> None:
         tables = (study.primary(), study.others(), study.private(), study.table(), study.trials())
         print(*tables, study.account(), sep="\n\n")
     else:
-        options.model, options.data = options.model.resolve(), options.data.resolve()
+        options.data = options.data.resolve()
         if left := run_all(options):
             print(f"{left} runs are missing yet: run the same command again.")
 
