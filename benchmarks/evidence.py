@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import freezing
+import layer_choice_report
 import methods as methods_study
 import pfeddc_report
 import public_numbers
@@ -258,6 +259,7 @@ class Safl:
         self.cells = read(folder / "safl-cells.jsonl")
         self.adapters = json.loads((folder / "adapters.json").read_text())
         self.noise = json.loads((folder / "noise_in_sum_mtsamples.json").read_text())
+        self.choice = layer_choice_report.Study(read(folder / layer_choice_report.NAME))
 
     def line(self, method: str, dataset: str, epsilon: float | None, name: str) -> Row:
         lines = self.found[name]["lines"]

@@ -269,14 +269,14 @@ def counts_of(result: dict[str, Any]) -> np.ndarray:
     return np.stack([true * guess, guess, true], axis=2)
 
 
-def write_half(source: Path, target: Path) -> None:
-    """The folder as transformers reads it, with float16 weights."""
+def write_half(source: Path, target: Path, dtype: torch.dtype = torch.float16) -> None:
+    """The folder as transformers reads it, with weights of two bytes each."""
     target.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         if (source / name).exists():
             shutil.copy(source / name, target / name)
     weights = load_file(source / "model.safetensors").items()
-    half = {name: value.half() if value.is_floating_point() else value for name, value in weights}
+    half = {name: value.to(dtype) if value.is_floating_point() else value for name, value in weights}
     save_file(half, target / "model.safetensors", metadata={"format": "pt"})
 
 
