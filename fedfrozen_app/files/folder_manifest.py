@@ -184,7 +184,7 @@ def _record(line: bytes) -> dict[str, Any] | None:
     if check != f"{zlib.crc32(text):08x}".encode():
         return None
     try:
-        found = json.loads(text)
+        found = json.loads(text.decode())
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

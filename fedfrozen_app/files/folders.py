@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files import checkpoint, status
-from fedfrozen_app.files.kinds import RUN, check_run_place, kind_of
+from fedfrozen_app.files.kinds import check_run_place, is_run
 from fedfrozen_app.files.plain_files import check_no_links
 from fedfrozen_app.files.readable import check_readable, folders_with, unreadable_text
 
@@ -21,7 +21,7 @@ def run_folders(folders: Iterable[Path]) -> list[Path]:
         if not folder.is_dir():
             raise UserError(f"There is no folder {folder}: give the folder of a run or a sweep.")
         check_readable(folder)
-        if kind_of(folder) == RUN:
+        if is_run(folder):
             found[folder.resolve()] = None
             continue
         below, hidden = folders_with(folder, ("metrics.jsonl", "status.json"))

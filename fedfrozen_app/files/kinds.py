@@ -18,7 +18,7 @@ def kind_of(folder: Path) -> str:
     if recorded := _recorded_kind(folder):
         return recorded
     try:
-        if any((folder / name).is_file() for name in RUN_FILES):
+        if is_run(folder):
             return RUN
         if (folder / SWEEPS).is_dir():
             return SWEEP
@@ -26,6 +26,13 @@ def kind_of(folder: Path) -> str:
         return SWEEP if any(known is not None and known.sweep for known in members) else ""
     except OSError:  # no permission to read it
         return ""
+
+
+def is_run(folder: Path) -> bool:
+    """Whether it holds a run; unlike `kind_of`, no folder inside is opened."""
+    if recorded := _recorded_kind(folder):
+        return recorded == RUN
+    return any((folder / name).is_file() for name in RUN_FILES)
 
 
 def kind_above(folder: Path) -> str:

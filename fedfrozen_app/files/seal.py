@@ -29,16 +29,23 @@ def sealed(record: Mapping[str, Any], *files: Path) -> str:
 def unsealed(path: Path, *, alone: bool = False) -> dict[str, Any]:
     """Read the record and, unless `alone`, check its files; raises one of `DAMAGED` if anything changed."""
     try:
-        record = json.loads(path.read_text("utf-8"))
+        found = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is not JSON") from error
-    if record.pop(SEAL) != _digest(record):
-        raise ValueError(f"{path.name} is not as it was written")
+    record = opened(found, path.name)
     files = record.pop(FILES, {})
     for name, digest in {}.items() if alone else files.items():
         if _file_digest(path.with_name(name)) != digest:
             raise ValueError(f"{name} is not as it was written")
     return record
+
+
+def opened(record: dict[str, Any], name: str) -> dict[str, Any]:
+    """The record, as it was read from the file `name`, without its own digest, which must be right."""
+    content = {key: value for key, value in record.items() if key != SEAL}
+    if record[SEAL] != _digest(content):
+        raise ValueError(f"{name} is not as it was written")
+    return content
 
 
 def reason(error: Exception) -> str:

@@ -21,7 +21,7 @@ from fedfrozen_app.files import folder_manifest as manifest
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.files.lease import Owner, alone, holder
 from fedfrozen_app.files.readers import Damaged, read_object
-from fedfrozen_app.files.seal import SEAL, sealed, unsealed
+from fedfrozen_app.files.seal import SEAL, opened, sealed
 
 log = logging.getLogger(__name__)
 FILE = "status.json"
@@ -94,10 +94,9 @@ def damage(folder: Path) -> Damaged | None:
 
 
 def _read(folder: Path) -> Status:
-    path = folder / FILE
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = json.loads((folder / FILE).read_text(encoding="utf-8"))
     if SEAL in found:  # runs of older versions have none
-        found = unsealed(path)
+        found = opened(found, FILE)
     if not {"state", "reason"} & found.keys():
         raise ValueError("it holds no state")
     status = Status(**{key: value for key, value in found.items() if key in USUAL})
