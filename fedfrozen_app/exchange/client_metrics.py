@@ -28,8 +28,12 @@ EVALUATION = (*NEEDED, "global", "personal", "after", "base", "novel")
 BY_GROUP = re.compile(
     r"fair/(global|personal|after)/[^/]+/[^/]*/(rows|people|accuracy|f1|auroc|ece|from|confidence|right)"
 )
-COUNTS = ("rows", "people", "tokens", "seconds", "epsilon")
-SHARES = ("accuracy", "f1", "f1_macro", "c_index", "auroc", "ece", "delta", "from", "confidence", "right")
+# By the end of a name.
+COUNTS = ("_rows", "_people", "_tokens", "_seconds", "_epsilon")
+SHARES = (
+    *("_accuracy", "_f1", "_f1_macro", "_c_index", "_auroc", "_ece"),
+    *("_delta", "_from", "_confidence", "_right"),
+)
 
 
 def declared_metrics(request: TrainRequest, strategy_names: Iterable[str] = ()) -> frozenset[str]:
@@ -72,8 +76,8 @@ def _is_by_group(name: str) -> bool:
 def _out_of_bounds(name: str, value: float) -> str | None:
     """By the last word of the name: an accuracy is a share, rows are counted."""
     last = name.rpartition("/")[2]
-    if any(last == word or last.endswith(f"_{word}") for word in COUNTS) and not 0 <= value <= MOST_EXAMPLES:
+    if f"_{last}".endswith(COUNTS) and not 0 <= value <= MOST_EXAMPLES:
         return "it must be a number from 0 on"
-    if any(last == word or last.endswith(f"_{word}") for word in SHARES) and not -1e-6 <= value <= 1 + 1e-6:
+    if f"_{last}".endswith(SHARES) and not -1e-6 <= value <= 1 + 1e-6:
         return "it must be between 0 and 1"
     return None

@@ -149,8 +149,7 @@ class Membership:
 
     def _problem_of_kind(self, hello: Hello) -> str | None:
         """Sites and simulated nodes are never in one run: the second kind to arrive would stop the first."""
-        are_sites = {member.num_partitions is None for member in self._members.values()}
-        if not are_sites or (hello.num_partitions is None) in are_sites:
+        if self._first_member is None or (hello.num_partitions is None) == self.of_sites:
             return None
         if hello.num_partitions is None:
             return "it is a site, and the run's other nodes are simulated"
@@ -203,8 +202,12 @@ class Membership:
 
     @property
     def of_sites(self) -> bool:
-        """Whether the nodes are real sites, which may hold arrays from earlier runs."""
-        return any(hello.num_partitions is None for hello in self._members.values())
+        """Whether the nodes are real sites, which may hold arrays from earlier runs. All are of one kind."""
+        return self._first_member is not None and self._first_member.num_partitions is None
+
+    @property
+    def _first_member(self) -> Hello | None:
+        return next((state.hello for state in self._nodes.values() if state.hello is not None), None)
 
     def has_executor(self, node: int) -> bool:
         """Whether the node is a site with an executor, which handles one message after another."""

@@ -171,11 +171,5 @@ def target_of(name: str, settings: Mapping[str, Any] = NOTHING) -> Target:
 
 def metric_names() -> tuple[str, ...]:
     """What any kind of target measures, those of installed packages included."""
-    return tuple(
-        dict.fromkeys(
-            [
-                *ALWAYS,
-                *(n for name in registry.names("tasks") for n in registry.find("tasks", name).metric_names),
-            ]
-        )
-    )
+    measured = [metric for name in registry.names("tasks") for metric in target_of(name).metric_names]
+    return tuple(dict.fromkeys([*ALWAYS, *measured]))
