@@ -96,6 +96,21 @@ def _same_kernels():
     torch.backends.mkldnn.enabled = before
 
 
+@pytest.fixture(autouse=True)
+def _blank_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PNG files hold one pixel: drawing a run's takes longer than a run as small as these. A test of what is
+    drawn has the mark `pictures`; processes that a test starts draw theirs."""
+    if "pictures" in request.keywords:
+        return
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+    def blank(figure: Figure, file: Any, **options: Any) -> None:
+        Image.new("RGB", (1, 1)).save(file, "PNG")
+
+    monkeypatch.setattr(Figure, "savefig", blank)
+
+
 class Run:
     """What a finished run left in its folder."""
 

@@ -22,6 +22,7 @@ def test_the_files_say_what_they_promise():
     assert config("debug=fast", "num_rounds=5").num_rounds == 5
 
 
+@pytest.mark.pictures
 def test_a_profile_is_a_picture_and_a_table(train):
     run = train(*SMALL, "debug=fast", "debug.profile=true")
     with Image.open(run.folder / "profile.png") as picture:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.pictures
+
 ROOT = Path(__file__).parents[2]
 WORDS = 900
 

@@ -92,6 +92,7 @@ def test_a_phone_scrolls_down_only(rows, save_run, visit, scheme):
     assert (sum(map(int, background[4:-1].split(","))) < 380) == (scheme == "dark")
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 def test_labels_and_a_long_time_read_well_on_a_phone_at_night(rows, save_run, visit):
     folder = save_run(rows, seconds=641.0)

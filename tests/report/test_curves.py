@@ -14,6 +14,8 @@ from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.files.rows import metric_name, read_rows
 from fedfrozen_app.report.curves import running_total, series, stage_marks, write_curves
 
+pytestmark = pytest.mark.pictures
+
 
 def test_series_skips_absent_keys_and_turns_the_rest_into_nan():
     rows = [

@@ -9,6 +9,8 @@ from PIL import Image
 from fedfrozen_app.report import label_picture as picture
 from fedfrozen_app.report.label_picture import _step, label_picture
 
+pytestmark = pytest.mark.pictures
+
 LARGER = [pytest.param(*size, marks=pytest.mark.slow) for size in ((30, 20), (500, 70))]
 
 

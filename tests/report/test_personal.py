@@ -31,6 +31,7 @@ def test_mean_worst_spread_and_participation():
     }
 
 
+@pytest.mark.pictures
 def test_the_verb_puts_runs_side_by_side(tmp_path, capsys):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -6,6 +6,8 @@ import pytest
 from fedfrozen_app.report.charts import make_charts
 from fedfrozen_app.report.selection import chose, selection_changes, selection_table, write_selection
 
+pytestmark = pytest.mark.pictures
+
 ROWS = [
     {"round": 0},
     {"round": 1, "selection": {"0": [0, 1], "1": [2, 3]}},

@@ -133,6 +133,7 @@ def test_a_round_with_a_clip_of_published_size_sends_80_kib(train):
     assert run.rows[1]["clients_failed"] == 0
 
 
+@pytest.mark.pictures
 @pytest.mark.slow
 def test_the_whole_strategy_with_a_tiny_random_clip(tmp_path):
     """The command as a user gives it: rounds, private parts, personal models, picture, checkpoints."""
