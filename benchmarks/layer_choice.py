@@ -269,7 +269,7 @@ class Rows:
     def take(self, row: Row, truth: str) -> None:
         if row["data"] not in self.truth:
             self.truth[row["data"]] = truth
-            append(self.path, {"data": row["data"], **self.own, "truth": truth})
+            append(self.path, {"data": row["data"], "commit": self.commit, **self.own, "truth": truth})
         if self.truth[row["data"]] != truth:
             raise SystemExit(f"{self.path} has other test rows of {row['data']} than this folder.")
         self.rows.append(row)
