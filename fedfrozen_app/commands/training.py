@@ -71,7 +71,7 @@ def _train(
                 execute(Job(run, folder, fork_start(run.config), detach))
         except status.Detached as detached:
             print(detached)
-        except (UserError, RunFailed) as error:
+        except (UserError, RunFailed, OSError) as error:
             failed.append(error)
 
     try:

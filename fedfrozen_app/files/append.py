@@ -13,11 +13,11 @@ def append(path: Path, text: str, *, mode: int = 0o666, sync: bool = True) -> No
         whole = os.fstat(handle).st_size
         try:
             if os.write(handle, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if sync:
                 os.fsync(handle)
-        except OSError:
+        except OSError as error:
             os.ftruncate(handle, whole)
-            raise
+            raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         os.close(handle)

@@ -34,7 +34,7 @@ from fedfrozen_app.privacy.notices import model_metadata
 from fedfrozen_app.report.output import write_interrupted
 from fedfrozen_app.report.summary import finished_summary
 from fedfrozen_app.run.job import Job
-from fedfrozen_app.runtimes.flower.run_log import failure, show
+from fedfrozen_app.runtimes.flower.run_log import failure, kept, show
 from fedfrozen_app.runtimes.flower.server_app_watch import ServerAppLost, ServerAppWatch
 from fedfrozen_app.runtimes.flower.superlink_connection import RECONNECTS, Connection, Scalar, SuperLinkLost
 
@@ -84,12 +84,7 @@ def follow_to_end(
     connection: Connection, config: Config, folder: Path, run_id: int, *, on_interrupt: str
 ) -> dict[str, Any]:
     """Show the run until it ends, and return the summary. On Ctrl-C `stop` it, or `detach` from it."""
-    with (folder / "flower" / "run.log").open("a", encoding="utf-8", buffering=1) as run_log:
-
-        def keep(line: str) -> None:
-            run_log.write(line + "\n")
-            show(line)
-
+    with kept(folder / "flower" / "run.log", show, append=True) as keep:
         watched = ServerAppWatch(folder)
         try:
             end = connection.follow(run_id, on_line=keep, stop_on_interrupt=False, check=watched.check)

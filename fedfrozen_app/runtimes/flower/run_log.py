@@ -1,9 +1,13 @@
 """What a Flower run prints, and how it ended."""
 
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from fedfrozen_app.core.errors import RunFailed, UserError
+from fedfrozen_app.files.disk import is_full
 from fedfrozen_app.runtimes.flower.processes import SimulationFailed, tail
 
 WORKER = r"\(\w+ pid=\d+(, ip=[^)]+)?\)"  # Ray names the machine where it is not this one
@@ -25,6 +29,25 @@ class RunEnd:
     status: str
     details: str
     log: list[str]
+
+
+@contextmanager
+def kept(
+    path: Path, on_line: Callable[[str], None], *, append: bool = False
+) -> Iterator[Callable[[str], None]]:
+    """A function that writes each line to this file, then calls `on_line` with it."""
+    try:
+        with path.open("a" if append else "w", encoding="utf-8", buffering=1) as log:
+
+            def keep(line: str) -> None:
+                log.write(line + "\n")
+                on_line(line)
+
+            yield keep
+    except OSError as error:  # an open file's error does not say which one it was
+        if error.filename is None and is_full(error):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
 
 
 def show(line: str) -> None:

@@ -7,6 +7,7 @@ the last line, a failed run raises, and no process outlives the call.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.runtimes.flower.processes import NO_CLUSTER, Children, unwinding_on_hangup
-from fedfrozen_app.runtimes.flower.run_log import failure
+from fedfrozen_app.runtimes.flower.run_log import failure, kept
 from fedfrozen_app.runtimes.flower.superlink import SuperLink
 from fedfrozen_app.runtimes.flower.superlink_connection import Scalar
 
@@ -88,18 +89,14 @@ def run_app(
         "client-resources-num-cpus": cpus_per_client,
         "client-resources-num-gpus": gpus_per_client,
     }
+    home = work_dir / "flwr_home"
+    # Flower takes an app that a full disk cut short for an installed one.
+    shutil.rmtree(home, ignore_errors=True)
     with (
         unwinding_on_hangup(),
-        (work_dir / "run.log").open("w", encoding="utf-8", buffering=1) as run_log,
+        kept(work_dir / "run.log", on_line or (lambda line: None)) as keep,
         Children(work_dir) as children,
     ):
-
-        def keep(line: str) -> None:
-            run_log.write(line + "\n")
-            if on_line is not None:
-                on_line(line)
-
-        home = work_dir / "flwr_home"
         superlink = SuperLink(children, home, simulation=True, timeout=start_timeout)
         end = superlink.follow(superlink.submit(app_dir, run_config, federation), on_line=keep)
         if end.status != "completed":

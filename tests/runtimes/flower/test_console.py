@@ -13,6 +13,7 @@ import pytest
 
 from fedfrozen_app.files import lease, status
 from fedfrozen_app.runtimes.flower import server_app_watch, superlink_connection
+from fedfrozen_app.runtimes.flower.run_log import kept
 from fedfrozen_app.runtimes.flower.server_app_watch import ServerAppLost, ServerAppWatch
 from fedfrozen_app.runtimes.flower.superlink_connection import Connection
 
@@ -112,3 +113,11 @@ def test_an_outage_of_the_superlink_is_told_with_its_end(tmp_path, monkeypatch, 
         began.startswith("The SuperLink at 127.0.0.1:9 has not answered since ") and "Start it again" in began
     )
     assert ended == "The SuperLink answers again, after 0 s."
+
+
+def test_a_full_disk_is_told_with_the_file_that_had_no_room(tmp_path):
+    log = tmp_path / "run.log"
+    log.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as raised, kept(log, print) as keep:
+        keep("a line")
+    assert raised.value.filename == str(log)
