@@ -128,14 +128,13 @@ class StackedGradient:
 
         def one(
             row: Tensor, parts: Parameters, weights: Tensor, held: Tensor, index: Tensor, mask: Tensor
-        ) -> tuple[Tensor, Tensor]:
+        ) -> Any:
             examples = taken(columns, labels, index, augmented=augmented)
             batch = Batch(*examples, weights, mask)
             own_model = {**model, **layouts.untrained(held)}
             if plain:
                 task = mapped_task(worker, {**own_model, **frozen})
-                loss = method.loss(parameters_in(parts), batch, task, NO_START)
-                return loss, loss.detach().reshape(1)
+                return method.loss(parameters_in(parts), batch, task, NO_START)
             # An algorithm computes with arrays as they are; the model reads arrays that are rounded already.
             parameters = parameters_in(layouts.trained.views(row))
             task = mapped_task(worker, own_model, {**frozen, **parts}, parameters)
@@ -143,7 +142,8 @@ class StackedGradient:
             loss, own = checked_losses(method, parameters, batch, task, start)
             return loss, torch.stack([own, loss.detach() - own])
 
-        return vmap(one, randomness="different")(*rows)
+        found = vmap(one, randomness="different")(*rows)
+        return (found, found.detach().unsqueeze(-1)) if plain else found
 
     # Their gradients -----------------------------------------------------------------------------------
 

@@ -4,9 +4,6 @@ The runner differentiates `loss`, and the cohort runner calls it under `vmap`. S
 gradients itself nor branch in Python on a tensor's value.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from torch import Tensor
 
 from fedfrozen_app.core.errors import UserError
@@ -27,7 +24,7 @@ BRANCH_MESSAGES = ("data-dependent control flow", ".item() on a Tensor", "output
 
 def checked_loss(method: Algorithm, parameters: Parameters, batch: Batch, task: Task, start: Start) -> Tensor:
     """The algorithm's loss, or a `UserError` that says what it must not do."""
-    with loss_errors(method):
+    with LossErrors(method):
         loss = method.loss(parameters, batch, task, start)
     if loss.ndim:
         raise UserError(
@@ -51,7 +48,7 @@ def checked_finish(
     method: Algorithm, start: Start, trained: Parameters, steps: Tensor, rate: float
 ) -> Finished:
     """What `finish` returns, or a `UserError` if its namespaces are not those that the algorithm declares."""
-    with loss_errors(method):
+    with LossErrors(method):
         finished = method.finish(start, trained, steps, rate)
     name = f"Algorithm {type(method).__name__}"
     for kind, returned in (("client_state", finished.client_state), ("to_server", finished.to_server)):
@@ -68,24 +65,31 @@ def checked_finish(
     return finished
 
 
-@contextmanager
-def loss_errors(method: Algorithm) -> Iterator[None]:
-    """Turn errors about a nested gradient, a tensor branch or an undeclared namespace into a sentence."""
-    try:
-        yield
-    except KeyError as error:
-        key = error.args[0] if error.args else None
-        if not isinstance(key, str) or "." in key:  # the name of a parameter
-            raise
-        raise UserError(
-            f"Algorithm {type(method).__name__}: it reads '{key}', which is no namespace there: from_server "
-            f"declares {_listed(method.from_server)}, client_state {_listed(method.client_state)}."
-        ) from error
-    except RuntimeError as error:
-        sentence = None if method.is_plain() else _sentence(error)
-        if sentence is None:
-            raise
-        raise UserError(f"Algorithm {type(method).__name__}: {sentence}") from error
+class LossErrors:
+    """Turn errors about a nested gradient, a tensor branch or an undeclared namespace into a sentence.
+
+    Every step enters it: a generator with `contextmanager` would take several times as long.
+    """
+
+    def __init__(self, method: Algorithm) -> None:
+        self._method = method
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        method = self._method
+        if isinstance(error, KeyError):
+            key = error.args[0] if error.args else None
+            if not isinstance(key, str) or "." in key:  # the name of a parameter
+                return
+            raise UserError(
+                f"Algorithm {type(method).__name__}: it reads '{key}', which is no namespace there: "
+                f"from_server declares {_listed(method.from_server)}, "
+                f"client_state {_listed(method.client_state)}."
+            ) from error
+        if isinstance(error, RuntimeError) and not method.is_plain() and (sentence := _sentence(error)):
+            raise UserError(f"Algorithm {type(method).__name__}: {sentence}") from error
 
 
 def _sentence(error: RuntimeError) -> str | None:

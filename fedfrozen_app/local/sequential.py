@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 from fedfrozen_app.core.seeds import seed_for, seeded
 from fedfrozen_app.exchange.names import by_namespace, flattened, namespace_of, parameter_of, parameters_in
 from fedfrozen_app.exchange.train_request import TrainRequest
-from fedfrozen_app.local.algorithm import Algorithm, ByNamespace, Finished, Start
+from fedfrozen_app.local.algorithm import ByNamespace, Finished, Start
 from fedfrozen_app.local.batches import drawn_examples
 from fedfrozen_app.local.client_optimizer import learning_rate, optimizer_for
-from fedfrozen_app.local.loss_errors import checked_finish, checked_loss, checked_losses, loss_errors
+from fedfrozen_app.local.loss_errors import LossErrors, checked_finish, checked_losses
 from fedfrozen_app.local.model_evaluation import (
     evaluate_client_validation,
     evaluate_personal,
@@ -23,7 +23,7 @@ from fedfrozen_app.local.model_evaluation import (
 )
 from fedfrozen_app.local.own_step import OwnStep, starting_state
 from fedfrozen_app.local.start_values import start_loss_and_gradient
-from fedfrozen_app.models.task import Batch, Parameters, Task
+from fedfrozen_app.models.task import Batch
 from fedfrozen_app.vmap.model_modes import training
 
 if TYPE_CHECKING:
@@ -145,7 +145,8 @@ def eager_steps(worker: "Worker", client: str, request: TrainRequest, start: Sta
             trained = {name: worker.parameters[name] for name in phase.trained} | flattened(other_arrays)
             losses += _phase_steps(worker, client, request, start, trained, number, phase.epochs)
     kept = {space: {name: value.detach() for name, value in own.items()} for space, own in live.items()}
-    means = [own.contiguous().mean() for own in torch.stack(losses).double().unbind(dim=1)]
+    reported = torch.stack(losses).double().view(len(losses), -1)
+    means = [own.contiguous().mean() for own in reported.unbind(dim=1)]
     return Stepped(torch.stack(means), len(losses), kept)
 
 
@@ -158,7 +159,8 @@ def _phase_steps(
     phase: int,
     epochs: int | None,
 ) -> list[Tensor]:
-    """The reported losses of each step in which these arrays train, with an optimiser of their own."""
+    """Of each step in which these arrays train, with an optimiser of their own: (reported losses,), or the
+    one that a plain algorithm reports."""
     config, data = worker.config, worker.data
     for name, parameter in worker.parameters.items():
         parameter.requires_grad_(name in trained)
@@ -172,32 +174,26 @@ def _phase_steps(
     else:
         optimizer = optimizer_for(config.client, worker.roles, trained, rate)
     weights = data.class_weights(data.rows(client).train) if config.client.class_weights else None
-    losses = []
+    method, parameters, task = request.method, worker.parameters, worker.task
+    losses, plain, errors = [], method.is_plain(), LossErrors(method)
     drawn, sizes = drawn_examples(data, client, request.round, phase, epochs)
     for index in drawn.to(worker.device).split(sizes):
         batch = Batch(*data.take(index), weights)
-        loss, own = _losses(request.method, worker.parameters, batch, worker.task, start)
+        if plain:
+            loss = method.loss(parameters, batch, task, start)
+            losses.append(loss.detach())
+        else:
+            loss, own = checked_losses(method, parameters, batch, task, start)
+            losses.append(torch.stack([own, loss.detach() - own]))
         for value in trained.values():
             value.grad = None
-        with loss_errors(request.method):  # a gradient inside it may fail only here
+        with errors:  # a gradient inside the loss may fail only here
             loss.backward()
         apply_gradients(optimizer, trained, config.client.clip)
-        losses.append(own)
     for value in trained.values():
         value.grad = None  # its memory is the next client's
         value.requires_grad_(False)
     return losses
-
-
-def _losses(
-    method: Algorithm, parameters: Parameters, batch: Batch, task: Task, start: Start
-) -> tuple[Tensor, Tensor]:
-    """What a step minimises, and (reported losses,)."""
-    if method.is_plain():
-        loss = checked_loss(method, parameters, batch, task, start)
-        return loss, loss.detach().reshape(1)
-    loss, own = checked_losses(method, parameters, batch, task, start)
-    return loss, torch.stack([own, loss.detach() - own])
 
 
 def apply_gradients(

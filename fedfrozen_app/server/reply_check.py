@@ -6,7 +6,6 @@ from flwr.app import Message
 
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.exchange.check import problem_of
-from fedfrozen_app.exchange.client_metrics import declared_metrics
 from fedfrozen_app.exchange.count import Traffic
 from fedfrozen_app.exchange.messages import Reply, read_reply
 from fedfrozen_app.exchange.names import parameter_of
@@ -38,11 +37,11 @@ def read(
 
 
 def check(
-    connection: Connection, asked: ClientRequest, reply: Reply | str, metric_names: Collection[str] = ()
+    connection: Connection, asked: ClientRequest, reply: Reply | str, declared: Collection[str]
 ) -> Reply | str:
     """A valid reply, decoded; or why it is set aside. The ledger notes what the client holds now.
 
-    `metric_names`: metrics of the strategy's own that a client may send.
+    `declared`: the metrics that a client may send.
     """
     if isinstance(reply, str):
         return reply
@@ -63,7 +62,7 @@ def check(
         except ValueError as error:
             return str(error)
     reply.settle()
-    if problem := problem_of(reply, request, model, roles, declared_metrics(request, metric_names)):
+    if problem := problem_of(reply, request, model, roles, declared):
         return problem
     ledger.confirm(asked.client, request.base_digests)
     if not connection.transport.local:  # bytes arrive on the host, and the server's model may be on a GPU

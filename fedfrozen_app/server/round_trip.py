@@ -10,6 +10,7 @@ from flwr.app import Message
 from torch import Tensor
 
 from fedfrozen_app.core.formatting import clock_time, counted
+from fedfrozen_app.exchange.client_metrics import declared_metrics
 from fedfrozen_app.exchange.count import Traffic
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.train_request import TrainRequest
@@ -50,6 +51,10 @@ class RoundTrip:
     def _messages(self) -> RequestMessages:
         return RequestMessages(self.connection, self.traffic)
 
+    @cached_property
+    def _declared(self) -> frozenset[str]:
+        return declared_metrics(self.request, self.metric_names)
+
     def replies(self, cohort: Members) -> Iterator[tuple[str, Reply | str]]:
         """Each client's valid reply, or the reason for none."""
         transport, last_state = self.connection.transport, self.connection.membership.last_state
@@ -86,7 +91,7 @@ class RoundTrip:
         if self.before_metrics is not None and (first := next(pending, None)) is not None:
             self.before_metrics(first)
         for one, reply in replied:
-            yield one.client, reply_check.check(self.connection, one, reply, self.metric_names)
+            yield one.client, reply_check.check(self.connection, one, reply, self._declared)
 
     def _reply(
         self, asked: ClientRequest, message_id: str, deadline: float
