@@ -93,6 +93,7 @@ def scalars(row: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 @contextmanager
 def _tensorboard(run: Tracking) -> Iterator[Log]:
+    from tensorboard.compat.proto.summary_pb2 import Summary
     from torch.utils.tensorboard import SummaryWriter
 
     folder, fresh = run.folder / "tensorboard", run.first_round == 1
@@ -104,8 +105,9 @@ def _tensorboard(run: Tracking) -> Iterator[Log]:
     with SummaryWriter(str(folder), purge_step=purge, flush_secs=5) as writer:
 
         def log(metrics: dict[str, float], step: int) -> None:
-            for name, value in metrics.items():
-                writer.add_scalar(name, value, step)
+            # One event for all of them: an event each would take as long as a short round's aggregation.
+            values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
+            writer.file_writer.add_summary(Summary(value=values), step)
 
         yield log
 
