@@ -1,0 +1,142 @@
+"""A round that does not wait for all its clients (`pacing`): replies count when they arrive.
+
+The event queue runs first, because a client's time follows from bytes and steps that are known before it
+trains. Then all clients that start from this round's model train together, at once and in one stack where the
+runner can: the replies that arrive in this round enter its sum, the others are kept until they do.
+
+Each reply is checked, decoded and confirmed in the ledger under the request that it answers, whatever rounds
+follow. Its bytes down count in the round that asked, those up in the round in which it arrives, used or not.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from fedfrozen_app.clock.event_queue import Assignment
+from fedfrozen_app.core.client_order import natural_order
+from fedfrozen_app.exchange.messages import Reply
+from fedfrozen_app.exchange.names import is_parameter
+from fedfrozen_app.exchange.plan import Plan, layers_of
+from fedfrozen_app.files.rows import Row
+from fedfrozen_app.server.expected_bytes import ExpectedBytes
+from fedfrozen_app.server.late_replies import LateReply
+from fedfrozen_app.server.pacer import ClosedRound
+from fedfrozen_app.server.pacing import Pacing
+from fedfrozen_app.server.sampling import in_order
+from fedfrozen_app.server.seams import StrategySeams
+from fedfrozen_app.server.train_round import TrainRound
+
+DIGITS = 6  # of a second, in a round's row
+
+
+class PacedRound(TrainRound):
+    closed: ClosedRound
+
+    def __init__(self, strategy: StrategySeams, server_round: int) -> None:
+        """Run the event queue until the server's step."""
+        pacing = strategy.federation.connection.pacing
+        assert pacing is not None
+        self.pacing: Pacing = pacing
+        self._trained: dict[str, Reply | str] = {}  # those who train as soon as they are asked
+        super().__init__(strategy, server_round)
+
+    def _draw(self, nodes: Mapping[str, int]) -> list[str]:
+        self._nodes = nodes
+        self._plan = self.strategy.client_plan(self.number)
+        self._expected = ExpectedBytes(self.strategy, self.request, self.arrays)
+        population = in_order(tuple(nodes))
+        self.closed = self.pacing.pacer.run_round(self.number, population, self._ask)
+        return list(in_order(tuple(one.client for one in self.closed.asked)))
+
+    def _ask(self, clients: Sequence[str], at: float) -> list[Assignment]:
+        if self.request.choice is not None:  # what they choose decides how long they take
+            trip = self._trip(clients, None)
+            self._trained |= dict(trip.replies([(client, self._nodes[client]) for client in clients]))
+        return [self._assignment(client, at) for client in clients]
+
+    def _assignment(self, client: str, at: float) -> Assignment:
+        plan, reply = self._plan, self._trained.get(client)
+        if client in self._trained and self.record.traffic.by_client is not None:
+            down, up = self.record.traffic.by_client[client]
+        else:
+            down, up = self._expected.of(client)
+        if isinstance(reply, Reply):
+            plan = self._plan_taken(reply)
+        return Assignment(client, self.number, at, self.pacing.time_of(client, plan, down, up, at))
+
+    def _plan_taken(self, reply: Reply) -> Plan:
+        roles = self.strategy.federation.roles
+        layers = layers_of(filter(is_parameter, reply.arrays), roles)
+        return self.strategy.plan(self.number).keep_layers(layers, roles)
+
+    # Replies -----------------------------------------------------------------------------------------
+
+    @property
+    def counted(self) -> list[str]:
+        return sorted((one.client for one in self.closed.used), key=natural_order)
+
+    def _collect(self) -> None:
+        on_time = {one.client for one in self.closed.used if one.version == self.number}
+        for client, reply in self._replies():
+            if client in on_time:
+                self._take(client, reply)
+            else:
+                self._keep(client, reply)
+        late = [one for one in self.closed.used if one.version != self.number]
+        for one in sorted(late, key=lambda one: (one.version, natural_order(one.client))):
+            self._take_late(one)
+        for one in self.closed.dropped:
+            self.record.traffic.arrived(one.client, self.pacing.late.pop(one.client).upload)
+        if not self.closed.used:
+            self.record.discarded = "no reply was in when it closed"
+
+    def _replies(self) -> Iterator[tuple[str, Reply | str]]:
+        """Of the clients that started from this round's model."""
+        if self.request.choice is not None:
+            return ((client, self._trained.pop(client)) for client in self.cohort)
+        return self._trip(self.cohort, None).replies(self.members)
+
+    def _keep(self, client: str, reply: Reply | str) -> None:
+        """Until it arrives. Its privacy is spent now: the client has trained."""
+        self.record.note_spent(client, reply)
+        self.strategy.federation.show_upload(self.number, client, reply, self.strategy.model)
+        upload = self.record.traffic.postpone(client)
+        if isinstance(reply, Reply):
+            with self.record.clock.aggregation():
+                used = self.pacing.pacer.uses_late
+                update = self.record.aggregator.update_of(reply.arrays) if used else {}
+            reply = replace(reply, arrays=update, text="")
+        self.pacing.late.keep(client, LateReply(reply, upload))
+
+    def _take_late(self, one: Assignment) -> None:
+        """A reply to an earlier round. What it brings for names that are frozen since is not used."""
+        late, shared = self.pacing.late.pop(one.client), set(self.request.plan.shared)
+        self.record.traffic.arrived(one.client, late.upload)
+        aged = late.aged(self.pacing.weight(self.number - one.version), shared)
+        reply, weight = self._weighed(one.client, aged)
+        names = [] if isinstance(reply, str) else list(filter(is_parameter, reply.arrays))
+        if self.record.take(one.client, reply, weight, is_update=True):
+            self.strategy.on_reply(one.client, names)
+
+    # The row -----------------------------------------------------------------------------------------
+
+    def _complete(self, row: Row) -> None:
+        closed, pacer = self.closed, self.pacing.pacer
+        row.pop("bytes_by_client", None)
+        row["clients"] = list(dict.fromkeys(row["clients"]))  # a client may have replied to two rounds
+        row["virtual_seconds"] = pacer.now
+        row["virtual_by_client"] = {one.client: _rounded(one) for one in closed.asked}
+        row["virtual_asked"] = {one.client: round(one.asked_at, DIGITS) for one in closed.asked}
+        staleness = [self.number - one.version for one in closed.used]
+        row["staleness_mean"] = sum(staleness) / max(len(staleness), 1)
+        row["staleness_max"] = max(staleness, default=0)
+        row["clients_dropped"], row["clients_at_work"] = len(closed.dropped), len(pacer.at_work)
+        row["pacing"] = {
+            "used": [[one.client, self.number - one.version] for one in closed.used],
+            "dropped": [[one.client, self.number - one.version] for one in closed.dropped],
+            "at_work": list(pacer.at_work),
+        }
+
+
+def _rounded(one: Assignment) -> list[float]:
+    time = one.time
+    return [round(part, DIGITS) for part in (time.wait, time.download, time.train, time.upload)]
