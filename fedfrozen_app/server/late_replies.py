@@ -11,7 +11,7 @@ weights, not by what staleness leaves of them. Of u only the names count that ro
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedfrozen_app.exchange.count import Upload
 from fedfrozen_app.exchange.messages import Reply
-from fedfrozen_app.exchange.names import is_parameter, parameter_of
+from fedfrozen_app.exchange.names import is_parameter
 
 WEIGHTS = {
     "inverse_sqrt": lambda staleness: 1 / math.sqrt(1 + staleness),
@@ -40,11 +40,12 @@ class LateReply:
     def arrays(self) -> Mapping[str, Tensor]:
         return {} if isinstance(self.reply, str) else self.reply.arrays
 
-    def aged(self, weight: float, shared: Collection[str]) -> Reply | str:
-        """As it enters the mean: its update times `weight`, for the names that are shared now."""
+    def aged(self, weight: float, shared: Sequence[str]) -> Reply | str:
+        """As it enters the mean: its update times `weight`, for the names that are shared now. Sums go by the
+        order of these, because a checkpoint has another."""
         if isinstance(self.reply, str):
             return self.reply
-        update = {name: value for name, value in self.arrays.items() if parameter_of(name) in shared}
+        update = {name: self.arrays[name] for name in shared if name in self.arrays}
         scaled = [value for name, value in update.items() if is_parameter(name)]
         if scaled and weight != 1:
             torch._foreach_mul_(scaled, weight)

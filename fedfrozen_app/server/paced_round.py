@@ -76,16 +76,18 @@ class PacedRound(TrainRound):
 
     def _collect(self) -> None:
         on_time = {one.client for one in self.closed.used if one.version == self.number}
+        used = [one for one in self.closed.used if one.version != self.number]
+        # First: a client whose late reply arrives may have been asked again since.
+        arrived = [(one, self.pacing.late.pop(one.client)) for one in (*used, *self.closed.dropped)]
         for client, reply in self._replies():
             if client in on_time:
                 self._take(client, reply)
             else:
                 self._keep(client, reply)
-        late = [one for one in self.closed.used if one.version != self.number]
-        for one in sorted(late, key=lambda one: (one.version, natural_order(one.client))):
-            self._take_late(one)
-        for one in self.closed.dropped:
-            self.record.traffic.arrived(one.client, self.pacing.late.pop(one.client).upload)
+        for one, late in sorted(arrived, key=lambda pair: (pair[0].version, natural_order(pair[0].client))):
+            self.record.traffic.arrived(one.client, late.upload)
+            if one not in self.closed.dropped:
+                self._take_late(one, late)
         if not self.closed.used:
             self.record.discarded = "no reply was in when it closed"
 
@@ -107,11 +109,9 @@ class PacedRound(TrainRound):
             reply = replace(reply, arrays=update, text="")
         self.pacing.late.keep(client, LateReply(reply, upload))
 
-    def _take_late(self, one: Assignment) -> None:
+    def _take_late(self, one: Assignment, late: LateReply) -> None:
         """A reply to an earlier round. What it brings for names that are frozen since is not used."""
-        late, shared = self.pacing.late.pop(one.client), set(self.request.plan.shared)
-        self.record.traffic.arrived(one.client, late.upload)
-        aged = late.aged(self.pacing.weight(self.number - one.version), shared)
+        aged = late.aged(self.pacing.weight(self.number - one.version), self.request.sent_names)
         reply, weight = self._weighed(one.client, aged)
         names = [] if isinstance(reply, str) else list(filter(is_parameter, reply.arrays))
         if self.record.take(one.client, reply, weight, is_update=True):
