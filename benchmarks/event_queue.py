@@ -92,7 +92,7 @@ def main() -> None:
             *("strategy=fedavg", "dataset=table", f"dataset.path={table}", "dataset.label_column=y"),
             *("model=linear", "partition=iid", f"num_clients={given.clients}", f"num_rounds={given.rounds}"),
             *("clock=profiles", "clock.spread=1", f"eval_every={given.rounds}", "checkpoint.every=0"),
-            *("track.tensorboard=false", "baseline=false"),
+            *("track.tensorboard=false", "baseline=false", "runtime.max_block=100"),
         ]
         sizes = {"clients": given.clients, "tenth": given.clients // 10, "hundredth": given.clients // 100}
         for place, (name, words) in enumerate(PACINGS.items()):

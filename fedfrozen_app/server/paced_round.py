@@ -11,6 +11,8 @@ follow. Its bytes down count in the round that asked, those up in the round in w
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from torch import Tensor
+
 from fedfrozen_app.clock.event_queue import Assignment
 from fedfrozen_app.core.client_order import natural_order
 from fedfrozen_app.exchange.messages import Reply
@@ -116,6 +118,10 @@ class PacedRound(TrainRound):
         names = [] if isinstance(reply, str) else list(filter(is_parameter, reply.arrays))
         if self.record.take(one.client, reply, weight, is_update=True):
             self.strategy.on_reply(one.client, names)
+
+    def prefetch_next(self, merged: Mapping[str, Tensor]) -> float:
+        """Nothing: who starts from the next model follows from the event queue."""
+        return 0.0
 
     # The row -----------------------------------------------------------------------------------------
 

@@ -134,7 +134,7 @@ class BufferedPacer(Pacer):
     def run_round(self, number: int, population: Sequence[str], ask: Ask) -> ClosedRound:
         closed, queue = ClosedRound(), EventQueue.of(self.at_work.values())
         places = self.config.concurrency or cohort_size(self.participation, len(population))
-        wanted = self.config.buffer or max(1, places // 2)
+        wanted = replies_of_a_step(self.config, places)
         free = [client for client in population if client not in self.at_work]
         draws = 0
         while len(closed.used) < wanted:
@@ -154,6 +154,11 @@ class BufferedPacer(Pacer):
 
     def most_requests(self, rounds: int) -> int | None:
         return rounds
+
+
+def replies_of_a_step(config: PacingConfig, at_work: int) -> int:
+    """The size of the buffer while so many clients are at work."""
+    return config.buffer or max(1, at_work // 2)
 
 
 def make_pacer(config: PacingConfig, seed: int, participation: float) -> Pacer | None:
