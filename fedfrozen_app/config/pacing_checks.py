@@ -34,6 +34,8 @@ def check_pacing(config: Config) -> None:
             "pacing=deadline without pacing.seconds, and with pacing.share=1, waits for every client: set "
             f"one of them, or {SYNCHRONOUS}."
         )
+    if pacing.partial:
+        _check_partial(config)
     if pacing.name == "buffered":
         _check_buffer(config)
 
@@ -66,6 +68,18 @@ def _check_companions(config: Config) -> None:
         raise UserError(
             f"{words} of one version of the model, and pacing={pacing.name} has several at once: leave that "
             f"out, or {SYNCHRONOUS}."
+        )
+
+
+def _check_partial(config: Config) -> None:
+    """Clients may do less only where the server corrects for that."""
+    name = str(config.strategy["name"])
+    if config.pacing.seconds is None:
+        raise UserError("pacing.partial=true fits steps into the time of a round: set pacing.seconds.")
+    if not registry.find("strategies", name).divides_by_steps:
+        raise UserError(
+            f"pacing.partial=true gives clients unlike numbers of steps, and strategy={name} does not divide "
+            "updates by them: use strategy=fednova, or leave pacing.partial out."
         )
 
 

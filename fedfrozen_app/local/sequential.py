@@ -173,7 +173,8 @@ def _phase_steps(
         optimizer = optimizer_for(config.client, worker.roles, trained, rate)
     weights = data.class_weights(data.rows(client).train) if config.client.class_weights else None
     losses = []
-    drawn, sizes = drawn_examples(data, client, request.round, phase, epochs)
+    limit = request.most_steps.get(client)
+    drawn, sizes = drawn_examples(data, client, request.round, phase, epochs, limit)
     for index in drawn.to(worker.device).split(sizes):
         batch = Batch(*data.take(index), weights)
         loss, own = _losses(request.method, worker.parameters, batch, worker.task, start)

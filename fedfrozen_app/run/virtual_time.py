@@ -32,20 +32,28 @@ class ClientTimes:
     _profiles: dict[str, Profile] = field(default_factory=dict)
     _phases: dict[Plan, list[tuple[int, float]]] = field(default_factory=dict)  # epochs, operations per row
 
-    def of(self, client: str, plan: Plan, down: int, up: int, asked_at: float) -> ClientTime:
+    def of(
+        self, client: str, plan: Plan, down: int, up: int, asked_at: float, most: int | None = None
+    ) -> ClientTime:
+        """`most`: so many local steps in each phase."""
         if client not in self._profiles:
             self._profiles[client] = self.profile_of(client)
-        work = Work(down, self._operations_of(client, plan), up)
+        work = Work(down, self._operations_of(client, plan, most), up)
         return time_of(self._profiles[client], work, asked_at, self.period)
 
-    def _operations_of(self, client: str, plan: Plan) -> float:
+    def steps(self, client: str, plan: Plan) -> int:
+        """The local steps of the longest phase."""
+        batches = -(-self.rows_of(client) // self.client.batch_size)
+        steps = max(epochs * batches for epochs, _ in self._phases_of(plan))
+        return min(steps, self.client.local_steps or steps)
+
+    def _operations_of(self, client: str, plan: Plan, most: int | None) -> float:
         rows, settings = self.rows_of(client), self.client
+        limits = [limit for limit in (settings.local_steps, most) if limit is not None]
         total = 0.0
         for epochs, operations in self._phases_of(plan):
-            taken = rows * epochs
-            if settings.local_steps is not None:
-                taken = min(taken, settings.local_steps * min(settings.batch_size, rows))
-            total += taken * operations
+            steps = min(limits, default=None)
+            total += operations * rows_taken(rows, settings.batch_size, epochs, steps)
         return total
 
     def _phases_of(self, plan: Plan) -> list[tuple[int, float]]:
@@ -56,6 +64,14 @@ class ClientTimes:
                 for phase in plan.steps
             ]
         return self._phases[plan]
+
+
+def rows_taken(rows: int, batch: int, epochs: int, steps: int | None) -> int:
+    """By so many steps, or by all; an epoch's last batch may be smaller."""
+    if steps is None:
+        return rows * epochs
+    whole, more = divmod(steps, -(-rows // batch))
+    return min(rows * epochs, whole * rows + min(more * batch, rows))
 
 
 @dataclass
@@ -126,5 +142,5 @@ def virtual_time(config: Config, worker: Worker, history: Iterable[Row]) -> tupl
     if pacer is None:
         return [VirtualTime(times, now)], None
     pacer.now = now
-    pacing = Pacing(pacer, times.of)
+    pacing = Pacing(pacer, times)
     return [PacedTime(pacing)], pacing

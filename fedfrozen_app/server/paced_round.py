@@ -8,13 +8,15 @@ Each reply is checked, decoded and confirmed in the ledger under the request tha
 follow. Its bytes down count in the round that asked, those up in the round in which it arrives, used or not.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
 from fedfrozen_app.clock.event_queue import Assignment
 from fedfrozen_app.core.client_order import natural_order
+from fedfrozen_app.core.formatting import quoted
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.names import is_parameter
 from fedfrozen_app.exchange.plan import Plan, layers_of
@@ -27,6 +29,7 @@ from fedfrozen_app.server.sampling import in_order
 from fedfrozen_app.server.seams import StrategySeams
 from fedfrozen_app.server.train_round import TrainRound
 
+log = logging.getLogger(__name__)
 DIGITS = 6  # of a second, in a round's row
 
 
@@ -53,7 +56,25 @@ class PacedRound(TrainRound):
         if self.request.choice is not None:  # what they choose decides how long they take
             trip = self._trip(clients, None)
             self._trained |= dict(trip.replies([(client, self._nodes[client]) for client in clients]))
+        if self.pacing.pacer.config.partial:
+            self._limit_steps(clients, at)
         return [self._assignment(client, at) for client in clients]
+
+    def _limit_steps(self, clients: Sequence[str], at: float) -> None:
+        """Clients that would be late take fewer steps. Limits lengthen the request: they are found for the
+        longest one there can be."""
+        whole = {client: self.pacing.times.steps(client, self._plan) for client in clients}
+        self._set_limits(whole)
+        limit = at + (self.pacing.pacer.config.seconds or 0.0)
+        found = {
+            client: self.pacing.steps_within(client, self._plan, self._expected.of(client), at, limit)
+            for client in clients
+        }
+        self._set_limits({client: steps for client, steps in found.items() if steps < whole[client]})
+
+    def _set_limits(self, most_steps: Mapping[str, int]) -> None:
+        self.request = replace(self.request, most_steps=most_steps)
+        self._expected = ExpectedBytes(self.strategy, self.request, self.arrays)
 
     def _assignment(self, client: str, at: float) -> Assignment:
         plan, reply = self._plan, self._trained.get(client)
@@ -63,7 +84,8 @@ class PacedRound(TrainRound):
             down, up = self._expected.of(client)
         if isinstance(reply, Reply):
             plan = self._plan_taken(reply)
-        return Assignment(client, self.number, at, self.pacing.time_of(client, plan, down, up, at))
+        most = self.request.most_steps.get(client)
+        return Assignment(client, self.number, at, self.pacing.times.of(client, plan, down, up, at, most))
 
     def _plan_taken(self, reply: Reply) -> Plan:
         roles = self.strategy.federation.roles
@@ -78,20 +100,27 @@ class PacedRound(TrainRound):
 
     def _collect(self) -> None:
         on_time = {one.client for one in self.closed.used if one.version == self.number}
-        used = [one for one in self.closed.used if one.version != self.number]
         # First: a client whose late reply arrives may have been asked again since.
-        arrived = [(one, self.pacing.late.pop(one.client)) for one in (*used, *self.closed.dropped)]
+        used = self._arrived(one for one in self.closed.used if one.version != self.number)
+        dropped = self._arrived(self.closed.dropped)
         for client, reply in self._replies():
             if client in on_time:
                 self._take(client, reply)
             else:
                 self._keep(client, reply)
-        for one, late in sorted(arrived, key=lambda pair: (pair[0].version, natural_order(pair[0].client))):
+        for one, late in used:
+            self._take_late(one, late)
+        for one, late in dropped:
             self.record.traffic.arrived(one.client, late.upload)
-            if one not in self.closed.dropped:
-                self._take_late(one, late)
+            if isinstance(late.reply, str):
+                log.warning("Round %d: client %s, late too, %s.", self.number, one.client, quoted(late.reply))
         if not self.closed.used:
             self.record.discarded = "no reply was in when it closed"
+
+    def _arrived(self, replies: Iterable[Assignment]) -> list[tuple[Assignment, LateReply]]:
+        """Late replies, in the order in which they enter the sum."""
+        ordered = sorted(replies, key=lambda one: (one.version, natural_order(one.client)))
+        return [(one, self.pacing.late.pop(one.client)) for one in ordered]
 
     def _replies(self) -> Iterator[tuple[str, Reply | str]]:
         """Of the clients that started from this round's model."""
@@ -113,6 +142,7 @@ class PacedRound(TrainRound):
 
     def _take_late(self, one: Assignment, late: LateReply) -> None:
         """A reply to an earlier round. What it brings for names that are frozen since is not used."""
+        self.record.traffic.arrived(one.client, late.upload)
         aged = late.aged(self.pacing.weight(self.number - one.version), self.request.sent_names)
         reply, weight = self._weighed(one.client, aged)
         names = [] if isinstance(reply, str) else list(filter(is_parameter, reply.arrays))
@@ -136,6 +166,8 @@ class PacedRound(TrainRound):
         row["staleness_mean"] = sum(staleness) / max(len(staleness), 1)
         row["staleness_max"] = max(staleness, default=0)
         row["clients_dropped"], row["clients_at_work"] = len(closed.dropped), len(pacer.at_work)
+        if self.request.most_steps:
+            row["local_steps"] = dict(self.request.most_steps)
         row["pacing"] = {
             "used": [[one.client, self.number - one.version] for one in closed.used],
             "dropped": [[one.client, self.number - one.version] for one in closed.dropped],

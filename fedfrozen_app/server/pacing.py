@@ -1,8 +1,8 @@
 """A run whose rounds do not wait for all clients: who is at work, and the replies that are on their way."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -11,18 +11,44 @@ from fedfrozen_app.exchange.plan import Plan
 from fedfrozen_app.server.late_replies import WEIGHTS, LateReplies
 from fedfrozen_app.server.pacer import Pacer
 
-# How long a client takes for a request: its name, its plan, bytes down and up, and when it is asked.
-TimeOf = Callable[[str, Plan, int, int, float], ClientTime]
+
+class Times(Protocol):
+    """How long clients take for a request."""
+
+    def of(
+        self, client: str, plan: Plan, down: int, up: int, asked_at: float, most: int | None = None
+    ) -> ClientTime:
+        """With so many bytes down and up; `most`: local steps."""
+
+    def steps(self, client: str, plan: Plan) -> int:
+        """Local steps of a whole request."""
 
 
 @dataclass
 class Pacing:
     pacer: Pacer
-    time_of: TimeOf
+    times: Times
     late: LateReplies = field(default_factory=LateReplies)
 
     def weight(self, staleness: int) -> float:
         return WEIGHTS[self.pacer.config.staleness_weight](staleness)
+
+    def steps_within(
+        self, client: str, plan: Plan, sizes: tuple[int, int], asked_at: float, limit: float
+    ) -> int:
+        """How many local steps leave time to reply by `limit`; at least one."""
+        least, most = 1, self.times.steps(client, plan)
+
+        def ends(steps: int) -> float:
+            return asked_at + self.times.of(client, plan, *sizes, asked_at, steps).total
+
+        while least < most:  # bisection: time grows with steps
+            middle = (least + most + 1) // 2
+            if ends(middle) <= limit:
+                least = middle
+            else:
+                most = middle - 1
+        return least
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint, beside `arrays`."""

@@ -45,6 +45,8 @@ class StrategySeams(OwnLoop):
     # Besides `synchronous`, the values of `pacing` under which the method is sound: replies may be late, and
     # of several versions of the model.
     pacings: ClassVar[tuple[str, ...]] = ()
+    # Whether updates are divided by the clients' local steps, so that some may take fewer (`pacing.partial`).
+    divides_by_steps: ClassVar[bool] = False
     metric_names: tuple[str, ...] = ()  # what `observe` adds to a row: no client may send a metric so named
     # Charts of these metrics on a run's page: metric (`name.part`), title, label of the line.
     curves: ClassVar[tuple[tuple[str, str, str], ...]] = ()

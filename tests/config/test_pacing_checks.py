@@ -35,6 +35,11 @@ BUFFERED, DEADLINE = ("clock=profiles", "pacing=buffered"), ("clock=profiles", "
         ((*BUFFERED, "pacing.seconds=4"), "pacing=buffered ignores pacing.seconds: add pacing=deadline"),
         (("pacing.buffer=4",), "pacing=synchronous ignores pacing.buffer"),
         ((*DEADLINE, "pacing.late=drop", "pacing.max_staleness=2"), "pacing.late=drop ignores pacing.max_st"),
+        ((*DEADLINE, "pacing.partial=true"), "pacing.partial=true fits steps into the time of a round: set"),
+        (
+            (*DEADLINE, "pacing.seconds=5", "pacing.partial=true"),
+            "strategy=fedfrozen does not divide updates by them: use strategy=fednova",
+        ),
         ((*BUFFERED, "pacing.buffer=0"), "pacing.buffer=0 is out of range"),
         ((*DEADLINE, "pacing.share=1.5"), "pacing.share=1.5 is out of range"),
     ],

@@ -94,6 +94,18 @@ def test_stacked_and_in_turn_agree(train):
     assert [row["pacing"] for row in turn.rows[1:]] == [row["pacing"] for row in stack.rows[1:]]
 
 
+@pytest.mark.slow
+def test_a_client_that_takes_no_part_any_more_leaves_the_queue(train):
+    """Its update, which is on its way in the checkpoint, is not used."""
+    words = ("strategy=fedavg", *BUFFERED, "checkpoint.every=1", "client.lr_schedule=constant")
+    run = train(*words, "num_rounds=2", folder="with")
+    gone = run.rows[2]["pacing"]["at_work"][0]
+    start = f"from={run.folder}/checkpoints/2"
+    fork = train(*words, "num_rounds=5", start, f"exclude_clients=[{gone}]", folder="without")
+    assert [row["round"] for row in fork.rows] == [0, 1, 2, 3, 4, 5]
+    assert not any(gone in (*row["clients"], *row["virtual_by_client"]) for row in fork.rows[3:])
+
+
 def test_a_run_with_more_places_than_clients_ends_with_a_sentence(tmp_path, capsys):
     from fedfrozen_app.__main__ import run as command
 

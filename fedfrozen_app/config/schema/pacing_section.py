@@ -39,6 +39,12 @@ class PacingConfig:
         choices=("use", "drop"),
         needs=DEADLINE,
     )
+    partial: bool = setting(
+        False,
+        "`true`: a client that would be late takes fewer local steps, as many as it has time for, at least "
+        "one; needs `pacing.seconds`, and a strategy that divides updates by their steps (`fednova`)",
+        needs=DEADLINE,
+    )
     buffer: int | None = setting(
         None,
         "The server steps when so many replies are in. `null`: half of `pacing.concurrency`",
