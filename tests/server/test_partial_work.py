@@ -17,13 +17,16 @@ def test_rows_of_so_many_steps(steps, expected):
     assert rows_taken(20, 16, 2, steps) == expected
 
 
+def limited(seconds):
+    return "pacing=deadline", f"pacing.seconds={seconds}", "pacing.share=1", "pacing.partial=true"
+
+
 @pytest.mark.parametrize("more", [(), *slowly((COHORT,))])
 def test_who_would_be_late_takes_the_steps_it_has_time_for(train, more):
     free = train(*WORDS, *CLOCK, *more, "num_rounds=1", folder="free")
     times = {client: sum(parts) for client, parts in free.rows[1]["virtual_by_client"].items()}
     seconds = 0.6 * max(times.values())
-    pacing = ("pacing=deadline", f"pacing.seconds={seconds}", "pacing.share=1")
-    run = train(*WORDS, *CLOCK, *more, *pacing, "pacing.partial=true", "num_rounds=3", folder="partial")
+    run = train(*WORDS, *CLOCK, *more, *limited(seconds), "num_rounds=3", folder="partial")
     late = {client for client, time in times.items() if time > seconds}
     assert late and late < set(times)
     for row in run.rows[1:]:
@@ -36,9 +39,11 @@ def test_who_would_be_late_takes_the_steps_it_has_time_for(train, more):
     assert run.rows[1]["accumulated_steps"] < free.rows[1]["accumulated_steps"]
 
 
+@pytest.mark.slow
 def test_in_turn_and_stacked_take_the_same_steps(train):
-    pacing = ("pacing=deadline", "pacing.seconds=0.4", "pacing.share=1", "pacing.partial=true")
-    words = (*WORDS, *CLOCK, *pacing, "num_rounds=2", "model.dtype=float64")
+    free = train(*WORDS, *CLOCK, "num_rounds=1", folder="free")
+    seconds = 0.6 * max(sum(parts) for parts in free.rows[1]["virtual_by_client"].values())
+    words = (*WORDS, *CLOCK, *limited(seconds), "num_rounds=2", "model.dtype=float64")
     turn, stack = train(*words, folder="turn"), train(*words, COHORT, folder="stack")
     assert turn.rows[1]["local_steps"] == stack.rows[1]["local_steps"] != {}
     assert turn.rows[1]["accumulated_steps"] == pytest.approx(stack.rows[1]["accumulated_steps"])
@@ -48,7 +53,6 @@ def test_in_turn_and_stacked_take_the_same_steps(train):
 
 @pytest.mark.slow
 def test_with_time_for_all_steps_nothing_changes(train):
-    pacing = ("pacing=deadline", "pacing.seconds=1e6", "pacing.share=1", "pacing.partial=true")
-    plain, paced = train(*WORDS, *CLOCK, folder="plain"), train(*WORDS, *CLOCK, *pacing, folder="paced")
+    plain, paced = (train(*WORDS, *CLOCK, *words, folder=f"run{len(words)}") for words in ((), limited(1e6)))
     assert same_bits(plain.model, paced.model)
     assert [row["bytes_down"] for row in plain.rows[1:]] == [row["bytes_down"] for row in paced.rows[1:]]
