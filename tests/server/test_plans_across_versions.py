@@ -19,10 +19,11 @@ def is_kernel(name):
     return any(f".{kind}." in name for kind in KERNEL)
 
 
-def test_a_late_reply_of_the_warmup_changes_no_kernel_after_the_freeze(train):
+@pytest.mark.parametrize("more", [(), *slowly(("adapter=lora", "adapter.targets=[query,value]"))])
+def test_a_late_reply_of_the_warmup_changes_no_kernel_after_the_freeze(train, more):
     """Buffer of one, so that each step is one client's update."""
     words = ("strategy=fedfrozen", "strategy.warmup_rounds=1", "pacing=buffered", "pacing.concurrency=4")
-    run = train(*words, "pacing.buffer=1", *CLOCK, *KEEP, "num_rounds=8")
+    run = train(*words, *more, "pacing.buffer=1", *CLOCK, *KEEP, "num_rounds=8")
     rows = run.rows[1:]
     late = [row["round"] for row in rows if row["round"] - row["pacing"]["used"][0][1] == 1 < row["round"]]
     assert late, "no reply of the warm-up came after the freeze"
