@@ -10,3 +10,4 @@ class FedAvg(PlannedFedAvg):
     """Everything trains, travels and is averaged, in every round."""
 
     paper = "McMahan et al. 2017, arXiv 1602.05629"
+    pacings = ("deadline", "buffered")

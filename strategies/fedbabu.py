@@ -34,6 +34,7 @@ class FedBABU(base.PlannedFedAvg):
     paper = "Oh et al. 2022, arXiv 2106.06042"
     Settings = Settings
     personal = True  # although nothing is private before the end
+    pacings = ("deadline", "buffered")
 
     def __init__(self, federation: base.Federation, *args: Any, **kwargs: Any) -> None:
         super().__init__(federation, *args, **kwargs)

@@ -50,6 +50,7 @@ class FedFrozen(base.PlannedFedAvg):
 
     paper = "Du et al. 2026, arXiv 2605.06446"
     Settings = Settings
+    pacings = ("deadline", "buffered")
     metric_names = ("warmup",)
     curves = (warmup.CURVE,)
 
@@ -64,6 +65,11 @@ class FedFrozen(base.PlannedFedAvg):
             self.undecided = (
                 "When auto freezes is found out in training: these are the bytes if it never does."
             )
+
+    @classmethod
+    def needs_versions(cls, settings: Any) -> str:
+        auto = settings.warmup_rounds == AUTO
+        return "strategy.warmup_rounds=auto compares the movement of rounds" if auto else ""
 
     def plan(self, server_round: int) -> Plan:
         plan = super().plan(server_round)

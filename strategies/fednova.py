@@ -24,6 +24,8 @@ class FedNova(PlannedFedAvg):
 
     paper = "Wang et al. 2020, arXiv 2007.07481"
     algorithm = "fednova"
+    pacings = ("deadline", "buffered")
+    divides_by_steps = True
 
     @classmethod
     def check(cls, settings: Any, config: Config) -> None:

@@ -31,6 +31,7 @@ class FedPer(base.PlannedFedAvg):
 
     paper = "Arivazhagan et al. 2019, arXiv 1912.00818"
     Settings = Settings
+    pacings = ("deadline", "buffered")
 
     def __init__(self, federation: base.Federation, *args: Any, **kwargs: Any) -> None:
         super().__init__(federation, *args, **kwargs)

@@ -26,6 +26,7 @@ class FedProx(base.PlannedFedAvg):
     paper = "Li et al. 2020, arXiv 1812.06127"
     Settings = Settings
     algorithm = "fedprox"
+    pacings = ("deadline", "buffered")
 
     @classmethod
     def client_settings(cls, settings: Any, client: ClientConfig) -> dict[str, Any]:

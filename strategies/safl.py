@@ -67,6 +67,7 @@ class SAFL(layers.LayersTaken):
 
     paper = "Li and Zhang 2025, arXiv 2504.11793"
     Settings = Settings
+    pacings = ("deadline", "buffered")
 
     def plan(self, server_round: int) -> Plan:
         embedding = (name for name, role in self.federation.roles.items() if is_embedding(role))

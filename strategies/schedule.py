@@ -102,6 +102,7 @@ class Schedule(Scheduled):
     """Which roles and layers train from which round on, as a list of stages says."""
 
     Settings = Settings
+    pacings = ("deadline", "buffered")
 
     def __init__(self, federation: base.Federation, *args: Any, **kwargs: Any) -> None:
         super().__init__(federation, *args, **kwargs)

@@ -62,6 +62,7 @@ def columns() -> list[Column]:
         Column("`adapter=lora`", ("adapter=lora",)),
         Column("`adapter.rule=stack`", ("adapter=lora", "adapter.rule=stack")),
         Column("masked", ("secure_aggregation=on",)),
+        Column("`pacing=buffered`", ("clock=profiles", "pacing=buffered")),
         Column("deployed", ("runtime=deployed",)),
     ]
 

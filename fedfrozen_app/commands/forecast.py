@@ -31,6 +31,7 @@ from fedfrozen_app.server.base import PlannedFedAvg
 from fedfrozen_app.server.sampling import draw_cohort
 
 Bytes = Counter[str]  # by role
+AS_SYNCHRONOUS = "Virtual time decides who is asked when: these are the bytes of synchronous rounds."
 
 
 @dataclass
@@ -95,6 +96,8 @@ def forecast(config: Config, ground: Ground | None = None) -> Forecast:
     strategy = outlined(config, ground)
     clients = [str(number) for number in range(ground.clients)]
     found = walk(strategy, config.num_rounds, clients, strategy.federation.connection.roles)
+    if config.pacing.name != "synchronous":
+        found.undecided = f"{found.undecided} {AS_SYNCHRONOUS}".strip()
     wrapper = wrapper_of(config)
     if wrapper.merges:  # then the whole model is more than what is exchanged
         model = wrapper.outline(config, ground.shape)

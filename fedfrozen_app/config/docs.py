@@ -146,6 +146,14 @@ frozen and private parts are left alone.
 
 {clock}
 
+## Pacing
+
+{pacing_files}
+
+[Pacing](pacing.md) explains which replies count, and how much.
+
+{pacing}
+
 ## Experiments
 
 {experiment_files}

@@ -14,6 +14,14 @@ from fedfrozen_app.exchange.names import parameter_of
 from fedfrozen_app.exchange.role import Role
 
 
+@dataclass(frozen=True)
+class Upload:
+    """What one reply weighs on the wire."""
+
+    by_role: Counter[str] = field(default_factory=Counter)
+    size: int = 0  # with its text
+
+
 @dataclass
 class Traffic:
     """What one round sent in both directions, over all its clients."""
@@ -26,6 +34,7 @@ class Traffic:
     by_client: dict[str, list[int]] | None = None  # bytes down and up of each; None: not counted
 
     _rows: dict[tuple[str, ...], Counter[str]] = field(default_factory=dict)  # of blocks, by their names
+    _uploads: dict[str, Upload] = field(default_factory=dict)  # by client, where clients are counted
 
     def sent(self, client: str, by_role: Counter[str], text: int, cold: int | None = None) -> None:
         """Count arrays and `text` bytes of text. `cold`: bytes of arrays for a client that held nothing when
@@ -53,10 +62,24 @@ class Traffic:
         self._receive(client, by_role, text)
 
     def _receive(self, client: str, by_role: Counter[str], text: str) -> None:
-        _add(self.up_by_role, by_role)
-        size = sum(by_role.values()) + len(text.encode())
-        self.up += size
-        self._count(client, 0, size)
+        self.arrived(client, Upload(by_role, sum(by_role.values()) + len(text.encode())))
+
+    def arrived(self, client: str, upload: Upload) -> None:
+        """Count a reply, of this round or of an earlier one."""
+        _add(self.up_by_role, upload.by_role)
+        self.up += upload.size
+        self._count(client, 0, upload.size)
+        if self.by_client is not None:
+            before = self._uploads.get(client, Upload())
+            self._uploads[client] = Upload(before.by_role + upload.by_role, before.size + upload.size)
+
+    def postpone(self, client: str) -> Upload:
+        """Take out what this client sent, which counts in the round in which it arrives."""
+        upload = self._uploads.pop(client, Upload())
+        self.up_by_role -= upload.by_role
+        self.up -= upload.size
+        self._count(client, 0, -upload.size)
+        return upload
 
     def _count(self, client: str, down: int, up: int) -> None:
         if self.by_client is not None:

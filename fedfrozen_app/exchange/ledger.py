@@ -11,9 +11,13 @@ class Ledger:
     def knows(self, client: str) -> bool:
         return client in self._held
 
+    def held(self, client: str) -> frozenset[str]:
+        """The digests that the client has confirmed; clients that confirmed the same base share one set."""
+        return self._held.get(client, frozenset())
+
     def missing(self, client: str, base: Mapping[str, str]) -> list[str]:
         """The names of `base` whose digests this client has not confirmed."""
-        held = self._held.get(client, frozenset())
+        held = self.held(client)
         return [name for name, digest in base.items() if digest not in held]
 
     def missing_cold(self, client: str, base: Mapping[str, str]) -> list[str]:

@@ -148,6 +148,11 @@ def train_reply(message: Message, reply: Reply, *, local: bool) -> Message:
     return Message(content, reply_to=message)
 
 
+def reply_bytes(request: TrainRequest) -> int:
+    """The length of the text of a reply that lacks nothing."""
+    return len(_reply_text(Reply(request.digest)).encode())
+
+
 def _reply_text(reply: Reply) -> str:
     record: dict[str, Any] = {"order": reply.request, "lacks": reply.lacks}
     if reply.declined:

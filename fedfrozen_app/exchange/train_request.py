@@ -59,6 +59,7 @@ class TrainRequest:
     evaluate: bool = False  # evaluate on the client's own test rows; keep and send no arrays
     masking: Masking | None = None  # None: replies travel as they are
     choosing: bool = False  # send the layers that the client would take; train and keep nothing
+    most_steps: Mapping[str, int] = field(default_factory=dict)  # client: its local steps, where limited
 
     @property
     def trains(self) -> bool:
@@ -91,6 +92,8 @@ class TrainRequest:
             record["masking"] = self.masking.plain
         if self.choosing:
             record["choosing"] = True
+        if self.most_steps:
+            record["most_steps"] = dict(self.most_steps)
         return json.dumps(record, separators=(",", ":"))
 
     @cached_property
@@ -184,6 +187,7 @@ def train_request_of(data: Mapping[str, Any]) -> TrainRequest:
         data.get("judge", False),
         masking,
         data.get("choosing", False),
+        data.get("most_steps", {}),
     )
 
 

@@ -11,13 +11,18 @@ from fedfrozen_app.local.client_data import ClientData
 
 
 def drawn_examples(
-    data: ClientData, client: str, server_round: int, phase: int, epochs: int | None
+    data: ClientData,
+    client: str,
+    server_round: int,
+    phase: int,
+    epochs: int | None,
+    most: int | None = None,
 ) -> tuple[Tensor, list[int]]:
     """The arguments of `ClientData.take` for all steps of a phase, and how many each step takes: row numbers
-    with the augmentation of their images."""
+    with the augmentation of their images. `most`: so many steps at most."""
     config = data.config
     rows = data.rows(client).train
-    drawn, sizes = drawn_rows(rows, config.client, config.seed, client, server_round, phase, epochs)
+    drawn, sizes = drawn_rows(rows, config.client, config.seed, client, server_round, phase, epochs, most)
     if data.augments:  # from a generator of its own: the same rows as without
         generator = torch_generator(config.seed, "augment", client, server_round, phase)
         drawn = with_codes(drawn, len(data.train_table), generator)
@@ -32,9 +37,10 @@ def drawn_rows(
     server_round: int,
     phase: int = 0,
     epochs: int | None = None,
+    most: int | None = None,
 ) -> tuple[Tensor, list[int]]:
     """The row numbers of all steps, shuffled in every epoch, and how many of them each step takes. `epochs`:
-    those of the phase, where it has its own number."""
+    those of the phase, where it has its own number; `most`: steps of this client."""
     later = (phase,) if phase else ()  # the first phase draws what a round without phases draws
     generator = torch_generator(seed, "batches", client, server_round, *later)
     times = settings.local_epochs if epochs is None else epochs
@@ -42,7 +48,7 @@ def drawn_rows(
     orders = [numbers[torch.randperm(count, generator=generator).numpy()] for _ in range(times)]
     whole, rest = divmod(count, settings.batch_size)
     sizes = ([settings.batch_size] * whole + [rest] * (rest > 0)) * times
-    sizes = sizes[: settings.local_steps]
+    sizes = sizes[: settings.local_steps][:most]
     drawn = np.concatenate(orders) if times > 1 else orders[0]
     return torch.from_numpy(drawn[: sum(sizes)]), sizes
 

@@ -253,7 +253,7 @@ class CohortRunner:
     def _schedule(self, clients: Sequence[str], request: TrainRequest) -> Schedule:
         """The batches of this work, laid out once by the first call."""
         slots, ahead = self._room(clients, request), ahead_of(self.worker)
-        work = (tuple(clients), request.round, request.plan, slots)
+        work = (tuple(clients), request.round, request.plan, slots, tuple(request.most_steps.items()))
         known, schedule = ahead.schedule or (None, None)
         if schedule is None or known != work:
             schedule = lay_out(self.worker, clients, request, slots)

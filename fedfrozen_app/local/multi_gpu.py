@@ -122,7 +122,7 @@ class SpreadRunner(CohortRunner):
         return [(lane, own) for lane, own in zip(self._lanes, parts, strict=True) if own]
 
     def _parts(self, clients: Sequence[str], request: TrainRequest) -> list[list[str]]:
-        counts = batch_counts(self.worker.data, clients, request.plan)
+        counts = batch_counts(self.worker.data, clients, request.plan, request.most_steps)
         return [[clients[place] for place in places] for places in deal(counts, len(self._workers))]
 
     def _here(self, block: Block) -> Block:

@@ -176,7 +176,8 @@ def _phase_steps(
     weights = data.class_weights(data.rows(client).train) if config.client.class_weights else None
     method, parameters, task = request.method, worker.parameters, worker.task
     losses, plain, errors = [], method.is_plain(), LossErrors(method)
-    drawn, sizes = drawn_examples(data, client, request.round, phase, epochs)
+    limit = request.most_steps.get(client)
+    drawn, sizes = drawn_examples(data, client, request.round, phase, epochs, limit)
     for index in drawn.to(worker.device).split(sizes):
         batch = Batch(*data.take(index), weights)
         if plain:

@@ -5,7 +5,7 @@ next one at once, so that clients of unequal size leave few slots idle.
 """
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedfrozen_app.local.worker import Worker
 
 OVERHEAD = 2.0  # what launching a step costs, in clients' steps: measured with the ViT of model=vit_cifar
+NO_LIMITS: Mapping[str, int] = {}
 PhaseSwitches = dict[int, dict[frozenset[str], list[int]]]  # by step: the names that train, in which slots
 
 
@@ -79,19 +80,25 @@ class Schedule:
         return found
 
 
-def batch_counts(data: ClientData, clients: Iterable[str], plan: Plan) -> list[int]:
+def batch_counts(
+    data: ClientData, clients: Iterable[str], plan: Plan, most_steps: Mapping[str, int] = NO_LIMITS
+) -> list[int]:
     """How many steps each of these clients takes in a round."""
-    return [sum(counts) for counts in phase_batches(data, clients, plan)]
+    return [sum(counts) for counts in phase_batches(data, clients, plan, most_steps)]
 
 
-def phase_batches(data: ClientData, clients: Iterable[str], plan: Plan) -> Iterator[list[int]]:
-    """How many steps each of these clients takes in each phase of its round."""
+def phase_batches(
+    data: ClientData, clients: Iterable[str], plan: Plan, most_steps: Mapping[str, int] = NO_LIMITS
+) -> Iterator[list[int]]:
+    """How many steps each of these clients takes in each phase of its round; `most_steps`: by client, where
+    it has a limit of its own."""
     settings = data.config.client
     times = [settings.local_epochs if phase.epochs is None else phase.epochs for phase in plan.steps]
     most = settings.local_steps
     for client in clients:
         epoch = -(-data.rows(client).train.numel() // settings.batch_size)
-        yield [count * epoch if most is None else min(count * epoch, most) for count in times]
+        limits = [limit for limit in (most, most_steps.get(client)) if limit is not None]
+        yield [min(count * epoch, *limits) if limits else count * epoch for count in times]
 
 
 def lay_out(worker: "Worker", clients: Sequence[str], request: TrainRequest, slots: int) -> Schedule:
@@ -101,12 +108,15 @@ def lay_out(worker: "Worker", clients: Sequence[str], request: TrainRequest, slo
     if worker.device.type != "cuda":  # nothing is captured, so that the width is free
         width = min(width, max(data.rows(client).train.numel() for client in clients))
     phases = request.plan.steps
-    assignments = assign_slots(batch_counts(data, clients, request.plan), slots)
+    limits = request.most_steps
+    assignments = assign_slots(batch_counts(data, clients, request.plan, limits), slots)
     shape = (assignments[-1].end, slots, width)
     rows, lengths, starts = [], [], []
     for one in assignments:
+        client = clients[one.client]
         for number, phase in enumerate(phases):
-            drawn, sizes = drawn_examples(data, clients[one.client], request.round, number, phase.epochs)
+            own = limits.get(client)
+            drawn, sizes = drawn_examples(data, client, request.round, number, phase.epochs, own)
             rows.append(drawn.numpy())
             lengths += sizes
         # Where each batch begins in the flattened (steps, slots, batch).
@@ -117,15 +127,16 @@ def lay_out(worker: "Worker", clients: Sequence[str], request: TrainRequest, slo
     index.reshape(-1)[places] = np.concatenate(rows)
     mask.reshape(-1)[places] = True
     numbers, real = (sent(torch.from_numpy(array), worker.device) for array in (index, mask))
-    switches = _switches(data, clients, request.plan, assignments) if len(phases) > 1 else {}
+    switches = _switches(data, clients, request, assignments) if len(phases) > 1 else {}
     return Schedule(assignments, numbers, real.to(worker.task.dtype), switches)
 
 
 def _switches(
-    data: ClientData, clients: Sequence[str], plan: Plan, assignments: Sequence[SlotAssignment]
+    data: ClientData, clients: Sequence[str], request: TrainRequest, assignments: Sequence[SlotAssignment]
 ) -> PhaseSwitches:
     found: PhaseSwitches = {}
-    by_phase = phase_batches(data, (clients[one.client] for one in assignments), plan)
+    plan, named = request.plan, (clients[one.client] for one in assignments)
+    by_phase = phase_batches(data, named, plan, request.most_steps)
     for assignment, counts in zip(assignments, by_phase, strict=True):
         step = assignment.begin
         for phase, count in zip(plan.steps, counts, strict=True):

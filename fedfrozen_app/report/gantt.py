@@ -1,28 +1,27 @@
 """Who did what when, in virtual time: a bar for each client and round (a Gantt chart), as inline SVG."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
 from fedfrozen_app.files.rows import Row
+from fedfrozen_app.report.gantt_bars import (
+    CLIENTS,
+    HEIGHT,
+    LEAST,
+    LEFT,
+    PARTS,
+    WIDTH,
+    Bar,
+    labels_of,
+    names_of,
+)
 from fedfrozen_app.report.html import render_part
+from fedfrozen_app.report.paced_gantt import NOTE, is_paced, paced_pictures
 
-PARTS = (("waits", "grey"), ("downloads", "sky"), ("trains", "vermillion"), ("uploads", "blue"))
-CLIENTS, ROUNDS = 20, 4  # that one picture shows at most
-LEFT, WIDTH, HEIGHT = 110, 640, 16  # of names, of the bars' space, and of one client's line
+ROUNDS = 4  # that a chart shows at most
 STEP = 100  # from one entry of the legend to the next
-LEAST = 1e-3  # of the whole width: a shorter bar cannot be seen
-
-
-@dataclass(frozen=True)
-class Bar:
-    x: float
-    y: float
-    width: float
-    colour: str
-    title: str
 
 
 def gantt_section(rows: Sequence[Row]) -> Markup | None:
@@ -30,24 +29,26 @@ def gantt_section(rows: Sequence[Row]) -> Markup | None:
     timed = [row for row in rows if row.get("virtual_by_client")]
     if not timed:
         return None
-    shown = _shown(timed)
-    names = sorted(
-        {name for row in shown for name in row["virtual_by_client"]}, key=lambda one: (len(one), one)
-    )
-    names = names[:CLIENTS]
-    begins = {row["round"]: before.get("virtual_seconds", 0.0) for before, row in _pairs(rows)}
-    longest = max(row["virtual_seconds"] - begins[row["round"]] for row in shown)
-    pictures = [_picture(row, begins[row["round"]], names, longest) for row in shown]
-    hidden = max(len(row["virtual_by_client"]) for row in shown) > CLIENTS
+    paced = is_paced(rows)
+    pictures = paced_pictures(rows) if paced else _round_by_round(rows, _shown(timed))
+    hidden = len({name for row in timed for name in row["virtual_by_client"]}) > CLIENTS
     return render_part(
         "gantt.html",
         pictures=pictures,
+        note=NOTE if paced else "",
         legend=[(name, colour, LEFT + STEP * place) for place, (name, colour) in enumerate(PARTS)],
         clients=CLIENTS if hidden else None,
         left=LEFT,
         width=LEFT + WIDTH,
         bar_height=HEIGHT - 4,
     )
+
+
+def _round_by_round(rows: Sequence[Row], shown: Sequence[Row]) -> list[dict[str, Any]]:
+    names = names_of(name for row in shown for name in row["virtual_by_client"])
+    begins = {row["round"]: before.get("virtual_seconds", 0.0) for before, row in _pairs(rows)}
+    longest = max(row["virtual_seconds"] - begins[row["round"]] for row in shown)
+    return [_picture(row, begins[row["round"]], names, longest) for row in shown]
 
 
 def _pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
@@ -73,11 +74,12 @@ def _picture(row: Row, begin: float, names: Sequence[str], longest: float) -> di
                 title = f"client {name} {part} {seconds:.3g} s"
                 bars.append(Bar(round(x, 2), line * HEIGHT + 2, round(width, 2), colour, title))
             x += width
-    labels = [(name[:16], line * HEIGHT + HEIGHT - 4) for line, name in enumerate(names)]
     stage = f", {row['stage']}" if row.get("stage") else ""
     return {
         "title": f"Round {row['round']}{stage}: {length:.3g} s from {begin:.4g} s on",
         "bars": bars,
-        "labels": labels,
+        "marks": [],
+        "steps": [],
+        "labels": labels_of(names),
         "height": len(names) * HEIGHT + 2,
     }

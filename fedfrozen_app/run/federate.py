@@ -135,7 +135,7 @@ def assemble(job: Job, connection: Connection, worker: Worker, client_state: Cli
         client_state,
         worker.kept.for_run(Compiling).state_dict,
     )
-    timed = virtual_time(job.config, worker, start.history)
+    timed, connection.pacing = virtual_time(job.config, worker, start.history)
     connection.counts_clients = bool(timed)
     hooks = [
         *timed,

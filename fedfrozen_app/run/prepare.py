@@ -114,6 +114,16 @@ def check_clients(config: Config, count: int) -> None:
     size = cohort_size(config.participation, count - len(excluded))
     secure = config.secure_aggregation
     check_cohort(config.aggregation, size)
+    if (config.pacing.concurrency or 0) > count - len(excluded):
+        raise UserError(
+            f"pacing.concurrency={config.pacing.concurrency} clients cannot be at work in a run of "
+            f"{count - len(excluded)}: lower it, or raise num_clients."
+        )
+    if (config.pacing.buffer or 0) > (config.pacing.concurrency or size):
+        raise UserError(
+            f"pacing.buffer={config.pacing.buffer} replies cannot be in while {size} clients are at work: "
+            "lower it, or raise participation."
+        )
     if secure.name == "on" and size < secure.min_cohort:
         raise UserError(
             f"secure_aggregation.min_cohort={secure.min_cohort} clients make a sum at least, and a round has "

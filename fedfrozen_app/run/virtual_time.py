@@ -1,4 +1,4 @@
-"""After every round: how long it would have taken on the clients' own machines and links."""
+"""How long rounds would have taken on the clients' own machines and links."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,21 +14,72 @@ from fedfrozen_app.files.rows import Row
 from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.run.step_operations import operations_per_row
 from fedfrozen_app.server.base import PlannedFedAvg
+from fedfrozen_app.server.pacer import make_pacer
+from fedfrozen_app.server.pacing import Pacing
 
 DIGITS = 6  # of a second, in a round's row
 
 
 @dataclass
-class VirtualTime:
-    """A round lasts until its slowest client has answered. The server's own work takes no time."""
+class ClientTimes:
+    """How long each client takes for a request."""
 
     client: ClientConfig
     period: float
     profile_of: Callable[[str], Profile]
     rows_of: Callable[[str], int]  # how many rows a client trains on
     operations: Callable[[frozenset[str]], float]  # per row, where these names train
-    now: float = 0.0
     _profiles: dict[str, Profile] = field(default_factory=dict)
+    _phases: dict[Plan, list[tuple[int, float]]] = field(default_factory=dict)  # epochs, operations per row
+
+    def of(
+        self, client: str, plan: Plan, down: int, up: int, asked_at: float, most: int | None = None
+    ) -> ClientTime:
+        """`most`: so many local steps in each phase."""
+        if client not in self._profiles:
+            self._profiles[client] = self.profile_of(client)
+        work = Work(down, self._operations_of(client, plan, most), up)
+        return time_of(self._profiles[client], work, asked_at, self.period)
+
+    def steps(self, client: str, plan: Plan) -> int:
+        """The local steps of the longest phase."""
+        batches = -(-self.rows_of(client) // self.client.batch_size)
+        steps = max(epochs * batches for epochs, _ in self._phases_of(plan))
+        return min(steps, self.client.local_steps or steps)
+
+    def _operations_of(self, client: str, plan: Plan, most: int | None) -> float:
+        rows, settings = self.rows_of(client), self.client
+        limits = [limit for limit in (settings.local_steps, most) if limit is not None]
+        total = 0.0
+        for epochs, operations in self._phases_of(plan):
+            steps = min(limits, default=None)
+            total += operations * rows_taken(rows, settings.batch_size, epochs, steps)
+        return total
+
+    def _phases_of(self, plan: Plan) -> list[tuple[int, float]]:
+        if plan not in self._phases:
+            usual = self.client.local_epochs
+            self._phases[plan] = [
+                (usual if phase.epochs is None else phase.epochs, self.operations(frozenset(phase.trained)))
+                for phase in plan.steps
+            ]
+        return self._phases[plan]
+
+
+def rows_taken(rows: int, batch: int, epochs: int, steps: int | None) -> int:
+    """By so many steps, or by all; an epoch's last batch may be smaller."""
+    if steps is None:
+        return rows * epochs
+    whole, more = divmod(steps, -(-rows // batch))
+    return min(rows * epochs, whole * rows + min(more * batch, rows))
+
+
+@dataclass
+class VirtualTime:
+    """A round lasts until its slowest client has answered. The server's own work takes no time."""
+
+    times: ClientTimes
+    now: float = 0.0
 
     def after_round(self, strategy: PlannedFedAvg, row: Row) -> tuple[bool, Row]:
         sent: Mapping[str, list[int]] = row.pop("bytes_by_client", {})
@@ -41,25 +92,19 @@ class VirtualTime:
             own = plan
             if client in chosen:  # what this client took of the plan
                 own = strategy.plan(number).keep_layers(chosen[client], roles)
-            work = Work(down, self._operations_of(client, own), up)
-            times[client] = time_of(self._profile(client), work, self.now, self.period)
+            times[client] = self.times.of(client, own, down, up, self.now)
         self.now += max(one.total for one in times.values())
         return False, {"virtual_seconds": self.now, "virtual_by_client": _rounded(times)}
 
-    def _profile(self, client: str) -> Profile:
-        if client not in self._profiles:
-            self._profiles[client] = self.profile_of(client)
-        return self._profiles[client]
 
-    def _operations_of(self, client: str, plan: Plan) -> float:
-        rows, settings = self.rows_of(client), self.client
-        total = 0.0
-        for phase in plan.steps:
-            taken = rows * (settings.local_epochs if phase.epochs is None else phase.epochs)
-            if settings.local_steps is not None:
-                taken = min(taken, settings.local_steps * min(settings.batch_size, rows))
-            total += taken * self.operations(frozenset(phase.trained))
-        return total
+@dataclass
+class PacedTime:
+    """A round's own events give its virtual time; the row of the initial model has none."""
+
+    pacing: Pacing
+
+    def after_round(self, strategy: PlannedFedAvg, row: Row) -> tuple[bool, Row]:
+        return False, {} if "virtual_seconds" in row else {"virtual_seconds": self.pacing.pacer.now}
 
 
 def _rounded(times: Mapping[str, ClientTime]) -> dict[str, list[float]]:
@@ -69,25 +114,33 @@ def _rounded(times: Mapping[str, ClientTime]) -> dict[str, list[float]]:
     }
 
 
-def virtual_time(config: Config, worker: Worker, history: Iterable[Row]) -> list[Any]:
-    """The hook of a run with a clock, at the time that its last round ended."""
+def client_times(config: Config, worker: Worker) -> ClientTimes:
     clock = config.clock
-    if clock.name == "none":
-        return []
     known = {} if clock.file is None else read_profiles(Path(clock.file).expanduser())
 
     @lru_cache(maxsize=256)
     def operations(names: Collection[str]) -> float:
         return operations_per_row(worker, names)
 
+    return ClientTimes(
+        config.client,
+        clock.period,
+        lambda client: make_profile(clock, config.seed, client, known),
+        lambda client: len(worker.rows(client).train),
+        operations,
+    )
+
+
+def virtual_time(config: Config, worker: Worker, history: Iterable[Row]) -> tuple[list[Any], Pacing | None]:
+    """The hooks of a run with a clock, at the time that its last round ended; and its pacing, where rounds do
+    not wait for all clients."""
+    if config.clock.name == "none":
+        return [], None
+    times = client_times(config, worker)
     now = max((row.get("virtual_seconds", 0.0) for row in history), default=0.0)
-    return [
-        VirtualTime(
-            config.client,
-            clock.period,
-            lambda client: make_profile(clock, config.seed, client, known),
-            lambda client: len(worker.rows(client).train),
-            operations,
-            now,
-        )
-    ]
+    pacer = make_pacer(config.pacing, config.seed, config.participation)
+    if pacer is None:
+        return [VirtualTime(times, now)], None
+    pacer.now = now
+    pacing = Pacing(pacer, times)
+    return [PacedTime(pacing)], pacing

@@ -177,6 +177,24 @@ class RunningMean:
         updates, bases = [arrays[name] for name in names], [self._model[name] for name in names]
         found = dict(zip(names, subtract(updates, bases, self._scratch), strict=True))
         norms = {n: found[n] if n in found else norm_of(a, self._scratch) for n, a in arrays.items()}
+        return self._add(arrays, norms, weight)
+
+    def update_of(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A copy of the update that a reply to this round makes, to be added in a later one."""
+        if isinstance(arrays, Slice):  # opening its block has made updates of all its rows
+            updates = self._opened(arrays.block).block.slice(arrays.number)
+            return {name: value.clone() for name, value in updates.items()}
+        return {
+            name: value.clone() if namespace_of(name) else value - self._model[name]
+            for name, value in arrays.items()
+        }
+
+    def add_update(self, update: dict[str, Tensor], weight: float) -> str | None:
+        """Add the update of a reply to an earlier round, whose memory is used; otherwise as `add`."""
+        norms = {name: norm_of(value, self._scratch) for name, value in update.items()}
+        return self._add(update, norms, weight)
+
+    def _add(self, arrays: Mapping[str, Tensor], norms: Mapping[str, Tensor], weight: float) -> str | None:
         # A NaN or an infinity shows in its tensor's norm: one check for the whole reply.
         if norms and not (torch.stack(list(norms.values())) * weight < TOO_LARGE).all():
             return unsound({name: float(norm) * weight for name, norm in norms.items()})

@@ -12,6 +12,7 @@ from fedfrozen_app.secure.round_keys import Trust
 from fedfrozen_app.server.foundation import Foundation
 from fedfrozen_app.server.lateness import Lateness
 from fedfrozen_app.server.membership import Invitation, Membership
+from fedfrozen_app.server.pacing import Pacing
 from fedfrozen_app.server.transport import Transport
 
 
@@ -23,6 +24,7 @@ class Connection:
     foundation: Foundation = field(default_factory=Foundation)
     lateness: Lateness = field(default_factory=Lateness)
     counts_clients: bool = False  # whether bytes are counted for each client too
+    pacing: Pacing | None = None  # None: a round waits for all its clients
     trust: Trust = field(default_factory=Shown)  # whose signatures under keys of masked rounds are valid
 
     @property

@@ -24,7 +24,13 @@ from fedfrozen_app.server.connection import Connection
 from fedfrozen_app.server.earlier_sums import EarlierSums
 from fedfrozen_app.server.optimizer import NoOptimizer, ServerOptimizer
 from fedfrozen_app.server.robust import make_aggregator
-from fedfrozen_app.server.sampling import batches_of, draw_batches, draw_cohort, participations
+from fedfrozen_app.server.sampling import (
+    batches_of,
+    draw_batches,
+    draw_cohort,
+    in_order,
+    participations,
+)
 
 log = logging.getLogger(__name__)
 Evaluate = Callable[[int, ArrayRecord], Mapping[str, Any] | None]  # how the server evaluates a model
@@ -108,9 +114,12 @@ class Federation:
         return batches_of(registered or present, self.secure.min_cohort)
 
     def participations(self, names: Iterable[str], num_rounds: int) -> dict[str, int]:
-        """In how many rounds each client takes part, where clients must know that."""
+        """In how many rounds each client takes part, or at most, where clients must know that."""
         if not self.private:
             return {}
+        pacing = self.connection.pacing
+        if pacing is not None and (most := pacing.pacer.most_requests(num_rounds)) is not None:
+            return dict.fromkeys(in_order(tuple(names)), most)
         return participations(tuple(names), self.participation, self.seed, num_rounds)
 
     def aggregator(

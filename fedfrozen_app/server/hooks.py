@@ -135,7 +135,7 @@ class Checkpoints:
         if not self.every or number == 0 or (number % self.every and number != self.num_rounds):
             return False, {}
         began = time.perf_counter()
-        steps = self.step_state()
+        steps, pacing = self.step_state(), strategy.federation.connection.pacing
         state = checkpoint.Checkpoint(
             round=number,
             config=self.config,
@@ -144,7 +144,8 @@ class Checkpoints:
             row=row,
             ledger=strategy.federation.connection.membership.ledger.state_dict(),
             hooks={"best": self.best.state_dict(), "private": strategy.clients_keep(number)}
-            | ({"compiling": steps} if steps else {}),
+            | ({"compiling": steps} if steps else {})
+            | ({} if pacing is None else {"pacing": pacing.state_dict()}),
             clients=self.client_state(),
             strategy=arrays_to_keep(strategy),
             metadata=self.best.metadata,

@@ -69,14 +69,25 @@ class RoundRecord:
             update = self.aggregator.predict(cohort)
         return update
 
-    def take(self, client: str, reply: Reply | str, weight: float | None = None) -> bool:
+    def note_spent(self, client: str, reply: Reply | str) -> None:
+        """What the client's privacy has cost so far, whether its reply is taken or not."""
+        if isinstance(reply, Reply) and "epsilon" in reply.metrics:
+            self.spent[client] = reply.metrics.pop("epsilon"), reply.metrics.pop("delta")
+
+    def take(
+        self, client: str, reply: Reply | str, weight: float | None = None, *, is_update: bool = False
+    ) -> bool:
         """Add a reply, or note why it was set aside; whether it was added. `weight`: its weight in
-        the means of arrays; None: its examples."""
+        the means of arrays; None: its examples. `is_update`: its arrays are an update already."""
         with self.clock.aggregation():
-            if isinstance(reply, Reply) and "epsilon" in reply.metrics:  # spent, taken or not
-                self.spent[client] = reply.metrics.pop("epsilon"), reply.metrics.pop("delta")
+            self.note_spent(client, reply)
             counts = 0.0 if isinstance(reply, str) else float(reply.examples) if weight is None else weight
-            refused = reply if isinstance(reply, str) else self.aggregator.add(reply.arrays, counts)
+            if isinstance(reply, str):
+                refused: str | None = reply
+            elif is_update:
+                refused = self.aggregator.add_update(dict(reply.arrays), counts)
+            else:
+                refused = self.aggregator.add(reply.arrays, counts)
             if refused is not None:
                 self._set_aside(client, refused)
             elif isinstance(reply, Reply):
@@ -85,7 +96,9 @@ class RoundRecord:
                     # A mean over tokens is weighted by the tokens that the client evaluated.
                     tokens = reply.metrics.get(f"{key.rpartition('_')[0]}_tokens")
                     weight = reply.examples if tokens is None else round(tokens)
-                    self.metrics.setdefault(key, {})[client] = (value, weight)
+                    known = self.metrics.setdefault(key, {})
+                    # A client may have replied to this round and, late, to an earlier one.
+                    known[client if client not in known else f"{client} (late)"] = (value, weight)
             if isinstance(reply, Reply):
                 reply.arrays = {}  # the next reply comes before this one is freed
         return refused is None
@@ -155,7 +168,7 @@ class RoundRecord:
         return found
 
     def row(self, stage: str, cohort: Sequence[str], trained_params: int, drift: Row) -> Row:
-        if len(self.failures) == len(cohort):
+        if cohort and len(self.failures) == len(cohort):
             log.warning("Round %d: no client gave a sound reply; the model stays as it was.", self.number)
         row: Row = {
             "round": self.number,

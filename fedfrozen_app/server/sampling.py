@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import lru_cache
 
+from fedfrozen_app.core.client_order import natural_order
 from fedfrozen_app.core.seeds import numpy_generator
 
 
@@ -15,7 +16,7 @@ def cohort_size(participation: float, clients: int) -> int:
 
 
 def draw_cohort(names: Iterable[str], participation: float, seed: int, server_round: int) -> list[str]:
-    population = _sorted(tuple(names))
+    population = in_order(tuple(names))
     size = cohort_size(participation, len(population))
     if size >= len(population):
         return list(population)
@@ -25,7 +26,7 @@ def draw_cohort(names: Iterable[str], participation: float, seed: int, server_ro
 def batches_of(names: Iterable[str], size: int) -> list[list[str]]:
     """Fixed batches of at least `size` clients, by their names: every run over the same clients has the same
     ones. Fewer than `size` are one batch."""
-    population = list(_sorted(tuple(names)))
+    population = list(in_order(tuple(names)))
     count = max(1, len(population) // size)
     firsts = [number * size for number in range(count)]
     return [
@@ -41,6 +42,16 @@ def draw_batches(batches: list[list[str]], participation: float, seed: int, serv
     return [client for number in drawn for client in batches[int(number)]]
 
 
+def draw_more(free: list[str], count: int, seed: int, server_round: int, draw: int) -> list[str]:
+    """`count` of the clients that are free, in their order, for the `draw`-th time in a round. The first draw
+    of a round in which all are free is that of `draw_cohort`."""
+    if count >= len(free):
+        return list(free)
+    keys = (server_round, draw) if draw else (server_round,)
+    chosen = numpy_generator(seed, "cohort", *keys).choice(len(free), size=count, replace=False)
+    return [free[place] for place in sorted(chosen.tolist())]
+
+
 @lru_cache(maxsize=4)  # a prefetched round has been drawn before
 def _drawn(population: int, size: int, seed: int, server_round: int) -> tuple[int, ...]:
     chosen = numpy_generator(seed, "cohort", server_round).choice(population, size=size, replace=False)
@@ -54,14 +65,9 @@ def participations(names: tuple[str, ...], participation: float, seed: int, roun
         name for number in range(1, rounds + 1) for name in draw_cohort(names, participation, seed, number)
     )
     # Sorted: nodes come in any order, and a request that is sent again must have the same text.
-    return {name: drawn[name] for name in _sorted(names)}
+    return {name: drawn[name] for name in in_order(names)}
 
 
 @lru_cache(maxsize=4)  # mostly the same names every round, and there may be thousands
-def _sorted(names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(sorted(names, key=_natural))
-
-
-def _natural(name: str) -> tuple[int, int | str]:
-    """Partition numbers by their value, site names by the alphabet."""
-    return (0, int(name)) if name.isdecimal() else (1, name)
+def in_order(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted(names, key=natural_order))

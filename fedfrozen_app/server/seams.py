@@ -42,6 +42,11 @@ class StrategySeams(OwnLoop):
     keeps_replies = False  # whether `keep_reply` is called with what each client sent
     # Why individual replies are needed, as a verb ("ranks"): disables secure aggregation. Empty: sums do.
     one_by_one: ClassVar[str] = ""
+    # Besides `synchronous`, the values of `pacing` under which the method is sound: replies may be late, and
+    # of several versions of the model.
+    pacings: ClassVar[tuple[str, ...]] = ()
+    # Whether updates are divided by the clients' local steps, so that some may take fewer (`pacing.partial`).
+    divides_by_steps: ClassVar[bool] = False
     metric_names: tuple[str, ...] = ()  # what `observe` adds to a row: no client may send a metric so named
     # Charts of these metrics on a run's page: metric (`name.part`), title, label of the line.
     curves: ClassVar[tuple[tuple[str, str, str], ...]] = ()
@@ -91,6 +96,12 @@ class StrategySeams(OwnLoop):
     @classmethod
     def check(cls, settings: Any, config: Config) -> None:
         """Raise a `UserError` for a configuration under which this strategy gives wrong results silently."""
+
+    @classmethod
+    def needs_versions(cls, settings: Any) -> str:
+        """Why these settings need all replies of a round to be of one version of the model, as the beginning
+        of a sentence; empty: they do not. Asked where `pacings` allows the run's pacing."""
+        return ""
 
     @classmethod
     def algorithm_for(cls, settings: Any) -> str:

@@ -9,7 +9,9 @@ from fedfrozen_app.server.base import PlannedFedAvg
 
 
 def arrays_to_keep(strategy: PlannedFedAvg) -> dict[str, Tensor]:
+    pacing = strategy.federation.connection.pacing
     return with_owners(
+        pacing={} if pacing is None else pacing.arrays(),
         strategy=strategy.state(),
         server_optimizer=strategy.optimizer.state(),
         carried=flattened(strategy.server_state),  # the name that checkpoints have had from the start
@@ -26,4 +28,7 @@ def restore(strategy: PlannedFedAvg, start: Checkpoint, config: Config) -> None:
         strategy.server_state = by_namespace(arrays["carried"])
     if start.config.get("server_optimizer", {}).get("name") == config.server_optimizer["name"]:
         strategy.optimizer.load_state(arrays["server_optimizer"])
+    if (pacing := strategy.federation.connection.pacing) is not None:
+        excluded = strategy.federation.connection.membership.excluded
+        pacing.load(start.hooks.get("pacing", {}), arrays["pacing"], excluded)
     strategy.median_norm = start.row.get("usual_norm")

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -32,16 +32,11 @@ class TrainRound:
         federation = strategy.federation
         nodes = federation.connection.membership.present()
         self.strategy, self.number, self.population = strategy, server_round, len(nodes)
-        self.cohort = federation.cohort(nodes, server_round)
         request = strategy.request(server_round, federation.participations(nodes, strategy.num_rounds))
         self.trained_params = count_parameters(strategy.model, strategy.client_plan(server_round).trained)
         strategy.optimizer.follow(set(request.plan.shared))
         strategy.server_state = follow(strategy.server_state, request, strategy.model)
         self.request, self.arrays = add_to(request, strategy.model, strategy.server_state)
-        if federation.secure.name == "on" and not federation.in_batches:
-            known = federation.sums.cohort(self.cohort, self.request, nodes, private=federation.private)
-            self.cohort = federation.without_spoilers(known)
-        self.members = [(client, nodes[client]) for client in self.cohort]
         aggregator = federation.aggregator(
             strategy.model, strategy.median_norm, strategy.zero_fill, strategy.equal
         )
@@ -50,6 +45,16 @@ class TrainRound:
         self.record = RoundRecord(
             server_round, aggregator, federation.aggregation.quorum, traffic, clock=clock
         )
+        self.cohort = self._draw(nodes)
+        self.members = [(client, nodes[client]) for client in self.cohort]
+
+    def _draw(self, nodes: Mapping[str, int]) -> list[str]:
+        federation = self.strategy.federation
+        cohort = federation.cohort(nodes, self.number)
+        if federation.secure.name == "on" and not federation.in_batches:
+            known = federation.sums.cohort(cohort, self.request, nodes, private=federation.private)
+            cohort = federation.without_spoilers(known)
+        return cohort
 
     def run(self) -> Row:
         """Train, step, and update the strategy's model; returns the round's row."""
@@ -60,8 +65,13 @@ class TrainRound:
         else:
             rule.begin()
             self._collect()
-        update = self.record.finish(len(self.cohort), self.population)
+        update = self.record.finish(len(self.counted), self.population)
         return self._close(update)
+
+    @property
+    def counted(self) -> list[str]:
+        """The clients whose replies this round counts."""
+        return self.cohort
 
     # Replies -----------------------------------------------------------------------------------------
 
@@ -76,22 +86,24 @@ class TrainRound:
             self.strategy.on_reply(client, names)
 
     def _collect(self) -> None:
+        for client, reply in self._trip(self.cohort, self._aggregate_early()).replies(self.members):
+            self._take(client, reply)
+
+    def _trip(self, cohort: Sequence[str], before_metrics: Callable[[Reply], None] | None) -> RoundTrip:
         strategy, rule = self.strategy, self.strategy.federation.rule
         per_client_arrays = {
             client: strategy.per_client_arrays(client) | rule.narrowed(client, strategy.model)
-            for client in self.cohort
+            for client in cohort
         }
-        trip = RoundTrip(
+        return RoundTrip(
             strategy.federation.connection,
             self.request,
             self.arrays,
             self.record.traffic,
             per_client_arrays,
-            before_metrics=self._aggregate_early(),
+            before_metrics=before_metrics,
             metric_names=strategy.client_metric_names(),
         )
-        for client, reply in trip.replies(self.members):
-            self._take(client, reply)
 
     def _aggregate_early(self) -> Callable[[Reply], None] | None:
         """Aggregates a block before its metrics are known, and even takes the server's step; None where
@@ -120,11 +132,8 @@ class TrainRound:
         strategy.federation.show_upload(self.number, client, reply, strategy.model)
         names = [] if isinstance(reply, str) else list(filter(is_parameter, reply.arrays))
         sent: dict[str, Tensor] = {}
-        weight, counts = 0.0, 0.0
-        if not isinstance(reply, str):
-            weight = strategy.client_weight(client, reply.examples, reply.metrics)
-            if not (math.isfinite(weight) and weight > 0):
-                reply = f"would count {weight:g} times in the mean, which must be a positive number"
+        reply, weight = self._weighed(client, reply)
+        counts = 0.0
         if (strategy.keeps_replies or rule.one_by_one) and not isinstance(reply, str):
             counts = self.record.aggregator.counts(PARAMETERS, weight, 1)
             # The aggregator turns a reply into an update in place, and all rows of a block at once.
@@ -136,6 +145,15 @@ class TrainRound:
                 strategy.keep_reply(client, sent)
             if rule.one_by_one:
                 rule.take(client, sent, counts)
+
+    def _weighed(self, client: str, reply: Reply | str) -> tuple[Reply | str, float]:
+        """The reply and its weight in the means, or why it can have none."""
+        if isinstance(reply, str):
+            return reply, 0.0
+        weight = self.strategy.client_weight(client, reply.examples, reply.metrics)
+        if not (math.isfinite(weight) and weight > 0):
+            return f"would count {weight:g} times in the mean, which must be a positive number", 0.0
+        return reply, weight
 
     # The server's step -------------------------------------------------------------------------------
 
@@ -156,7 +174,8 @@ class TrainRound:
         copying = None if observes else bytes_on_their_way(merged)  # wait once, for these and the drift
         drift = update.drift
         record.clock.aggregating += time.perf_counter() - stepping
-        row = record.row(strategy.stage(self.number), self.cohort, self.trained_params, drift)
+        row = record.row(strategy.stage(self.number), self.counted, self.trained_params, drift)
+        self._complete(row)
         if strategy.federation.connection.membership.of_sites:
             row["bytes_down_cold"] = record.traffic.down_cold
         strategy.median_norm = row.get("usual_norm")
@@ -170,6 +189,9 @@ class TrainRound:
         strategy.model_digests.expect(lambda: changed() | moved())
         row["seconds"]["aggregate"] += time.perf_counter() - closing
         return row
+
+    def _complete(self, row: Row) -> None:
+        """Add to the row what only some kinds of rounds have."""
 
     def _move_base(self) -> dict[str, Tensor]:
         """Let the adapters' rule change the model after the step; the values that it has changed."""

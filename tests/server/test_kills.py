@@ -14,6 +14,7 @@ from tests.conftest import full_disk, same_bits
 from tests.resuming import Killed
 
 WORDS = ("num_clients=2", "num_rounds=3", "strategy.warmup_rounds=1", "dataset.limit=80", "eval_every=3")
+PACED = (*WORDS, "num_clients=3", "clock=profiles", "clock.spread=1", "pacing=buffered", "pacing.buffer=1")
 PRIVATE = ("strategy=local", "num_clients=2", "num_rounds=3", "dataset.limit=80", "eval_every=3")
 
 
@@ -104,6 +105,7 @@ def test_a_full_disk_ends_with_a_sentence_and_goes_on_when_there_is_room(train, 
         pytest.param(PRIVATE, 1, 2, id="private slice", marks=pytest.mark.slow),
         pytest.param(WORDS, 2, 30, id="fedfrozen", marks=pytest.mark.slow),
         pytest.param(PRIVATE, 3, 20, id="private", marks=pytest.mark.slow),
+        pytest.param(PACED, 4, 12, id="paced", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.slow

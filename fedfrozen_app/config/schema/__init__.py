@@ -15,6 +15,7 @@ from fedfrozen_app.config.schema.output_sections import (
     EarlyStopConfig,
     TrackConfig,
 )
+from fedfrozen_app.config.schema.pacing_section import PacingConfig
 from fedfrozen_app.config.schema.partition_section import PartitionConfig
 from fedfrozen_app.config.schema.privacy_section import PrivacyConfig
 from fedfrozen_app.config.schema.run_config import (
@@ -45,6 +46,7 @@ __all__ = [
     "DebugConfig",
     "EarlyStopConfig",
     "ModelConfig",
+    "PacingConfig",
     "PartitionConfig",
     "PrivacyConfig",
     "RuntimeConfig",

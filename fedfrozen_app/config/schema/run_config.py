@@ -17,6 +17,7 @@ from fedfrozen_app.config.schema.output_sections import (
     EarlyStopConfig,
     TrackConfig,
 )
+from fedfrozen_app.config.schema.pacing_section import PacingConfig
 from fedfrozen_app.config.schema.partition_section import PartitionConfig
 from fedfrozen_app.config.schema.privacy_section import PrivacyConfig
 from fedfrozen_app.config.schema.runtime_section import RuntimeConfig
@@ -29,7 +30,7 @@ NAMED = {"strategy": "strategies", "server_optimizer": "server_optimizers"}
 # Sections for which a file is chosen (model=vit_tiny). The others are part of the root.
 GROUPS = (
     *("model", "adapter", "dataset", "partition", "client", "privacy", "aggregation"),
-    *("secure_aggregation", "runtime", "clock"),
+    *("secure_aggregation", "runtime", "clock", "pacing"),
 )
 
 
@@ -49,6 +50,7 @@ class Config:
     server_optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "none"})
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     clock: ClockConfig = field(default_factory=ClockConfig)
+    pacing: PacingConfig = field(default_factory=PacingConfig)
     num_clients: int | None = setting(
         None,
         "Number of clients. `null`: 10, or one for each node under plain `flwr run`, or as many as "

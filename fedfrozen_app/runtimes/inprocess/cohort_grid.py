@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 class CohortGrid(InProcessGrid):
     """Trains a round's clients together, in blocks; requests that the cohort runner cannot serve, one by one.
 
-    `expected` predicts the cohort of a round: its batches are prepared in advance.
+    `expected` predicts the cohort of a round: its batches are prepared in advance. Empty where nobody can.
     """
 
     def __init__(
@@ -100,8 +100,9 @@ class CohortGrid(InProcessGrid):
             questions = [asked[client] for client in block.clients]
             digests = [members.digests[client] for client in block.clients]
             replies = block_replies(block, questions, digests, shared=bool(request.plan.shared))
-            if not place and (following := request.round + 1) <= worker.config.num_rounds:
-                self._runner.lay_out_ahead(self._expected(following), replace(request, round=following))
+            following = request.round + 1
+            if not place and following <= worker.config.num_rounds and (ahead := self._expected(following)):
+                self._runner.lay_out_ahead(ahead, replace(request, round=following))
             yield from replies
 
     def _members(self, messages: list[Message]) -> "Members | None":

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedfrozen_app import client_app
 from fedfrozen_app.adapters.rule import make_rule
-from fedfrozen_app.config import devices_of, excluded_clients
+from fedfrozen_app.config import Config, devices_of, excluded_clients
 from fedfrozen_app.config.differences import partition_differences
 from fedfrozen_app.core.digests import digest
 from fedfrozen_app.core.errors import UserError
@@ -37,7 +37,8 @@ from fedfrozen_app.runtimes.inprocess.cohort_grid import CohortGrid
 from fedfrozen_app.runtimes.inprocess.grid import InProcessGrid
 from fedfrozen_app.runtimes.inprocess.private_grid import PrivateGrid
 from fedfrozen_app.server.connection import connect
-from fedfrozen_app.server.sampling import draw_cohort
+from fedfrozen_app.server.pacer import replies_of_a_step
+from fedfrozen_app.server.sampling import cohort_size, draw_cohort
 
 log = logging.getLogger(__name__)
 MakeRunner = Callable[[Worker, Sequence[str]], CohortRunner]  # from a worker and a typical cohort
@@ -160,11 +161,13 @@ def make_grid(
     if together and config.privacy.name == "none" and not config.adapter.ranks and not masked:
         log.info("Clients train together on %s (the cohort runner).", worker.device)
         clients = [str(n) for n in range(num_clients) if str(n) not in excluded_clients(config)]
-        expected = partial(draw_cohort, clients, config.participation, config.seed)
+        typical = draw_cohort(clients, typical_share(config, len(clients)), config.seed, 1)
+        paced = config.pacing.name != "synchronous"  # then the event queue decides, as it goes
+        expected = nobody if paced else partial(draw_cohort, clients, config.participation, config.seed)
         if make_cohort_runner is not None:
-            runner = make_cohort_runner(worker, expected(1))
+            runner = make_cohort_runner(worker, typical)
         else:
-            runner = worker.kept.for_worker(CohortRunner, lambda: make_runner(worker, expected(1)))
+            runner = worker.kept.for_worker(CohortRunner, lambda: make_runner(worker, typical))
         return CohortGrid(client_app.app, num_clients, settings, runner, expected)
     reason = "their adapters differ in rank" if config.adapter.ranks else None
     if masked and config.privacy.name == "none":
@@ -182,6 +185,19 @@ def make_grid(
     because = f", because {reason}" if together and reason else ""
     log.info("Clients train one after another on %s (the sequential runner)%s.", worker.device, because)
     return InProcessGrid(client_app.app, num_clients, settings)
+
+
+def nobody(server_round: int) -> list[str]:
+    return []
+
+
+def typical_share(config: Config, clients: int) -> float:
+    """The share of the clients that usually start from one version of the model."""
+    share, pacing = config.participation, config.pacing
+    if pacing.name != "buffered":
+        return share
+    at_work = pacing.concurrency or cohort_size(share, clients)
+    return min(1.0, replies_of_a_step(pacing, at_work) / clients)
 
 
 def make_runner(worker: Worker, typical: Sequence[str]) -> CohortRunner:

@@ -56,6 +56,16 @@ def test_some_clients_a_round(pairs):
         same(alone, stacked)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("pacing", [("pacing=buffered", "pacing.buffer=2"), ("pacing=deadline",)])
+def test_runs_that_do_not_wait_for_all_clients(pairs, pacing):
+    """Each has its own event queue: their clients start from versions of their own at different times."""
+    words = ["strategy=fedavg", "num_clients=4", "clock=profiles", "clock.spread=1", *pacing]
+    for alone, stacked in pairs(*([*words, f"seed={seed}"] for seed in range(3))):
+        same(alone, stacked)
+        assert [row.get("pacing") for row in alone.rows] == [row.get("pacing") for row in stacked.rows]
+
+
 @dataclass(frozen=True)
 class Corrected(Algorithm):
     """SCAFFOLD's arrays: one that comes with the order, one that stays, one that goes back."""

@@ -1,0 +1,97 @@
+"""Which settings go with a server that does not wait for all clients of a round."""
+
+from fedfrozen_app.config.named_settings import strategy_settings
+from fedfrozen_app.config.schema import Config
+from fedfrozen_app.core import registry
+from fedfrozen_app.core.errors import UserError
+
+SYNCHRONOUS = "use pacing=synchronous"
+
+
+def check_pacing(config: Config) -> None:
+    """Refuse what depends on a round's clients all having started from one version of the model."""
+    pacing = config.pacing
+    if pacing.name == "synchronous":
+        return
+    if config.runtime.name != "inprocess":
+        raise UserError(
+            f"pacing={pacing.name} is made for simulated clients in one process, and not for "
+            f"runtime={config.runtime.name}: use runtime=inprocess, or pacing=synchronous."
+        )
+    if config.clock.name == "none":
+        raise UserError(
+            f"pacing={pacing.name} goes by the virtual time at which clients reply: add clock=profiles."
+        )
+    if config.secure_aggregation.name == "on":
+        raise UserError(
+            f"secure_aggregation=on sums over clients that started from one version of the model, and "
+            f"pacing={pacing.name} mixes versions: {SYNCHRONOUS}, or secure_aggregation=off."
+        )
+    _check_strategy(config)
+    _check_companions(config)
+    if pacing.name == "deadline" and pacing.seconds is None and pacing.share in (None, 1.0):
+        raise UserError(
+            "pacing=deadline without pacing.seconds, and with pacing.share=1, waits for every client: set "
+            f"one of them, or {SYNCHRONOUS}."
+        )
+    if pacing.partial:
+        _check_partial(config)
+    if pacing.name == "buffered":
+        _check_buffer(config)
+
+
+def _check_strategy(config: Config) -> None:
+    pacing, name = config.pacing.name, str(config.strategy["name"])
+    strategy = registry.find("strategies", name)
+    if pacing not in strategy.pacings:
+        raise UserError(
+            f"strategy={name} does not declare that it is sound under pacing={pacing}, where replies are "
+            f"late and of several versions of the model: {SYNCHRONOUS}, or another strategy, such as fedavg."
+        )
+    if reason := strategy.needs_versions(strategy_settings(config)):
+        raise UserError(f"{reason}, which replies of several versions would blur: {SYNCHRONOUS}.")
+
+
+def _check_companions(config: Config) -> None:
+    """Settings of other groups that look at single replies of one version, or change its base."""
+    pacing, adapter = config.pacing, config.adapter
+    moves = adapter.name != "none" and registry.find("adapter_rules", adapter.rule).moves_base
+    uses_late = pacing.name == "buffered" or pacing.late == "use"
+    others = {
+        f"aggregation={config.aggregation.name} compares updates": config.aggregation.name != "mean"
+        and uses_late,
+        f"adapter.rule={adapter.rule} changes the frozen weights": moves,
+        "adapter.ranks gives clients adapters": bool(adapter.ranks),
+        f"privacy.audited={config.privacy.audited} watches rounds": config.privacy.audited is not None,
+    }
+    for words in (words for words, is_set in others.items() if is_set):
+        raise UserError(
+            f"{words} of one version of the model, and pacing={pacing.name} has several at once: leave that "
+            f"out, or {SYNCHRONOUS}."
+        )
+
+
+def _check_partial(config: Config) -> None:
+    """Clients may do less only where the server corrects for that."""
+    name = str(config.strategy["name"])
+    if config.pacing.seconds is None:
+        raise UserError("pacing.partial=true fits steps into the time of a round: set pacing.seconds.")
+    if not registry.find("strategies", name).divides_by_steps:
+        raise UserError(
+            f"pacing.partial=true gives clients unlike numbers of steps, and strategy={name} does not divide "
+            "updates by them: use strategy=fednova, or leave pacing.partial out."
+        )
+
+
+def _check_buffer(config: Config) -> None:
+    pacing = config.pacing
+    if pacing.concurrency is not None and config.participation < 1:
+        raise UserError(
+            f"pacing.concurrency={pacing.concurrency} already says how many clients are at work: leave "
+            f"participation={config.participation:g} out."
+        )
+    if pacing.concurrency is not None and (pacing.buffer or 1) > pacing.concurrency:
+        raise UserError(
+            f"pacing.buffer={pacing.buffer} replies cannot be in while pacing.concurrency="
+            f"{pacing.concurrency} clients are at work: lower the first, or raise the second."
+        )

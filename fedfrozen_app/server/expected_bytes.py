@@ -1,0 +1,41 @@
+"""What a request and its reply will weigh on the wire, known before anything is sent."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from fedfrozen_app.exchange.messages import reply_bytes
+from fedfrozen_app.exchange.train_request import TrainRequest
+from fedfrozen_app.server.request_messages import with_client_arrays
+from fedfrozen_app.server.seams import StrategySeams
+
+
+@dataclass
+class ExpectedBytes:
+    """Of one round: by the ledger for the arrays that a client lacks, by the plan for those that it sends."""
+
+    strategy: StrategySeams
+    request: TrainRequest
+    arrays: Mapping[str, Tensor]
+    _down: dict[frozenset[str], int] = field(default_factory=dict)  # by what a client holds
+
+    def __post_init__(self) -> None:
+        self._text = len(self.request.json.encode())
+        self._up = sum(self.strategy.upload_bytes(self.request.round).values()) + reply_bytes(self.request)
+
+    def of(self, client: str) -> tuple[int, int]:
+        """Bytes down and up."""
+        ledger = self.strategy.federation.connection.membership.ledger
+        if own := self.strategy.per_client_arrays(client):
+            request, arrays = with_client_arrays(self.request, self.arrays, own)
+            names = ledger.missing(client, request.base)
+            return _size(arrays, names) + len(request.json.encode()), self._up
+        held = ledger.held(client)
+        if held not in self._down:
+            self._down[held] = _size(self.arrays, ledger.missing(client, self.request.base)) + self._text
+        return self._down[held], self._up
+
+
+def _size(arrays: Mapping[str, Tensor], names: list[str]) -> int:
+    return sum(arrays[name].numel() * arrays[name].element_size() for name in names)

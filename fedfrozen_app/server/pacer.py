@@ -1,0 +1,168 @@
+"""When a round is asked and when it closes, in virtual time: the rule of each `pacing`.
+
+A pacer decides from the times of clients alone, never from what they send, so that a run's order of events
+depends on its seed and settings and on no machine. What clients send is in `late_replies.py`.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedfrozen_app.clock.client_time import ClientTime
+from fedfrozen_app.clock.event_queue import Assignment, EventQueue
+from fedfrozen_app.config import PacingConfig
+from fedfrozen_app.core.client_order import natural_order
+from fedfrozen_app.server.sampling import cohort_size, draw_cohort, draw_more
+
+# Gives clients the request of the round at a time; what each of them is busy with then.
+Ask = Callable[[Sequence[str], float], Sequence[Assignment]]
+ROUNDING = 1e-9  # 0.56 · 25 is more than 14 in floating point
+
+
+@dataclass
+class ClosedRound:
+    """What happened until the server's step."""
+
+    asked: list[Assignment] = field(default_factory=list)
+    used: list[Assignment] = field(default_factory=list)  # replies that enter the step, of any version
+    dropped: list[Assignment] = field(default_factory=list)  # that came too late
+
+
+@dataclass
+class Pacer(ABC):
+    config: PacingConfig
+    seed: int
+    participation: float = 1.0
+    now: float = 0.0  # virtual seconds
+    at_work: dict[str, Assignment] = field(default_factory=dict)  # by client
+
+    @abstractmethod
+    def run_round(self, number: int, population: Sequence[str], ask: Ask) -> ClosedRound:
+        """Ask clients and wait for replies until the server's step `number`. `population`: all clients, in
+        their natural order."""
+
+    @abstractmethod
+    def most_requests(self, rounds: int) -> int | None:
+        """How many requests a client may get in so many rounds, whoever else is drawn; None: those of the
+        rounds for which it is drawn."""
+
+    def is_dropped(self, assignment: Assignment, number: int) -> bool:
+        """Whether its reply is too old for the server's step `number`."""
+        staleness, most = number - assignment.version, self.config.max_staleness
+        if staleness and not self.uses_late:
+            return True
+        return most is not None and staleness > most
+
+    @property
+    def uses_late(self) -> bool:
+        return self.config.name != "deadline" or self.config.late == "use"
+
+    def _begin(self, asked: Iterable[Assignment], queue: EventQueue, closed: ClosedRound) -> None:
+        for one in asked:
+            self.at_work[one.client] = one
+            queue.add(one)
+            closed.asked.append(one)
+
+    def _end(self, queue: EventQueue, number: int, closed: ClosedRound) -> Assignment:
+        """The next reply arrives."""
+        one = queue.pop()
+        del self.at_work[one.client]
+        self.now = max(self.now, one.replies_at)  # it may have arrived while the last round closed
+        (closed.dropped if self.is_dropped(one, number) else closed.used).append(one)
+        return one
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: JSON keeps every float to the bit."""
+        return {
+            "name": self.config.name,
+            "now": self.now,
+            "at_work": list(map(_plain, self.at_work.values())),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.now = state["now"]
+        found = (
+            Assignment(client, version, asked, ClientTime(*time))
+            for client, version, asked, time in state["at_work"]
+        )
+        self.at_work = {one.client: one for one in found}
+
+
+def _plain(one: Assignment) -> list[Any]:
+    time = one.time
+    return [one.client, one.version, one.asked_at, [time.wait, time.download, time.train, time.upload]]
+
+
+class DeadlinePacer(Pacer):
+    """A round closes after `pacing.seconds`, or when `pacing.share` of the clients it asked have replied.
+
+    A client that is late works on. It is asked again when it has replied. A round for which nobody was free
+    waits for the next reply.
+    """
+
+    def run_round(self, number: int, population: Sequence[str], ask: Ask) -> ClosedRound:
+        closed, queue = ClosedRound(), EventQueue.of(self.at_work.values())
+        limit = self.now + (self.config.seconds or math.inf)
+        drawn = draw_cohort(population, self.participation, self.seed, number)
+        free = [client for client in drawn if client not in self.at_work]
+        self._begin(ask(free, self.now) if free else (), queue, closed)
+        wanted = math.ceil((self.config.share or 1.0) * len(closed.asked) - ROUNDING) or 1
+        seen = 0
+        # Replies of one instant are all in.
+        while queue and queue.next_at <= limit and (seen < wanted or queue.next_at <= self.now):
+            one = self._end(queue, number, closed)
+            seen += one.version == number or not closed.asked
+        if seen < wanted:
+            self.now = limit
+        return closed
+
+    def most_requests(self, rounds: int) -> int | None:
+        return None
+
+
+class BufferedPacer(Pacer):
+    """`pacing.concurrency` clients are always at work, and the server steps when `pacing.buffer` replies are
+    in (FedBuff, arXiv 2106.06639).
+
+    A client is not asked twice for one version of the model: it would compute the same update again. If
+    nobody else is free, its place stays empty until the next version.
+    """
+
+    def run_round(self, number: int, population: Sequence[str], ask: Ask) -> ClosedRound:
+        closed, queue = ClosedRound(), EventQueue.of(self.at_work.values())
+        places = self.config.concurrency or cohort_size(self.participation, len(population))
+        wanted = replies_of_a_step(self.config, places)
+        free = [client for client in population if client not in self.at_work]
+        draws = 0
+        while len(closed.used) < wanted:
+            # Replies of one instant arrive before anybody is asked again.
+            if queue.next_at > self.now or not closed.used:
+                count = min(places - len(self.at_work), len(free))
+                if count > 0:
+                    chosen = draw_more(free, count, self.seed, number, draws)
+                    draws += 1
+                    for client in chosen:
+                        del free[bisect_left(free, natural_order(client), key=natural_order)]
+                    self._begin(ask(chosen, self.now), queue, closed)
+            one = self._end(queue, number, closed)
+            if one.version != number:
+                insort(free, one.client, key=natural_order)
+        return closed
+
+    def most_requests(self, rounds: int) -> int | None:
+        return rounds
+
+
+def replies_of_a_step(config: PacingConfig, at_work: int) -> int:
+    """The size of the buffer while so many clients are at work."""
+    return config.buffer or max(1, at_work // 2)
+
+
+def make_pacer(config: PacingConfig, seed: int, participation: float) -> Pacer | None:
+    """None for synchronous rounds, which wait for all clients."""
+    kinds = {"deadline": DeadlinePacer, "buffered": BufferedPacer}
+    kind = kinds.get(config.name)
+    return None if kind is None else kind(config, seed, participation)

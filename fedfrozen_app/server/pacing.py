@@ -1,0 +1,71 @@
+"""A run whose rounds do not wait for all clients: who is at work, and the replies that are on their way."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fedfrozen_app.clock.client_time import ClientTime
+from fedfrozen_app.exchange.plan import Plan
+from fedfrozen_app.server.late_replies import WEIGHTS, LateReplies
+from fedfrozen_app.server.pacer import Pacer
+
+
+class Times(Protocol):
+    """How long clients take for a request."""
+
+    def of(
+        self, client: str, plan: Plan, down: int, up: int, asked_at: float, most: int | None = None
+    ) -> ClientTime:
+        """With so many bytes down and up; `most`: local steps."""
+
+    def steps(self, client: str, plan: Plan) -> int:
+        """Local steps of a whole request."""
+
+
+@dataclass
+class Pacing:
+    pacer: Pacer
+    times: Times
+    late: LateReplies = field(default_factory=LateReplies)
+
+    def weight(self, staleness: int) -> float:
+        return WEIGHTS[self.pacer.config.staleness_weight](staleness)
+
+    def steps_within(
+        self, client: str, plan: Plan, sizes: tuple[int, int], asked_at: float, limit: float
+    ) -> int:
+        """How many local steps leave time to reply by `limit`; at least one."""
+        least, most = 1, self.times.steps(client, plan)
+
+        def ends(steps: int) -> float:
+            return asked_at + self.times.of(client, plan, *sizes, asked_at, steps).total
+
+        while least < most:  # bisection: time grows with steps
+            middle = (least + most + 1) // 2
+            if ends(middle) <= limit:
+                least = middle
+            else:
+                most = middle - 1
+        return least
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint, beside `arrays`."""
+        return {"pacer": self.pacer.state_dict(), "late": self.late.state_dict()}
+
+    def arrays(self) -> dict[str, Tensor]:
+        return self.late.arrays()
+
+    def load(
+        self, state: Mapping[str, Any], arrays: Mapping[str, Tensor], excluded: Collection[str] = ()
+    ) -> None:
+        """Restore them, without clients that take no part any more. A run with another pacing starts with
+        everybody free."""
+        if state.get("pacer", {}).get("name") != self.pacer.config.name:
+            return
+        self.pacer.load_state_dict(state["pacer"])
+        self.late.load(state["late"], arrays)
+        for client in set(self.pacer.at_work) & set(excluded):
+            del self.pacer.at_work[client]
+            self.late.pop(client)
