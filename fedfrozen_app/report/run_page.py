@@ -12,6 +12,7 @@ from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.files.folders import repeating
 from fedfrozen_app.files.readers import read_checked, read_object
 from fedfrozen_app.files.rows import Row, metric_name, metric_title, number, read_rows
+from fedfrozen_app.report.baselines import baselines_section, read_baselines
 from fedfrozen_app.report.calibration import calibration_section
 from fedfrozen_app.report.charts import make_charts, per_unit
 from fedfrozen_app.report.client_charts import CLIENT_VIEWS, client_keys, client_values, in_order, last
@@ -49,9 +50,10 @@ def write_report(run_dir: Path) -> Path:
 def run_page(run_dir: Path, *, version: str = "") -> str:
     """From metrics.jsonl, summary.json and, where there is one, labels.png; live with `version`."""
     rows = read_rows(run_dir)
+    summary = read_summary(run_dir, rows)
     return render(
         rows,
-        read_summary(run_dir, rows),
+        summary,
         _picture(run_dir / "labels.png"),
         name=run_dir.resolve().name,
         version=version,
@@ -61,6 +63,7 @@ def run_page(run_dir: Path, *, version: str = "") -> str:
         masks=_picture(run_dir / MASKS),
         data=read_data(run_dir),
         calibration=calibration_section(run_dir),
+        baselines=read_baselines(run_dir, summary.get("rounds")),
         sites=site_section(run_dir, rows) if version else None,
     )
 
@@ -98,6 +101,7 @@ def render(
     masks: bytes | None = None,
     data: dict[str, Any] | None = None,
     calibration: dict[str, Any] | None = None,
+    baselines: Sequence[dict[str, Any]] = (),
     sites: dict[str, Any] | None = None,
 ) -> str:
     """The whole page as text; `name` is the title where the configuration names no strategy."""
@@ -121,6 +125,7 @@ def render(
         masks=png_text(masks) if masks else "",
         fairness=fairness_section(fairness),
         calibration=calibration,
+        baselines=baselines_section(baselines, summary, metric_name(rows)),
         sites=sites,
         data=data_section(data),
         gantt=gantt_section(rows),

@@ -141,7 +141,12 @@ def test_plain_models_of_the_same_table(train, table):
         worker = worker_of(*(word for word in given if word != "dataset.limit=null"))
         rows = same_rows(worker.config, worker.corpus, worker.shares, quick=False)
         linear, trees, alone = scores(rows)
-        assert [len(places) for places in rows.sites] == [len(p) for p in worker.shares.partition.indices]
+        parts = worker.shares.partition
+        assert {name: len(places) for name, places in rows.sites.items()} == {
+            name: len(part) for name, part in zip(parts.names, parts.indices, strict=True)
+        }
+        by_site = [own[metric] for own in alone["by_client"].values() if metric in own]
+        assert list(alone["by_client"]) == list("abc") and alone[metric] == pytest.approx(np.mean(by_site))
         assert linear["name"].endswith("on the columns") and linear[metric] > 0.5
         assert "each site alone" in alone["name"] and alone[metric] <= trees[metric]
 
