@@ -93,7 +93,9 @@ def number(cell: Any, column: str, origin: str) -> float | None:
     try:
         found = float(cell)
     except (TypeError, ValueError):
-        raise UserError(f"{cell!r} in {origin} is no number, and column {column!r} needs one.") from None
+        raise UserError(
+            f"{cell!r} in {origin} is no number, and column {column!r} needs one: correct the cell."
+        ) from None
     if not np.isfinite(found):
         if np.isnan(found):
             return None
