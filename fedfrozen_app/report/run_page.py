@@ -32,6 +32,7 @@ from fedfrozen_app.report.gantt import gantt_section
 from fedfrozen_app.report.html import Table, flat, png_text, render_page, save, text
 from fedfrozen_app.report.mask_picture import FILE as MASKS
 from fedfrozen_app.report.sample_texts import read_samples, sample_lines
+from fedfrozen_app.report.site_scores import read_site_scores, site_scores_section
 from fedfrozen_app.report.site_states import site_section
 from fedfrozen_app.report.summary import method_of, read_summary
 
@@ -64,6 +65,7 @@ def run_page(run_dir: Path, *, version: str = "") -> str:
         data=read_data(run_dir),
         calibration=calibration_section(run_dir),
         baselines=read_baselines(run_dir, summary.get("rounds")),
+        by_site=read_site_scores(run_dir),
         sites=site_section(run_dir, rows) if version else None,
     )
 
@@ -102,6 +104,7 @@ def render(
     data: dict[str, Any] | None = None,
     calibration: dict[str, Any] | None = None,
     baselines: Sequence[dict[str, Any]] = (),
+    by_site: dict[str, Any] | None = None,
     sites: dict[str, Any] | None = None,
 ) -> str:
     """The whole page as text; `name` is the title where the configuration names no strategy."""
@@ -126,6 +129,7 @@ def render(
         fairness=fairness_section(fairness),
         calibration=calibration,
         baselines=baselines_section(baselines, summary, metric_name(rows)),
+        by_site=site_scores_section(by_site),
         sites=sites,
         data=data_section(data),
         gantt=gantt_section(rows),

@@ -19,6 +19,7 @@ class Regression(Target):
     headline, title = "r2", "R²"
     metric_names = ("r2", "mae")
     has_classes = fair = False
+    by_site = True
 
     def outputs(self, classes: Sequence[str]) -> int:
         return 1
