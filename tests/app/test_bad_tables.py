@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from fedfrozen_app.__main__ import run as command
-from tests.conftest import Run
+from tests.conftest import Run, slowly
 from tests.data.masked import draw
 
 HEAD = "age,sex,ill,days,died,site"
@@ -135,7 +135,7 @@ STUDY = {
 }
 
 
-@pytest.mark.parametrize("case", STUDY)
+@pytest.mark.parametrize("case", [*slowly("text", "lacks a column"), "negative time", "no event"])
 def test_a_survival_study_ends_with_one_sentence(tmp_path, capsys, case):
     lines, expected = STUDY[case]
     path = written(tmp_path, p=lines)
@@ -154,6 +154,7 @@ def test_a_level_never_seen_is_said_and_read_as_missing(tmp_path, caplog):
     assert said in json.loads((path.parent / "run" / "data.json").read_text())["warnings"]
 
 
+@pytest.mark.slow
 def test_a_site_with_one_class_trains_and_is_compared_as_the_others_are(tmp_path):
     """Of site a everybody is ill."""
     path = written(tmp_path, p=changed("ill", "1", range(0, 40, 2)))

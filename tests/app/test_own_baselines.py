@@ -13,6 +13,7 @@ from fedfrozen_app.data.partition_spec import Partition
 from fedfrozen_app.report.baselines import read_baselines, spread_text
 from fedfrozen_app.report.compare.collect import collect
 from fedfrozen_app.report.compare.tables import sheets
+from tests.conftest import slowly
 
 SITES = "aabbbccccc"
 
@@ -51,7 +52,7 @@ def entries(run):
     return {one["name"]: one for one in json.loads((run.folder / "baselines.json").read_text())["baselines"]}
 
 
-@pytest.mark.parametrize("task", [(ILL,), DAYS], ids=["classification", "survival"])
+@pytest.mark.parametrize("task", [(ILL,), *slowly(DAYS)], ids=["classification", "survival"])
 def test_pooled_and_alone_are_the_runs_that_they_stand_for(train, patients, task):
     """Pooled: one client with every row. Alone: a run that leaves all other clients out."""
     run = train(*words(patients, *task), small=False)

@@ -13,6 +13,7 @@ from statsmodels.duration.hazard_regression import PHReg
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.survival.time_edges import edges_every
+from tests.conftest import slowly
 from tests.survival.drawn import SITES, study
 
 WORDS = ["--time", "time", "--event", "event"]
@@ -172,7 +173,7 @@ EDGES = ["--every", "30", "--until", "180", "--floor", "3"]
 MASKED = "secure_aggregation=on"
 
 
-@pytest.mark.parametrize("strata", [[], ["--by-site"], ["--ties", "breslow"]], ids=" ".join)
+@pytest.mark.parametrize("strata", [[], *slowly(["--by-site"], ["--ties", "breslow"])])
 def test_masked_sums_give_what_open_ones_give(tmp_path, strata):
     """Counts to the bit, coefficients to the stated rounding; of a site itself nothing is known."""
     frame = patients(1, 6)
@@ -190,6 +191,7 @@ def test_masked_sums_give_what_open_ones_give(tmp_path, strata):
     assert "masked sums over 4 sites" in page and "sums over A, B, C, D alone" in page
 
 
+@pytest.mark.slow
 def test_a_masked_study_with_noise_is_a_sum_of_noised_counts(tmp_path):
     frame = patients(1, 6)
     found = run(tmp_path, frame, *WORDS, "--site", "site", *EDGES, "--epsilon", "50", MASKED)
@@ -259,7 +261,7 @@ def test_what_leaves_a_site_is_uniform_and_its_numbers_are_hidden(tmp_path):
     assert words[0].dtype == WIDE
 
 
-@pytest.mark.parametrize("step", ["keys", "shares", "masked", "confirm", "unmask"])
+@pytest.mark.parametrize("step", ["masked", "confirm", *slowly("keys", "shares", "unmask")])
 def test_a_site_that_is_gone_is_left_out_or_ends_the_study(step):
     """Before its sum is in, the others' sum is given; after that, theirs with its own."""
     from fedfrozen_app.study.conduct import conduct_masked
