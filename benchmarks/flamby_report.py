@@ -60,7 +60,6 @@ TITLES = {
 NAMES = {"heart": "Heart", "tcga_brca": "TCGA-BRCA"}
 FIRST_SEED, LAST_SEED = 42, 46  # of FLamby; ours go on from there
 HEAD = ["method", "seeds", "ours", "FLamby", "within one sd", "same seeds, ours less FLamby's", "less FedAvg"]
-LOW = 0.78  # a C-index of FedAdagrad that FLamby's seeds never have
 
 
 def published(dataset: str, method: str) -> tuple[float, ...] | None:
@@ -83,6 +82,7 @@ class Flamby:
     def __init__(self, folder: Path) -> None:
         file, self.by = folder / "flamby.jsonl", dict[tuple[str, str], dict[int, float]]()
         self.same: list[dict[str, Any]] = []
+        self.before: dict[tuple[str, str], list[float]] = {}  # of seeds below: other first weights
         for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
             row = json.loads(line)
             kind = row["method"].partition("_")[0]
@@ -90,6 +90,8 @@ class Flamby:
                 self.same.append(row)
             elif row["value"] is not None and (row["seed"] >= FIRST_SEED or kind == "loop"):
                 self.by.setdefault((row["dataset"], row["method"]), {})[row["seed"]] = row["value"]
+            elif row["value"] is not None:
+                self.before.setdefault((row["dataset"], row["method"]), []).append(row["value"])
 
     def score(self, dataset: str, method: str) -> str:
         values = list(self.by[dataset, method].values())
@@ -172,24 +174,28 @@ class Flamby:
         worst = max(abs(row["ours"] - row["value"]) for row in self.same)
         return f"{worst:.4f} at most in {counted(len(self.same), 'run')}"
 
-    def tail(self, method: str = "fedadagrad") -> str:
-        """How often the loop's further seeds fall far below FLamby's, and where."""
-        own = self.by.get(("tcga_brca", f"loop_{method}"), {})
-        low = sum(value < LOW for value in own.values())
-        return f"{low} of {len(own)}"
+    def same_pairs(self) -> str:
+        """Each of these runs: our C-index, and the loop's."""
+        return "; ".join(
+            f"{TITLES[row['method'].removeprefix('same_')]}, seed {row['seed']}: "
+            f"{row['ours']:.3f} and {row['value']:.3f}"
+            for row in self.same
+        )
 
-    def falls(self) -> str:
-        """Of our runs beside the loop: the C-index where the weight of age ends below 0, and elsewhere."""
+    def below_zero(self) -> str:
+        """Those of these runs whose weight of age ends below 0, with their C-index."""
+        found = [row for row in self.same if row["age"] < 0]
+        titled = ((TITLES[row["method"].removeprefix("same_")], row["seed"], row["ours"]) for row in found)
+        return ", ".join(f"{title} at seed {seed} ({value:.3f})" for title, seed, value in titled) or "none"
+
+    def earlier(self, dataset: str) -> str:
+        """The means of the seeds that began at other first weights."""
         found = []
-        for below in (True, False):
-            values = [
-                row["ours"]
-                for row in self.same
-                if row["method"] in ("same_fedadagrad", "same_fedadam") and (row["age"] < 0) == below
-            ]
-            spread = f"{min(values):.3f} to {max(values):.3f}" if values else "not known"
-            found.append(f"{spread} ({counted(len(values), 'run')})")
-        return " where it does, and ".join(found)
+        for (name, method), values in self.before.items():
+            if name == dataset and method in TITLES and len(values) > 1:
+                spread = f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}"
+                found.append(f"{TITLES[method]} {spread} ({len(values)})")
+        return "; ".join(found)
 
     def tables(self) -> str:
         return "\n\n".join(f"{dataset}\n{self.table(dataset)}" for dataset in BY_SEED)

@@ -45,7 +45,7 @@ def test_the_table_s_figures_by_hand(tmp_path):
     rows = [row("fedavg", seed, value) for seed, value in ((42, 0.752), (43, 0.7838), (0, 0.1))]
     rows += [row("fedprox", seed, value) for seed, value in ((42, 0.762), (43, 0.8038))]
     same = {"ours": 0.62, "apart": 1e-3, "age": -0.1}
-    rows.append(row("same_fedadam", 42, 0.6225, **same))
+    rows.append(row("same_fedadam", 42, 0.6226, **same))
     (tmp_path / "flamby.jsonl").write_text("\n".join(rows) + "\n")
     found = Flamby(tmp_path)
     assert found.score("heart", "fedavg") == "0.768 ± 0.022"  # a seed below 42 is of before
@@ -53,7 +53,9 @@ def test_the_table_s_figures_by_hand(tmp_path):
     assert found.inside("heart", "fedavg") and not found.inside("heart", "fedprox")
     assert found.paired("heart", "fedavg").startswith("+0.010 (")  # (0 + 0.02) / 2
     assert found.less("heart", "fedprox").startswith("+0.015 (")  # (0.01 + 0.02) / 2
-    assert found.same_draws() == "0.0025 at most in 1 run"
-    assert found.falls() == "0.620 to 0.620 (1 run) where it does, and not known (0 runs)"
+    assert found.same_draws() == "0.0026 at most in 1 run"
+    assert found.same_pairs() == "FedAdam, seed 42: 0.620 and 0.623"
+    assert found.below_zero() == "FedAdam at seed 42 (0.620)"
+    assert found.earlier("heart") == ""  # one seed has no spread
     (line,) = found.left_over()
     assert line.startswith("**FedProx, Heart**: 0.783 ± 0.030, published 0.748 ± 0.027")
