@@ -1,7 +1,7 @@
 """A plain torch loop of two of FLamby's methods on TCGA-BRCA: is a deviation our code's, or the seeds'?
 
-FLamby's seeds 42 to 46 give torch's own first weights, as they gave FLamby's; seeds 0 to 9 are those of our
-runs, with torch's first weights again. SCAFFOLD's rate is 0.01, FedAdagrad's server has momentum 0.9: the
+Seeds give torch's own first weights, as FLamby's 42 to 46 gave FLamby's; seeds 0 to 9 are further
+ones. SCAFFOLD's rate is 0.01, FedAdagrad's server has momentum 0.9: the
 settings of `flamby.METHODS`. All seeds are trained side by side, as rows of one tensor.
 
     python benchmarks/flamby_loop.py tcga_brca.csv

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedfrozen_app.config import Config
+from fedfrozen_app.config import ComposedConfig, Config
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import resume_command
 from fedfrozen_app.data.federated import load_corpus, share_out
@@ -101,11 +101,18 @@ def finished(run: Path) -> dict[str, Any]:
 
 def config_of_run(run: Path, summary: dict[str, Any], extra: list[str], *, trusted: bool = False) -> Config:
     """The configuration of a finished run, with the `extra` overrides."""
+    return composed_of_run(run, summary, extra, trusted=trusted).config
+
+
+def composed_of_run(
+    run: Path, summary: dict[str, Any], extra: list[str], *, trusted: bool = False
+) -> ComposedConfig:
+    """The same with what composes it."""
     try:
         command, had = shlex.split(summary["command"]), dict(summary["config"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(run / "summary.json", "it holds no command and configuration") from error
-    return stored_config(run, command[1:], had, extra, trusted=trusted).continuing().config
+    return stored_config(run, command[1:], had, extra, trusted=trusted).continuing()
 
 
 def load_run(run: Path, extra: list[str], *, trusted: bool = False) -> Worker:

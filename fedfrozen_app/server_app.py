@@ -62,7 +62,8 @@ def main(grid: Grid, context: Context) -> None:
         return
     if asked := str(context.run_config.get("survival", "")):
         with explain_disk_errors(job.folder):
-            take_study(read_study(asked), asking_of(job, grid, context.run_id), job.folder)
+            trust = Shown.read(authorities_file(job.folder))
+            take_study(read_study(asked), asking_of(job, grid, context.run_id), job.folder, trust)
         return
     with owned(job, context.run_id), explain_disk_errors(job.folder):
         run(job, grid, context.run_id)

@@ -13,10 +13,9 @@ from fedfrozen_app.adapters.prompts import PromptedDual, build_prompted
 from fedfrozen_app.config import Config
 from fedfrozen_app.core import registry
 from fedfrozen_app.core.errors import UserError
-from fedfrozen_app.core.seeds import seed_for
 from fedfrozen_app.data.federated import input_shape
 from fedfrozen_app.data.table import Corpus, InputShape
-from fedfrozen_app.models.wrapper import Wrapper
+from fedfrozen_app.models.wrapper import Wrapper, first_seed
 
 
 @dataclass
@@ -35,7 +34,7 @@ class Prompted(Wrapper):
             self.backbone(config, corpus),
             self.design,
             shape=input_shape(corpus, config),
-            seed=seed_for(config.seed, "model"),
+            seed=first_seed(config),
             reading=self.reading,
         )
 
@@ -68,7 +67,7 @@ class Prompted(Wrapper):
             source, path = config.model.source, config.model.path
             if source == "aligned":
                 source, path = "checkpoint", str(registry.find("backbones", "aligned")(config, corpus))
-            self._backbone = _load(config, source, path, seed=seed_for(config.seed, "model"))
+            self._backbone = _load(config, source, path, seed=first_seed(config))
         return self._backbone
 
     def fixed_names(self, model: PromptedDual) -> frozenset[str]:

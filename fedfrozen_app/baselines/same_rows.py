@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,8 @@ class SameRows:
     test: Any
     test_labels: Any
     of: int  # train rows that there are
-    sites: tuple[np.ndarray, ...] = ()  # of a table: the places of each client's rows among the train rows
+    # Of a table: the places of each client's rows among the train rows, by the client's name.
+    sites: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 def same_rows(config: Config, corpus: Corpus, shares: Shares, *, quick: bool) -> SameRows | None:
@@ -35,8 +36,14 @@ def same_rows(config: Config, corpus: Corpus, shares: Shares, *, quick: bool) ->
     if shares.partition is None or not len(corpus.test):
         return None
     left_out = excluded_clients(config)
-    parts = [part for client, part in enumerate(shares.partition.indices) if str(client) not in left_out]
-    index = np.sort(np.concatenate([np.asarray(part) for part in parts]))
+    parts = {
+        name: np.asarray(part)
+        for client, (name, part) in enumerate(
+            zip(shares.partition.names, shares.partition.indices, strict=True)
+        )
+        if str(client) not in left_out
+    }
+    index = np.sort(np.concatenate(list(parts.values())))
     train: Any
     test: Any
     if corpus.preprocessing is not None:
@@ -62,7 +69,7 @@ def same_rows(config: Config, corpus: Corpus, shares: Shares, *, quick: bool) ->
 
 
 def _of_table(
-    config: Config, corpus: Corpus, parts: Sequence[np.ndarray], index: np.ndarray, *, quick: bool
+    config: Config, corpus: Corpus, parts: Mapping[str, np.ndarray], index: np.ndarray, *, quick: bool
 ) -> SameRows | None:
     """Numbers and one 0 or 1 for each level, as the run's preprocessing has them."""
     assert corpus.preprocessing is not None
@@ -73,7 +80,7 @@ def _of_table(
     chosen = few(index, train.shape[1], config) if quick else index
     if len(np.unique(labels[chosen], axis=0)) < 2:
         return None
-    sites = () if quick else tuple(np.searchsorted(index, np.sort(part)) for part in parts)
+    sites = {} if quick else {name: np.searchsorted(index, np.sort(part)) for name, part in parts.items()}
     tested = corpus.test.labels.numpy()
     return SameRows(corpus.task, train[chosen], labels[chosen], test, tested, len(index), sites)
 

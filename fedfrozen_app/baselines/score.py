@@ -6,13 +6,13 @@ import hashlib
 import logging
 import time
 from dataclasses import replace
-from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedfrozen_app.baselines.models import BASELINES, Baseline
+from fedfrozen_app.baselines.own_model import mean_of
 from fedfrozen_app.baselines.same_rows import SameRows, same_rows
 from fedfrozen_app.config import Config
 from fedfrozen_app.data.federated import Shares
@@ -82,14 +82,13 @@ def measured(rows: SameRows, predicted: Any) -> dict[str, float]:
     return {"accuracy": float((predicted == rows.test_labels).mean())}
 
 
-def _alone(rows: SameRows, one: Baseline) -> dict[str, float]:
-    """The mean over the clients of what a model of their own rows has on all test rows."""
-    found = []
-    for places in rows.sites:
+def _alone(rows: SameRows, one: Baseline) -> dict[str, Any]:
+    """The mean over the clients of what a model of their own rows has on all test rows, and each one's."""
+    found = {}
+    for name, places in rows.sites.items():
         own = replace(rows, train=rows.train[places], train_labels=rows.train_labels[places])
-        found.append(measured(own, one.predict(own)))
-    names = dict.fromkeys(name for metrics in found for name in metrics)
-    return {name: fmean(metrics[name] for metrics in found if name in metrics) for name in names}
+        found[name] = measured(own, one.predict(own))
+    return {**mean_of(found), "by_client": found}
 
 
 def _headline(found: dict[str, Any]) -> float:

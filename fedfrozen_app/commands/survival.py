@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from fedfrozen_app.config import check_keys, compose_run
+from fedfrozen_app.config import Config, SecureAggregationConfig, check_keys, compose_run
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.terminal import Console
 from fedfrozen_app.core.verb_table import parse
@@ -16,9 +16,10 @@ from fedfrozen_app.files.kinds import check_is_neither
 from fedfrozen_app.launch import check_writable
 from fedfrozen_app.run.take_study import write_study
 from fedfrozen_app.runtimes.flower.census_runs import asked_deployed
-from fedfrozen_app.study.conduct import conduct
-from fedfrozen_app.study.simulated_study import deal, in_process, levels_of, read_table
-from fedfrozen_app.study.study_ask import StudyAsk, read_study
+from fedfrozen_app.study.conduct import conduct, conduct_masked
+from fedfrozen_app.study.masked_study import MaskedSites
+from fedfrozen_app.study.simulated_study import deal, in_process, in_process_masked, levels_of, read_table
+from fedfrozen_app.study.study_ask import Masks, StudyAsk, read_study
 from fedfrozen_app.survival.people import ALL, Columns
 from fedfrozen_app.survival.time_edges import edges_every, read_edges
 
@@ -36,18 +37,21 @@ def survival(arguments: list[str]) -> None:
     check_is_neither(folder, "a survival study")
     check_writable(folder)
     if deployed:
-        ask = asked(given, config.run_id, None)
+        ask = asked(given, config, None)
         found = asked_deployed(config, composed.resolved, composed.overrides, "survival", ask.text, folder)
     else:
         cells = read_table(Path(files[0]).expanduser())
         sites = deal(cells, given.site)
-        ask = asked(given, config.run_id, cells)
-        found = conduct(ask, in_process(ask, sites))
+        ask = asked(given, config, cells)
+        if ask.masks is None:
+            found = conduct(ask, in_process(ask, sites))
+        else:
+            found = conduct_masked(ask, MaskedSites(ask, in_process_masked(ask, sites)))
         write_study(found, folder)
     finish(found, folder)
 
 
-def asked(given: Any, run_id: str | None, cells: dict[str, list[Any]] | None) -> StudyAsk:
+def asked(given: Any, config: Config, cells: dict[str, list[Any]] | None) -> StudyAsk:
     """The ask of a command line; `cells` are the rows of simulated sites, whose groups need no names."""
     group, _, names = (given.group or "").partition("=")
     levels: tuple[str, ...] = (ALL,)
@@ -59,7 +63,7 @@ def asked(given: Any, run_id: str | None, cells: dict[str, list[Any]] | None) ->
             )
         levels = levels or levels_of(cells or {}, group)
     ask = StudyAsk(
-        run_id or f"survival-{secrets.token_hex(6)}",
+        config.run_id or f"survival-{secrets.token_hex(6)}",
         Columns(given.time, given.event, group or None, levels, tuple(words_of(given.covariates))),
         given.view,
         edges_of(given),
@@ -67,11 +71,18 @@ def asked(given: Any, run_id: str | None, cells: dict[str, list[Any]] | None) ->
         "site" if given.by_site else "none",
         given.epsilon,
         given.floor,
+        masks_of(config.secure_aggregation),
     )
     try:
         return read_study(ask.text)
     except ValueError as error:
         raise UserError(f"This study cannot be asked for: {error}.") from error
+
+
+def masks_of(settings: SecureAggregationConfig) -> Masks | None:
+    if settings.name == "off":
+        return None
+    return Masks(settings.min_cohort, settings.threshold, settings.neighbours)
 
 
 def words_of(text: str) -> list[str]:

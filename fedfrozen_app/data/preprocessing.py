@@ -147,10 +147,11 @@ def _level_numbers(cells: Sequence[Any], column: Categorical, origins: Sequence[
     known = {name: position for position, name in enumerate(column.levels)}
     names = [_level(cell) for cell in cells]
     if strange := [row for row, name in enumerate(names) if name is not None and name not in known]:
+        has = "has" if len(strange) == 1 else "have"
         shown = ", ".join(repr(name) for name in sorted({str(names[row]) for row in strange})[:5])
         warn(
-            f"{counted(len(strange), 'row')} have a level of {column.name!r} that no train row has ({shown}; "
-            f"{places([origins[row] for row in strange])}): it is read as a missing one."
+            f"{counted(len(strange), 'row')} {has} a level of {column.name!r} that no train row has "
+            f"({shown}; {places([origins[row] for row in strange])}): it is read as a missing one."
         )
     return np.array([known.get(str(name), len(known)) for name in names], dtype=np.int64)
 

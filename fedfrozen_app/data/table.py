@@ -117,6 +117,19 @@ class Corpus:
         """Those of the labels of all train rows."""
         return self.classes + (self.novel.classes if self.novel else ())
 
+    def spec(self) -> dict[str, Any]:
+        """What every client must agree on to read its data as the others do."""
+        found: dict[str, Any] = {
+            "classes": list(self.classes),
+            "mean": list(self.mean),
+            "std": list(self.std),
+        }
+        if self.reading is not None:
+            found["text"] = self.reading.spec()
+        if self.preprocessing is not None:
+            found |= {"table": self.preprocessing.spec(), "target": dict(self.settings)}
+        return found
+
 
 @dataclass(frozen=True)
 class InputShape:

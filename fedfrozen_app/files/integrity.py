@@ -18,6 +18,7 @@ WHOLE, BROKEN, UNCHECKED = "whole", "damaged", "unchecked"
 RESULTS = (
     *("model.safetensors", "best.safetensors", "summary.json", "fairness.json", "personal.json"),
     *("clients.json", "data.json", "samples.json", "samples.png", "audit.json", "labels.png"),
+    "sites.json",
     *("curves.png", "report.html"),
 )
 

@@ -28,7 +28,7 @@ LISTS = ("clients", "failures")
 
 # The metrics that rounds are compared by: of several in a row the first counts. A row names any other.
 HEADLINES = ("f1", "accuracy", "c_index", "r2")
-TITLES = {"c_index": "C-index", "r2": "R²", "mae": "mean absolute error"}
+TITLES = {"c_index": "C-index", "r2": "R²", "mae": "mean absolute error", "brier": "Brier score"}
 
 STABLE_ROUNDS = 20  # evaluated rounds below which a run is still learning: its last ten show no stability
 

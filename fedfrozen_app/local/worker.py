@@ -285,13 +285,4 @@ class Worker:
 
 def make_data_spec(corpus: Corpus, config: Config, wrapper: Wrapper | None = None) -> dict[str, Any]:
     """What every client must agree on to read its data, and its model, as the others do."""
-    data_spec: dict[str, Any] = {
-        "classes": list(corpus.classes),
-        "mean": list(corpus.mean),
-        "std": list(corpus.std),
-    }
-    if corpus.reading is not None:
-        data_spec["text"] = corpus.reading.spec()
-    if corpus.preprocessing is not None:
-        data_spec |= {"table": corpus.preprocessing.spec(), "target": dict(corpus.settings)}
-    return data_spec | (wrapper or wrapper_of(config)).data_spec(config, corpus)
+    return corpus.spec() | (wrapper or wrapper_of(config)).data_spec(config, corpus)

@@ -16,6 +16,7 @@ from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.models.pixels import Output
 from fedfrozen_app.models.pixels import linear as linear_on_pixels
 from fedfrozen_app.models.spec import ModelSpec
+from fedfrozen_app.tasks.target import target_of
 
 MOST_LAYERS = 16
 
@@ -30,6 +31,7 @@ class TableConfig:
     hidden_size: int = 64
     num_hidden_layers: int = 2
     dropout: float = 0.0
+    reference: bool = False  # whether the first class has the logit 0, and no weights
 
     @property
     def inputs(self) -> int:
@@ -52,13 +54,19 @@ class TableInputs(nn.Module):
 
 
 class TableLinear(nn.Module):
+    """One layer. With a reference class, of two classes it is logistic regression with one logit."""
+
     def __init__(self, config: TableConfig) -> None:
         super().__init__()
         self.config, self.inputs = config, TableInputs(config)
-        self.classifier = nn.Linear(config.inputs, config.num_labels, bias=config.intercept)
+        outputs = config.num_labels - config.reference
+        self.classifier = nn.Linear(config.inputs, outputs, bias=config.intercept)
 
     def forward(self, numbers: Tensor, categories: Tensor) -> Output:
-        return Output(self.classifier(self.inputs(numbers, categories)))
+        logits = self.classifier(self.inputs(numbers, categories))
+        if self.config.reference:  # (batch, classes - 1) -> (batch, classes)
+            logits = torch.cat([torch.zeros_like(logits[:, :1]), logits], dim=1)
+        return Output(logits)
 
 
 class TableMlp(nn.Module):
@@ -84,7 +92,15 @@ def linear(spec: ModelSpec) -> nn.Module:
     """One linear layer: on a table's row, or on a picture's pixels."""
     if not spec.shape.is_table:
         return linear_on_pixels(spec)
-    return TableLinear(TableConfig("linear", *table_sizes("linear", spec)))
+    reference = spec.config.get("reference", False)
+    if not isinstance(reference, bool):
+        raise UserError(f"model.config.reference is {reference!r}, but must be true or false")
+    kind = target_of(spec.shape.task, spec.shape.settings)
+    if reference and not (kind.has_classes and kind.label_shape(1, 1) == ()):
+        raise UserError(
+            "model.config.reference=true needs one class for each row: leave it out for this task"
+        )
+    return TableLinear(TableConfig("linear", *table_sizes("linear", spec, "reference"), reference=reference))
 
 
 def mlp(spec: ModelSpec) -> TableMlp:

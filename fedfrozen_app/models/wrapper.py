@@ -46,7 +46,7 @@ class Wrapper:
         return build_model(
             **_settings(config),
             shape=input_shape(corpus, config),
-            seed=seed_for(config.seed, "model"),
+            seed=first_seed(config),
         )
 
     def outline(self, config: Config, shape: InputShape) -> nn.Module:
@@ -144,6 +144,11 @@ def wrapper_of(config: Config) -> Wrapper:
         )
     found: Wrapper = registry.find("adapters", config.adapter.name)(config.adapter)
     return found
+
+
+def first_seed(config: Config) -> int:
+    """What torch is seeded with before the model is built."""
+    return config.seed if config.model.seeding == "plain" else seed_for(config.seed, "model")
 
 
 def _settings(config: Config) -> dict[str, Any]:

@@ -22,6 +22,7 @@ STATES = {
     "pending": "approval asked for",
     "census": "counted",
     "survival": "counted",
+    "survival_masks": "masked",
     "refused": "refused",
     "failed": "refused",
     "declined": "refused",

@@ -12,6 +12,7 @@ from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.files.folders import repeating
 from fedfrozen_app.files.readers import read_checked, read_object
 from fedfrozen_app.files.rows import Row, metric_name, metric_title, number, read_rows
+from fedfrozen_app.report.baselines import baselines_section, read_baselines
 from fedfrozen_app.report.calibration import calibration_section
 from fedfrozen_app.report.charts import make_charts, per_unit
 from fedfrozen_app.report.client_charts import CLIENT_VIEWS, client_keys, client_values, in_order, last
@@ -31,6 +32,7 @@ from fedfrozen_app.report.gantt import gantt_section
 from fedfrozen_app.report.html import Table, flat, png_text, render_page, save, text
 from fedfrozen_app.report.mask_picture import FILE as MASKS
 from fedfrozen_app.report.sample_texts import read_samples, sample_lines
+from fedfrozen_app.report.site_scores import read_site_scores, site_scores_section
 from fedfrozen_app.report.site_states import site_section
 from fedfrozen_app.report.summary import method_of, read_summary
 
@@ -49,9 +51,10 @@ def write_report(run_dir: Path) -> Path:
 def run_page(run_dir: Path, *, version: str = "") -> str:
     """From metrics.jsonl, summary.json and, where there is one, labels.png; live with `version`."""
     rows = read_rows(run_dir)
+    summary = read_summary(run_dir, rows)
     return render(
         rows,
-        read_summary(run_dir, rows),
+        summary,
         _picture(run_dir / "labels.png"),
         name=run_dir.resolve().name,
         version=version,
@@ -61,6 +64,8 @@ def run_page(run_dir: Path, *, version: str = "") -> str:
         masks=_picture(run_dir / MASKS),
         data=read_data(run_dir),
         calibration=calibration_section(run_dir),
+        baselines=read_baselines(run_dir, summary.get("rounds")),
+        by_site=read_site_scores(run_dir),
         sites=site_section(run_dir, rows) if version else None,
     )
 
@@ -98,6 +103,8 @@ def render(
     masks: bytes | None = None,
     data: dict[str, Any] | None = None,
     calibration: dict[str, Any] | None = None,
+    baselines: Sequence[dict[str, Any]] = (),
+    by_site: dict[str, Any] | None = None,
     sites: dict[str, Any] | None = None,
 ) -> str:
     """The whole page as text; `name` is the title where the configuration names no strategy."""
@@ -121,6 +128,8 @@ def render(
         masks=png_text(masks) if masks else "",
         fairness=fairness_section(fairness),
         calibration=calibration,
+        baselines=baselines_section(baselines, summary, metric_name(rows)),
+        by_site=site_scores_section(by_site),
         sites=sites,
         data=data_section(data),
         gantt=gantt_section(rows),

@@ -53,7 +53,8 @@ def _what(study: Study) -> str:
         "exact times" if edges is None else f"times rounded up to {len(edges) - 1} edges, until {edges[-1]:g}"
     )
     noise = [f"noise of epsilon {asked['epsilon']:g} for each person"] if asked["epsilon"] else []
-    return " · ".join([f"{asked['event']} by {asked['time']}", between, *noise])
+    masks = [f"masked sums over {counted(len(study['masks']['sites']), 'site')}"] if "masks" in study else []
+    return " · ".join([f"{asked['event']} by {asked['time']}", between, *noise, *masks])
 
 
 def _warnings(study: Study) -> list[str]:
@@ -259,6 +260,12 @@ def _number(value: float | None) -> str:
     return "not said" if value is None else f"{value:,g}"
 
 
+def _masks(study: Study) -> str:
+    if "masks" not in study:
+        return "none: the server saw each site's counts"
+    return f"the server saw sums over {', '.join(study['masks']['sites'])} alone"
+
+
 def _every(shown: Sequence[Study]) -> Table:
     head = ["group", "time", "at risk", "events", "censored", "survival", "95 % interval", "hazard"]
     keys = ("times", "at_risk", "event_counts", "censored", "survival", "low", "high", "hazard")
@@ -292,5 +299,6 @@ def _rules(study: Study) -> list[tuple[str, str]]:
             ", ".join(f"{time:g}" for time in study["all"]["times"]) if edges is not None else "every time",
         ),
         ("noise", f"epsilon {asked['epsilon']:g} for each person" if asked["epsilon"] else "none"),
+        ("masks", _masks(study)),
         ("floors", ", ".join(f"{site} {found['floor']}" for site, found in study["sites"].items())),
     ]

@@ -40,6 +40,7 @@ from fedfrozen_app.run.job import Job
 from fedfrozen_app.run.own_record import write_own_record
 from fedfrozen_app.run.prepare import StartingPoint, check_possible, prepare, private_parts_note
 from fedfrozen_app.run.samples import write_samples
+from fedfrozen_app.run.site_scores import write_site_scores
 from fedfrozen_app.run.virtual_time import virtual_time
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
 from fedfrozen_app.server.connection import Connection
@@ -169,6 +170,8 @@ def evaluate_at_end(job: Job, strategy: PlannedFedAvg, worker: Worker) -> dict[s
     if strategy.shares_model or worker.has_global:
         worker.load(strategy.model, strategy.digests)
         evaluation.evaluate_fairness(worker, job.folder)
+        with worker.only_global():
+            write_site_scores(worker, job.folder)
         write_samples(worker, job.folder, "after")
     # Private clients would decline, and of masked ones only sums are known.
     one_by_one = job.config.privacy.name == "none" and job.config.secure_aggregation.name == "off"

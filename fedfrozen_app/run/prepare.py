@@ -23,12 +23,12 @@ from fedfrozen_app.server.hooks import BestModel, MetricsFile
 from fedfrozen_app.server.robust import check_cohort
 from fedfrozen_app.server.sampling import cohort_size
 
-# What a run writes when it ends; the first four are removed before any later round.
-RESULTS = (
-    "summary.json",
-    "personal.json",
-    "fairness.json",
-    "calibration.json",
+# What is about the last round: removed before any later one.
+OF_LAST_ROUND = (
+    *("summary.json", "personal.json", "fairness.json", "calibration.json", "sites.json", "baselines.json"),
+)
+RESULTS = (  # what a run writes when it ends
+    *OF_LAST_ROUND,
     "model.safetensors",
     "best.safetensors",
     "report.html",
@@ -68,7 +68,7 @@ def prepare(
     for name in ("checkpoints", "uploads"):
         checkpoint.forget_after(job.folder / name, own_rounds)
     # Of rounds that this run replaces or continues.
-    for name in RESULTS if job.start is None else RESULTS[:4]:
+    for name in RESULTS if job.start is None else OF_LAST_ROUND:
         disk.remove_file(job.folder / name)
     return StartingPoint([model], 1 if job.start is None else job.start.round + 1, read_rows(job.folder))
 

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,8 +11,11 @@ from typing import Any
 from fedfrozen_app.exchange.study_messages import study_message
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.report.survival_page import write_page
+from fedfrozen_app.secure.certified import Shown
+from fedfrozen_app.secure.round_keys import Trust
 from fedfrozen_app.server.asking import Asking, Question
-from fedfrozen_app.study.conduct import Asked, conduct
+from fedfrozen_app.study.conduct import Asked, conduct, conduct_masked
+from fedfrozen_app.study.masked_study import ALL_SITES, Answers, MaskedSites
 from fedfrozen_app.study.site_sums import read_answer
 from fedfrozen_app.study.study_ask import COUNTS, Step, StudyAsk
 
@@ -40,10 +43,34 @@ class Sites:
             }
         return asking.answers, asking.refused
 
+    def texts(self, nodes: dict[str, int], texts: Mapping[str, str]) -> Answers:
+        """Of a masked study: each site has a text of its own, and answers with one."""
+        whole = texts.get(ALL_SITES)
+        by_node = {nodes[name]: text for name, text in texts.items() if name in nodes}
+        question = Question(
+            "survival study",
+            lambda node, ttl: study_message(
+                node, self.ask.text, by_node[node] if whole is None else whole, ttl
+            ),
+            str,
+        )
+        asking = self.make(self.ask, question, only=None if whole is not None else set(by_node))
+        asking.run()
+        if whole is not None:
+            nodes |= asking.nodes
+        return asking.answers, asking.refused
 
-def take_study(ask: StudyAsk, make: Callable[..., Asking], folder: Path) -> dict[str, Any]:
-    """Write survival.json and survival.html, and return what the first holds."""
-    found = conduct(ask, partial(Sites(ask, make).answers, {}))
+
+def take_study(
+    ask: StudyAsk, make: Callable[..., Asking], folder: Path, trust: Trust | None = None
+) -> dict[str, Any]:
+    """Write survival.json and survival.html, and return what the first holds. `trust`: whose keys are
+    believed, where the sums are masked."""
+    sites = Sites(ask, make)
+    if ask.masks is None:
+        found = conduct(ask, partial(sites.answers, {}))
+    else:
+        found = conduct_masked(ask, MaskedSites(ask, partial(sites.texts, {}), trust or Shown()))
     write_study(found, folder)
     log.info("Wrote %s", folder / "survival.html")
     return found

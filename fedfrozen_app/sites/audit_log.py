@@ -24,7 +24,7 @@ FIRST = "0" * 64
 COUNTED = (
     *("sent", "again", "lacks", "hello", "pending", "refused", "failed", "declined", "judged"),
     *("chose", "keys"),  # of a masked round
-    *("census", "survival"),
+    *("census", "survival", "survival_masks"),
 )
 
 

@@ -14,12 +14,14 @@ from fedfrozen_app.exchange.hello_messages import WAITING
 from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.exchange.study_messages import study_texts
 from fedfrozen_app.sites.handle_census import answer_once, census_answer, other_memories, records_of_view
+from fedfrozen_app.sites.masked_study import key_answer, sum_answer
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.refusals import RequestRefused
 from fedfrozen_app.sites.site_budget import Price
 from fedfrozen_app.sites.site_state import Incoming, SiteState
 from fedfrozen_app.sites.views import View
 from fedfrozen_app.study.answer_study import answer
+from fedfrozen_app.study.masked_steps import MaskedStep, read_masked_step
 from fedfrozen_app.study.site_rules import SiteRows
 from fedfrozen_app.study.study_ask import Step, StudyAsk, read_step, read_study
 
@@ -29,10 +31,12 @@ def handle_study(site: SiteState, incoming: Incoming) -> Message:
     try:
         asked, one_step = study_texts(message)
         ask = read_study(asked)
-        step = read_step(one_step, ask)
+        masked = None if ask.masks is None else read_masked_step(one_step, ask)
+        step = read_step(one_step, ask) if masked is None else masked.sum or Step()
     except ValueError as error:
         raise RequestRefused(f"the survival study cannot be read: {error}") from None
-    details |= {"run": ask.id, "proposal": ask.hash, "step": step.name}
+    name = step.name if masked is None else title_of(masked)
+    details |= {"run": ask.id, "proposal": ask.hash, "step": name}
     view = site.view(ask.view)
     if problem := policy.problem_of_study(ask, view, incoming.bundle):
         raise RequestRefused(problem)
@@ -42,8 +46,13 @@ def handle_study(site: SiteState, incoming: Incoming) -> Message:
             site.approvals.ask(ask)
             site.audit.write("pending", **details, view=view.name, epsilon_asked=ask.epsilon)
         return census_answer(site, message, WAITING)
+    if masked is not None and masked.question is not None:
+        return census_answer(site, message, "", key_answer(site, ask, masked.question, policy, details))
     site.check_limit("answers to survival studies", policy.survival_answers_per_day, "survival")
-    text, charged = add_up(site, ask, step, view, policy)
+    if masked is None:
+        text, charged = add_up(site, ask, step, view, policy)
+    else:
+        text, charged = add_up_masked(site, ask, masked, view, policy)
     epsilon, delta = site.budget.spent()
     site.audit.write(
         "survival",
@@ -60,6 +69,29 @@ def handle_study(site: SiteState, incoming: Incoming) -> Message:
         delta_all_runs=delta,
     )
     return census_answer(site, message, "", text)
+
+
+def title_of(step: MaskedStep) -> str:
+    """In the log: "edges", "keys", "masked counts"."""
+    if step.question is not None:
+        return str(step.question["step"])
+    return step.name if step.sum is None else f"{step.name} {step.sum.name}"
+
+
+def add_up_masked(
+    site: SiteState, ask: StudyAsk, step: MaskedStep, view: View, policy: Policy
+) -> tuple[str, str | None]:
+    """The same under masks, or the edges that the counts show."""
+    charged: list[str | None] = [None]
+
+    def plain(own: StudyAsk, asked: Step) -> str:
+        text, charged[0] = add_up(site, own, asked, view, policy)
+        return text
+
+    try:
+        return sum_answer(site, ask, step, plain), charged[0]
+    except UserError as error:
+        raise RequestRefused(str(error)) from error
 
 
 def add_up(site: SiteState, ask: StudyAsk, step: Step, view: View, policy: Policy) -> tuple[str, str | None]:

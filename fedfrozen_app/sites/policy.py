@@ -12,6 +12,7 @@ from typing import Any, Literal
 from fedfrozen_app.census.ask import Ask, checked_column
 from fedfrozen_app.census.floors import LEAST_FLOOR
 from fedfrozen_app.census.rules import Rules
+from fedfrozen_app.config import SecureAggregationConfig
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.exchange.proposal import MASKED_FORMAT, Proposal
 from fedfrozen_app.exchange.text_part import TextPart
@@ -22,7 +23,7 @@ from fedfrozen_app.sites.views import View
 from fedfrozen_app.study.site_rules import MODES
 from fedfrozen_app.study.site_rules import Rules as StudyRules
 from fedfrozen_app.study.site_rules import problem as problem_of_study
-from fedfrozen_app.study.study_ask import StudyAsk
+from fedfrozen_app.study.study_ask import Masks, StudyAsk
 from fedfrozen_app.survival.time_edges import check_edges
 
 WHOLE = (
@@ -168,6 +169,9 @@ class Policy:
                 "the server masks as an older version of this package does: install the version of this site "
                 "there, too"
             )
+        return self._problem_of_mask_floors("run", asked)
+
+    def _problem_of_mask_floors(self, what: str, asked: SecureAggregationConfig | Masks) -> str | None:
         neighbours = NEIGHBOURS if asked.neighbours is None else asked.neighbours
         floors = {
             "min_cohort": (asked.min_cohort, self.min_cohort),
@@ -177,7 +181,8 @@ class Policy:
         for key, (given, least) in floors.items():
             if given < least:
                 return (
-                    f"the run has secure_aggregation.{key}={given:.4g}, and it asks for {least:.4g} at least"
+                    f"the {what} has secure_aggregation.{key}={given:.4g}, and it asks for {least:.4g} at "
+                    "least"
                 )
         return None
 
@@ -234,6 +239,8 @@ class Policy:
             return problem
         problem = self._problem_of_names("study", ask.columns.names)
         if problem := problem or problem_of_study(ask, self.study_rules()):
+            return problem
+        if ask.masks is not None and (problem := self._problem_of_mask_floors("study", ask.masks)):
             return problem
         if ask.epsilon is None and self.privacy_required:
             return "it gives counts with noise only, and this study has none (--epsilon)"

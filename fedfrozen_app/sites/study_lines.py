@@ -27,11 +27,21 @@ def described_study(ask: StudyAsk, kit: Kit, policy: Policy) -> list[str]:
         f"groups    {group}",
         *times_lines(ask, policy),
         *regression_lines(ask),
+        *mask_lines(ask),
         f"privacy   {noise}",
     ]
     if problem := problem_of_study(ask, policy.study_rules()):
         lines.append(f"          THE POLICY REFUSES IT: {problem}")
     return lines
+
+
+def mask_lines(ask: StudyAsk) -> list[str]:
+    if ask.masks is None:
+        return ["masks     NONE: the server sees the counts and sums of this site"]
+    return [
+        f"masks     the server sees sums over {ask.masks.min_cohort} sites or more, and at which edges the",
+        "          counts of this site may be shown",
+    ]
 
 
 def times_lines(ask: StudyAsk, policy: Policy) -> list[str]:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from fedfrozen_app.core.errors import RunFailed, UserError
+from fedfrozen_app.study.masked_study import SUM, MaskedSites
 from fedfrozen_app.study.released_counts import STATUS
 from fedfrozen_app.study.site_sums import SiteCounts
 from fedfrozen_app.study.study_ask import COX, Step, StudyAsk
-from fedfrozen_app.study.study_results import results
+from fedfrozen_app.study.study_results import masked_site, results, site_results
 from fedfrozen_app.survival.counts import Counts, add, without_noise_below_zero
 from fedfrozen_app.survival.cox import Cox, fit_cox, scale_of
 from fedfrozen_app.survival.risk_sums import Likelihood, RiskSums, add_sums, likelihood
@@ -37,7 +38,26 @@ def conduct(ask: StudyAsk, ask_sites: AskSites) -> dict[str, Any]:
             cox = regression(ask, counts, known, ask_sites)
         except UserError as error:
             problem = str(error)
-    return results(ask, answers, refused, counts, cox, problem)
+    return results(ask, site_results(ask, answers), refused, counts, cox, problem)
+
+
+def conduct_masked(ask: StudyAsk, sites: MaskedSites) -> dict[str, Any]:
+    """The same from masked sums: no site's own counts are known."""
+    shown = sites.edges()
+    total = sites.counts(shown)
+    summed = list(sites.sites)
+    counts = merged(ask, {SUM: total})
+    _check(ask, counts)
+    cox: Cox | None = None
+    problem = ""
+    if ask.columns.covariates:
+        try:
+            cox = regression(ask, counts, {SUM: total}, lambda step: ({SUM: sites.regression(step)}, {}))
+        except UserError as error:
+            problem = str(error)
+    by_site = {name: masked_site(one.floor, withheld=name not in summed) for name, one in shown.items()}
+    found = results(ask, by_site, sites.refused, counts, cox, problem)
+    return found | {"masks": {"sites": summed, "sums": sites.number}}
 
 
 def merged(ask: StudyAsk, known: Mapping[str, SiteCounts]) -> Counts:

@@ -12,8 +12,14 @@ import numpy as np
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.sources.delimited import delimited_frame
 from fedfrozen_app.exchange.strict import canonical
+from fedfrozen_app.secure import secagg_messages
+from fedfrozen_app.secure.client import Session
+from fedfrozen_app.secure.round_keys import OnSight, Simulated, new_seed
 from fedfrozen_app.study.answer_study import answer
 from fedfrozen_app.study.conduct import Asked, AskSites
+from fedfrozen_app.study.masked_site import check_terms, masked_answer, shown_answer
+from fedfrozen_app.study.masked_steps import EDGES, read_masked_step
+from fedfrozen_app.study.masked_study import ALL_SITES, Answers, Exchange
 from fedfrozen_app.study.site_rules import SiteRows, rules_of_simulation
 from fedfrozen_app.study.site_sums import read_answer
 from fedfrozen_app.study.study_ask import Step, StudyAsk, read_step
@@ -71,3 +77,34 @@ def in_process(ask: StudyAsk, sites: Mapping[str, SiteRows]) -> AskSites:
         return found, {}
 
     return ask_sites
+
+
+def in_process_masked(ask: StudyAsk, sites: Mapping[str, SiteRows]) -> Exchange:
+    """The same under masks: every site has keys and sessions of its own, and every text travels."""
+    rules = rules_of_simulation(ask)
+    memories: dict[str, dict[str, Any]] = {name: {} for name in sites}
+    identities = {name: Simulated(new_seed()) for name in sites}
+    sessions: dict[str, Session] = {}
+
+    def answer_of(name: str, text: str) -> str:
+        step = read_masked_step(text, ask)
+
+        def plain(own: StudyAsk, asked: Step) -> str:
+            return canonical(answer(own, asked, sites[name], rules, memories[name]))
+
+        if step.name == EDGES:
+            return shown_answer(ask, plain)
+        if step.question is None:
+            sessions[name], found = masked_answer(ask, step, sessions.get(name), plain)
+            return found
+        check_terms(step.question, ask)
+        assert ask.masks is not None
+        given = (step.question, name, sessions.get(name), identities[name], OnSight(), ask.masks.min_cohort)
+        sessions[name], found = secagg_messages.answer_step(*given)
+        return found
+
+    def exchange(texts: Mapping[str, str]) -> Answers:
+        asked = dict.fromkeys(sites, texts[ALL_SITES]) if ALL_SITES in texts else texts
+        return {name: answer_of(name, text) for name, text in asked.items()}, {}
+
+    return exchange

@@ -28,7 +28,21 @@ MOST, DEPTH, LONGEST = 5_000_000, 4, 200
 MOST_LEVELS, MOST_COVARIATES, MOST_TIMES = 20, 60, 20_000
 STRATA = ("none", "site")
 COUNTS, COX = "counts", "cox"
+MASKS = "masks"
 LARGEST = 1e6  # of a coefficient or a scale: beyond, a sum holds one person alone
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Under which a study's sums leave the sites; the terms of a masked round of training."""
+
+    min_cohort: int
+    threshold: float
+    neighbours: int | None
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        return {"min_cohort": self.min_cohort, "threshold": self.threshold, "neighbours": self.neighbours}
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,7 @@ class StudyAsk(Spelled):
     strata: str = "none"
     epsilon: float | None = None  # of the noise on every count; None: counts as they are
     floor: int = 10  # of simulated sites; a real one has its own
+    masks: Masks | None = None
 
     @cached_property
     def plain(self) -> dict[str, Any]:
@@ -60,6 +75,7 @@ class StudyAsk(Spelled):
             "strata": self.strata,
             "epsilon": self.epsilon,
             "floor": self.floor,
+            **({} if self.masks is None else {MASKS: self.masks.plain}),  # older sites know no masks
         }
 
 
@@ -69,7 +85,7 @@ KEYS = set(StudyAsk("x", Columns("time", "event")).plain)
 def read_study(text: str) -> StudyAsk:
     """`ValueError`, as the rest of a sentence for the site's own log, where it is none."""
     found = read_json(text, most=MOST, depth=DEPTH, longest=LONGEST)
-    if not isinstance(found, dict) or set(found) != KEYS:
+    if not isinstance(found, dict) or set(found) - {MASKS} != KEYS:
         raise ValueError("it has other keys than a survival study")
     if type(found["format"]) is not int or found["format"] != FORMAT or found["kind"] != KIND:
         raise ValueError("it is of another version's format")
@@ -90,9 +106,24 @@ def read_study(text: str) -> StudyAsk:
             "noise (epsilon) is for counts between edges: it hides neither exact times nor the sums of "
             "a Cox regression"
         )
-    return StudyAsk(
-        found["id"], columns, found["view"], edges, found["ties"], found["strata"], epsilon, found["floor"]
-    )
+    masks = _masks(found[MASKS]) if MASKS in found else None
+    if masks is not None and edges is None:
+        raise ValueError("masks are for counts between edges: exact times would name each person's time")
+    how = (found["ties"], found["strata"], epsilon, found["floor"], masks)
+    return StudyAsk(found["id"], columns, found["view"], edges, *how)
+
+
+def _masks(found: Any) -> Masks:
+    if not isinstance(found, dict) or set(found) != {"min_cohort", "threshold", "neighbours"}:
+        raise ValueError("its masks have other keys")
+    least, threshold, neighbours = found["min_cohort"], found["threshold"], found["neighbours"]
+    if type(least) is not int or not 2 <= least <= 100_000:
+        raise ValueError("the smallest cohort of its masks is none")
+    if type(threshold) not in (int, float) or not 0.5 <= threshold <= 1:
+        raise ValueError("the threshold of its masks is none")
+    if neighbours is not None and (type(neighbours) is not int or neighbours < 2):
+        raise ValueError("the neighbours of its masks are none")
+    return Masks(least, float(threshold), neighbours)
 
 
 def _columns(found: dict[str, Any]) -> Columns:

@@ -17,7 +17,7 @@ from fedfrozen_app.survival.people import ALL
 
 def results(
     ask: StudyAsk,
-    answers: Mapping[str, SiteCounts],
+    sites: Mapping[str, dict[str, Any]],
     refused: Mapping[str, str],
     counts: Counts,
     cox: Cox | None,
@@ -29,7 +29,7 @@ def results(
     return {
         "format": FORMAT,
         "asked": {"hash": ask.hash, **ask.plain},
-        "sites": {name: _site(found, levels) for name, found in sorted(answers.items())},
+        "sites": dict(sorted(sites.items())),
         "refused": dict(sorted(refused.items())),
         "all": _curve(ALL, curves(counts.all_groups())[0]),
         "groups": [_curve(level, one) for level, one in zip(levels, groups, strict=True)]
@@ -38,6 +38,19 @@ def results(
         "log_rank": None if test is None else _log_rank(test, levels),
         "cox": None if cox is None else _cox(cox),
         "problem": problem,
+    }
+
+
+def site_results(ask: StudyAsk, answers: Mapping[str, SiteCounts]) -> dict[str, dict[str, Any]]:
+    return {name: _site(found, ask.columns.levels) for name, found in answers.items()}
+
+
+def masked_site(floor: int, *, withheld: bool) -> dict[str, Any]:
+    """Of a site in a masked sum nothing else is known."""
+    return {
+        **dict.fromkeys(("people", "events", "groups", "left_out")),
+        "floor": floor,
+        "withheld": withheld,
     }
 
 

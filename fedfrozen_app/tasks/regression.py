@@ -19,6 +19,7 @@ class Regression(Target):
     headline, title = "r2", "R²"
     metric_names = ("r2", "mae")
     has_classes = fair = False
+    by_site = True
 
     def outputs(self, classes: Sequence[str]) -> int:
         return 1
@@ -93,7 +94,9 @@ def number(cell: Any, column: str, origin: str) -> float | None:
     try:
         found = float(cell)
     except (TypeError, ValueError):
-        raise UserError(f"{cell!r} in {origin} is no number, and column {column!r} needs one.") from None
+        raise UserError(
+            f"{cell!r} in {origin} is no number, and column {column!r} needs one: correct the cell."
+        ) from None
     if not np.isfinite(found):
         if np.isnan(found):
             return None

@@ -43,6 +43,7 @@ class Segmentation(Target):
     headline, title = "dice", "Dice"
     metric_names = ("dice", "iou", "hd95")
     fair = False
+    by_site = True
     reads_pictures = over_pixels = True
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:

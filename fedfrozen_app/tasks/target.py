@@ -38,6 +38,8 @@ class Target:
     fair: ClassVar[bool] = True  # whether predictions are evaluated by class and subgroup
     reads_pictures: ClassVar[bool] = False  # whether rows of this kind are pictures, unless of a table
     over_pixels: ClassVar[bool] = False  # whether a picture has a prediction for each of its pixels
+    by_site: ClassVar[bool] = False  # whether the report has its metrics for each site's test rows
+    needs_reference: ClassVar[bool] = False  # whether `site_scores` compares with other rows
 
     def __init__(self, settings: Mapping[str, Any] = NOTHING) -> None:
         self.settings = settings
@@ -84,6 +86,15 @@ class Target:
 
     def of_loss(self, loss: float) -> dict[str, float]:
         """Metrics that follow from the mean loss."""
+        return {}
+
+    def reference(self, logits: Tensor | None, labels: Tensor) -> Any:
+        """What `site_scores` of all sites compare with, such as the censoring of train rows: of the model's
+        logits on these rows, if they may be asked for. None where these rows are too few."""
+        return None
+
+    def site_scores(self, logits: Tensor, labels: Tensor, reference: Any) -> dict[str, float]:
+        """Further metrics of one site's test rows."""
         return {}
 
     # Labels --------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 intervals."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -12,12 +13,23 @@ from torch.nn import functional
 
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.tasks.regression import number
-from fedfrozen_app.tasks.survival_scores import harrell_c
+from fedfrozen_app.tasks.survival_scores import baseline_hazard, brier_of_site, harrell_c
 from fedfrozen_app.tasks.target import Target
 
 PAIRS = 2**24  # of rows, that are compared at once
 YES, NO = {"1", "1.0", "true", "yes"}, {"0", "0.0", "false", "no"}
 EVENT, CENSORED = "event", "censored"
+SPAN = np.linspace(0.1, 0.9, 33)  # shares of the events between which curves are scored
+
+
+@dataclass(frozen=True)
+class Reference:
+    """By which a site's Brier score is weighted, and a Cox model's risks become curves."""
+
+    time: np.ndarray
+    event: np.ndarray
+    times: np.ndarray  # at which curves are scored
+    hazard: np.ndarray | None  # the baseline's, at these times; None where it is not known
 
 
 class Cox(Target):
@@ -30,6 +42,7 @@ class Cox(Target):
     headline, title = "c_index", "C-index"
     metric_names = ("c_index",)
     has_classes = fair = per_example = False
+    by_site = needs_reference = True
     intercept = False  # a constant cancels: with a bias, rounding noise alone would move it
 
     def outputs(self, classes: Sequence[str]) -> int:
@@ -82,6 +95,37 @@ class Cox(Target):
         time, event = (labels[:, column].cpu().numpy() for column in (0, 1))
         found = harrell_c(time, event, predicted.double().cpu().numpy())
         return {} if np.isnan(found) else {"c_index": found}  # no two rows can be compared
+
+    def reference(self, logits: Tensor | None, labels: Tensor) -> Reference | None:
+        time, event = (labels[:, column].cpu().numpy() for column in (0, 1))
+        times = self._horizon(time[event > 0])
+        if len(times) < 2:
+            return None
+        return Reference(time, event, times, None if logits is None else self._hazard(logits, labels, times))
+
+    def _horizon(self, times: np.ndarray) -> np.ndarray:
+        """At which curves are scored: up to the time by which nine of ten events have happened."""
+        return np.unique(np.quantile(times, SPAN)) if len(times) else times
+
+    def _hazard(self, logits: Tensor, labels: Tensor, times: np.ndarray) -> np.ndarray | None:
+        time, event = (labels[:, column].cpu().numpy() for column in (0, 1))
+        return baseline_hazard(time, event, self.predictions(logits).double().cpu().numpy(), times)
+
+    def _survival(self, logits: Tensor, reference: Reference) -> np.ndarray | None:
+        """(rows, times): the predicted share without the event; None without a baseline hazard."""
+        if reference.hazard is None:
+            return None
+        risk = self.predictions(logits).double().cpu().numpy()
+        with np.errstate(over="ignore"):  # nobody with so large a risk is left: exp(-inf) is 0
+            return np.asarray(np.exp(-np.exp(risk)[:, None] * reference.hazard))
+
+    def site_scores(self, logits: Tensor, labels: Tensor, reference: Reference) -> dict[str, float]:
+        survival = self._survival(logits, reference)
+        if survival is None or not len(labels):
+            return {}
+        time, event = (labels[:, column].cpu().numpy() for column in (0, 1))
+        found = brier_of_site(reference.time, reference.event, time, event, survival, reference.times)
+        return {"brier": found} if np.isfinite(found) else {}
 
     def names_in(self, label: Any) -> list[str]:
         return []
@@ -163,6 +207,20 @@ class DiscreteTime(Cox):
         ends = torch.tensor(self._edges, dtype=logits.dtype, device=logits.device)
         widths = torch.diff(ends, prepend=ends.new_zeros(1))
         return -(functional.logsigmoid(-logits).cumsum(dim=-1).exp() * widths).sum(dim=-1)
+
+    def _horizon(self, times: np.ndarray) -> np.ndarray:
+        found = super()._horizon(times)
+        return np.asarray(found[found <= self._edges[-1]])
+
+    def _hazard(self, logits: Tensor, labels: Tensor, times: np.ndarray) -> None:
+        """Its curves need none."""
+
+    def _survival(self, logits: Tensor, reference: Reference) -> np.ndarray:
+        """Between two edges along a line."""
+        at_edges = functional.logsigmoid(-logits.double()).cumsum(dim=-1).exp().cpu().numpy()
+        edges = [0.0, *self._edges]
+        curves = [np.interp(reference.times, edges, [1.0, *row]) for row in at_edges]
+        return np.array(curves).reshape(len(at_edges), len(reference.times))
 
     def chosen(self, labels: Sequence[Any], dataset: Any) -> dict[str, Any]:
         """The edges as they are given, or such that the intervals have about as many events each."""

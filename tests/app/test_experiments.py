@@ -7,11 +7,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from omegaconf import OmegaConf
 from PIL import Image
 
 from fedfrozen_app.config import compose_config
 from fedfrozen_app.core.conf_files import conf_dir
+from tests.conftest import worker_of
 from tests.data.masked import draw
 
 FILES = sorted((conf_dir() / "experiment").glob("*.yaml"))
@@ -73,6 +75,17 @@ def hospital_table(tmp_path):
     path = tmp_path / "table.csv"
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+@pytest.mark.parametrize("name", ["flamby_heart", "flamby_tcga_brca"])
+def test_flamby_experiments_begin_at_flamby_s_weights(name, hospital_table):
+    """Its script seeds torch and then makes one linear layer: two inputs here, and one output."""
+    words = [f"experiment={name}", f"dataset.path={hospital_table}", "seed=43", "dataset.columns=[age,sex]"]
+    model = worker_of(*words).model
+    torch.manual_seed(43)
+    layer = torch.nn.Linear(2, 1)
+    assert torch.equal(model.classifier.weight, layer.weight)
+    assert model.classifier.bias is None or torch.equal(model.classifier.bias, layer.bias)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pandas
 import pytest
+import torch
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.core.errors import UserError
@@ -88,6 +89,53 @@ def test_both_runners_agree_where_layers_or_adapters_train(train, table, more):
     assert one.rows[-1]["test_loss"] == pytest.approx(other.rows[-1]["test_loss"], abs=1e-9)
 
 
+@pytest.mark.parametrize("model", ["cox", "discrete"])
+def test_a_survival_report_has_scores_by_site(train, table, model):
+    """By hand from the stored model: C-index and Brier score on each site's test rows, and on all."""
+    from fedfrozen_app.tasks.survival_scores import baseline_hazard, brier_of_site, harrell_c
+    from tests.conftest import worker_of
+
+    task = "survival" if model == "cox" else "discrete"
+    given = words(table, task, "strategy=fedavg", "model=linear", "num_rounds=2", "runtime.threads=1")
+    given = [word for word in given if word != "dataset.limit=null"]
+    run = train(*given, "dataset.limit=null", small=False)
+    found = json.loads((run.folder / "sites.json").read_text())
+    worker = worker_of(*given)
+    worker.load(run.model, {})
+    names = ("all test rows", *worker.shares.partition.names)
+    assert [row["name"] for row in found["rows"]] == list(names) and found["reference"] == "train"
+    assert sum(row["rows"] for row in found["rows"][1:]) == found["rows"][0]["rows"]
+    assert found["rows"][0]["c_index"] == pytest.approx(run.rows[-1]["test_c_index"])
+    page = (run.folder / "report.html").read_text()
+    assert "<h2>Sites</h2>" in page and f"{found['rows'][0]['brier']:.4f}" in page
+    if model == "discrete":
+        assert all(0 < row["brier"] < 0.6 for row in found["rows"])
+        return
+    rows = np.concatenate([worker.rows(client).train.numpy() for client in "012"])
+    known = worker.train_table.take(torch.as_tensor(rows))
+    risk = worker.task.all_logits(known)[:, 0].double().numpy()
+    time, event = known.labels.numpy().T
+    times = np.unique(np.quantile(time[event > 0], np.linspace(0.1, 0.9, 33)))
+    hazard = baseline_hazard(time, event, risk, times)
+    for row, index in zip(found["rows"][1:], worker.shares.test, strict=True):
+        own = worker.data.test_table.take(torch.as_tensor(index))
+        scores = worker.task.all_logits(own)[:, 0].double().numpy()
+        curves = np.exp(-np.exp(scores)[:, None] * hazard)
+        brier = brier_of_site(time, event, *own.labels.numpy().T, curves, times)
+        assert row["brier"] == pytest.approx(brier, rel=1e-6)
+        assert row.get("c_index", np.nan) == pytest.approx(
+            harrell_c(*own.labels.numpy().T, scores), rel=1e-6, nan_ok=True
+        )
+
+
+def test_scores_by_site_of_a_masked_run_read_no_client_s_rows(train, table):
+    run = train(*words(table, "survival", "strategy=fedavg", "model=linear", "num_rounds=1",
+                       "secure_aggregation=on"), small=False)  # fmt: skip
+    found = json.loads((run.folder / "sites.json").read_text())
+    assert found["reference"] == "test" and not any("brier" in row for row in found["rows"])
+    assert "no Brier score" in (run.folder / "report.html").read_text()
+
+
 def test_a_run_writes_how_its_cells_became_numbers_and_another_reads_it(train, table):
     run = train(*words(table, "regression", "strategy=fedavg", "num_rounds=1"))
     written = json.loads((run.folder / "table.json").read_text())
@@ -128,8 +176,6 @@ def test_methods_act_on_tables(train, table, more):
 
 def test_plain_models_of_the_same_table(train, table):
     """On rows that age decides trees do well, and a site alone no better than all together."""
-    import torch
-
     from fedfrozen_app.baselines.same_rows import same_rows, table_cells
     from fedfrozen_app.baselines.score import scores
     from tests.conftest import worker_of
@@ -141,7 +187,12 @@ def test_plain_models_of_the_same_table(train, table):
         worker = worker_of(*(word for word in given if word != "dataset.limit=null"))
         rows = same_rows(worker.config, worker.corpus, worker.shares, quick=False)
         linear, trees, alone = scores(rows)
-        assert [len(places) for places in rows.sites] == [len(p) for p in worker.shares.partition.indices]
+        parts = worker.shares.partition
+        assert {name: len(places) for name, places in rows.sites.items()} == {
+            name: len(part) for name, part in zip(parts.names, parts.indices, strict=True)
+        }
+        by_site = [own[metric] for own in alone["by_client"].values() if metric in own]
+        assert list(alone["by_client"]) == list("abc") and alone[metric] == pytest.approx(np.mean(by_site))
         assert linear["name"].endswith("on the columns") and linear[metric] > 0.5
         assert "each site alone" in alone["name"] and alone[metric] <= trees[metric]
 

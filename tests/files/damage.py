@@ -181,7 +181,7 @@ RUN_VERBS: dict[str, Callable[[Path], int]] = {
     "verify": lambda run: command(["verify", str(run)]),
     "repair": lambda run: command(["verify", str(run), "--repair"]),
     "extend": lambda run: command(["resume", str(run), "num_rounds=3"]),
-    "baselines": lambda run: command(["baselines", str(run)]),
+    "baselines": lambda run: command(["baselines", str(run), "--plain"]),
     "audit": lambda run: command(["audit", str(run), "rows=10", "shadow_pairs=1", "shadow_epochs=1"]),
     "plan": lambda run: command(["plan", *TINY, f"from={run}/checkpoints/2"]),
 }

@@ -84,6 +84,37 @@ def test_a_cox_model_has_no_intercept(source):
     assert model(**INPUTS).logits.shape == (4, 1)
 
 
+def test_a_reference_class_makes_logistic_regression_with_one_logit():
+    """Against torch's own: one linear layer, a sigmoid and the binary cross-entropy."""
+    shape = InputShape("table", ("well", "ill"), numbers=2, levels=(3, 2))
+    model = build_model(
+        source="linear", path=None, model_type=None, config={"reference": True}, shape=shape, dtype="float64",
+        seed=7,
+    )  # fmt: skip
+    torch.manual_seed(7)
+    plain_layer = torch.nn.Linear(5, 1).double()
+    assert torch.equal(model.classifier.weight, plain_layer.weight)
+    assert torch.equal(model.classifier.bias, plain_layer.bias)
+    labels = torch.tensor([0, 1, 1, 0])
+    task = Task(model, kind="table", settings={}, classes=shape.classes)
+    own = task.loss(dict(model.named_parameters()), Batch(INPUTS, labels))
+    answer = plain_layer(model.inputs(**INPUTS))[:, 0].sigmoid()
+    theirs = torch.nn.functional.binary_cross_entropy(answer, labels.double())
+    torch.testing.assert_close(own, theirs, rtol=1e-12, atol=0)
+    gradients = torch.autograd.grad(own, list(model.parameters()))
+    expected = torch.autograd.grad(theirs, list(plain_layer.parameters()))
+    torch.testing.assert_close(gradients, expected, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "sentence"),
+    [("survival", True, "needs one class for each row"), ("table", 1, "must be true or false")],
+)
+def test_a_reference_class_that_cannot_be_is_refused(kind, value, sentence):
+    with pytest.raises(UserError, match=sentence):
+        task_of("linear", kind, reference=value)
+
+
 def test_a_token_for_each_column_and_one_that_reads_them():
     task = task_of("ft_transformer")
     tokens = task.model.embeddings(INPUTS["numbers"], INPUTS["categories"])

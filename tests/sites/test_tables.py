@@ -13,7 +13,9 @@ from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.federated import load_corpus
 from fedfrozen_app.exchange.proposal import propose, read_proposal
 from fedfrozen_app.exchange.strict import canonical
+from fedfrozen_app.files.status import Detached
 from fedfrozen_app.local.worker import make_data_spec
+from fedfrozen_app.run.job import Job
 from fedfrozen_app.sites.audit_log import read_audit
 from fedfrozen_app.sites.site_check import check_data
 from tests.conftest import slowly
@@ -101,6 +103,31 @@ def test_three_sites_train_on_their_tables(sites, task):
     assert all(np.isfinite(row["test_loss"]) for row in run.rows)
     for name in sites.names:
         assert [entry["event"] for entry in read_audit(sites.kit(name).audit)][-2:] == ["sent", "sent"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_table_run_is_handed_in_with_its_columns(sites, monkeypatch, task):
+    """Before it is handed in the run is proposed once, so that what no site could be asked for ends here."""
+    from fedfrozen_app.runtimes.flower import deployed
+
+    handed = []
+
+    class Federation:
+        def sites(self):
+            return list(sites.names)
+
+        def submit(self, app, settings, resources):
+            handed.append(settings)
+            return 1
+
+    monkeypatch.setattr(deployed, "connect", lambda config, folder: Federation())
+    kit = f"runtime.server_kit={sites.folder}/kits/operator"
+    composed = compose_run([*sites.words(*TASKS[task]), "runtime=deployed", kit])
+    folder = sites.folder / "handed"
+    (folder / "flower").mkdir(parents=True)
+    with pytest.raises(Detached, match="Flower's run 1 goes on"):
+        deployed.run_deployed(Job(composed, folder, detach=True))
+    assert f"{sites.folder}/data/server.csv" not in handed[0]["overrides"]  # a path stays at the server
 
 
 def test_sites_give_what_one_process_gives(sites, tmp_path, train):

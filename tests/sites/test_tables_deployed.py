@@ -42,6 +42,7 @@ def test_a_run_and_a_survival_page_of_which_one_site_refuses_a_column(tmp_path):
         run = tmp_path / "run"
         table = ["dataset=table", f"dataset.path={server}", "dataset.label_column=ill"]
         table += ["dataset.columns=[" + ",".join(COLUMNS) + "]", "client.batch_size=8", "num_rounds=2"]
+        table.append("client.local_epochs=10")  # enough of them to learn that age decides
         small = [
             f"model.config.{key}={value}" for key, value in {"hidden_size": 8, "num_hidden_layers": 1}.items()
         ]
@@ -50,6 +51,7 @@ def test_a_run_and_a_survival_page_of_which_one_site_refuses_a_column(tmp_path):
         assert command([*line, f"output_dir={run}", f"hydra.run.dir={run}"]) == 0
         rows = Run(run).rows
         assert [row["clients_ok"] for row in rows[1:]] == [2, 2] and rows[-1]["test_accuracy"] > 0.5
+        assert rows[-1]["test_loss"] < rows[0]["test_loss"]
         asked = ["--time", "days", "--event", "died", "--group", "sex=f,m", "--edges", str(edges)]
         line = ["survival", *own, "runtime.min_nodes=3", *asked, f"output_dir={tmp_path / 'out'}"]
         assert command(line) == 0

@@ -13,6 +13,7 @@ from statsmodels.duration.hazard_regression import PHReg
 
 from fedfrozen_app.__main__ import run as command
 from fedfrozen_app.survival.time_edges import edges_every
+from tests.conftest import slowly
 from tests.survival.drawn import SITES, study
 
 WORDS = ["--time", "time", "--event", "event"]
@@ -164,3 +165,126 @@ def test_a_site_without_a_full_row_adds_nothing_and_is_named(tmp_path, capsys):
     assert found["sites"]["A"]["left_out"] == (frame["site"] == "A").sum()
     assert "A has no row with all values" in capsys.readouterr().out
     assert found["all"]["people"] == (frame["site"] != "A").sum()
+
+
+# Masks ----------------------------------------------------------------------------------------------------
+
+EDGES = ["--every", "30", "--until", "180", "--floor", "3"]
+MASKED = "secure_aggregation=on"
+
+
+@pytest.mark.parametrize("strata", [[], *slowly(["--by-site"], ["--ties", "breslow"])])
+def test_masked_sums_give_what_open_ones_give(tmp_path, strata):
+    """Counts to the bit, coefficients to the stated rounding; of a site itself nothing is known."""
+    frame = patients(1, 6)
+    open_study = run(tmp_path, frame, *ALL, *EDGES, *strata)
+    masked = run(tmp_path, frame, *ALL, *EDGES, *strata, MASKED)
+    for key in ("all", "groups", "log_rank"):
+        assert masked[key] == open_study[key]
+    for one, other in zip(masked["cox"]["covariates"], open_study["cox"]["covariates"], strict=True):
+        for key in ("coefficient", "error", "p", "low", "high"):
+            assert one[key] == pytest.approx(other[key], abs=1e-9), key
+    assert masked["masks"]["sites"] == sorted(masked["sites"]) == list("ABCD")
+    for site in masked["sites"].values():
+        assert [site[key] for key in ("people", "events", "groups", "left_out")] == [None] * 4
+    page = (tmp_path / "out" / "survival.html").read_text()
+    assert "masked sums over 4 sites" in page and "sums over A, B, C, D alone" in page
+
+
+@pytest.mark.slow
+def test_a_masked_study_with_noise_is_a_sum_of_noised_counts(tmp_path):
+    frame = patients(1, 6)
+    found = run(tmp_path, frame, *WORDS, "--site", "site", *EDGES, "--epsilon", "50", MASKED)
+    exact = run(tmp_path, frame, *WORDS, "--site", "site", *EDGES, "--floor", "1")
+    assert found["all"]["events"] == pytest.approx(exact["all"]["events"], abs=3)
+    np.testing.assert_allclose(found["all"]["survival"], exact["all"]["survival"], atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            [*ALL, MASKED],
+            "This study cannot be asked for: masks are for counts between edges: exact times would name each "
+            "person's time.",
+        ),
+        (
+            [*ALL, *EDGES, MASKED, "secure_aggregation.min_cohort=5"],
+            "4 sites would be in the sum, and it must be 5 (secure_aggregation.min_cohort): ask more "
+            "sites, or take wider edges or fewer groups.",
+        ),
+    ],
+    ids=["exact", "few"],
+)
+def test_a_masked_study_that_cannot_be_is_one_sentence(tmp_path, capsys, words, sentence):
+    patients(1, 6).to_csv(tmp_path / "patients.csv", index=False)
+    code = command(["survival", str(tmp_path / "patients.csv"), *words, f"output_dir={tmp_path}/out"])
+    assert code == 2 and f"fedfrozen: {sentence}\n" == capsys.readouterr().err
+
+
+def test_what_leaves_a_site_is_uniform_and_its_numbers_are_hidden(tmp_path):
+    """The words of one masked sum spread over all of 64 bits, although the counts are small; twice the same
+    study gives other words."""
+    from fedfrozen_app.secure.vector import WIDE
+    from fedfrozen_app.study.masked_numbers import size_of
+    from fedfrozen_app.study.masked_steps import MASKED as STEP
+    from fedfrozen_app.study.masked_steps import read_vector
+    from fedfrozen_app.study.masked_study import MaskedSites
+    from fedfrozen_app.study.simulated_study import deal, in_process_masked
+    from fedfrozen_app.study.study_ask import COUNTS, Masks, Step, StudyAsk
+    from fedfrozen_app.survival.people import Columns
+
+    frame, edges = patients(1, 6), (0.0, *(float(edge) for edge in range(30, 181, 30)))
+    cells = {name: frame[name].tolist() for name in ("time", "event", "site")}
+    ask = StudyAsk("one", Columns("time", "event"), edges=edges, floor=3, masks=Masks(3, 2 / 3, None))
+    seen: list[str] = []
+
+    def told():
+        exchange = in_process_masked(ask, deal(cells, "site"))
+
+        def listening(texts):
+            found, refused = exchange(texts)
+            if any(json.loads(text)["step"] == STEP for text in texts.values()):
+                seen.extend(found[name] for name in sorted(found))
+            return found, refused
+
+        sites = MaskedSites(ask, listening)
+        shown = sites.edges()
+        return sites.counts(shown)
+
+    one, two = told(), told()
+    assert one.tables == two.tables
+    size = size_of(ask, Step(COUNTS, tuple(one.tables[0]["events"]["times"])))
+    words = [read_vector(text, size).head for text in seen]
+    assert all(len(own) == 2 * size and (own > 2**48).mean() > 0.9 for own in words)
+    assert len({own.tobytes() for own in words}) == len(words) == 8
+    assert words[0].dtype == WIDE
+
+
+@pytest.mark.parametrize("step", ["masked", "confirm", *slowly("keys", "shares", "unmask")])
+def test_a_site_that_is_gone_is_left_out_or_ends_the_study(step):
+    """Before its sum is in, the others' sum is given; after that, theirs with its own."""
+    from fedfrozen_app.study.conduct import conduct_masked
+    from fedfrozen_app.study.masked_study import MaskedSites
+    from fedfrozen_app.study.simulated_study import deal, in_process_masked
+    from fedfrozen_app.study.study_ask import Masks, StudyAsk
+    from fedfrozen_app.survival.people import Columns
+
+    frame, edges = patients(1, 6), (0.0, 60.0, 120.0, 180.0)
+    cells = {name: frame[name].tolist() for name in ("time", "event", "site")}
+    ask = StudyAsk("one", Columns("time", "event"), edges=edges, floor=3, masks=Masks(3, 2 / 3, None))
+    exchange = in_process_masked(ask, deal(cells, "site"))
+
+    def losing(texts):
+        asked = json.loads(next(iter(texts.values())))
+        name = asked["question"]["step"] if asked["step"] == "masks" else asked["step"]
+        if name != step:
+            return exchange(texts)
+        return exchange({site: text for site, text in texts.items() if site != "B"})[0], {"B": "it is gone"}
+
+    found = conduct_masked(ask, MaskedSites(ask, losing))
+    inside = step in ("confirm", "unmask")
+    assert found["masks"]["sites"] == (list("ABCD") if inside else list("ACD"))
+    kept = frame if inside else frame[frame["site"] != "B"]
+    assert found["all"]["people"] == len(kept)
+    assert found["refused"] == {"B": "it is gone"}

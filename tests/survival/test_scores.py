@@ -2,16 +2,20 @@
 
 import json
 import time as clock
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from sksurv.linear_model import CoxPHSurvivalAnalysis
 from sksurv.metrics import concordance_index_censored
 from sksurv.metrics import integrated_brier_score as reference_brier
 from sksurv.util import Surv
 
 from fedfrozen_app.tasks.survival_scores import harrell_c, integrated_brier
+from fedfrozen_app.tasks.target import target_of
+from tests.conftest import slowly
 from tests.survival.drawn import CASES, study
 
 REFERENCE = json.loads((Path(__file__).parent / "lifelines.json").read_text("utf-8"))
@@ -68,6 +72,50 @@ def test_the_integrated_brier_score_is_scikit_survivals(first):
         theirs = reference_brier(known[train], known[~train], curves, times)
         own = integrated_brier(time[train], event[train], time[~train], event[~train], curves, times)
         assert own == pytest.approx(theirs, abs=1e-12), seed
+
+
+@pytest.mark.parametrize("first", [0, *slowly(100)])
+def test_a_cox_run_s_brier_score_of_a_site_is_scikit_survivals(first):
+    """Its risks, with Breslow's baseline hazard of the train rows; of whom is followed beyond the last time
+    the same is known as of whom is followed up to it."""
+    target = target_of("survival")
+    for seed in range(first, first + 100):
+        rows = study(seed)
+        values = np.stack([rows["age"], rows["marker"], rows["arm"]], axis=1)
+        event, time = rows["event"] == 1, rows["time"]
+        train = np.arange(len(time)) % 3 != 0
+        train |= time >= np.sort(time[train])[-1]
+        known = Surv.from_arrays(event, time)
+        fit = CoxPHSurvivalAnalysis(alpha=1e-6).fit(values[train], known[train])
+        labels = torch.tensor(np.stack([time, event], axis=1))
+        logits = torch.tensor(fit.predict(values))[:, None]
+        reference = target.reference(logits[train], labels[train])
+        assert reference.times[-1] <= np.quantile(time[train & event], 0.9)
+        span = (reference.times >= time[~train].min()) & (reference.times < time[~train].max())
+        reference = replace(reference, times=reference.times[span], hazard=reference.hazard[span])
+        curves = np.stack([curve(reference.times) for curve in fit.predict_survival_function(values[~train])])
+        theirs = reference_brier(known[train], known[~train], curves, reference.times)
+        own = target.site_scores(logits[~train], labels[~train], reference)["brier"]
+        assert own == pytest.approx(theirs, abs=1e-12), seed
+
+
+def test_the_brier_score_of_a_discrete_model_by_hand():
+    """Nobody is censored, and hazards are one half: 0.5 are left at 1, 0.375 at 1.5, 0.25 at 2."""
+    target = target_of("survival_discrete", {"edges": [1.0, 2.0]})
+    labels = torch.tensor([[1.0, 1], [2.0, 1], [1.5, 1], [2.0, 1]], dtype=torch.float64)
+    reference = replace(target.reference(None, labels), times=np.array([1.0, 1.5, 2.0]))
+    found = target.site_scores(torch.zeros(2, 2), labels[[0, 1]], reference)
+    # At 1: one is gone (0.5²), one is there (0.5²). At 1.5: 0.375² and 0.625². At 2: both gone, 0.25².
+    by_time = [0.25, (0.375**2 + 0.625**2) / 2, 0.0625]
+    assert found["brier"] == pytest.approx((by_time[0] + 2 * by_time[1] + by_time[2]) / 4, abs=1e-12)
+
+
+def test_a_cox_model_without_a_baseline_has_no_brier_score():
+    target = target_of("survival")
+    labels = torch.tensor([[1.0, 1], [2.0, 1], [3.0, 0]], dtype=torch.float64)
+    reference = target.reference(None, labels)
+    assert reference.hazard is None and target.site_scores(torch.zeros(3, 1), labels, reference) == {}
+    assert target.reference(None, labels[2:]) is None  # no event: no time to score at
 
 
 def test_scores_of_unsound_input_are_refused():

@@ -31,6 +31,13 @@ class ModelConfig:
         "`vision-text-dual-encoder`",
         needs=only_with("model", "config", "aligned", add="model=bert_tiny or another model from scratch"),
     )
+    seeding: str = setting(
+        "derived",
+        "How `seed` gives the first weights. `derived`: by a seed of their own; `plain`: by "
+        "`torch.manual_seed(seed)` before the model is built, as others' scripts have it, to begin at the "
+        "same weights. What real sites keep private begins by `derived`",
+        choices=("derived", "plain"),
+    )
     dtype: str = setting("float32", "Of the parameters: `float32`, `float64` or `bfloat16`")
     roles: str | None = setting(
         None,

@@ -46,11 +46,17 @@ INSPECT_VERBS: dict[str, Verb] = {
         ("fedfrozen personal first second png=both.png",),
     ),
     "baselines": Verb(
-        "What plain models have on the same rows: logistic regression, a dictionary.",
-        (RUN, TRUSTED),
-        ("fedfrozen baselines outputs/RUN",),
-        "They train on the rows of all clients in one place, with scikit-learn's own settings, and are "
-        "measured on the run's test rows. Writes baselines.json into the folder of the run.",
+        "What plain models, and the run's own model without a federation, have on the same rows.",
+        (
+            RUN,
+            word("--plain", action="store_true", help="plain models alone, which takes seconds"),
+            TRUSTED,
+        ),
+        ("fedfrozen baselines outputs/RUN", "fedfrozen baselines outputs/RUN --plain"),
+        "Plain models are scikit-learn's, with its own settings, on the rows of all clients in one place. "
+        "The run's own model trains on these rows too, and at each client alone (at most 20), with the run's "
+        "first weights, rounds, rates, and local epochs or steps. All are measured on the run's test rows. "
+        "Writes baselines.json into the folder of the run, and its report again.",
     ),
     "fairness": Verb(
         "For whom a model fails: by site, by class and by subgroup, worst first, with intervals.",

@@ -30,6 +30,7 @@ from fedfrozen_app.tasks.target import Target, target_of
 logger = logging.getLogger(__name__)
 PARQUET = (".parquet", ".pq")
 SUFFIXES = (*PARQUET, ".csv", ".tsv", ".data", ".csv.gz", ".tsv.gz", ".data.gz")
+SHOWN = 5  # names of columns in a sentence
 SITE = "domain"  # the column that says a row's file, where each file is a site
 
 
@@ -135,6 +136,7 @@ def found_in_columns(spec: DatasetSpec, train: Frame, test: Frame | None) -> Fou
     if test is not None and (absent := [n for n in (*labels, *columns) if n not in test.cells]):
         raise UserError(f"The test rows have no column {absent[0]!r}, which the train rows have: add it.")
     rows = _rows(spec, target, labels, columns, train)
+    _check_any_value(rows, "train", columns, spec)
     tested = None if test is None else _rows(spec, target, labels, columns, test)
     return Found(task, rows, tested, fields=columns)
 
@@ -160,6 +162,22 @@ def _rows(
     content = [_whole(cells, spec) for cells in zip(*(frame.cells[name] for name in columns), strict=True)]
     others = {name: list(map(_plain, cells)) for name, cells in frame.cells.items() if _scalars(cells)}
     return Rows(content, found, others, frame.origins)
+
+
+def _check_any_value(rows: Rows, split: str, columns: Sequence[str], spec: DatasetSpec) -> None:
+    if any(cells is not None for cells in rows.content) or not rows.content:
+        return
+    shown = ", ".join(columns[:SHOWN]) + (f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else "")
+    start = f"None of the {len(rows.content)} rows of {split!r} has"
+    if spec.missing == "drop":
+        raise UserError(
+            f"{start} a value in every column that the model reads ({shown}): set dataset.missing=median, or "
+            "name fewer columns in dataset.columns."
+        )
+    raise UserError(
+        f"{start} a value in any column that the model reads ({shown}): name other columns in "
+        "dataset.columns."
+    )
 
 
 def _whole(cells: tuple[Any, ...], spec: DatasetSpec) -> tuple[Any, ...] | None:

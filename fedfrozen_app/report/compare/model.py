@@ -20,6 +20,7 @@ class Run:
     rows: list[Row]  # metrics.jsonl, round 0 first
     metrics: dict[str, float]  # by the keys of METRICS; what the run does not report is absent
     reached: bool = True  # whether its test metric reached the target within the horizon
+    baselines: dict[str, float] = field(default_factory=dict)  # by name, what `fedfrozen baselines` found
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from fedfrozen_app.files import status
 from fedfrozen_app.files.folders import run_folders
 from fedfrozen_app.files.readers import Damaged
 from fedfrozen_app.files.rows import cold_bytes_down, is_long, metric_name, number, read_rows
+from fedfrozen_app.report.baselines import read_baselines, values_of
 from fedfrozen_app.report.compare.grouping import key_of
 from fedfrozen_app.report.compare.model import Row, Run
 from fedfrozen_app.report.summary import stored_summary
@@ -46,7 +47,9 @@ def _read_run(folder: Path) -> Run | str:
         state, seed = summary["status"], int(summary["config"]["seed"])
         if state not in COMPLETE:
             return _reason(folder) or str(state)
-        run = Run(folder, seed, summary, read_rows(folder), {})
+        rows = read_rows(folder)
+        entries = read_baselines(folder, summary.get("rounds"))
+        run = Run(folder, seed, summary, rows, {}, baselines=values_of(entries, metric_name(rows)))
     except Damaged as error:
         return f"its {error.path.name} {error.what}"
     except UserError as error:

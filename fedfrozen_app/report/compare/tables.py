@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Literal
 
 from rich.table import Table
@@ -52,6 +53,7 @@ def sheets(comparison: Comparison) -> list[Sheet]:
         _metrics_sheet(comparison, "Virtual time", VIRTUAL),
     ]
     found = [sheet for sheet in found if len(sheet.headings) > len(ALWAYS)]
+    found += _baselines_sheet(comparison)
     if any(group.test for group in comparison.groups):
         found.append(_tests_sheet(comparison))
     return found
@@ -69,6 +71,28 @@ def _metrics_sheet(comparison: Comparison, title: str, names: Sequence[str]) -> 
         for row, group in zip(rows, comparison.groups, strict=True):
             row.insert(3, _interval(group.spreads["final"]))
     return Sheet(title, headings, rows)
+
+
+def _baselines_sheet(comparison: Comparison) -> list[Sheet]:
+    """What `fedfrozen baselines` found beside the runs, one row for each baseline of each group."""
+    rows = []
+    for group in comparison.groups:
+        for name in dict.fromkeys(name for run in group.runs for name in run.baselines):
+            beside = [run for run in group.runs if name in run.baselines and "final" in run.metrics]
+            if beside:
+                differences = [run.metrics["final"] - run.baselines[name] for run in beside]
+                mean = _spread_cell([run.baselines[name] for run in beside])
+                change = _spread_cell(differences, "+.4f")
+                rows.append([group.label, name, str(len(beside)), mean, change])
+    if not rows:
+        return []
+    headings = ["runs", "baseline", "seeds", heading("final", comparison), "runs − baseline"]
+    return [Sheet("Baselines of the same rows", headings, rows)]
+
+
+def _spread_cell(values: Sequence[float], form: str = ".4f") -> str:
+    text = format(fmean(values), form)
+    return text if len(values) < 2 else f"{text} ± {stdev(values):.4f}"
 
 
 def _cell(name: str, group: Group) -> str:

@@ -10,8 +10,8 @@ from fedfrozen_app.census.record_source import simulated
 from fedfrozen_app.config import Config, absolute_paths, quoted
 from fedfrozen_app.core.app_folder import app_folder
 from fedfrozen_app.files.disk import replace_file
-from fedfrozen_app.files.folders import sites_file
-from fedfrozen_app.runtimes.flower.deployed import connect, split_overrides
+from fedfrozen_app.files.folders import authorities_file, sites_file
+from fedfrozen_app.runtimes.flower.deployed import connect, kit_of, split_overrides
 from fedfrozen_app.runtimes.flower.run_log import failure, show
 from fedfrozen_app.runtimes.flower.simulation import run_app
 from fedfrozen_app.runtimes.flower.superlink_connection import Scalar
@@ -42,6 +42,7 @@ def asked_deployed(
     connection = connect(config, folder)
     shared, server_only = split_overrides(resolved_config, overrides)
     replace_file(sites_file(folder), json.dumps(connection.sites()))
+    replace_file(authorities_file(folder), (kit_of(config) / "ca.crt").read_text("ascii"))
     settings: dict[str, Scalar] = {
         "overrides": shlex.join(shared),
         "server-overrides": shlex.join(server_only),

@@ -48,8 +48,7 @@ def run_deployed(job: Job) -> dict[str, Any]:
     config, folder = job.config, job.folder
     connection = connect(config, folder)
     # Both fail here, before the run is submitted: the server's own data, and what no site could be asked for.
-    load_corpus(config)
-    propose(config, {"classes": (), "mean": (), "std": ()}, config.run_id or "run", ())
+    propose(config, load_corpus(config).spec(), config.run_id or "run", ())
     shared, server_only = split_overrides(job.resolved_config, job.overrides)
     if (start := job.start_folder()) is not None:
         server_only = [word for word in server_only if not word.startswith("from=")]

@@ -1,0 +1,75 @@
+"""Metrics of the global model on each site's test rows, for targets without classes: `sites.json`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedfrozen_app.config import excluded_clients
+from fedfrozen_app.data.table import Table
+from fedfrozen_app.files.disk import replace_file
+from fedfrozen_app.local.worker import Worker
+from fedfrozen_app.report.site_scores import FILE
+
+ALL = "all test rows"
+MOST_ROWS = 20_000  # of the reference: of more, as many at even distances
+
+
+def write_site_scores(worker: Worker, folder: Path) -> None:
+    """Of the model as it is loaded; nothing where the target has no metrics by site, or no test row."""
+    table = worker.data.test_table
+    if not worker.task.target.by_site or not len(table):
+        return
+    kind, reference = reference_of(worker)
+    parts: dict[str, Any] = {ALL: np.arange(len(table))}
+    if (partition := worker.shares.partition) is not None and worker.shares.test:
+        parts |= dict(zip(partition.names, worker.shares.test, strict=True))
+    rows = [
+        {"name": name, **scores(worker, table.take(torch.as_tensor(part)), reference)}
+        for name, part in parts.items()
+    ]
+    found = {"version": 1, "reference": kind, "rows": rows}
+    replace_file(folder / FILE, json.dumps(found, indent=1) + "\n")
+
+
+def scores(worker: Worker, table: Table, reference: Any) -> dict[str, Any]:
+    """Of these test rows; `rows` alone where there are none."""
+    task = worker.task
+    found: dict[str, Any] = {"rows": len(table)}
+    if not len(table):
+        return found
+    found |= task.evaluate(table)
+    if reference is not None:
+        found |= task.target.site_scores(task.all_logits(table), table.labels, reference)
+    return found
+
+
+def reference_of(worker: Worker) -> tuple[str | None, Any]:
+    """What sites' scores compare with, and of which rows it is: the clients' train rows where this process
+    may read them, else the test rows, and then without the model's logits."""
+    target = worker.task.target
+    if not target.needs_reference:
+        return None, None
+    rows = train_rows(worker)
+    if rows is None:
+        return "test", target.reference(None, worker.data.test_table.labels)
+    table = worker.train_table.take(rows)
+    return "train", target.reference(worker.task.all_logits(table), table.labels)
+
+
+def train_rows(worker: Worker) -> torch.Tensor | None:
+    """Of all clients; None where they are not this process's to read."""
+    config, partition = worker.config, worker.shares.partition
+    apart = config.privacy.name != "none" or config.secure_aggregation.name != "off"
+    if partition is None or apart:
+        return None
+    left_out = excluded_clients(config)
+    clients = [str(number) for number in range(len(partition.indices)) if str(number) not in left_out]
+    rows = torch.cat([worker.rows(client).train for client in clients])
+    if len(rows) <= MOST_ROWS:
+        return rows
+    return rows[torch.linspace(0, len(rows) - 1, MOST_ROWS).long()]
