@@ -62,14 +62,11 @@ class FedFrozen(base.PlannedFedAvg):
             )
         self.agreement = Agreement(self.settings.rule)
         if self.settings.warmup_rounds == AUTO:
-            self.undecided = (
-                "When auto freezes is found out in training: these are the bytes if it never does."
-            )
+            self.undecided = warmup.UNDECIDED
 
     @classmethod
     def needs_versions(cls, settings: Any) -> str:
-        auto = settings.warmup_rounds == AUTO
-        return "strategy.warmup_rounds=auto compares the movement of rounds" if auto else ""
+        return warmup.COMPARES_ROUNDS if settings.warmup_rounds == AUTO else ""
 
     def plan(self, server_round: int) -> Plan:
         plan = super().plan(server_round)
@@ -86,9 +83,8 @@ class FedFrozen(base.PlannedFedAvg):
         kernel = [name for name in merged if self.federation.drift_group(self.model, name) == "kernel"]
         if self.settings.warmup_rounds != AUTO or not kernel:
             return {}
-        metrics = self.agreement.add(
-            row, "kernel", {name: merged[name] - self.model[name] for name in kernel}
-        )
+        moved = {name: merged[name] - self.model[name] for name in kernel}
+        metrics = self.agreement.add(row, "kernel", moved)
         if self.stage(row["round"] + 1) == FROZEN:
             log.info("The kernel's common movement has faded: it is frozen after round %d.", row["round"])
         return {"warmup": metrics}

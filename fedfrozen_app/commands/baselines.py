@@ -23,7 +23,7 @@ from fedfrozen_app.data.table import Corpus
 from fedfrozen_app.files.disk import replace_file
 from fedfrozen_app.files.rows import metric_name, metric_title, number, read_rows
 from fedfrozen_app.launch import composed_of_run, finished, run_folder
-from fedfrozen_app.report.baselines import FILE, spread_text
+from fedfrozen_app.report.baseline_tables import FILE, spread_text
 from fedfrozen_app.report.run_page import write_report
 from fedfrozen_app.runtimes.inprocess.central_run import CentralRuns
 

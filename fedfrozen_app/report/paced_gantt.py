@@ -99,12 +99,12 @@ def _bars(one: Request, lines: Mapping[str, int], x: Any) -> Iterator[Bar]:
 def _mark(one: Request, lines: Mapping[str, int], x: Any) -> dict[str, Any]:
     """Where its reply arrives: fresh, so many steps old, or dropped."""
     text = "×" if one.dropped else str(one.age) if one.age else ""
-    said = f"{one.age} steps old" if one.age else "of this step"
+    age = f"{one.age} steps old" if one.age else "of this step"
     return {
         "x": round(x(one.arrives) - MARK, 2),
         "y": lines[one.client] * HEIGHT + 2,
         "width": MARK,
         "colour": "wine" if one.dropped else "orange" if one.age else "green",
         "text": text,
-        "title": f"client {one.client}: {'dropped, ' if one.dropped else ''}{said}",
+        "title": f"client {one.client}: {'dropped, ' if one.dropped else ''}{age}",
     }

@@ -12,7 +12,7 @@ from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.files.folders import repeating
 from fedfrozen_app.files.readers import read_checked, read_object
 from fedfrozen_app.files.rows import Row, metric_name, metric_title, number, read_rows
-from fedfrozen_app.report.baselines import baselines_section, read_baselines
+from fedfrozen_app.report.baseline_tables import baselines_section, read_baselines
 from fedfrozen_app.report.calibration import calibration_section
 from fedfrozen_app.report.charts import make_charts, per_unit
 from fedfrozen_app.report.client_charts import CLIENT_VIEWS, client_keys, client_values, in_order, last

@@ -40,7 +40,7 @@ from fedfrozen_app.run.job import Job
 from fedfrozen_app.run.own_record import write_own_record
 from fedfrozen_app.run.prepare import StartingPoint, check_possible, prepare, private_parts_note
 from fedfrozen_app.run.samples import write_samples
-from fedfrozen_app.run.site_scores import write_site_scores
+from fedfrozen_app.run.score_by_site import write_site_scores
 from fedfrozen_app.run.virtual_time import virtual_time
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
 from fedfrozen_app.server.connection import Connection

@@ -24,6 +24,8 @@ CURVE = (
     "over the rule's window",
 )
 BY_RULE = only_with("strategy.warmup_rounds", AUTO)
+UNDECIDED = "When auto freezes is found out in training: these are the bytes if it never does."
+COMPARES_ROUNDS = "strategy.warmup_rounds=auto compares the movement of rounds"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from fedfrozen_app.exchange.hello_messages import WAITING
 from fedfrozen_app.exchange.strict import canonical
 from fedfrozen_app.exchange.study_messages import study_texts
 from fedfrozen_app.sites.handle_census import answer_once, census_answer, other_memories, records_of_view
-from fedfrozen_app.sites.masked_study import key_answer, sum_answer
+from fedfrozen_app.sites.handle_masked_study import key_answer, sum_answer
 from fedfrozen_app.sites.policy import Policy
 from fedfrozen_app.sites.refusals import RequestRefused
 from fedfrozen_app.sites.site_budget import Price

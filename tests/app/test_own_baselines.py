@@ -10,7 +10,7 @@ from fedfrozen_app.baselines.own_model import ALONE, MOST_ALONE, POOLED, of_run,
 from fedfrozen_app.config import compose_run
 from fedfrozen_app.data.federated import Shares
 from fedfrozen_app.data.partition_spec import Partition
-from fedfrozen_app.report.baselines import read_baselines, spread_text
+from fedfrozen_app.report.baseline_tables import read_baselines, spread_text
 from fedfrozen_app.report.compare.collect import collect
 from fedfrozen_app.report.compare.tables import sheets
 from tests.conftest import slowly

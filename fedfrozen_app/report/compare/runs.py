@@ -11,7 +11,7 @@ from fedfrozen_app.files import status
 from fedfrozen_app.files.folders import run_folders
 from fedfrozen_app.files.readers import Damaged
 from fedfrozen_app.files.rows import cold_bytes_down, is_long, metric_name, number, read_rows
-from fedfrozen_app.report.baselines import read_baselines, values_of
+from fedfrozen_app.report.baseline_tables import read_baselines, values_of
 from fedfrozen_app.report.compare.grouping import key_of
 from fedfrozen_app.report.compare.model import Row, Run
 from fedfrozen_app.report.summary import stored_summary
