@@ -69,7 +69,7 @@ def share_of_rounds(words: list[str], folder: Path, timed: Timed) -> dict[str, A
     rows = [row for row in read_rows(folder) if row["round"] > 0]
     seconds = [row["seconds"]["total"] for row in rows]
     return {
-        "overrides": words,
+        "overrides": [word for word in words if not word.startswith("dataset.path=")],  # drawn for each run
         "seconds_of_rounds": seconds,
         "seconds_of_queue": list(timed.seconds),
         "share": ratio(timed.seconds, seconds).values,
