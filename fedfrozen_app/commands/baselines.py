@@ -71,7 +71,7 @@ def own_model(composed: ComposedConfig, corpus: Corpus, shares: Shares) -> Itera
 
 
 def write(run: Path, summary: dict[str, Any], found: list[dict[str, Any]]) -> None:
-    """`rounds` tells a reader whether the run has gone on since."""
+    """`rounds` shows a reader whether the run has gone on since."""
     stored = {"version": 2, "rounds": summary.get("rounds"), "baselines": found}
     replace_file(run / FILE, json.dumps(stored, indent=1) + "\n")
 

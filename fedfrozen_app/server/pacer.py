@@ -110,12 +110,12 @@ class DeadlinePacer(Pacer):
         free = [client for client in drawn if client not in self.at_work]
         self._begin(ask(free, self.now) if free else (), queue, closed)
         wanted = math.ceil((self.config.share or 1.0) * len(closed.asked) - ROUNDING) or 1
-        seen = 0
+        replied = 0
         # Replies of one instant are all in.
-        while queue and queue.next_at <= limit and (seen < wanted or queue.next_at <= self.now):
+        while queue and queue.next_at <= limit and (replied < wanted or queue.next_at <= self.now):
             one = self._end(queue, number, closed)
-            seen += one.version == number or not closed.asked
-        if seen < wanted:
+            replied += one.version == number or not closed.asked
+        if replied < wanted:
             self.now = limit
         return closed
 

@@ -144,8 +144,10 @@ class MaskedSites:
         )
         collector.take_confirmations(len(signatures))
         sent = self._ask(list(signatures), secagg_messages.ask_unmasking(terms.session, signatures))
-        for name, given in self._kept(sent, lambda name, text: secagg_messages.read_unmasking(text)).items():
-            collector.take_unmasking(name, *given)
+        for name, revealed in self._kept(
+            sent, lambda name, text: secagg_messages.read_unmasking(text)
+        ).items():
+            collector.take_unmasking(name, *revealed)
         total = collector.finish()
         self.refused |= collector.false
         self.sites = survivors

@@ -99,8 +99,15 @@ def in_process_masked(ask: StudyAsk, sites: Mapping[str, SiteRows]) -> Exchange:
             return found
         check_terms(step.question, ask)
         assert ask.masks is not None
-        given = (step.question, name, sessions.get(name), identities[name], OnSight(), ask.masks.min_cohort)
-        sessions[name], found = secagg_messages.answer_step(*given)
+        question = (
+            step.question,
+            name,
+            sessions.get(name),
+            identities[name],
+            OnSight(),
+            ask.masks.min_cohort,
+        )
+        sessions[name], found = secagg_messages.answer_step(*question)
         return found
 
     def exchange(texts: Mapping[str, str]) -> Answers:

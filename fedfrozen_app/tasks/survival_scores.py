@@ -95,18 +95,18 @@ def brier(
 ) -> np.ndarray:
     """(times,) mean squared distance between `survival`, (people, times), and what happened. Censored people
     count through weights, by the censoring of the train rows (Graf et al. 1999)."""
-    known, seen, _ = _checked(train_time, train_event, train_time)
+    known, observed, _ = _checked(train_time, train_event, train_time)
     own, happened, _ = _checked(time, event, time)
     predicted, at = _curves(survival, times, len(own))
     if len(at) and (at.min() < own.min() or at.max() >= own.max()):
         raise ValueError(
             f"the times must lie in [{own.min():g}, {own.max():g}), where the test rows are followed"
         )
-    if censoring_curve(known, seen)[1][-1] > 0 and own.max() > known.max():
+    if censoring_curve(known, observed)[1][-1] > 0 and own.max() > known.max():
         raise ValueError(
             f"a test row is followed beyond {known.max():g}, where the train rows end: cut its time there"
         )
-    return _weighted_errors(known, seen, own, happened, predicted, at)
+    return _weighted_errors(known, observed, own, happened, predicted, at)
 
 
 def _curves(survival: ArrayLike, times: ArrayLike, people: int) -> tuple[np.ndarray, np.ndarray]:
@@ -120,14 +120,14 @@ def _curves(survival: ArrayLike, times: ArrayLike, people: int) -> tuple[np.ndar
 
 def _weighted_errors(
     known: np.ndarray,
-    seen: np.ndarray,
+    observed: np.ndarray,
     own: np.ndarray,
     happened: np.ndarray,
     predicted: np.ndarray,
     at: np.ndarray,
 ) -> np.ndarray:
     """(times,) `brier` of arguments that fit."""
-    steps, free = censoring_curve(known, seen)
+    steps, free = censoring_curve(known, observed)
     curve = np.concatenate([[1.0], free])
     by_time = curve[np.searchsorted(steps, at, side="right")]
     by_person = curve[np.searchsorted(steps, own, side="right")]
@@ -165,20 +165,20 @@ def brier_of_site(
 ) -> float:
     """The same over one span for all sites, whose rows may end before it: whoever is followed beyond the
     last time counts as followed up to it."""
-    known, seen, _ = _checked(train_time, train_event, train_time)
+    known, observed, _ = _checked(train_time, train_event, train_time)
     own, happened, _ = _checked(time, event, time)
     predicted, at = _curves(survival, times, len(own))
     end = np.nextafter(at[-1], np.inf)
     happened, own = happened & (own <= at[-1]), np.minimum(own, end)
-    found = _weighted_errors(known, seen, own, happened, predicted, at)
+    found = _weighted_errors(known, observed, own, happened, predicted, at)
     return float(np.trapezoid(found, at) / (at[-1] - at[0]))
 
 
 def baseline_hazard(time: ArrayLike, event: ArrayLike, risk: ArrayLike, times: ArrayLike) -> np.ndarray:
     """(times,) Breslow's cumulative hazard of somebody whose risk is 0; a risk is a logarithm."""
-    known, seen, risks = _checked(time, event, risk)
+    known, observed, risks = _checked(time, event, risk)
     moments, place = np.unique(known, return_inverse=True)
-    events = np.bincount(place, weights=seen, minlength=len(moments))
+    events = np.bincount(place, weights=observed, minlength=len(moments))
     shift = risks.max(initial=0.0)  # exp() of a large risk has no float
     leaving = np.bincount(place, weights=np.exp(risks - shift), minlength=len(moments))
     at_risk = np.cumsum(leaving[::-1])[::-1]

@@ -148,10 +148,10 @@ def test_a_level_never_seen_is_said_and_read_as_missing(tmp_path, caplog):
     lines = [f"{HEAD},split", *(f"{line},train" for line in GOOD), "50,x,1,3,1,a,test", "51,f,0,3,1,a,test"]
     path = written(tmp_path, p=lines)
     assert command(words(path, *ILL)) == 0
-    said = "1 row has a level of 'sex' that no train row has ('x'; line 42 of p.csv): it is read as a "
-    said += "missing one."
-    assert said in caplog.text
-    assert said in json.loads((path.parent / "run" / "data.json").read_text())["warnings"]
+    warning = "1 row has a level of 'sex' that no train row has ('x'; line 42 of p.csv): it is read as a "
+    warning += "missing one."
+    assert warning in caplog.text
+    assert warning in json.loads((path.parent / "run" / "data.json").read_text())["warnings"]
 
 
 @pytest.mark.slow

@@ -69,10 +69,10 @@ def test_a_private_run_that_was_killed_pays_once_for_what_it_kept(train, monkeyp
     whole = train(*words, folder="whole")
     from fedfrozen_app.handlers import train_handler
 
-    real, seen = train_handler.train_privately, []
+    real, rounds = train_handler.train_privately, []
 
     def dies(context, worker, request, *rest):
-        seen.append(request.round)
+        rounds.append(request.round)
         if request.round == 3:
             raise KeyboardInterrupt
         return real(context, worker, request, *rest)

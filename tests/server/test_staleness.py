@@ -77,19 +77,19 @@ def test_a_buffer_of_one(train, tmp_path):
     assert [row["pacing"]["used"] for row in run.rows[1:]] == [[["0", 0]], [["0", 0]], [["1", 2]], [["0", 1]]]
 
 
+def one_is_late(hand):
+    """Rounds close after 1.5 units, and client 1 takes longer."""
+    limit = f"pacing.seconds={1.5 * hand.unit}"
+    return "pacing=deadline", limit, "pacing.share=1", f"clock.file={hand.file}"
+
+
 @pytest.mark.parametrize(
     ("words", "factor"), [((), 1 / sqrt(2)), (("pacing.staleness_weight=inverse",), 1 / 2)]
 )
 def test_a_late_reply_in_the_mean_of_a_round(train, tmp_path, words, factor):
     """Round 1 closes after 1.5 units without client 1, whose reply arrives with client 0's second one."""
     hand = ByHand(tmp_path)
-    pacing = (
-        "pacing=deadline",
-        f"pacing.seconds={1.5 * hand.unit}",
-        "pacing.share=1",
-        f"clock.file={hand.file}",
-    )
-    run = train(*WORDS, *pacing, *words, small=False)
+    run = train(*WORDS, *one_is_late(hand), *words, small=False)
     n0, n1 = hand.rows["0"], hand.rows["1"]
     one = plus(hand.start, (1, hand.update("0", hand.start)))
     shares = n0 / (n0 + n1), factor * n1 / (n0 + n1)
@@ -101,13 +101,7 @@ def test_a_late_reply_in_the_mean_of_a_round(train, tmp_path, words, factor):
 
 def test_a_dropped_reply_changes_nothing(train, tmp_path):
     hand = ByHand(tmp_path)
-    pacing = (
-        "pacing=deadline",
-        f"pacing.seconds={1.5 * hand.unit}",
-        "pacing.share=1",
-        f"clock.file={hand.file}",
-    )
-    run = train(*WORDS, *pacing, "pacing.late=drop", "num_rounds=2", small=False)
+    run = train(*WORDS, *one_is_late(hand), "pacing.late=drop", "num_rounds=2", small=False)
     one = plus(hand.start, (1, hand.update("0", hand.start)))
     assert_models(run, [one, plus(one, (1, hand.update("0", one)))])
     assert run.rows[2]["pacing"]["dropped"] == [["1", 1]] and run.rows[2]["clients_dropped"] == 1

@@ -237,25 +237,25 @@ def test_what_leaves_a_site_is_uniform_and_its_numbers_are_hidden(tmp_path):
     frame, edges = patients(1, 6), (0.0, *(float(edge) for edge in range(30, 181, 30)))
     cells = {name: frame[name].tolist() for name in ("time", "event", "site")}
     ask = StudyAsk("one", Columns("time", "event"), edges=edges, floor=3, masks=Masks(3, 2 / 3, None))
-    seen: list[str] = []
+    sent: list[str] = []
 
-    def told():
+    def masked_words():
         exchange = in_process_masked(ask, deal(cells, "site"))
 
         def listening(texts):
             found, refused = exchange(texts)
             if any(json.loads(text)["step"] == STEP for text in texts.values()):
-                seen.extend(found[name] for name in sorted(found))
+                sent.extend(found[name] for name in sorted(found))
             return found, refused
 
         sites = MaskedSites(ask, listening)
         shown = sites.edges()
         return sites.counts(shown)
 
-    one, two = told(), told()
+    one, two = masked_words(), masked_words()
     assert one.tables == two.tables
     size = size_of(ask, Step(COUNTS, tuple(one.tables[0]["events"]["times"])))
-    words = [read_vector(text, size).head for text in seen]
+    words = [read_vector(text, size).head for text in sent]
     assert all(len(own) == 2 * size and (own > 2**48).mean() > 0.9 for own in words)
     assert len({own.tobytes() for own in words}) == len(words) == 8
     assert words[0].dtype == WIDE
