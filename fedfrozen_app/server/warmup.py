@@ -94,7 +94,11 @@ class Settings(federation.Settings):
     @classmethod
     def kept_by(cls, had: Mapping[str, Any], last: Row) -> dict[str, Any]:
         """A null setting is a share of the rounds, and with more rounds would unfreeze what is frozen."""
-        return dict(had) if last["stage"] == FROZEN else {}
+        if last["stage"] != FROZEN:
+            return {}
+        # Where a number of rounds was given, the rule's own settings have no effect, and with fewer rounds
+        # their values would be refused.
+        return dict(had) if had["warmup_rounds"] == AUTO else {"warmup_rounds": had["warmup_rounds"]}
 
     @property
     def rule(self) -> Rule:

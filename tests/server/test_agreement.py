@@ -139,6 +139,16 @@ def test_settings():
             Settings(**bad).checked(40)
 
 
+def test_a_resumed_run_keeps_what_decided_its_freeze_and_may_have_fewer_rounds():
+    given = vars(Settings(warmup_rounds=2).checked(60))
+    assert given["warmup_minimum"] == 45
+    kept = Settings.kept_by(given, {"stage": "frozen"})
+    assert Settings(**kept).checked(32).warmup_rounds == 2
+    assert Settings.kept_by(given, {"stage": "warmup"}) == {}
+    ruled = vars(Settings(warmup_rounds="auto").checked(40))
+    assert Settings.kept_by(ruled, {"stage": "frozen"}) == ruled
+
+
 def auto_strategy(local_steps=None):
     roles = {"query": Role("query", 0), "head": Role("head", None)}
     federation = Federation(connect(None, roles), client=ClientConfig(local_steps=local_steps))
