@@ -78,7 +78,7 @@ def found_in(folders: list[Path], needle: bytes) -> list[Path]:
 def test_flowers_simulation_counts_what_one_process_counts(tmp_path):
     settings = ["num_clients=3", "dataset.limit=300", "--floor", "3"]
     for runtime in ("inprocess", "flower"):
-        words = ["census", "run_id=the-same", f"runtime={runtime}", f"output_dir={tmp_path / runtime}"]
+        words = ["census", "++run_id=the-same", f"runtime={runtime}", f"output_dir={tmp_path / runtime}"]
         assert command([*words, *settings]) == 0
     one, other = (
         json.loads((tmp_path / runtime / "census.json").read_text()) for runtime in ("inprocess", "flower")

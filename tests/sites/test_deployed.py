@@ -166,7 +166,7 @@ def app_with_kills(app):
     text = base.read_text() + KILLS
     places = {
         "        nodes = federation.connection.": '        _die("configure", server_round)\n',
-        "        if self.record.take(client, reply):\n": '        _die("wait", self.number)\n',
+        "        if self.record.take(client, reply, weight):\n": '        _die("wait", self.number)\n',
         "        update = self.record.finish(": '        _die("aggregate", self.number)\n',
     }
     for line, kill in places.items():

@@ -26,12 +26,12 @@ def test_three_sites_with_tls_of_which_one_refuses(tmp_path):
     out, edges = tmp_path / "out", tmp_path / "edges.txt"
     edges.write_text(" ".join(f"{edge:g}" for edge in EDGES))
     with federation(tmp_path / "fed") as deployment:
+        join(deployment, SITES, network=False)
         for number, site in enumerate(SITES):
             people(number).to_csv(deployment.kits / site / "people.csv", index=False)
             deployment.change(site, "site.yaml", views={"main": VIEW})
             deployment.change(site, "policy.yaml", **POLICY)
         deployment.change("west", "policy.yaml", survival="none")
-        join(deployment, SITES, network=False)
         words = ["runtime=deployed", f"runtime.server_kit={deployment.kits}/operator", "runtime.min_nodes=3"]
         line = ["survival", *words, *ASKED, "--edges", str(edges), f"output_dir={out}"]
         assert command(line) == 0
