@@ -90,7 +90,8 @@ def one_run(arm: str, folder: Path, seed: int, commit: str) -> dict[str, Any]:
         rows = read_rows(run)
         found = {"arm": arm, "seed": seed, "rounds": rows[-1]["round"], "commit": commit}
         if arm == "alone":
-            own = {one["name"]: {"dice": one["personal"]} for one in summary["personal"]["clients"]}
+            clients = json.loads((run / "personal.json").read_text(encoding="utf-8"))["clients"]
+            own = {one["name"]: {"dice": one["personal"]} for one in clients}
         else:
             own = by_site(run)
     return found | {"sites": own, "seconds": summary["seconds"]}

@@ -16,6 +16,7 @@ class Vessels:
     """Dice by arm, site and seed."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         file, self.by = folder / "vessels.jsonl", dict[tuple[str, str], dict[int, float]]()
         for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
             row = json.loads(line)
@@ -40,3 +41,23 @@ class Vessels:
                     seeds = str(len(self.by[arm, site]))
                     rows.append([title, name, seeds, self.dice(arm, site), less])
         return table(HEAD, rows)
+
+    def worst(self) -> str:
+        """The run with the lowest Dice, which a mean over five seeds hides."""
+        arm, site, seed = min(
+            ((arm, site, seed) for (arm, site), own in self.by.items() for seed in own),
+            key=lambda place: self.by[place[:2]][place[2]],
+        )
+        value = self.by[arm, site][seed]
+        return f"The lowest of all: {ARMS[arm]}, seed {seed}, on {SITES[site]}: {value:.3f}. It is in the means."
+
+    def speed(self) -> str:
+        """Images a second of ten stacked clients, and the ratio to one client after another."""
+        found = json.loads((self.folder / "unet_speed.json").read_text(encoding="utf-8"))
+        rate = found["images_per_second"]["stacked"]["median"]
+        times = (found["stacked_over"][name] for name in ("in turn, recorded", "in turn, step by step"))
+        ratios = " and ".join(f"{one['median']:.0f} ({one['low']:.0f} to {one['high']:.0f})" for one in times)
+        return (
+            f"{rate:,.0f} images a second, {ratios} times as many as one client after another with recorded "
+            "steps and step by step"
+        )
