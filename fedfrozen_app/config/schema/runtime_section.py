@@ -13,7 +13,8 @@ class RuntimeConfig:
     runner: str = setting(
         "auto",
         "`sequential` (one client after another), `cohort` (a round's clients at once; in process and with "
-        "`ray`) or `auto` (`cohort` on a GPU and, on a CPU, for models under 100,000 parameters; else `sequential`)",
+        "`ray`) or `auto` (`cohort` on a GPU and, on a CPU, for models under 100,000 parameters; else "
+        "`sequential`)",
         choices=("auto", "sequential", "cohort"),
     )
     max_block: int | None = setting(

@@ -5,8 +5,12 @@ without room waits in silence. Both are checked here first.
 """
 
 import os
+import signal
 import socket
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,23 +46,36 @@ def connect_to_ray(config: Config) -> None:
     if ray.is_initialized():
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
-    if address is None:
-        # Its workers import this package from wherever this process does.
-        with_path(sys.path)
-        ray.init("local", include_dashboard=False, **quiet)
-        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+    with own_signals():
+        if address is None:
+            add_to_path(sys.path)  # its workers import this package from wherever this process does
+            ray.init("local", include_dashboard=False, **quiet)
+            return
+        try:
+            check_answers(address)
+            ray.init(address, **quiet)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(f"No Ray cluster answers at runtime.address={address}: {START}.") from error
+
+
+@contextmanager
+def own_signals() -> Iterator[None]:
+    """Ray takes over SIGTERM, by which a scheduler ends a run: on exit, our handler is back."""
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
     try:
-        check_answers(address)
-        ray.init(address, **quiet)
-    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"No Ray cluster answers at {_named(address)}: {START}.") from error
+        yield
+    finally:
+        if main and before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def address_of(config: Config) -> str | None:
     return config.runtime.address or os.environ.get(RAY_ADDRESS) or None
 
 
-def with_path(places: list[str]) -> None:
+def add_to_path(places: list[str]) -> None:
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     more = [place for place in places if place and place not in known]
     os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, known), *more])
@@ -84,10 +101,6 @@ def head_of_this_machine() -> str:
     return str(found)
 
 
-def _named(address: str) -> str:
-    return f"runtime.address={address}"
-
-
 def room_for(config: Config) -> Room:
     """What one worker takes, and how many fit; a `UserError` if none does."""
     runtime = config.runtime
@@ -97,14 +110,9 @@ def room_for(config: Config) -> Room:
     if gpus is None:
         gpus = 1.0 if gpus_there and config.device != "cpu" else 0.0
     if config.device == "cuda" and not gpus:
+        why = "runtime.gpus_per_worker=0" if gpus_there else "no machine of Ray has one"
         raise UserError(
-            "device=cuda needs workers with a GPU, and "
-            + (
-                "runtime.gpus_per_worker=0: raise it"
-                if gpus_there
-                else "no machine of Ray has one: use device=cpu"
-            )
-            + ", or use device=auto."
+            f"device=cuda needs workers with a GPU, and {why}: use device=cpu, or let each worker have one."
         )
     cpus = runtime.cpus_per_worker
     fitting = sum(_fitting(node, cpus, gpus) for node in nodes)

@@ -1,11 +1,10 @@
 """A grid whose clients train in parts on Ray actors. What clients keep lives here, between their rounds."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import ray
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -41,6 +40,7 @@ class Needed:
 
     arrays: dict[str, Tensor] = field(default_factory=dict)
     common: frozenset[str] = frozenset()  # those that every request names
+    store: Callable[[Packed], Any] = lambda packed: packed  # for all workers
     _stored: dict[frozenset[str], Any] = field(default_factory=dict)
 
     def add(self, request: TrainRequest, base: Mapping[str, Tensor]) -> None:
@@ -49,9 +49,9 @@ class Needed:
         self.arrays |= {request.base[name]: value for name, value in base.items()}
 
     def stored(self, wanted: frozenset[str]) -> Any:
-        """These arrays in Ray's object store: once, for all workers that lack the same."""
+        """These arrays, stored once for all workers that lack the same."""
         if wanted not in self._stored:
-            self._stored[wanted] = ray.put(self.packed(wanted))
+            self._stored[wanted] = self.store(self.packed(wanted))
         return self._stored[wanted]
 
     def packed(self, wanted: frozenset[str]) -> Packed:
@@ -116,7 +116,7 @@ class RayGrid(InProcessGrid):
         how, self._how = self._how, None
         requests: dict[str, TrainRequest] = {}  # by their texts
         asked: list[tuple[str, Message, TrainRequest]] = []
-        needed = Needed()
+        needed = Needed(store=self._pool.store)
         known: dict[int, tuple[TrainRequest, list[str]]] = {}  # by the content that clients share
         for message in messages:
             if id(message.content) not in known:
@@ -221,10 +221,8 @@ class RayGrid(InProcessGrid):
             arrays = own.arrays.unpack(self._worker.device)
         reply = Reply(own.request, own.examples, arrays, own.metrics, own.lacks, own.declined, own.text)
         reply.chosen = own.chosen
-        record = ReplyRecord(reply)
-        return Message(
-            RecordDict({"arrays": record, "reply": ConfigRecord({"json": own.text})}), reply_to=message
-        )
+        content = RecordDict({"arrays": ReplyRecord(reply), "reply": ConfigRecord({"json": own.text})})
+        return Message(content, reply_to=message)
 
 
 def unpacked_sums(packed: PackedSums, device: torch.device) -> PartialSums:

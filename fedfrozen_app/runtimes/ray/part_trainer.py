@@ -49,7 +49,7 @@ class PartTrainer:
         self._tuned = ExitStack()
         self._tuned.enter_context(tuned_for_size(worker))
         self._grid: InProcessGrid = grid_here(worker, clients, settings, self._runner)
-        install(run_key(next(iter(self._grid.contexts.values()))), worker)
+        self._key = run_key(next(iter(self._grid.contexts.values())))
         self._arrays: dict[str, Tensor] = {}  # by digest
 
     def _runner(self, worker: Worker, typical: Sequence[str]) -> CohortRunner:
@@ -68,6 +68,7 @@ class PartTrainer:
         return reply
 
     def _train(self, order: PartOrder, common: Packed) -> PartReply:
+        install(self._key, self.worker)
         requests = [read_train_request(text) for text in order.requests]
         self._take_arrays(requests, order.own, common)
         compiling = self.worker.kept.for_run(Compiling)

@@ -18,6 +18,7 @@ from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.core.formatting import counted, format_error
 from fedfrozen_app.runtimes.ray.actor import Ready, RunSetup, TrainingActor
 from fedfrozen_app.runtimes.ray.cluster import Room
+from fedfrozen_app.runtimes.ray.packing import Packed
 from fedfrozen_app.runtimes.ray.part import PartReply
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,6 @@ class ActorPool:
     room: Room
     data: str  # digest of the server's data: a worker with others may not take part
     patience: float  # seconds without any worker
-    stop_requested: Callable[[], bool] = lambda: False
     actors: list[Actor] = field(default_factory=list)
     _queue: list[Part] = field(default_factory=list)
     _failed_starts: int = 0
@@ -80,6 +80,10 @@ class ActorPool:
             .remote(self.setup)
         )
         return Actor(number, actor, actor.ready.remote())
+
+    def store(self, packed: Packed) -> Any:
+        """Into Ray's object store: one copy for all workers of a machine."""
+        return ray.put(packed)
 
     def submit(self, part: Part) -> None:
         """Train this part as soon as a worker is free."""
@@ -108,8 +112,6 @@ class ActorPool:
 
     def _advance(self) -> None:
         """Wait until a worker has started, replied or died, and act on it."""
-        if self.stop_requested():
-            raise KeyboardInterrupt
         waiting = {one.waits_for: one for one in self.actors if one.waits_for is not None}
         done, _ = ray.wait(list(waiting), num_returns=1, timeout=POLL)
         for reference in done:
