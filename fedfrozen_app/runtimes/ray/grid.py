@@ -18,7 +18,7 @@ from fedfrozen_app.local.client_state import held_at_home
 from fedfrozen_app.local.compiling import Compiling
 from fedfrozen_app.local.slots import batch_counts
 from fedfrozen_app.local.worker import Worker
-from fedfrozen_app.runtimes.inprocess.grid import InProcessGrid, failed, is_train
+from fedfrozen_app.runtimes.inprocess.grid import InProcessGrid, failed_because, is_train
 from fedfrozen_app.runtimes.ray.packing import Packed, packed_state, restore_state
 from fedfrozen_app.runtimes.ray.part import ClientOrder, ClientReply, PackedSums, PartOrder, PartReply, deal
 from fedfrozen_app.runtimes.ray.pool import Actor, ActorPool, Part
@@ -213,7 +213,7 @@ class RayGrid(InProcessGrid):
         self, message: Message, own: ClientReply, number: int, summed: SummedPart | None, part: PartReply
     ) -> Message:
         if own.error:
-            return failed(message, own.error)
+            return failed_because(message, own.error)
         arrays: Mapping[str, Tensor] = {}
         if own.specs is not None and summed is not None:
             arrays = SummedReply(summed, number, part.specs[own.specs])

@@ -22,7 +22,7 @@ class InlinePool:
     lost: int | None = None
     setup: SimpleNamespace = field(init=False)
     replies: list = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)  # bytes of each order
+    sizes: list[int] = field(default_factory=list)  # bytes of the arrays of each order
 
     def __post_init__(self):
         self.setup = SimpleNamespace(parts=len(self.trainers))
@@ -32,7 +32,7 @@ class InlinePool:
     def _handle(self, trainer):
         def train(order, common):
             sent = pickle.dumps((order, common))
-            self.sizes.append(len(sent))
+            self.sizes.append(common.data.nbytes + order.own.data.nbytes)
             reply = trainer.train(*pickle.loads(sent))  # noqa: S301  (what this process has pickled)
             return pickle.loads(pickle.dumps(reply))  # noqa: S301
 
