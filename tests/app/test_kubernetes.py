@@ -1,4 +1,4 @@
-"""The manifests of docs/kubernetes: valid by Kubernetes' schemas, and what they start and ask does what it says."""
+"""The manifests of docs/kubernetes: valid by Kubernetes' schemas; their scripts and probes work."""
 
 import os
 import re

@@ -39,7 +39,7 @@ def on_ray(tmp_path, train):
 
 @pytest.fixture
 def two_nodes(on_ray, monkeypatch):
-    """A cluster of two nodes on this machine, each with room for one worker; its address is in RAY_ADDRESS."""
+    """A cluster of two nodes on this machine, each with room for one worker, by RAY_ADDRESS."""
     found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     found.add_node(num_cpus=1)
     monkeypatch.setenv("RAY_ADDRESS", found.address)
@@ -83,7 +83,7 @@ def test_two_nodes_train_what_one_process_does(train, two_nodes, on_ray):
 def test_a_node_that_is_lost_in_a_round_changes_no_bit(two_nodes, on_ray, monkeypatch):
     words = (*UNEQUAL, "strategy=fedper", "num_rounds=3", "runtime.node_timeout=60")
     whole = on_ray(*words, folder="whole")
-    (lost,) = [node for node in two_nodes.worker_nodes]
+    (lost,) = two_nodes.worker_nodes
 
     def remove(actor):
         two_nodes.remove_node(lost, allow_graceful=False)
