@@ -29,7 +29,7 @@ from fedfrozen_app.files.rows import read_rows  # noqa: E402
 
 COMMON = (
     *("strategy=fedavg", "partition=iid", "num_clients=32", "baseline=false", "personal=false"),
-    *("client.batch_size=16", "client=sgd", "client.weight_decay=0", "dataset.augment=none"),
+    *("client.batch_size=16", "client=sgd", "client.weight_decay=0"),
 )
 CPU = ("device=cpu", "runtime.runner=sequential", "runtime.threads=1", "client.local_epochs=4")
 CPU_MODEL = (64, 4, 4)  # width, layers, heads

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fedfrozen_app.config import Config
-from fedfrozen_app.core.errors import UserError
+from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.core.logs import prepare_logging
 from fedfrozen_app.core.own_objects import take_over
 from fedfrozen_app.data.federated import load_corpus, share_out
@@ -59,7 +59,7 @@ class TrainingActor:
         os.environ.update(setup.environment)
         try:
             self._trainer = _trainer(setup)
-        except UserError as error:
+        except (UserError, RunFailed) as error:
             self._error = str(error)
 
     def ready(self) -> Ready:

@@ -149,10 +149,10 @@ class Summing:
         declared = declared_metrics(request, self._how.metric_names)
         if problem := problem_of(reply, request, self._model, self._roles, declared):
             return problem, None
-        if problem := self._mean.add(reply.arrays, float(reply.examples)):
-            return problem, None
-        gate = self._mean.gate
-        return None, gate.norms[-1] if gate is not None and gate.norms else None
+        norms = [] if self._mean.gate is None else self._mean.gate.norms
+        before = len(norms)
+        problem = self._mean.add(reply.arrays, float(reply.examples))
+        return problem, norms[-1] if len(norms) > before else None
 
     def partial(self) -> PartialSums:
         return self._mean.partial()

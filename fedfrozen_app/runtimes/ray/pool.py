@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
 
 from fedfrozen_app.core.errors import RunFailed, UserError
 from fedfrozen_app.core.formatting import counted, format_error
@@ -83,7 +83,13 @@ class ActorPool:
 
     def store(self, packed: Packed) -> Any:
         """Into Ray's object store: one copy for all workers of a machine."""
-        return ray.put(packed)
+        try:
+            return ray.put(packed)
+        except (ObjectStoreFullError, OutOfDiskError) as error:
+            raise RunFailed(
+                f"Ray's object store has no room for the model ({type(error).__name__}): start Ray with more, "
+                "`ray start --object-store-memory=BYTES`, or make room on its disk, and resume the run."
+            ) from error
 
     def submit(self, part: Part) -> None:
         """Train this part as soon as a worker is free."""

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -18,8 +19,7 @@ from fedfrozen_app.runtimes.ray.grid import RayGrid
 from fedfrozen_app.runtimes.ray.pool import ActorPool
 
 log = logging.getLogger(__name__)
-# What workers take from the environment of the command, on whichever machine they are.
-HANDED_ON = (own_objects.PLACE, own_objects.DIGEST, "HF_HUB_OFFLINE", "FLWR_HOME", "TORCHINDUCTOR_CACHE_DIR")
+HANDED_ON = (own_objects.PLACE, own_objects.DIGEST)  # of the environment, also on other machines
 
 
 def run_on_ray(job: Job) -> dict[str, Any]:
@@ -28,15 +28,19 @@ def run_on_ray(job: Job) -> dict[str, Any]:
     room = room_for(job.config)
     corpus = load_corpus(job.config)
     worker = Worker(job.config, corpus, shares=share_out(corpus, job.config, job.config.num_clients))
-    with own_objects.handed_down(job.resolved_config):
-        return run_with(worker, job, make_grid=partial(ray_grid, job, room))
+    with own_objects.handed_down(job.resolved_config), ExitStack() as ended:
+        return run_with(worker, job, make_grid=partial(ray_grid, job, room, ended))
 
 
-def ray_grid(job: Job, room: Room, worker: Worker, clients: int, settings: dict[str, str]) -> RayGrid:
-    """Start the workers, and return the grid that uses them."""
+def ray_grid(
+    job: Job, room: Room, ended: ExitStack, worker: Worker, clients: int, settings: dict[str, str]
+) -> RayGrid:
+    """Start the workers, which `ended` ends, and return the grid that uses them."""
     parts = job.config.runtime.workers or room.fitting
     config = job.composed.with_absolute_paths().config
     environment = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
+    # Workers may have another working directory: there private clients look for their records.
+    settings = settings | {"output-dir": str(job.folder.resolve())}
     setup = RunSetup(config, clients, settings, parts, room.gpus, environment)
     log.info("Clients train on %s of Ray (%s).", counted(parts, "worker"), room.size)
     if parts > room.fitting:
@@ -45,9 +49,6 @@ def ray_grid(job: Job, room: Room, worker: Worker, clients: int, settings: dict[
             *(room.fitting, parts),
         )
     pool = ActorPool(setup, room, data_digest(worker), job.config.runtime.node_timeout)
-    try:
-        pool.start()
-    except BaseException:
-        pool.close()
-        raise
+    ended.callback(pool.close)
+    pool.start()
     return RayGrid(client_app.app, clients, settings, worker, pool)
