@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.summed import Spec, SumInstructions
 from fedfrozen_app.runtimes.ray.packing import Packed
 
@@ -49,13 +50,7 @@ class ClientReply:
     """One client's reply. Its arrays are packed, or only specified where they are in the part's sums."""
 
     client: str
-    request: str = ""  # digest
-    examples: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-    lacks: list[str] = field(default_factory=list)
-    declined: str = ""
-    text: str = ""
-    chosen: list[int] = field(default_factory=list)
+    reply: Reply | None = None  # without its arrays; None: the client failed
     error: str = ""  # why the client failed
     arrays: Packed | None = None
     specs: int | None = None  # which of the part's specifications

@@ -167,8 +167,7 @@ def client_reply(
     except ValueError as error:
         reason = message.error.reason if message.has_error() else str(error)
         return ClientReply(client, error=reason or "no reason given")
-    found = ClientReply(client, reply.request, reply.examples, {}, reply.lacks, reply.declined, reply.text)
-    found.chosen = reply.chosen
+    found = ClientReply(client, reply)
     if sums is not None and request.trains and not reply.declined and not reply.lacks:
         spec = tuple((name, value.shape, value.dtype) for name, value in reply.arrays.items())
         found.specs = specs.setdefault(spec, len(specs))
@@ -176,7 +175,7 @@ def client_reply(
     else:
         found.arrays = Packed.of(reply.arrays)
     reply.settle()
-    found.metrics = reply.metrics
+    reply.arrays = {}
     return found
 
 

@@ -14,10 +14,10 @@ from fedfrozen_app.core.errors import RunFailed
 from fedfrozen_app.files import checkpoint
 from fedfrozen_app.run.job import Job
 from fedfrozen_app.runtimes.ray import cluster as our_cluster
-from fedfrozen_app.runtimes.ray.runtime import run_on_ray
+from fedfrozen_app.runtimes.ray.ray_runtime import run_on_ray
 from tests.conftest import SMALL, Run, same_bits
-from tests.runtimes.ray.cluster import kill_process, killing, shut_down
-from tests.runtimes.ray.test_parts import SGD, TOGETHER, UNEQUAL, same_run
+from tests.runtimes.ray.killed import kill_process, killing, shut_down
+from tests.runtimes.ray.test_ray_parts import SGD, TOGETHER, UNEQUAL, same_run
 
 EXACT = ("model.dtype=float64", "num_rounds=3", "checkpoint.keep=9")
 TWO = ("runtime=ray", "runtime.workers=2")

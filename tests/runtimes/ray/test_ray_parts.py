@@ -94,7 +94,7 @@ def test_one_sum_comes_back_in_place_of_the_replies(in_parts):
     for reply in pool.replies:
         assert reply.sums is not None and all(one.arrays is None for one in reply.replies)
         assert set(reply.sums.weights) == set(run.model)
-        assert reply.sums.examples == sum(one.examples for one in reply.replies)
+        assert reply.sums.examples == sum(one.reply.examples for one in reply.replies)
 
 
 def test_frozen_parameters_are_sent_to_a_worker_once(in_parts):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
@@ -195,7 +195,7 @@ class RayGrid(InProcessGrid):
             message_id = message.metadata.message_id
             self.waiting.pop(message_id)
             del self._sent[message_id]
-            if not own.error:
+            if own.reply is not None:
                 restore_state(self.contexts[message.metadata.dst_node_id].state, own.state)
             self._ready[message_id] = self._reply_message(message, own, number, summed, reply)
 
@@ -212,16 +212,13 @@ class RayGrid(InProcessGrid):
     def _reply_message(
         self, message: Message, own: ClientReply, number: int, summed: SummedPart | None, part: PartReply
     ) -> Message:
-        if own.error:
+        if own.reply is None:
             return failed_because(message, own.error)
-        arrays: Mapping[str, Tensor] = {}
         if own.specs is not None and summed is not None:
-            arrays = SummedReply(summed, number, part.specs[own.specs])
+            own.reply.arrays = SummedReply(summed, number, part.specs[own.specs])
         elif own.arrays is not None:
-            arrays = own.arrays.unpack(self._worker.device)
-        reply = Reply(own.request, own.examples, arrays, own.metrics, own.lacks, own.declined, own.text)
-        reply.chosen = own.chosen
-        content = RecordDict({"arrays": ReplyRecord(reply), "reply": ConfigRecord({"json": own.text})})
+            own.reply.arrays = own.arrays.unpack(self._worker.device)
+        content = RecordDict({"arrays": ReplyRecord(own.reply)})
         return Message(content, reply_to=message)
 
 
