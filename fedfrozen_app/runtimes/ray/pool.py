@@ -87,8 +87,8 @@ class ActorPool:
             return ray.put(packed)
         except (ObjectStoreFullError, OutOfDiskError) as error:
             raise RunFailed(
-                f"Ray's object store has no room for the model ({type(error).__name__}): start Ray with more, "
-                "`ray start --object-store-memory=BYTES`, or make room on its disk, and resume the run."
+                f"Ray's object store has no room for the model ({type(error).__name__}): start it with more, "
+                "`ray start --object-store-memory=BYTES`, or make room on its disk, and resume."
             ) from error
 
     def submit(self, part: Part) -> None:

@@ -8,9 +8,9 @@ from fedfrozen_app import client_app
 from fedfrozen_app.data.federated import load_corpus, share_out
 from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.runtimes.inprocess.runtime import run_with
-from fedfrozen_app.runtimes.ray.ray_grid import RayGrid
 from fedfrozen_app.runtimes.ray.part_trainer import PartTrainer
 from fedfrozen_app.runtimes.ray.pool import Actor
+from fedfrozen_app.runtimes.ray.ray_grid import RayGrid
 
 
 @dataclass
