@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 # Imported when one is chosen: Flower's own command line takes about a second to import.
 RUNTIMES = {
     "inprocess": "fedfrozen_app.runtimes.inprocess.runtime:run_in_process",
+    "ray": "fedfrozen_app.runtimes.ray.ray_runtime:run_on_ray",
     "flower": "fedfrozen_app.runtimes.flower.simulated:run_with_flower",
     "deployed": "fedfrozen_app.runtimes.flower.deployed:run_deployed",
 }

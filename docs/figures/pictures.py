@@ -51,7 +51,7 @@ GROUPS: list[tuple[str, str, dict[str, str]]] = [
         {
             "launch": "start a job in the runtime that it names",
             "sites": "kits, policy, executor",
-            "runtimes": "in process, Flower",
+            "runtimes": "in process, Ray, Flower",
             "server_app": "Flower's server",
             "client_app": "Flower's client",
             "run": "from configuration to results",

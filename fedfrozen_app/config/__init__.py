@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fedfrozen_app.config.keys import check_keys, keys_of, known_keys
     from fedfrozen_app.config.named_settings import server_optimizer_settings, strategy_settings
     from fedfrozen_app.config.read_values import read
-    from fedfrozen_app.config.runtime_checks import device_of, devices_of, stack_runs
+    from fedfrozen_app.config.runtime_checks import device_of, stack_runs
     from fedfrozen_app.config.schema import (
         DEFAULT_CLIENTS,
         AdapterConfig,
@@ -73,7 +73,6 @@ __all__ = [
     "compose_config",
     "compose_run",
     "device_of",
-    "devices_of",
     "excluded_clients",
     "keys_of",
     "known_keys",

@@ -8,7 +8,7 @@ from fedfrozen_app.config.client_checks import check_algorithm
 from fedfrozen_app.config.named_settings import server_optimizer_settings, strategy_settings
 from fedfrozen_app.config.pacing_checks import check_pacing
 from fedfrozen_app.config.privacy_checks import check_private
-from fedfrozen_app.config.runtime_checks import check_clock, check_files, check_gpus, check_runner
+from fedfrozen_app.config.runtime_checks import check_clock, check_device, check_files, check_runner
 from fedfrozen_app.config.schema import Config, sections
 from fedfrozen_app.config.secure_checks import check_batches, check_masked
 from fedfrozen_app.config.settings import check_settings
@@ -41,4 +41,4 @@ def check_config(config: Config, *, here: bool = True) -> None:
     check_pacing(config)
     server_optimizer_settings(config)
     if here:
-        check_gpus(config)
+        check_device(config)

@@ -134,7 +134,7 @@ frozen and private parts are left alone.
 
 {runtime_files}
 
-[Real sites](deployment.md) explains `deployed`.
+[Real sites](deployment.md) explains `deployed`, [Several cores, GPUs or machines](several-machines.md) `ray`.
 
 {runtime}
 

@@ -19,8 +19,14 @@ SWEEP = {"-m", "--multirun"}
 NO_NAMES = {"null", "true", "false"}  # YAML reads them as something else, and Hydra refuses them
 
 
+# Keys of older versions, and what replaces them.
+REPLACED = {"runtime.gpus": "runtime=ray, with runtime.workers=N for so many GPUs"}
+
+
 def unknown_key(key: str) -> str:
     """The sentence for a key that the configuration does not have."""
+    if key in REPLACED:
+        return f"The key '{key}' was removed: use {REPLACED[key]}."
     if key.startswith("model.config"):
         return f"The model's file does not set '{key}': write +{key}=VALUE to add it."
     known = known_keys()

@@ -13,9 +13,9 @@ def check_pacing(config: Config) -> None:
     pacing = config.pacing
     if pacing.name == "synchronous":
         return
-    if config.runtime.name != "inprocess":
+    if config.runtime.name not in ("inprocess", "ray"):
         raise UserError(
-            f"pacing={pacing.name} is made for simulated clients in one process, and not for "
+            f"pacing={pacing.name} is made for simulated clients in one process or on Ray, and not for "
             f"runtime={config.runtime.name}: use runtime=inprocess, or pacing=synchronous."
         )
     if config.clock.name == "none":

@@ -6,18 +6,20 @@ from typing import TYPE_CHECKING, Any
 from fedfrozen_app.config.schema import Config, key_of
 from fedfrozen_app.config.schema.dataset_section import PROPOSED
 from fedfrozen_app.core.errors import UserError
-from fedfrozen_app.core.formatting import counted
 
 if TYPE_CHECKING:  # torch takes seconds to import
     import torch
 
 
+ONE_PERSONS = ("inprocess", "ray")  # runtimes in which one process sends whole cohorts to its runners
+
+
 def check_runner(config: Config) -> None:
     """Combinations of runtime, runner and precision that cannot work on any machine."""
-    if config.runtime.name != "inprocess" and config.runtime.runner == "cohort":
+    if config.runtime.name not in ONE_PERSONS and config.runtime.runner == "cohort":
         raise UserError(
             "Flower hands out one client a message, so runtime.runner=cohort cannot work there: "
-            "use runtime=inprocess, or runtime.runner=auto."
+            "use runtime=inprocess or runtime=ray, or runtime.runner=auto."
         )
     stack_runs(config)
     if config.client.precision == "bf16" and config.model.dtype == "float64":
@@ -70,39 +72,9 @@ def device_of(name: str) -> "torch.device":
     return torch.device(name)
 
 
-def devices_of(config: Config) -> "list[torch.device]":
-    """The devices over which the clients of a round are spread, the main one first."""
-    import torch
-
-    first, asked = device_of(config.device), config.runtime.gpus
-    if asked == 1:
-        return [first]
-    if asked > (there := torch.cuda.device_count() if first.type == "cuda" else 0):
-        raise UserError(
-            f"runtime.gpus={asked} was asked for, and torch sees {counted(there, 'GPU')}: set runtime.gpus=1"
-            + (f", or up to {there}." if there > 1 else ".")
-        )
-    return [first, *(torch.device("cuda", number) for number in range(1, asked))]
-
-
-def check_gpus(config: Config) -> None:
-    devices_of(config)
-    runtime = config.runtime
-    if runtime.gpus == 1:
-        return
-    alone = {
-        "runtime=inprocess": runtime.name != "inprocess",
-        "runtime.runner=auto or cohort": runtime.runner == "sequential",
-        "privacy=none": config.privacy.name != "none",
-        "model.gradient_checkpointing=false": config.model.gradient_checkpointing,
-        "adapters of one rank (adapter.ranks={})": bool(config.adapter.ranks),
-        "runtime.stack_runs=auto or off": (stack_runs(config) or 1) > 1,
-    }
-    if needed := next((word for word, lacks in alone.items() if lacks), None):
-        raise UserError(
-            f"runtime.gpus={runtime.gpus} spreads the clients of one run that train together, which needs "
-            f"{needed}: set that, or runtime.gpus=1."
-        )
+def check_device(config: Config) -> None:
+    """Refuse a GPU that this machine does not have."""
+    device_of(config.device)
 
 
 def check_files(config: Config) -> None:

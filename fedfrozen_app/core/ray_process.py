@@ -1,9 +1,9 @@
-"""Whether this process belongs to Flower's Ray simulation."""
+"""Whether this process uses Ray: of Flower's simulation, or of `runtime=ray`."""
 
 import sys
 
 
 def simulated() -> bool:
-    """True in a process of Flower's simulation, where one person owns both the run and the data."""
-    ray = sys.modules.get("ray")  # Flower imports Ray there, and nowhere else
+    """True where Ray runs the clients, and one person owns both the run and the data."""
+    ray = sys.modules.get("ray")
     return ray is not None and ray.is_initialized()

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedfrozen_app.exchange.block import Slice
 from fedfrozen_app.exchange.names import parameter_of
 from fedfrozen_app.exchange.role import Role
+from fedfrozen_app.exchange.summed import SummedReply
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,10 @@ class Traffic:
     def _by_role(
         self, arrays: Mapping[str, Tensor], roles: Mapping[str, Role], extra_names: Collection[str]
     ) -> Counter[str]:
-        if not isinstance(arrays, Slice):
+        if not isinstance(arrays, Slice | SummedReply):
             return bytes_by_role(arrays, roles, extra_names)
-        names = arrays.block.layout.names  # in a round all blocks hold the same arrays
+        # In a round all blocks hold the same arrays.
+        names = arrays.block.layout.names if isinstance(arrays, Slice) else tuple(arrays)
         if names not in self._rows:
             self._rows[names] = bytes_by_role(arrays, roles)
         return self._rows[names]

@@ -101,6 +101,17 @@ def arrays_of(message: Message) -> dict[str, Tensor]:
     return to_tensors(record_of(message, "arrays", ArrayRecord))
 
 
+class ReplyRecord(ArrayRecord):
+    """A reply within the process, as it is."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__()
+        self.reply = reply
+
+    def read(self, message: Message) -> Reply:
+        return self.reply
+
+
 class BlockRecord(ArrayRecord):
     """The replies of a block's clients to one request, within the process: they share one object. `numbers`
     are their places in the block, by the message that each of them answers."""
@@ -168,8 +179,10 @@ def read_reply(message: Message) -> Reply:
     """`ValueError` with a reason when the message is not a reply of ours."""
     if message.has_error():
         raise ValueError(f"failed: {message.error.reason or 'no reason given'}")
-    if message.has_content() and isinstance(together := message.content.get("arrays"), BlockRecord):
-        return together.read(message)
+    if message.has_content() and isinstance(
+        local := message.content.get("arrays"), BlockRecord | ReplyRecord
+    ):
+        return local.read(message)
     try:
         text = str(record_of(message, "reply", ConfigRecord)["json"])
         data = json.loads(text)

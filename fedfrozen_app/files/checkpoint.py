@@ -189,7 +189,8 @@ def newest_state(run: Path) -> dict[str, Any] | None:
 
 
 def check_private(start: Checkpoint, *, in_process: bool) -> None:
-    """Only in-process runs write clients' private arrays into checkpoints, and only they can restore them."""
+    """Only runs in one process or on Ray write clients' private arrays into checkpoints, and only they can
+    restore them."""
     if start.hooks.get("private") and not (start.clients and in_process):
         raise UserError(
             "Clients of this run keep parts of the model, and Flower forgets those when a run ends: go on "

@@ -102,7 +102,7 @@ def check_allowed(run: Path, config: Mapping[str, Any], client: str, rows: list[
 def check_own_parts(run: Path, config: Mapping[str, Any], client: str) -> None:
     """What clients keep must go back as well."""
     state = checkpoint.newest_state(run) or {}
-    if config["runtime"]["name"] != "inprocess" and (state.get("hooks") or {}).get("private"):
+    if config["runtime"]["name"] not in ("inprocess", "ray") and (state.get("hooks") or {}).get("private"):
         raise UserError(
             f"Clients of {run} keep parts of the model for themselves, which no checkpoint of the server can "
             f"take back: start a new run with exclude_clients=[{client}] and fresh parts."

@@ -172,7 +172,7 @@ class CohortRunner:
         look-up on the device, which would wait for the device before the last round is closed."""
         worker, config = self.worker, self.worker.config
         waits = config.dataset.client_validation or config.client.class_weights
-        return worker.device.type in AHEAD_ON and worker.alone and not waits
+        return worker.device.type in AHEAD_ON and not waits
 
     def prefetch(self, clients: Sequence[str], request: TrainRequest, base: Mapping[str, Tensor]) -> None:
         """These will probably get this request with these very arrays: start their first block now, while
@@ -213,7 +213,7 @@ class CohortRunner:
         one_by_one = cohort_evaluation.evaluates_one_by_one(worker, request)
         keeps = method.client_state or not method.adds_nothing() or one_by_one
         keeps = keeps or method.evaluates_start()
-        return worker.device.type in AHEAD_ON and worker.alone and not keeps
+        return worker.device.type in AHEAD_ON and not keeps
 
     def _ahead(self, work: RoundWork) -> Iterator[Trained]:
         """The results of its blocks, computed one block ahead: while the server adds up a block, the device

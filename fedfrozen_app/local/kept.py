@@ -26,10 +26,6 @@ class Kept:
         """The worker's object of this class; None if nothing has asked for it."""
         return self._by_worker.get(kind)
 
-    def share_for_run(self, value: Any) -> None:
-        """Use this object, of another worker of the same run."""
-        self._by_run[type(value)] = value
-
     def end_run(self) -> None:
         self._by_run.clear()
 

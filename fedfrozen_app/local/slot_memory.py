@@ -27,7 +27,10 @@ def fitting_clients(worker: "Worker", layouts: Layouts, client: str, request: Tr
         # Three results: of the block that is added up, of the finished one and of the next.
         peaks.append(torch.cuda.max_memory_allocated() - before + 3 * size * result)
     torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info()
+    free, total = torch.cuda.mem_get_info()
+    if (share := torch.cuda.get_per_process_memory_fraction()) < 1:
+        # Others share the GPU. What this process takes must not depend on how quick they are.
+        free = int(share * total) - torch.cuda.memory_reserved()
     fixed, each = 2 * peaks[0] - peaks[1], max(peaks[1] - peaks[0], 1)
     return max(1, int((MEMORY_SHARE * free - max(fixed, 0)) // each))
 

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from functools import partial
-from threading import Lock
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 WARMUP_STEPS = 1  # before a capture: lazy initialisations must not be recorded
-_recording = Lock()  # where threads drive several GPUs: garbage is collected for all of them
 
 
 class StepGraph:
@@ -27,10 +25,6 @@ class StepGraph:
 
     def record(self, worker: "Worker", step: Callable[[Tensor, Tensor], None]) -> None:
         """Record this step. It is taken while it warms up."""
-        with _recording:
-            self._record_alone(worker, step)
-
-    def _record_alone(self, worker: "Worker", step: Callable[[Tensor, Tensor], None]) -> None:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -39,7 +33,7 @@ class StepGraph:
         torch.cuda.current_stream().wait_stream(side)
         missed = worker.blocks.missed
         work = partial(step, self._index, self._mask)
-        self._graph = recorded(work, alone=worker.alone)
+        self._graph = recorded(work, alone=True)
         if missed := worker.blocks.missed - missed:
             log.warning("%s of the recorded step could not use what was compiled.", counted(missed, "block"))
 

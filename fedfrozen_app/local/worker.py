@@ -48,17 +48,14 @@ class Worker:
         cache: Cache | None = None,
         data_spec: Mapping[str, Any] | None = None,
         tables_of: "Worker | None" = None,
-        device: torch.device | None = None,
     ) -> None:
         """`data_spec`: what the federation has agreed on (classes, pixels, tokens); None: this node's own.
-        `tables_of`: a worker of a run of the same shape in this process, whose tables are shared.
-        `device` replaces the one that the configuration names."""
+        `tables_of`: a worker of a run of the same shape in this process, whose tables are shared."""
         if config.runtime.threads is not None:
             torch.set_num_threads(config.runtime.threads)
         torch.set_float32_matmul_precision("high" if config.client.precision == "tf32" else "highest")
         self.config = config
-        self.device = device or device_of(config.device)
-        self.alone = True  # no other thread of this process uses a GPU
+        self.device = device_of(config.device)
         self.cache = cache or Cache()
         self.kept = Kept()
         self.wrapper = wrapper_of(config)

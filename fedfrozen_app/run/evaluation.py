@@ -119,7 +119,7 @@ def linear_baseline(strategy: PlannedFedAvg, worker: Worker) -> dict[str, Any] |
     run has no model of its own."""
     config = worker.config
     kept_apart = (
-        config.runtime.name != "inprocess"
+        config.runtime.name not in ("inprocess", "ray")
         or config.privacy.name != "none"
         or config.secure_aggregation.name != "off"
     )

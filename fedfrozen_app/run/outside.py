@@ -106,6 +106,9 @@ def _server(runtime: Values) -> Iterator[Outside]:
             f"connects to the server of the kit {_short(str(kit))}",
             {"runtime.name": "deployed", "runtime.server_kit": kit},
         )
+    if runtime["name"] == "ray" and (address := runtime.get("address")) is not None:
+        settings = {"runtime.name": "ray", "runtime.address": address}
+        yield Outside(f"trains on the Ray cluster at {_short(str(address))}", settings)
     if (folder := runtime.get("cache_dir")) is not None:
         yield Outside(f"writes into {_short(str(folder))}", {"runtime.cache_dir": folder})
 

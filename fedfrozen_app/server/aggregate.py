@@ -5,7 +5,6 @@ mean is over the sent values: their base is zero.
 """
 
 import math
-import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -17,8 +16,9 @@ from fedfrozen_app.core.deprecated import Alias
 from fedfrozen_app.exchange.block import Block, Slice
 from fedfrozen_app.exchange.client_metrics import TOO_LARGE
 from fedfrozen_app.exchange.names import PARAMETERS, namespace_of, parameter_of
+from fedfrozen_app.exchange.summed import PartialSums, SummedPart, SummedReply
 from fedfrozen_app.secure.layout import Sums
-from fedfrozen_app.server.norms import CHUNK, divide, norm_of, row_norms, subtract
+from fedfrozen_app.server.norms import CHUNK, NormGate, divide, norm_of, row_norms, subtract, unsound
 from fedfrozen_app.vmap.devices import sent
 
 Drift = dict[str, dict[str, float]]  # by group: the metrics of a round's row
@@ -44,24 +44,6 @@ class Update:
     @cached_property
     def drift(self) -> Drift:
         return self.measured()
-
-
-class NormGate:
-    """Sets aside updates whose norm exceeds `far_out` times the median, and keeps the norms of the others."""
-
-    def __init__(self, far_out: float, median: float | None) -> None:
-        self._far_out, self._median = far_out, median
-        self._norms: list[float] = []
-
-    def problem(self, norm: float) -> str | None:
-        if self._median and norm > self._far_out * self._median:
-            return f"lies far out: the norm of its update is {norm / self._median:.3g} times the usual"
-        self._norms.append(norm)
-        return None
-
-    def median(self) -> float | None:
-        """The median norm of this round's accepted updates; without any, the last round's."""
-        return statistics.median(self._norms) if self._norms else self._median
 
 
 class OpenBlock:
@@ -127,13 +109,6 @@ class OpenBlock:
         return self.block.layout.views(weights.to(self._updates.dtype) @ self._updates)
 
 
-def unsound(norms: Mapping[str, float]) -> str:
-    """Why an update with these norms is set aside, as the rest of a sentence."""
-    name = next(name for name, norm in norms.items() if not norm < TOO_LARGE)
-    finite = math.isfinite(norms[name])
-    return f"holds values that are {'too large to average' if finite else 'not finite'} in {name}"
-
-
 class RunningMean:
     """Σ nᵢuᵢ / Σ nᵢ with uᵢ = wᵢ − w, one weight sum per name, in a running sum.
 
@@ -166,12 +141,15 @@ class RunningMean:
         self._weight: dict[str, float] = {}
         self._square: dict[str, Tensor] = {}  # Σ nᵢ‖uᵢ‖² in float64
         self._block: OpenBlock | None = None
+        self._parts: list[SummedPart] = []
         self._scratch = torch.empty(CHUNK, dtype=torch.float64)
 
     def add(self, arrays: Mapping[str, Tensor], weight: float) -> str | None:
         """Add one reply; the reason if it is refused, in which case nothing was added."""
         if isinstance(arrays, Slice):
             return self._add_row(arrays, weight)
+        if isinstance(arrays, SummedReply):
+            return self._add_summed(arrays)
         names = [name for name in arrays if not namespace_of(name)]
         # The reply becomes the update.
         updates, bases = [arrays[name] for name in names], [self._model[name] for name in names]
@@ -263,22 +241,48 @@ class RunningMean:
         if self._block is None or not (weight := sum(self._block.weights)):
             return
         taken = sum(each > 0 for each in self._block.weights)
-        self._fold(*self._block.fold(), weight, taken)
+        sums, squares = self._block.fold()
+        self._fold(sums, squares, {name: self.counts(name, weight, taken) for name in sums}, weight, taken)
         self._block = None
 
     def _fold(
-        self, sums: Mapping[str, Tensor], squares: Mapping[str, Tensor], weight: float, taken: int
+        self,
+        sums: Mapping[str, Tensor],
+        squares: Mapping[str, Tensor],
+        counts: Mapping[str, float],
+        examples: float,
+        taken: int,
     ) -> None:
-        self._examples += weight
+        """Add the sums of `taken` replies; `counts`: their weights in the mean, by name."""
+        self._examples += examples
         self._replies += taken
         for name, total in sums.items():
-            counts = self.counts(name, weight, taken)
             if name in self._sum:
                 self._sum[name].add_(total)
-                self._weight[name] += counts
+                self._weight[name] += counts[name]
                 self._square[name] += squares[name]
             else:
-                self._sum[name], self._weight[name], self._square[name] = total, counts, squares[name]
+                self._sum[name], self._weight[name], self._square[name] = total, counts[name], squares[name]
+
+    # Parts of a round that were summed where they trained.
+
+    def partial(self) -> PartialSums:
+        """The sums so far, for the mean of a whole round. Ends this object's use."""
+        self._close_block()
+        return PartialSums(self._sum, self._weight, self._square, self._examples, self._replies)
+
+    def _add_summed(self, reply: SummedReply) -> str | None:
+        part = reply.part
+        if reply.refused is not None:
+            return reply.refused
+        if self.gate and reply.norm is not None:
+            self.gate.problem(reply.norm)  # for the median: where it trained, it was found to lie within
+        if not any(part is known for known in self._parts):
+            own = part.sums
+            self._fold(own.sums, own.squares, own.weights, own.examples, own.replies)
+            self._parts.append(part)
+        part.taken.add(reply.number)
+        return None
 
     def predict(self, replies: int) -> Update | None:
         """The result of `finish` if all `replies` are accepted, by the same sums; None if the
@@ -287,7 +291,10 @@ class RunningMean:
         if block is None or len(block.all) != replies or not all(block.all):
             return None
         likely = RunningMean(self._model, self._group, zero_fill=self._zero_fill, equal=self._equal)
-        likely._fold(*block.sum_of_all, sum(block.all), replies)
+        sums, squares = block.sum_of_all
+        weight = sum(block.all)
+        counts = {name: likely.counts(name, weight, replies) for name in sums}
+        likely._fold(sums, squares, counts, weight, replies)
         block.predicted = likely.finish()
         return block.predicted
 
@@ -301,6 +308,8 @@ class RunningMean:
         if block is not None and block.predicted is not None and block.weights == block.all:
             return block.predicted
         self._close_block()
+        for part in self._parts:
+            part.check()
         if self._zero_fill:
             self._weight = {name: self.counts(name, self._examples, self._replies) for name in self._sum}
         update = Update(replies=self._replies)

@@ -1,8 +1,14 @@
-"""Sums over a model's arrays that take their norms on the way: memory is slower than the arithmetic."""
+"""Sums over a model's arrays that take their norms on the way: memory is slower than the arithmetic; and the
+checks of updates by their norms."""
+
+import math
+import statistics
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from fedfrozen_app.exchange.client_metrics import TOO_LARGE
 from fedfrozen_app.vmap.load_gpu_kernels import gpu_kernels_on
 
 CHUNK = 2**16  # elements: a piece, its base and its float64 copy stay in a core's cache together
@@ -67,3 +73,28 @@ def _square(piece: Tensor, scratch: Tensor) -> Tensor:
         return torch.linalg.vector_norm(piece, dtype=torch.float64).square()
     wide = scratch[: len(piece)].copy_(piece)
     return torch.dot(wide, wide)
+
+
+class NormGate:
+    """Sets aside updates whose norm exceeds `far_out` times the median, and keeps the norms of the others."""
+
+    def __init__(self, far_out: float, median: float | None) -> None:
+        self.far_out, self.last_median = far_out, median
+        self.norms: list[float] = []
+
+    def problem(self, norm: float) -> str | None:
+        if self.last_median and norm > self.far_out * self.last_median:
+            return f"lies far out: the norm of its update is {norm / self.last_median:.3g} times the usual"
+        self.norms.append(norm)
+        return None
+
+    def median(self) -> float | None:
+        """The median norm of this round's accepted updates; without any, the last round's."""
+        return statistics.median(self.norms) if self.norms else self.last_median
+
+
+def unsound(norms: Mapping[str, float]) -> str:
+    """Why an update with these norms is set aside, as the rest of a sentence."""
+    name = next(name for name, norm in norms.items() if not norm < TOO_LARGE)
+    finite = math.isfinite(norms[name])
+    return f"holds values that are {'too large to average' if finite else 'not finite'} in {name}"

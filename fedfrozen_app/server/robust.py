@@ -18,7 +18,8 @@ from fedfrozen_app.config import AggregationConfig
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.flower_internals import trim_mean
 from fedfrozen_app.exchange.names import is_parameter
-from fedfrozen_app.server.aggregate import NormGate, RunningMean, Update
+from fedfrozen_app.server.aggregate import RunningMean, Update
+from fedfrozen_app.server.norms import NormGate
 
 
 def replies_needed(settings: AggregationConfig) -> int:

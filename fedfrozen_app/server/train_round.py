@@ -14,8 +14,9 @@ from fedfrozen_app.core.formatting import format_error
 from fedfrozen_app.exchange.count import Traffic, count_parameters
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.names import PARAMETERS, is_parameter
+from fedfrozen_app.exchange.summed import SumInstructions
 from fedfrozen_app.files.rows import Row
-from fedfrozen_app.server.aggregate import Update
+from fedfrozen_app.server.aggregate import RunningMean, Update
 from fedfrozen_app.server.masked_training import masked_round
 from fedfrozen_app.server.record import RoundClock, RoundRecord
 from fedfrozen_app.server.round_trip import RoundTrip
@@ -86,8 +87,24 @@ class TrainRound:
             self.strategy.on_reply(client, names)
 
     def _collect(self) -> None:
-        for client, reply in self._trip(self.cohort, self._aggregate_early()).replies(self.members):
+        early = self._aggregate_early()
+        self.strategy.federation.connection.transport.sum_replies(None if early is None else self._sums())
+        for client, reply in self._trip(self.cohort, early).replies(self.members):
             self._take(client, reply)
+
+    def _sums(self) -> SumInstructions | None:
+        """How this round's replies may be summed where they train; None where each one must come here."""
+        strategy, aggregator = self.strategy, self.record.aggregator
+        weighed = type(strategy).client_weight is not StrategySeams.client_weight
+        if type(aggregator) is not RunningMean or weighed or self.request.codec is not None:
+            return None
+        gate = aggregator.gate
+        return SumInstructions(
+            tuple(strategy.equal),
+            None if gate is None else gate.far_out,
+            None if gate is None else gate.last_median,
+            tuple(strategy.client_metric_names()),
+        )
 
     def _trip(self, cohort: Sequence[str], before_metrics: Callable[[Reply], None] | None) -> RoundTrip:
         strategy, rule = self.strategy, self.strategy.federation.rule

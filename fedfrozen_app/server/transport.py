@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedfrozen_app.core.flower_internals import ErrorCode
 from fedfrozen_app.exchange.hello_messages import alive_message
+from fedfrozen_app.exchange.summed import SumInstructions
 from fedfrozen_app.exchange.train_request import TrainRequest
 from fedfrozen_app.server.lateness import Awaited
 
@@ -95,6 +96,12 @@ class Transport:
     def prefetch(self, request: TrainRequest, model: Mapping[str, Tensor]) -> None:
         """Predict the next round for a grid that can prefetch. A wrong prediction changes no result."""
         self.grid.prefetch(request, model)  # type: ignore[attr-defined]
+
+    def sum_replies(self, how: SumInstructions | None) -> None:
+        """Whether and how the replies of the next requests may be summed where they train, for a grid that
+        can do that; any other sends them one by one."""
+        if hasattr(self.grid, "sum_replies"):
+            self.grid.sum_replies(how)
 
     def pause(self, seconds: float) -> None:
         if self.stop_requested():

@@ -244,7 +244,7 @@ def starting_point(
 ) -> tuple[ComposedConfig, checkpoint.Checkpoint | None]:
     """The newest checkpoint of an earlier attempt, else the start that the configuration names."""
     # What clients keep for themselves is lost with a simulation's processes: those start again.
-    if composed.config.runtime.name == "inprocess" and checkpoint.numbers(folder / "checkpoints"):
+    if composed.config.runtime.name in ("inprocess", "ray") and checkpoint.numbers(folder / "checkpoints"):
         try:
             if damage := whole_rows(folder).damage:  # a comparison needs all rows
                 raise Damaged(folder / "metrics.jsonl", damage)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import hydra
 import pytest
-import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
@@ -85,9 +84,6 @@ def test_a_command_is_understood(words, tmp_path, monkeypatch, capsys):
     elif verb == "methods":  # takes as long as all methods together, and is run in tests/commands
         read(resolved(compose_config(words[1:])))
     elif verb in ("", "search"):
-        if any(word.startswith("runtime.gpus=") for word in words):  # of a machine that has them
-            monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-            monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
         for overrides in expanded([word for word in words if "=" in word and "interval" not in word]):
             read(resolved(compose_config([with_real_path(word, tmp_path) for word in overrides])))
     else:

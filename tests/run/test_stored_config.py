@@ -202,6 +202,7 @@ def test_overrides_that_are_none_are_one_sentence(overrides):
         (["dataset=text", "dataset.path=/dev/stdin"], "opens /dev/stdin, which is no plain file"),
         (["adapter=lora", "adapter.path=some/adapter"], "opens some/adapter"),
         (["runtime=deployed", "runtime.server_kit=kit"], "connects to the server of the kit"),
+        (["runtime=ray", "runtime.address=10.0.0.9:6379"], "trains on the Ray cluster at 10.0.0.9:6379"),
         (["track.wandb=true"], "sends its metrics to wandb"),
         (["runtime.cache_dir=/tmp/x"], "writes into /tmp/x"),
     ],
@@ -228,7 +229,7 @@ def test_a_folder_that_trains_on_is_asked_about_its_server_and_one_that_is_read_
 NAMES_SOMETHING = {
     *PATHS,
     *("dataset.kind", "dataset.query", "model.source", "runtime.server_kit"),
-    *("runtime.cache_dir", "track.project"),
+    *("runtime.address", "runtime.cache_dir", "track.project"),
 }
 A_WORD = {
     *("dataset.name", "dataset.task", "dataset.train_split", "dataset.test_split", "dataset.image_column"),

@@ -8,7 +8,8 @@ import torch
 from fedfrozen_app.config import AggregationConfig
 from fedfrozen_app.exchange.block import Block, Layout
 from fedfrozen_app.exchange.names import PARAMETERS
-from fedfrozen_app.server.aggregate import NormGate, RunningMean
+from fedfrozen_app.server.aggregate import RunningMean
+from fedfrozen_app.server.norms import NormGate
 from fedfrozen_app.server.robust import make_aggregator
 
 MODEL = {"w": torch.tensor([1.0, 2.0], dtype=torch.float64)}

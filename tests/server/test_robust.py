@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from fedfrozen_app.config import AggregationConfig
-from fedfrozen_app.server.aggregate import NormGate, RunningMean
+from fedfrozen_app.server.aggregate import RunningMean
 from fedfrozen_app.server.base import Federation, PlannedFedAvg
 from fedfrozen_app.server.connection import connect
+from fedfrozen_app.server.norms import NormGate
 from fedfrozen_app.server.robust import closest, make_aggregator
 
 MODEL = {"a": torch.zeros(2), "b": torch.ones(1)}

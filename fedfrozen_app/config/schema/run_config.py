@@ -79,7 +79,7 @@ class Config:
         "all; `true`: on 10,000",
         choices=("auto", "true", "false"),
         needs=(
-            only_with("runtime", "inprocess"),
+            only_with("runtime", "inprocess", "ray"),
             only_with("privacy", "none"),
             only_with("secure_aggregation", "off"),
         ),

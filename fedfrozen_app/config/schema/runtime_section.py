@@ -9,11 +9,12 @@ from fedfrozen_app.config.settings import setting
 
 @dataclass
 class RuntimeConfig:
-    name: str = setting("inprocess", "Set by the file", choices=("inprocess", "flower", "deployed"))
+    name: str = setting("inprocess", "Set by the file", choices=("inprocess", "ray", "flower", "deployed"))
     runner: str = setting(
         "auto",
-        "`sequential` (one client after another), `cohort` (a round's clients at once; in process only) or "
-        "`auto` (`cohort` on a GPU and, on a CPU, for models under 100,000 parameters; else `sequential`)",
+        "`sequential` (one client after another), `cohort` (a round's clients at once; in process and with "
+        "`ray`) or `auto` (`cohort` on a GPU and, on a CPU, for models under 100,000 parameters; else "
+        "`sequential`)",
         choices=("auto", "sequential", "cohort"),
     )
     max_block: int | None = setting(
@@ -22,11 +23,31 @@ class RuntimeConfig:
         least=1,
         needs=only_with("runtime.runner", "auto", "cohort"),
     )
-    gpus: int = setting(
-        1,
-        "`cohort`, in process: over how many of this machine's GPUs the clients of a round are spread. Each "
-        "holds the model and the data",
+    workers: int | None = setting(
+        None,
+        "`ray`: into how many parts a round is divided, and how many workers train them. Each holds the "
+        "model and the data. `null`: as many as have room when the run starts",
         least=1,
+        needs=only_with("runtime", "ray"),
+    )
+    address: str | None = setting(
+        None,
+        "`ray`: the cluster's HOST:PORT, or `auto` for the one on this machine. `null`: RAY_ADDRESS, else "
+        "Ray is started on this machine for this run",
+        needs=only_with("runtime", "ray"),
+    )
+    cpus_per_worker: int = setting(
+        1,
+        "`ray`: CPUs of a worker, and its threads where `runtime.threads` is not set",
+        least=1,
+        needs=only_with("runtime", "ray"),
+    )
+    gpus_per_worker: float | None = setting(
+        None,
+        "`ray`: GPUs of a worker, or a share of one. `null`: one where the cluster has any, and `device` is "
+        "not `cpu`",
+        least=0,
+        needs=only_with("runtime", "ray"),
     )
     compile: Any = setting(
         "auto",
@@ -67,9 +88,10 @@ class RuntimeConfig:
     )
     node_timeout: float = setting(
         300,
-        "Seconds to wait for the nodes to appear, and for one that was killed to come back",
+        "Seconds to wait for the nodes to appear, and for one that was killed to come back; with `ray`, for "
+        "a worker to have room",
         above=0,
-        needs=only_with("runtime", "flower", "deployed"),
+        needs=only_with("runtime", "ray", "flower", "deployed"),
     )
     min_nodes: int | None = setting(
         None,

@@ -54,7 +54,7 @@ def runs_at_once(worker: Worker, cohort: int) -> int:
     if asked is not None:
         return asked
     size = sum(value.numel() for value in worker.parameters.values())
-    if worker.device.type != "cuda" or size >= LARGE_MODEL or worker.config.runtime.gpus > 1:
+    if worker.device.type != "cuda" or size >= LARGE_MODEL:
         return 1
     return max(1, CLIENTS // cohort)
 

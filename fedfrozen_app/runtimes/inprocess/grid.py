@@ -96,7 +96,10 @@ class InProcessGrid(Grid):
 
 
 def failed(message: Message, error: Exception) -> Message:
-    reason = f"{type(error).__name__}: {error}"
+    return failed_because(message, f"{type(error).__name__}: {error}")
+
+
+def failed_because(message: Message, reason: str) -> Message:
     return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)
 
 

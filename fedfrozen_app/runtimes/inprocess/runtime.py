@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedfrozen_app import client_app
 from fedfrozen_app.adapters.rule import make_rule
-from fedfrozen_app.config import Config, devices_of, excluded_clients
+from fedfrozen_app.config import Config, excluded_clients
 from fedfrozen_app.config.differences import partition_differences
 from fedfrozen_app.core.digests import digest
 from fedfrozen_app.core.errors import UserError
@@ -27,7 +27,6 @@ from fedfrozen_app.files.checkpoint import Checkpoint
 from fedfrozen_app.handlers.train_handler import handle_train
 from fedfrozen_app.local.cohort import CohortRunner
 from fedfrozen_app.local.compiling import Compiling
-from fedfrozen_app.local.multi_gpu import SpreadRunner
 from fedfrozen_app.local.private_noise import drop_noise
 from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.local.worker_for import install, run_key
@@ -42,6 +41,7 @@ from fedfrozen_app.server.sampling import cohort_size, draw_cohort
 
 log = logging.getLogger(__name__)
 MakeRunner = Callable[[Worker, Sequence[str]], CohortRunner]  # from a worker and a typical cohort
+MakeGrid = Callable[[Worker, int, dict[str, str]], InProcessGrid]  # from a worker, clients and settings
 SMALL_MODEL = 100_000  # parameters; measured on two cores, where stacking wins below and loses above
 PRIVATE_BLOCK = 50  # clients whose private replies may be in memory at once
 
@@ -61,17 +61,25 @@ def run_in_process(job: Job, corpus: Corpus | None = None, worker: Worker | None
     return run_with(worker, job)
 
 
-def run_with(worker: Worker, job: Job, make_cohort_runner: MakeRunner | None = None) -> dict[str, Any]:
+def run_with(
+    worker: Worker,
+    job: Job,
+    make_cohort_runner: MakeRunner | None = None,
+    make_grid: MakeGrid | None = None,
+) -> dict[str, Any]:
     """The same with a worker that is ready for this job.
 
-    `make_cohort_runner` makes it one of several concurrent runs (concurrent_runs.py).
+    `make_cohort_runner` makes it one of several concurrent runs (concurrent_runs.py). `make_grid` replaces
+    the grid whose clients live in this process.
     """
     assert worker.shares.partition is not None
     count = len(worker.shares.partition.indices)
     job = job.with_clients(count)
     # The key only has to differ between runs of one process.
     settings = {"overrides": f"in process: {job.folder}", "output-dir": str(job.folder)}
-    grid = make_grid(worker, count, settings, make_cohort_runner)
+    if make_grid is None:
+        make_grid = partial(grid_here, make_cohort_runner=make_cohort_runner)
+    grid = make_grid(worker, count, settings)
     key = run_key(next(iter(grid.contexts.values())))
     install(key, worker)
     if job.start is not None:
@@ -152,7 +160,7 @@ def wants_cohort(worker: Worker) -> bool:
     return runner == "cohort" or (runner == "auto" and (on_gpu or is_small(worker)))
 
 
-def make_grid(
+def grid_here(
     worker: Worker, num_clients: int, settings: dict[str, str], make_cohort_runner: MakeRunner | None = None
 ) -> InProcessGrid:
     """The grid with the runner that the configuration asks for."""
@@ -162,12 +170,13 @@ def make_grid(
         log.info("Clients train together on %s (the cohort runner).", worker.device)
         clients = [str(n) for n in range(num_clients) if str(n) not in excluded_clients(config)]
         typical = draw_cohort(clients, typical_share(config, len(clients)), config.seed, 1)
-        paced = config.pacing.name != "synchronous"  # then the event queue decides, as it goes
-        expected = nobody if paced else partial(draw_cohort, clients, config.participation, config.seed)
+        # Pacing's event queue decides as it goes, and a Ray worker trains parts of cohorts.
+        known = config.pacing.name == "synchronous" and config.runtime.name == "inprocess"
+        expected = nobody if not known else partial(draw_cohort, clients, config.participation, config.seed)
         if make_cohort_runner is not None:
             runner = make_cohort_runner(worker, typical)
         else:
-            runner = worker.kept.for_worker(CohortRunner, lambda: make_runner(worker, typical))
+            runner = worker.kept.for_worker(CohortRunner, lambda: CohortRunner(worker, typical))
         return CohortGrid(client_app.app, num_clients, settings, runner, expected)
     reason = "their adapters differ in rank" if config.adapter.ranks else None
     if masked and config.privacy.name == "none":
@@ -198,17 +207,6 @@ def typical_share(config: Config, clients: int) -> float:
         return share
     at_work = pacing.concurrency or cohort_size(share, clients)
     return min(1.0, replies_of_a_step(pacing, at_work) / clients)
-
-
-def make_runner(worker: Worker, typical: Sequence[str]) -> CohortRunner:
-    """The cohort runner, on one GPU or several (`runtime.gpus`)."""
-    _, *more = devices_of(worker.config)
-    if not more:
-        return CohortRunner(worker, typical)
-    log.info("The clients of a round are spread over %d GPUs.", 1 + len(more))
-    config, corpus, shares = worker.config, worker.corpus, worker.shares
-    others = [Worker(config, corpus, shares=shares, device=device) for device in more]
-    return SpreadRunner(worker, others, typical)
 
 
 def restore(grid: InProcessGrid, worker: Worker, start: Checkpoint, resolved_config: dict[str, Any]) -> None:
