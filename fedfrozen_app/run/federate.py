@@ -235,6 +235,7 @@ def make_strategy(job: Job, connection: Connection, start: StartingPoint, hooks:
         optimizer=make_optimizer(config),
         client=config.client,
         secure=config.secure_aggregation,
+        codec=config.codec,
         rule=make_rule(config),
         exchanged=frozenset(start.model[0]),
         sums=earlier_sums(connection, job.folder),

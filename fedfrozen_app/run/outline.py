@@ -29,6 +29,7 @@ def planning_strategy(
         optimizer=make_optimizer(config),
         client=config.client,
         secure=config.secure_aggregation,
+        codec=config.codec,
         rule=make_rule(config),
         exchanged=frozenset(model),
     )

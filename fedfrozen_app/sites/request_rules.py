@@ -10,6 +10,7 @@ from typing import Any
 
 from fedfrozen_app.adapters.merged_deltas import is_merged_delta
 from fedfrozen_app.config import strategy_settings
+from fedfrozen_app.config.codec_checks import codec_of
 from fedfrozen_app.core import registry
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.exchange.cache import DIGEST
@@ -43,13 +44,13 @@ def problem_of_request(
 
 
 def problem_of_method(request: TrainRequest, run: Accepted, roles: Mapping[str, Role]) -> str | None:
-    """Algorithm, choice of layers and codec follow from the proposal's strategy."""
+    """Algorithm, choice of layers and codec follow from the proposal."""
     strategy = registry.find("strategies", run.proposal.strategy["name"])
     settings = strategy_settings(run.config)
     if request.algorithm != strategy.algorithm_for(settings):
         return f"the request asks for the algorithm {request.algorithm}, which is not the strategy's"
     choice = None if request.evaluate else strategy.choice_for(settings, roles)
-    codec = None if request.evaluate else strategy.codec_for(settings)
+    codec = None if request.evaluate else strategy.codec_for(settings) or codec_of(run.config.codec)
     epochs = tuple(phase.epochs for phase in request.plan.phases)
     if epochs and epochs not in strategy.phase_epochs(settings):
         return "the request trains in phases that its strategy does not have"
