@@ -5,6 +5,8 @@ from fedfrozen_app.config.schema import Config
 from fedfrozen_app.core import registry
 from fedfrozen_app.core.errors import UserError
 
+RINGS = (8, 12, 16, 24, 32)  # bits of a number in a masked sum
+
 
 def check_batches(config: Config) -> None:
     """Fixed batches protect masked sums without noise."""
@@ -19,9 +21,15 @@ def check_batches(config: Config) -> None:
 
 def check_masked(config: Config) -> None:
     """Refuse what needs individual updates: the server sees sums alone."""
-    if config.secure_aggregation.bits % 8:
+    secure = config.secure_aggregation
+    if secure.bits not in RINGS:
         raise UserError(
-            f"secure_aggregation.bits={config.secure_aggregation.bits} are no whole bytes: use 16, 24 or 32."
+            f"secure_aggregation.bits={secure.bits} make no ring that is known here: use 8, 12, 16, 24 or 32."
+        )
+    if secure.renew is not None and secure.noise == "sum":
+        raise UserError(
+            f"secure_aggregation.renew={secure.renew:g} needs the norm of a round's updates, which "
+            "secure_aggregation.noise=sum hides: leave renew out, and set clip."
         )
     strategy, settings = registry.find("strategies", str(config.strategy["name"])), strategy_settings(config)
     looks = {

@@ -21,6 +21,7 @@ from fedfrozen_app.config import (
     SecureAggregationConfig,
     setting,
 )
+from fedfrozen_app.config.secure_checks import RINGS
 from fedfrozen_app.config.strict_values import read_strict
 from fedfrozen_app.core import registry
 from fedfrozen_app.core.errors import UserError
@@ -152,7 +153,7 @@ def read_proposal(text: str) -> Proposal:
     proposal = Proposal(run, data, _strategy(found["strategy"]), model, client, privacy)
     if MASKED in found:
         secure = read_strict(SecureAggregationConfig, found[MASKED], f"{MASKED}.", whole=True)
-        if secure.name != "on" or secure.bits % 8:
+        if secure.name != "on" or secure.bits not in RINGS:
             raise ValueError(f"{MASKED} is none")
         proposal = replace(proposal, format=found["format"], secure_aggregation=secure)
     if CODED in found:

@@ -29,13 +29,13 @@ def planning_strategy(
         optimizer=make_optimizer(config),
         client=config.client,
         secure=config.secure_aggregation,
-        codec=config.codec,
         rule=make_rule(config),
         exchanged=frozenset(model),
     )
     strategy: PlannedFedAvg = registry.find("strategies", config.strategy["name"])(
         federation, strategy_settings(config)
     )
+    federation.connection.codec = config.codec
     strategy.model, strategy.num_rounds = dict(model), config.num_rounds
     return strategy
 

@@ -13,7 +13,6 @@ from fedfrozen_app.adapters.rule import AdapterRule
 from fedfrozen_app.config import (
     AggregationConfig,
     ClientConfig,
-    CodecConfig,
     SecureAggregationConfig,
     check_settings,
 )
@@ -74,7 +73,6 @@ class Federation:
     optimizer: ServerOptimizer = field(default_factory=NoOptimizer)
     client: ClientConfig = field(default_factory=ClientConfig)  # how clients train
     secure: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
-    codec: CodecConfig = field(default_factory=CodecConfig)  # of uploads
     rule: AdapterRule = field(default_factory=AdapterRule)  # how clients' adapters become one
     exchanged: Collection[str] | None = None  # the names that a strategy may use; None: all
     sums: EarlierSums = field(default_factory=EarlierSums)  # that sites were asked to agree to

@@ -22,6 +22,7 @@ from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server.aggregate import Update
 from fedfrozen_app.server.federation import Federation, Hook, Settings
 from fedfrozen_app.server.loop import OwnLoop
+from fedfrozen_app.server.masked_request import masked_bytes
 from fedfrozen_app.server.model_digests import ModelDigests
 from fedfrozen_app.server.server_state import ServerState
 
@@ -241,13 +242,15 @@ class StrategySeams(OwnLoop):
             algorithm=self.algorithm_for(self.settings),
             settings=self.client_settings(self.settings, self.federation.client),
             choice=self.choice_for(self.settings, self.federation.roles),
-            codec=self.codec_for(self.settings) or codec_of(self.federation.codec),
+            codec=self.codec_for(self.settings) or codec_of(self.federation.connection.codec),
             participations=drawn,
         )
 
     def upload_bytes(self, server_round: int) -> dict[str, int]:
         """By role, the bytes of the arrays that one client sends; the model may be on the meta device."""
         request = self.request(server_round, {})
+        if self.federation.secure.name == "on":
+            return dict(masked_bytes(self, request, self.model))
         names, roles = self.client_plan(server_round).shared, self.federation.roles
         sizes = plain_sizes if request.coder is None else request.coder.sizes
         found = Counter(sizes(names, self.model, roles))

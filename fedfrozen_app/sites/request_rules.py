@@ -19,6 +19,7 @@ from fedfrozen_app.exchange.plan import layers_of
 from fedfrozen_app.exchange.proposal import Proposal
 from fedfrozen_app.exchange.role import Role
 from fedfrozen_app.exchange.train_request import TrainRequest
+from fedfrozen_app.secure.work import settings_of
 from fedfrozen_app.sites.accepted import Accepted
 from fedfrozen_app.sites.policy import Policy
 
@@ -78,9 +79,10 @@ def problem_of_masking(request: TrainRequest, proposal: Proposal) -> str | None:
         return None
     if masking.proposal != proposal.hash:  # the others of the sum would have another one's noise
         return "the request sums updates of another proposal than the one that it accepted"
-    settings = {key: value for key, value in asdict(asked).items() if key != "name"}
-    if not same(masking.settings, settings):
+    if not same(masking.settings, settings_of(asked)):
         return "the request has updates masked in another way than the proposal"
+    if masking.clip is not None and (asked.renew is None or masking.clip > asked.clip):
+        return "the request has updates clipped in another way than the proposal"
     strategy = registry.find("strategies", proposal.strategy["name"])
     if tuple(masking.equal) != tuple(strategy.equal):
         return "the request counts clients in another way than the strategy"
