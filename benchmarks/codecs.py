@@ -19,6 +19,7 @@ import io
 import itertools
 import json
 import logging
+import math
 import os
 import tempfile
 import threading
@@ -196,12 +197,15 @@ def run_all(options: argparse.Namespace) -> list[str]:
     text, problems = json.dumps(vars(options), default=str), dict[Cell, str]()
     deaths: dict[Cell, int] = {}
     print(f"{len(missing(options))} of {len(wanted(options))} runs are missing.", flush=True)
-    while left := [cell for cell in missing(options) if cell not in problems]:
+    end = time.monotonic() + 60 * options.minutes
+    while time.monotonic() < end and (left := [c for c in missing(options) if c not in problems]):
         running: dict[Future[dict[str, Any]], Cell] = {}
         context, watch = get_context("spawn"), partial(leave_with, os.getpid())
         with ProcessPoolExecutor(options.workers, mp_context=context, initializer=watch) as pool:
             try:
                 while left or running:
+                    if time.monotonic() >= end:
+                        left.clear()
                     while left and len(running) < options.workers:
                         running[pool.submit(run_cell, left[0], text)] = left[0]
                         del left[0]
@@ -284,6 +288,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, help="in place of each study's own")
     parser.add_argument("--workers", type=int, default=1, help="runs at once, each in a process")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so long")
     parser.add_argument("--threads", type=int, default=1, help="of each process")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--values", type=int, default=1_000_000, help="of an update, for sums")

@@ -48,14 +48,10 @@ class TopK(Sparse):
 
     def pack(self, update: Tensor, drawn: np.random.Generator) -> np.ndarray:
         count = len(update)
-        # Stable: of equal values the first are sent, on every machine.
-        order = torch.sort(update.abs(), descending=True, stable=True).indices[: self.kept(count)]
-        places = order.sort().values
-        if not self._by_mask(count):
-            return self._joined(places.numpy().astype(INDEX), update[places])
-        mask = np.zeros(count, bool)
-        mask[places.numpy()] = True
-        return self._joined(np.packbits(mask), update[places])
+        mask = _largest(update.abs().double().numpy(), self.kept(count))
+        values = update[torch.from_numpy(mask)]
+        where = np.packbits(mask) if self._by_mask(count) else np.flatnonzero(mask).astype(INDEX)
+        return self._joined(where, values)
 
     def unpack(self, data: np.ndarray, count: int, dtype: torch.dtype) -> Tensor:
         split, kept = self._where(count), self.kept(count)
@@ -90,4 +86,14 @@ class RandomK(Sparse):
     def _places(self, seed: int, count: int) -> np.ndarray:
         """The first of a random order. The raw output of this generator is the same in every NumPy."""
         words = np.random.Philox(key=seed).random_raw(count)
-        return np.sort(np.argsort(words, kind="stable")[: self.kept(count)])
+        return np.sort(np.argpartition(words, self.kept(count) - 1)[: self.kept(count)])
+
+
+def _largest(sizes: np.ndarray, kept: int) -> np.ndarray:
+    """Which values are sent; of equal ones the first, on every machine. What is not a number is sent, so that
+    the server sees it."""
+    sizes = np.nan_to_num(sizes, nan=np.inf, posinf=np.inf)
+    least = np.partition(sizes, len(sizes) - kept)[len(sizes) - kept]
+    mask = sizes > least
+    mask[np.flatnonzero(sizes == least)[: kept - int(mask.sum())]] = True
+    return mask
