@@ -43,8 +43,8 @@ COMMON = (
     *("dataset.client_validation=0", "checkpoint.every=0", "track.tensorboard=false", "baseline=false"),
     *("runtime.runner=sequential", "client.local_epochs=1", "client.lr_schedule=cosine"),
 )
-MASKED = ("secure_aggregation=on", "secure_aggregation.clip=0.05")
-SMALL_RING = (*MASKED, "secure_aggregation.rotate=true", "secure_aggregation.renew=4")
+MASKED = ("secure_aggregation=on",)
+SMALL_RING = (*MASKED, "secure_aggregation.rotate=true", "secure_aggregation.renew=4")  # and a clip
 WAYS: dict[str, Sequence[str]] = {
     "float32": (),
     "float16": ("codec=float16",),
@@ -71,6 +71,7 @@ class Study:
     words: tuple[str, ...]
     score: str  # a key of a row
     examples: int  # a public bound of a client's rows, for masked sums
+    clip: float  # and of a change, in their first round
     rounds: int = 20
 
 
@@ -79,21 +80,21 @@ STUDIES = {
         ("cifar10",),
         ("dataset=parquet", "dataset.name=cifar10", "model=vit_cifar", "num_clients=10",
          "partition.alpha=0.5", "dataset.limit=10000", "client.batch_size=64", "client.lr=5e-4"),
-        "test_accuracy", 2500,
+        "test_accuracy", 2500, 0.02,
     ),
     "mtsamples": Study(
         ("mtsamples", "minilm"),
         ("dataset=mtsamples", "model=checkpoint", "num_clients=8", "partition.alpha=0.5",
          "partition.min_size=4", "dataset.max_tokens=128", "client.batch_size=32", "client.lr=1e-2",
          "adapter=lora", "adapter.rank=16"),
-        "test_f1_macro", 600,
+        "test_f1_macro", 600, 0.1,
     ),
     "quick": Study(
         (),
         ("dataset=digits", "model=vit_tiny", "num_clients=3", "partition.alpha=1", "partition.min_size=8",
          "dataset.limit=200", "client.batch_size=16", "model.config.hidden_size=32",
          "model.config.num_hidden_layers=2", "model.config.intermediate_size=64"),
-        "test_accuracy", 150, rounds=3,
+        "test_accuracy", 150, 0.1, rounds=3,
     ),
 }  # fmt: skip
 
@@ -122,6 +123,8 @@ def words_for(cell: Cell, options: argparse.Namespace) -> list[str]:
         words.append(f"strategy.warmup_rounds={max(rounds // 2, 1)}")
     if cell.way.startswith("masked"):
         words.append(f"secure_aggregation.max_examples={study.examples}")
+    if "secure_aggregation.rotate=true" in words:
+        words.append(f"secure_aggregation.clip={study.clip}")
     if study.folders:
         words.append(f"dataset.path={getattr(options, study.folders[0])}")
     if "minilm" in study.folders:

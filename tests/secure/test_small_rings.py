@@ -179,6 +179,10 @@ def test_a_bound_is_renewed_from_public_sums_by_hand():
         (("secure_aggregation.bits=20",), "use 8, 12, 16, 24 or 32"),
         (("secure_aggregation.renew=4",), "secure_aggregation.rotate=false ignores secure_aggregation.renew"),
         (("secure_aggregation.rotate=true", "secure_aggregation.renew=0.5"), "is out of range"),
+        (
+            ("secure_aggregation.bits=8", "num_clients=128"),
+            "hold a sum over 127 clients, and a round is over 128",
+        ),
         (("codec=int8",), "use secure_aggregation.bits=8 for small masked sums, with codec=none"),
     ],
 )

@@ -48,7 +48,7 @@ class SecureAggregationConfig:
         None,
         "A round's clip is so many times the root mean square of the last round's updates, in the array "
         "where it is largest, and at most `clip`; the server knows it from the sums. `null`: always `clip`",
-        above=1,
+        least=3.5,
         needs=only_with("secure_aggregation.rotate", "true"),
     )
     clip: float = setting(
