@@ -36,6 +36,7 @@ class FedDyn(base.PlannedFedAvg):
     paper = "Acar et al. 2021, arXiv 2111.04263"
     Settings = Settings
     algorithm = "feddyn"
+    codecs = "none"
     equal = (PARAMETERS,)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -24,6 +24,7 @@ class FedNova(PlannedFedAvg):
 
     paper = "Wang et al. 2020, arXiv 2007.07481"
     algorithm = "fednova"
+    codecs = "complete"
     pacings = ("deadline", "buffered")
     divides_by_steps = True
 

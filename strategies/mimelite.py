@@ -28,6 +28,7 @@ class MimeLite(base.PlannedFedAvg):
     paper = "Karimireddy et al. 2020, arXiv 2008.03606"
     Settings = Settings
     algorithm = "mimelite"
+    codecs = "complete"
 
     @classmethod
     def client_settings(cls, settings: Any, client: ClientConfig) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class QFedAvg(base.PlannedFedAvg):
     paper = "Li et al. 2020, arXiv 1905.10497"
     Settings = Settings
     algorithm = "qfedavg"
+    codecs = "complete"
 
     @classmethod
     def check(cls, settings: Any, config: Config) -> None:

@@ -23,6 +23,7 @@ class Scaffold(PlannedFedAvg):
 
     paper = "Karimireddy et al. 2020, arXiv 1910.06378"
     algorithm = "scaffold"
+    codecs = "complete"
     equal = ("dc",)
 
     @classmethod

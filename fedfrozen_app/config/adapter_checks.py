@@ -42,6 +42,7 @@ def check_adapter(config: Config) -> None:
             "privacy=dp_sgd adds noise to": config.privacy.name != "none",
             "secure_aggregation=on masks": config.secure_aggregation.name == "on",
             f"strategy={name} encodes": strategy.codec_for(settings) is not None,
+            f"codec={config.codec.name} codes": config.codec.name != "none",
             f"strategy={name} has arrays beside": own,
         }
         for words in (words for words, does in others.items() if does):

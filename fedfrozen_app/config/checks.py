@@ -5,6 +5,7 @@ Both readers end here: `read` (values from a person) and a site that accepts a p
 
 from fedfrozen_app.config.adapter_checks import check_adapter
 from fedfrozen_app.config.client_checks import check_algorithm
+from fedfrozen_app.config.codec_checks import check_codec
 from fedfrozen_app.config.named_settings import server_optimizer_settings, strategy_settings
 from fedfrozen_app.config.pacing_checks import check_pacing
 from fedfrozen_app.config.privacy_checks import check_private
@@ -37,6 +38,7 @@ def check_config(config: Config, *, here: bool = True) -> None:
     if config.adapter.name != "none":
         check_adapter(config)
     registry.find("strategies", str(config.strategy["name"])).check(strategy_settings(config), config)
+    check_codec(config)
     check_algorithm(config)
     check_pacing(config)
     server_optimizer_settings(config)

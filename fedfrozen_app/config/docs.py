@@ -130,6 +130,14 @@ frozen and private parts are left alone.
 
 {secure_aggregation}
 
+## Codec
+
+{codec_files}
+
+[Codecs](codecs.md) explains what each does to an update, and what goes together.
+
+{codec}
+
 ## Runtime
 
 {runtime_files}

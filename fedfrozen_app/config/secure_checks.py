@@ -5,6 +5,8 @@ from fedfrozen_app.config.schema import Config
 from fedfrozen_app.core import registry
 from fedfrozen_app.core.errors import UserError
 
+RINGS = (8, 12, 16, 24, 32)  # bits of a number in a masked sum
+
 
 def check_batches(config: Config) -> None:
     """Fixed batches protect masked sums without noise."""
@@ -19,10 +21,7 @@ def check_batches(config: Config) -> None:
 
 def check_masked(config: Config) -> None:
     """Refuse what needs individual updates: the server sees sums alone."""
-    if config.secure_aggregation.bits % 8:
-        raise UserError(
-            f"secure_aggregation.bits={config.secure_aggregation.bits} are no whole bytes: use 16, 24 or 32."
-        )
+    check_ring(config)
     strategy, settings = registry.find("strategies", str(config.strategy["name"])), strategy_settings(config)
     looks = {
         f"aggregation={config.aggregation.name} compares": config.aggregation.name != "mean",
@@ -61,6 +60,27 @@ def check_masked(config: Config) -> None:
         raise UserError(
             f"strategy.{codec[0]}={codec[1]} sends some values and their places, and masks hide both at full "
             f"size: leave strategy.{codec[0]} out, or use secure_aggregation=off."
+        )
+
+
+def check_ring(config: Config) -> None:
+    """Numbers of few bits: each client of a round needs a level of its own in the ring."""
+    secure = config.secure_aggregation
+    if secure.bits not in RINGS:
+        raise UserError(
+            f"secure_aggregation.bits={secure.bits} make no ring that is known here: use 8, 12, 16, 24 or 32."
+        )
+    cohort = round((config.num_clients or 0) * config.participation)
+    most = int((2 ** (secure.bits - 1) - 1) * (0.75 if secure.noise == "sum" else 1))
+    if cohort > most:
+        raise UserError(
+            f"secure_aggregation.bits={secure.bits} hold a sum over {most} clients, and a round is over "
+            f"{cohort}: raise bits, or lower participation."
+        )
+    if secure.renew is not None and secure.noise == "sum":
+        raise UserError(
+            f"secure_aggregation.renew={secure.renew:g} needs the norm of a round's updates, which "
+            "secure_aggregation.noise=sum hides: leave renew out, and set clip."
         )
 
 

@@ -21,7 +21,7 @@ MARK = "++"
 NOTHING = {"null", "none", "false", "0", "0.0", "[]", "{}", "''", '""', ""}  # asks for nothing, and gets that
 # The key whose value a group's name stands for in `Needs`, where that is not `GROUP.name`.
 CHOSEN = {"dataset": "dataset.kind", "model": "model.source"}
-REGISTERED = {"dataset": "datasets", "model": "models", "adapter": "adapters"}
+REGISTERED = {"dataset": "datasets", "model": "models", "adapter": "adapters", "codec": "codecs"}
 WHOLE_FILES = ("experiment", "debug")  # groups whose files set keys of any section
 
 

@@ -66,6 +66,12 @@ BUILT_IN: dict[str, dict[str, str]] = {
     },
     "codecs": {
         "keep": "fedfrozen_app.exchange.prune:Prune",
+        "float16": "fedfrozen_app.exchange.codecs.halves:Float16",
+        "bfloat16": "fedfrozen_app.exchange.codecs.halves:BFloat16",
+        "int8": "fedfrozen_app.exchange.codecs.quantised:Int8",
+        "int4": "fedfrozen_app.exchange.codecs.quantised:Int4",
+        "topk": "fedfrozen_app.exchange.codecs.sparse:TopK",
+        "randomk": "fedfrozen_app.exchange.codecs.sparse:RandomK",
     },
     # By model.source: a callable from a ModelSpec to a module.
     "models": {

@@ -1,6 +1,7 @@
-"""How an upload is encoded, and its size. The request names the codec and its one setting."""
+"""How an upload is encoded, and its size. The request names the codec and its setting."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from torch import Tensor
@@ -10,12 +11,27 @@ from fedfrozen_app.exchange.role import Role
 Roles = Mapping[str, Role]
 
 
+@dataclass
+class ClientSide:
+    """What a codec may use at the client alone."""
+
+    seed: int = 0  # of this client and round
+    # By parameter, what earlier rounds have not sent. `encode` adds it to the update and replaces it.
+    residual: dict[str, Tensor] = field(default_factory=dict)
+
+
 class Codec(Protocol):
     # Arrays of an encoded upload that are no parameters; their bytes are counted under their name.
     extra_names: ClassVar[tuple[str, ...]]
+    # Whether a client adds what it has not sent to its next update.
+    error_feedback: ClassVar[bool]
 
     def encode(
-        self, arrays: Mapping[str, Tensor], base: Mapping[str, Tensor], roles: Roles
+        self,
+        arrays: Mapping[str, Tensor],
+        base: Mapping[str, Tensor],
+        roles: Roles,
+        client: ClientSide | None = None,
     ) -> dict[str, Tensor]:
         """What travels in place of these arrays, which began the round as `base`."""
         ...

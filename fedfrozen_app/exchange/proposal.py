@@ -15,11 +15,13 @@ from typing import Any
 from fedfrozen_app.config import (
     AdapterConfig,
     ClientConfig,
+    CodecConfig,
     Config,
     PrivacyConfig,
     SecureAggregationConfig,
     setting,
 )
+from fedfrozen_app.config.secure_checks import RINGS
 from fedfrozen_app.config.strict_values import read_strict
 from fedfrozen_app.core import registry
 from fedfrozen_app.core.errors import UserError
@@ -32,7 +34,7 @@ from fedfrozen_app.exchange.text_part import READING, TextPart
 # With masks it has a format of its own: a site of an older version, whose masks are others, refuses that.
 FORMAT, MASKED_FORMAT = 1, 2
 # The parts that a proposal may leave out.
-MASKED, ADAPTED, TEXTS, TABLE = "secure_aggregation", "adapter", "texts", "table"
+MASKED, CODED, ADAPTED, TEXTS, TABLE = "secure_aggregation", "codec", "adapter", "texts", "table"
 MOST, DEPTH, LONGEST = 1_000_000, 6, 300
 MOST_ROUNDS_KEPT = 100  # replies on a site's disk
 RUN_ID = re.compile(r"[0-9a-z][0-9a-z-]{0,63}")
@@ -78,6 +80,7 @@ class Proposal(Spelled):
     privacy: PrivacyConfig
     format: int = field(default=FORMAT)
     secure_aggregation: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
+    codec: CodecConfig = field(default_factory=CodecConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     texts: TextPart | None = None
     table: TablePart | None = None
@@ -89,6 +92,7 @@ class Proposal(Spelled):
         return {
             "format": self.format,
             **({MASKED: asdict(self.secure_aggregation)} if masked else {}),
+            **({CODED: asdict(self.codec)} if self.codec.name != "none" else {}),
             **({ADAPTED: adapter_part(self.adapter)} if self.adapter.name != "none" else {}),
             **({TEXTS: asdict(self.texts)} if self.texts is not None else {}),
             **({TABLE: asdict(self.table)} if self.table is not None else {}),
@@ -135,7 +139,7 @@ def read_proposal(text: str) -> Proposal:
     """`ValueError`, as the rest of a sentence for the site's own log, if it is not a valid one."""
     found = read_json(text, most=MOST, depth=DEPTH, longest=LONGEST)
     keys = {"format", "run", "data", "strategy", "model", "client", "privacy"}
-    if not isinstance(found, dict) or set(found) - {MASKED, ADAPTED, TEXTS, TABLE} != keys:
+    if not isinstance(found, dict) or set(found) - {MASKED, CODED, ADAPTED, TEXTS, TABLE} != keys:
         raise ValueError("it has other keys than a proposal")
     if type(found["format"]) is not int or found["format"] not in (FORMAT, MASKED_FORMAT):
         raise ValueError("it is of another version's format")
@@ -149,9 +153,14 @@ def read_proposal(text: str) -> Proposal:
     proposal = Proposal(run, data, _strategy(found["strategy"]), model, client, privacy)
     if MASKED in found:
         secure = read_strict(SecureAggregationConfig, found[MASKED], f"{MASKED}.", whole=True)
-        if secure.name != "on" or secure.bits % 8:
+        if secure.name != "on" or secure.bits not in RINGS:
             raise ValueError(f"{MASKED} is none")
         proposal = replace(proposal, format=found["format"], secure_aggregation=secure)
+    if CODED in found:
+        codec = read_strict(CodecConfig, found[CODED], f"{CODED}.", whole=True)
+        if not NAME.fullmatch(codec.name) or codec.name == "none":
+            raise ValueError(f"{CODED} is none")
+        proposal = replace(proposal, codec=codec)
     if ADAPTED in found:
         adapter = read_strict(AdapterConfig, found[ADAPTED], f"{ADAPTED}.", without=AT_SERVER, whole=True)
         if not all(NAME.fullmatch(who) and type(rank) is int for who, rank in adapter.ranks.items()):
@@ -241,6 +250,8 @@ def _plain_parts(
     }
     if config.secure_aggregation.name == "on":
         found |= {"format": MASKED_FORMAT, MASKED: asdict(config.secure_aggregation)}
+    if config.codec.name != "none":
+        found[CODED] = asdict(config.codec)
     if config.adapter.name != "none":
         found[ADAPTED] = adapter_part(config.adapter)
     if config.dataset.kind == "table":

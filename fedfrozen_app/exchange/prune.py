@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedfrozen_app.exchange.codec import ClientSide
 from fedfrozen_app.exchange.role import Role
 
 MASK = "mask"  # the one array of a reply that is no parameter
@@ -26,9 +27,14 @@ class Prune:
 
     share: float
     extra_names: ClassVar[tuple[str, ...]] = (MASK,)
+    error_feedback: ClassVar[bool] = False
 
     def encode(
-        self, arrays: Mapping[str, Tensor], base: Mapping[str, Tensor], roles: Roles
+        self,
+        arrays: Mapping[str, Tensor],
+        base: Mapping[str, Tensor],
+        roles: Roles,
+        client: ClientSide | None = None,
     ) -> dict[str, Tensor]:
         """Of layers the values that moved most, and one mask for all."""
         sent: dict[str, Tensor] = {}

@@ -31,11 +31,13 @@ class Masking:
     settings: Mapping[str, Any]  # those of secure_aggregation
     figures: tuple[str, ...] = ()  # names of the metrics that enter the sum
     equal: tuple[str, ...] = ()  # namespaces in which all clients have the same weight
+    clip: float | None = None  # this round's largest change of a weight; None: that of the settings
     proposal: str = ""  # hash of what all sites of the sum have accepted; simulated clients accept none
 
     @property
     def plain(self) -> dict[str, Any]:
-        return {
+        renewed = {} if self.clip is None else {"clip": self.clip}
+        return renewed | {
             "session": self.session,
             "proposal": self.proposal,
             "settings": dict(self.settings),
@@ -173,7 +175,8 @@ def train_request_of(data: Mapping[str, Any]) -> TrainRequest:
     masking = data.get("masking")
     if masking is not None:
         words = {key: tuple(masking[key]) for key in ("figures", "equal")}
-        masking = Masking(masking["session"], masking["settings"], **words, proposal=masking["proposal"])
+        own = {"clip": masking.get("clip"), "proposal": masking["proposal"]}
+        masking = Masking(masking["session"], masking["settings"], **words, **own)
     codec = next(((name, data[name]) for name in registry.names("codecs") if name in data), None)
     return TrainRequest(
         data["round"],

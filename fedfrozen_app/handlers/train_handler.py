@@ -20,6 +20,7 @@ from fedfrozen_app.local.choose import choose
 from fedfrozen_app.local.client_coroutine import ClientCoroutine
 from fedfrozen_app.local.client_evaluation import evaluate_client
 from fedfrozen_app.local.client_state import held_at_home, keep_private, start_of
+from fedfrozen_app.local.coding import encode_update
 from fedfrozen_app.local.sequential import LocalResult, train_client
 from fedfrozen_app.local.worker import Worker
 from fedfrozen_app.local.worker_for import worker_for
@@ -90,15 +91,14 @@ def serve(
             return Reply(request.digest, declined=private.reason)
         result = private
     kept = {name: result.trained.get(name, start.model[name]) for name in request.plan.private} | result.own
-    if kept:
-        keep_private(context, kept, local=local)
+    arrays = worker.cut_to(result.sent(request.plan.shared), base)
+    arrays, unsent = encode_update(context, worker, client, request, arrays, start.model)
+    if kept | unsent:
+        keep_private(context, kept | unsent, local=local)
     metrics = result.metrics
     if scores is not None and request.chooser is not None:
         context.state["scores"] = to_record({"heads": scores.cpu()}, local=local)  # for this client alone
         metrics = metrics | request.chooser.metrics(scores)
-    arrays = worker.cut_to(result.sent(request.plan.shared), base)
-    if request.coder is not None:
-        arrays = request.coder.encode(arrays, start.model, worker.roles)
     reply = Reply(request.digest, result.examples, arrays, metrics)
     return reply if session is None else mask_reply(context, worker, session, request, start, reply)
 

@@ -77,8 +77,7 @@ def kept_arrays(context: Context, worker: Worker, request: TrainRequest) -> dict
     names, method = request.plan.private, request.method
     if not names and not method.client_state:
         return {}
-    record = context.state.get("private")
-    found = to_tensors(record) if isinstance(record, ArrayRecord) else _from_disk(context, worker, request)
+    found = held_arrays(context, worker, request)
     if not found and "site" in context.node_config and request.round > 1:
         log.warning(
             "This site has kept nothing of its own from earlier rounds of the run: if it took part in any, "
@@ -101,6 +100,12 @@ def kept_arrays(context: Context, worker: Worker, request: TrainRequest) -> dict
             request.algorithm,
         )
     return _on(worker, {name: private[name] for name in names} | own)
+
+
+def held_arrays(context: Context, worker: Worker, request: TrainRequest) -> dict[str, Tensor]:
+    """All that this client has kept for itself, under whatever plan."""
+    record = context.state.get("private")
+    return to_tensors(record) if isinstance(record, ArrayRecord) else _from_disk(context, worker, request)
 
 
 def _on(worker: Worker, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:

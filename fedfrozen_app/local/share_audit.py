@@ -23,7 +23,7 @@ from fedfrozen_app.privacy.audit_record import RecordedRound, read_round, record
 from fedfrozen_app.privacy.sum_noise import noise_of_run
 from fedfrozen_app.secure.layout import encode
 from fedfrozen_app.secure.roster import Roster
-from fedfrozen_app.secure.vector import Vector
+from fedfrozen_app.secure.vector import Vector, signed
 from fedfrozen_app.secure.work import carriers_of, layout_of, noised, rules_of, updates_of
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ def record_share(
     made = {name: torch.from_numpy(value) for name, value in known.made.items()}
     layout, rules = layout_of(request, base), rules_of(request, len(roster.entries))
     bare = encode(layout, rules, updates_of(request, made, base), examples, {}, rounding)
-    difference = (vector.body - bare.body).view(np.int32).astype(np.float64)
+    _, difference = signed(Vector(vector.head, vector.body - bare.body), rules.bits)
     config = worker.config
     change = learning_rate(config.client, request.round, config.num_rounds) * config.privacy.max_grad_norm
     whole = noise_of_run(config).multiplier * (change * rules.scale("", ()) + math.sqrt(len(vector.body)))
-    rewrite(path, known, difference / (whole / math.sqrt(carriers_of(request, roster))))
+    rewrite(path, known, difference.astype(np.float64) / (whole / math.sqrt(carriers_of(request, roster))))
 
 
 def rewrite(path: Path, known: RecordedRound, noise: np.ndarray) -> None:

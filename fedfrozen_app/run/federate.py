@@ -225,6 +225,7 @@ def privacy_spent(config: Config, history: list[Row]) -> list[PrivacySpent]:
 def make_strategy(job: Job, connection: Connection, start: StartingPoint, hooks: list[Any]) -> PlannedFedAvg:
     """The strategy at its first round, with what a checkpoint kept for it."""
     config = job.config
+    connection.codec = config.codec
     federation = Federation(
         connection,
         config.participation,

@@ -35,6 +35,7 @@ def planning_strategy(
     strategy: PlannedFedAvg = registry.find("strategies", config.strategy["name"])(
         federation, strategy_settings(config)
     )
+    federation.connection.codec = config.codec
     strategy.model, strategy.num_rounds = dict(model), config.num_rounds
     return strategy
 

@@ -9,9 +9,12 @@ A metric is in the sum if every client of the sum has it. A client that lacks it
 numbers, so that they reveal nothing: neither the metric of the others, be it a single one, nor who lacks it.
 
 `scale` lets the sum of a whole cohort fit into the body's bits, so that integer sums are exact. Rounding is
-stochastic and unbiased; its error in the sum of weight · update is less than 1/scale per client.
+stochastic and unbiased; its error in the sum of weight · update is less than 1/scale per client. In rings of
+less than 16 bits each client has L = ⌊(2^(b−1) − 1)/cohort⌋ levels on each side, and stays within them. With
+`rotate`, parameters are rotated first (see `rotation.py`): sums of rotated updates are rotated sums.
 """
 
+import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +24,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedfrozen_app.exchange.codecs.rotation import LONGEST, rotated, unrotated
 from fedfrozen_app.exchange.names import namespace_of
-from fedfrozen_app.secure.vector import Vector, packed_size, signed
+from fedfrozen_app.secure.vector import Vector, packed_size, signed, signed_word
 
 FRACTION = 2.0**20  # units of a metric or a square
 LARGEST = 2.0**61  # bound of a sum in the head, over the whole cohort
+LARGE = 16  # bits: smaller rings count their levels
 REPLIES, EXAMPLES, SQUARES, CLIPPED, FIXED = 0, 1, 2, 3, 4
 CHUNK = 1 << 16
 
@@ -40,15 +45,36 @@ class Arithmetic:
     max_examples: int  # the largest weight of a client
     cohort: int  # clients that may be in the sum
     margin: float = 0.0  # share of the body's range that is left for noise
+    rotate: bool = False  # parameters are rotated before they are clipped
 
     def weight(self, examples: int) -> int:
         return min(examples, self.max_examples)
+
+    @property
+    def levels(self) -> int | None:
+        """In a small ring, the largest number of one client: as many of them as are in the cohort still fit.
+        None in a large ring, where a step is too small to matter."""
+        if self.bits >= LARGE:
+            return None
+        return int((2 ** (self.bits - 1) - 1) * (1 - self.margin)) // self.cohort
+
+    @property
+    def problem(self) -> str | None:
+        """Why no sum of this cohort fits, whatever its updates; None where every sum does."""
+        if self.levels is None or self.levels:
+            return None
+        return f"numbers of {self.bits} bits are too small for a cohort of {self.cohort}: raise bits"
+
+    def rotates(self, name: str) -> bool:
+        return self.rotate and not namespace_of(name)
 
     def scale(self, name: str, equal: Collection[str]) -> float:
         """Units of the body for one unit of weight · update."""
         space = namespace_of(name)
         bound = self.state_clip if space else self.clip
         most = 1 if space in equal else self.max_examples
+        if self.levels is not None:
+            return self.levels / (most * bound)
         room = (2 ** (self.bits - 1) - 1) * (1 - self.margin) - self.cohort
         return room / (self.cohort * most * bound)
 
@@ -116,12 +142,15 @@ def encode(
 
     `ValueError`, as the rest of a sentence, if a value is not finite.
     """
-    vector = Vector.zeros(layout.head, layout.body)
+    if rules.problem:
+        raise ValueError(f"cannot be sent: {rules.problem}")
+    vector = Vector.zeros(layout.head, layout.body, rules.bits)
     head, weight = vector.head.view(np.dtype("<i8")), rules.weight(examples)
+    numbers = vector.body.view(signed_word(vector.body.dtype))
     head[REPLIES], head[EXAMPLES] = 1, weight
     start, clipped = 0, 0
     for name, size in layout.sizes.items():
-        place = vector.body[start : start + size].view(np.dtype("<i4"))
+        place = numbers[start : start + size]
         start += size
         if name not in updates:
             continue
@@ -130,7 +159,8 @@ def encode(
         counts = layout.weight_of(name, weight)
         bound = rules.state_clip if namespace_of(name) else rules.clip
         scale = counts * rules.scale(name, layout.equal)
-        over, square = _round_into(place, updates[name], scale, bound, drawn)
+        update = turned(updates[name]) if rules.rotates(name) else updates[name]
+        over, square = _round_into(place, update, scale, bound, drawn, rules.levels)
         if not np.isfinite(square):
             raise ValueError(f"has values that are not finite in {name}")
         clipped += over
@@ -151,8 +181,17 @@ def encode(
     return vector
 
 
+def turned(update: Tensor) -> Tensor:
+    return torch.from_numpy(rotated(update.detach().reshape(-1).cpu().double().numpy()))
+
+
 def _round_into(
-    place: np.ndarray, update: Tensor, scale: float, bound: float, drawn: np.random.Generator
+    place: np.ndarray,
+    update: Tensor,
+    scale: float,
+    bound: float,
+    drawn: np.random.Generator,
+    levels: int | None,
 ) -> tuple[int, float]:
     """(number of clipped values, ‖update‖² after clipping); writes the rounded values to `place`."""
     flat = update.detach().reshape(-1).cpu()
@@ -168,7 +207,10 @@ def _round_into(
         square += float(np.dot(piece, piece))
         scaled = piece * scale
         scaled += drawn.random(len(piece), dtype=np.float32)
-        place[start : start + len(piece)] = np.floor(scaled, out=scaled)
+        np.floor(scaled, out=scaled)
+        if levels is not None:  # the last bit of `scale` must not carry a number over the edge
+            scaled.clip(-levels, levels, out=scaled)
+        place[start : start + len(piece)] = scaled
     return over, square
 
 
@@ -181,6 +223,8 @@ def decode(layout: SumLayout, rules: Arithmetic, vector: Vector) -> Sums:
         size = shape.numel()
         values = body[start : start + size].astype(np.float64)
         values /= rules.scale(name, layout.equal)
+        if rules.rotates(name):
+            values = unrotated(values)
         arrays[name] = torch.from_numpy(values).reshape(shape)
         start += size
     weights = {
@@ -227,8 +271,10 @@ def added(parts: Sequence[Sums]) -> Sums:
 
 
 def error_bound(layout: SumLayout, rules: Arithmetic, name: str, replies: int, weight: float) -> float:
-    """The largest error of rounding in the mean of this array: less than one unit per reply."""
-    return replies / (rules.scale(name, layout.equal) * weight)
+    """The largest error of rounding in the mean of this array: less than one unit per reply. A rotation may
+    gather those of a whole segment in one value, in the worst case."""
+    widest = math.sqrt(min(LONGEST, layout.sizes[name])) if rules.rotates(name) else 1.0
+    return replies / (rules.scale(name, layout.equal) * weight) * widest
 
 
 def _fixed(value: float, cohort: int) -> int:

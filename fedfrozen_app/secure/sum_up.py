@@ -82,8 +82,8 @@ class Collector:
         """The neighbours of this client that have sent shares."""
         return sorted(self._drawn[name] & self._drawn.keys())
 
-    def expect(self, head: int, body: int) -> None:
-        self.sum = Vector.zeros(head, body)
+    def expect(self, head: int, body: int, bits: int = 32) -> None:
+        self.sum = Vector.zeros(head, body, bits)
 
     def take_vector(self, name: str, vector: Vector) -> None:
         """Step 3: add a masked vector; the caller may drop it."""

@@ -1,8 +1,8 @@
 """Vectors of a round, and masks on them.
 
-A vector is a head of numbers modulo 2^64 (counts, metrics) and a body of numbers modulo 2^32 (the arrays). A
-mask is a ChaCha20 keystream over both: with the key it can be subtracted again; without it the masked vector
-is uniformly random.
+A vector is a head of numbers modulo 2^64 (counts, metrics) and a body of numbers modulo 2^b (the arrays),
+each in a word of at least b bits: of 8 or 16, and from b = 16 on of 32. A mask is a ChaCha20 keystream over
+both: with the key it can be subtracted again; without it the masked vector is uniformly random.
 """
 
 from dataclasses import dataclass, field
@@ -15,16 +15,26 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 CHUNK = 1 << 18  # bytes: keystream and what it is added to stay in a core's cache
 ZEROS = bytes(CHUNK)
 WORD, WIDE = np.dtype("<u4"), np.dtype("<u8")
+BYTE, HALF = np.dtype("u1"), np.dtype("<u2")
+
+
+def word_of(bits: int) -> np.dtype:
+    """What holds a number of the body."""
+    return BYTE if bits <= 8 else HALF if bits < 16 else WORD
+
+
+def signed_word(word: np.dtype) -> np.dtype:
+    return np.dtype(f"<i{word.itemsize}")
 
 
 @dataclass
 class Vector:
     head: np.ndarray  # uint64
-    body: np.ndarray  # uint32
+    body: np.ndarray  # of `word_of(bits)`
 
     @classmethod
-    def zeros(cls, head: int, body: int) -> Self:
-        return cls(np.zeros(head, WIDE), np.zeros(body, WORD))
+    def zeros(cls, head: int, body: int, bits: int = 32) -> Self:
+        return cls(np.zeros(head, WIDE), np.zeros(body, word_of(bits)))
 
     def add(self, other: "Vector") -> None:
         self.head += other.head
@@ -43,13 +53,32 @@ class Vector:
     def packed(self, bits: int) -> np.ndarray:
         """The bytes to send: of every number of the body the lowest `bits`, all that the sum needs."""
         low = self.body.view(np.uint8)
-        if bits < 32:
+        if bits == 12:
+            low = _pairs(self.body)
+        elif 8 < bits < 32:
             low = low.reshape(-1, WORD.itemsize)[:, : bits // 8].reshape(-1)
         return np.concatenate([self.head.view(np.uint8), low])
 
 
 def packed_size(head: int, body: int, bits: int) -> int:
-    return head * WIDE.itemsize + body * (bits // 8)
+    return head * WIDE.itemsize + -(-body * bits // 8)
+
+
+def _pairs(body: np.ndarray) -> np.ndarray:
+    """Two numbers of 12 bits in three bytes."""
+    even = np.zeros(len(body) + len(body) % 2, HALF)
+    even[: len(body)] = body & 0xFFF
+    first, second = even[::2], even[1::2]
+    joined = np.stack([first & 0xFF, first >> 8 | (second & 15) << 4, second >> 4], axis=1)
+    return joined.astype(np.uint8).reshape(-1)[: packed_size(0, len(body), 12)]
+
+
+def _unpaired(low: np.ndarray) -> np.ndarray:
+    count = len(low) * 8 // 12
+    filled = np.zeros(-(-len(low) // 3) * 3, HALF)
+    filled[: len(low)] = low
+    one, two, three = filled.reshape(-1, 3).T
+    return np.stack([one | (two & 15) << 8, two >> 4 | three << 4], axis=1).reshape(-1)[:count]
 
 
 def unpacked(data: bytes | np.ndarray, head: int, bits: int) -> Vector:
@@ -57,8 +86,10 @@ def unpacked(data: bytes | np.ndarray, head: int, bits: int) -> Vector:
     raw = np.frombuffer(data, np.uint8)
     split = head * WIDE.itemsize
     front = raw[:split].view(WIDE) if raw.ctypes.data % WIDE.itemsize == 0 else raw[:split].copy().view(WIDE)
-    if bits == 32:
-        return Vector(front, np.frombuffer(raw[split:].data, WORD))
+    if bits in (8, 32):
+        return Vector(front, np.frombuffer(raw[split:].data, word_of(bits)))
+    if bits == 12:
+        return Vector(front, _unpaired(raw[split:]))
     low = raw[split:].reshape(-1, bits // 8)
     wide = np.zeros((len(low), WORD.itemsize), np.uint8)
     wide[:, : bits // 8] = low
@@ -67,8 +98,9 @@ def unpacked(data: bytes | np.ndarray, head: int, bits: int) -> Vector:
 
 def signed(vector: Vector, bits: int) -> tuple[np.ndarray, np.ndarray]:
     """(head, body) as signed integers."""
-    shift = np.uint32(32 - bits)
-    body = (vector.body << shift).view(np.dtype("<i4")) >> np.int32(shift)
+    word = vector.body.dtype
+    whole, shift = signed_word(word), 8 * word.itemsize - bits
+    body = (vector.body << word.type(shift)).view(whole) >> whole.type(shift)
     return vector.head.view(np.dtype("<i8")), body
 
 

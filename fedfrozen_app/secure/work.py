@@ -3,11 +3,14 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedfrozen_app.config import SecureAggregationConfig
 from fedfrozen_app.exchange.messages import Reply
 from fedfrozen_app.exchange.names import is_parameter, parameter_of
 from fedfrozen_app.exchange.train_request import TrainRequest
@@ -20,11 +23,18 @@ from fedfrozen_app.secure.bounds import least_honest
 from fedfrozen_app.secure.client import Session
 from fedfrozen_app.secure.layout import FIXED, Arithmetic, SumLayout, encode
 from fedfrozen_app.secure.roster import ProtocolError, Roster, Terms
-from fedfrozen_app.secure.vector import WIDE, Vector, unpacked
+from fedfrozen_app.secure.vector import WIDE, Vector, signed_word, unpacked
 
 MASKED = "masked"  # the one array of a masked reply, and the role under which its head is counted
 MARGIN = 0.25  # share of the integers' range that is left for noise
+ADDED = ("rotate", "renew")
 PUBLIC = ("epsilon", "delta")  # metrics that come from settings and not from rows: they are in no sum
+
+
+def settings_of(secure: SecureAggregationConfig) -> dict[str, Any]:
+    """What a masked request says of them. Settings of small rings alone are named where they are set."""
+    found = {key: value for key, value in asdict(secure).items() if key != "name"}
+    return {key: value for key, value in found.items() if key not in ADDED or value}
 
 
 def terms_of(request: TrainRequest) -> Terms:
@@ -54,7 +64,10 @@ def rules_of(request: TrainRequest, cohort: int) -> Arithmetic:
     assert request.masking is not None
     settings = request.masking.settings
     words = {key: settings[key] for key in ("bits", "clip", "state_clip", "max_examples")}
-    return Arithmetic(**words, cohort=cohort, margin=MARGIN if noised(request) else 0.0)
+    if request.masking.clip is not None:
+        words["clip"] = request.masking.clip
+    margin, rotate = MARGIN if noised(request) else 0.0, bool(settings.get("rotate", False))
+    return Arithmetic(**words, cohort=cohort, margin=margin, rotate=rotate)
 
 
 def updates_of(
@@ -163,7 +176,8 @@ def add_noise(
 ) -> None:
     """Add this client's share: any `carriers` shares together are the whole noise."""
     share = noise_share(len(vector.body), rules, carriers, metrics)
-    vector.body += discrete_gaussian(len(vector.body), share, words).astype(np.int32).view(np.uint32)
+    word = vector.body.dtype
+    vector.body += discrete_gaussian(len(vector.body), share, words).astype(signed_word(word)).view(word)
 
 
 def problem_of_noise(
@@ -219,6 +233,9 @@ def problem_of_masked(reply: Reply, request: TrainRequest, layout: SumLayout) ->
 def bytes_by_role(layout: SumLayout, bits: int, roles: Mapping[str, Role]) -> Counter[str]:
     """The bytes of a masked reply by role; its head is counted under a name of its own."""
     found: Counter[str] = Counter({MASKED: layout.head * WIDE.itemsize})
-    for name, size in layout.sizes.items():
-        found[roles[parameter_of(name)].kind] += size * bits // 8
+    start = 0
+    for name, size in layout.sizes.items():  # a byte between two arrays counts for the first
+        end = start + size
+        found[roles[parameter_of(name)].kind] += -(-end * bits // 8) - -(-start * bits // 8)
+        start = end
     return found

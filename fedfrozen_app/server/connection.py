@@ -6,6 +6,7 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
+from fedfrozen_app.config import CodecConfig
 from fedfrozen_app.exchange.role import Role
 from fedfrozen_app.secure.certified import Shown
 from fedfrozen_app.secure.round_keys import Trust
@@ -25,6 +26,7 @@ class Connection:
     lateness: Lateness = field(default_factory=Lateness)
     counts_clients: bool = False  # whether bytes are counted for each client too
     pacing: Pacing | None = None  # None: a round waits for all its clients
+    codec: CodecConfig = field(default_factory=CodecConfig)  # of uploads
     trust: Trust = field(default_factory=Shown)  # whose signatures under keys of masked rounds are valid
 
     @property

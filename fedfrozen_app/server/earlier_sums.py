@@ -24,6 +24,7 @@ class EarlierSums:
     path: Path | None = None  # None: simulated clients, which remember nothing
     run: str = ""
     spoilers: set[str] = field(default_factory=set)  # clients that have spoilt a masked round
+    clip: float | None = None  # of the next masked round, where it is renewed; a checkpoint's row holds it
     _sums: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -124,7 +124,10 @@ class Cohort:
         envelopes = collector.take_shares(sent)
         for client in set(sent) - set(envelopes):
             self.failures[client] = "sent shares to strangers, or not to as many as the round's neighbours"
-        collector.expect(self.layout.head, self.layout.body)
+        rules = rules_of(self.request, self.roster)
+        if rules.problem:
+            raise TooFew(rules.problem)
+        collector.expect(self.layout.head, self.layout.body, rules.bits)
         self.step.requests = {
             client: ToMask(
                 self.request,

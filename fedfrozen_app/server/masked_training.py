@@ -1,35 +1,23 @@
 """A strategy's round under secure aggregation: its request with masks, in one cohort or several."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from functools import partial
 
 from torch import Tensor
 
+from fedfrozen_app.config import SecureAggregationConfig
 from fedfrozen_app.exchange.count import Traffic
-from fedfrozen_app.exchange.train_request import Masking, TrainRequest
-from fedfrozen_app.secure.sum_up import new_session
+from fedfrozen_app.exchange.names import is_parameter
+from fedfrozen_app.exchange.train_request import TrainRequest
+from fedfrozen_app.secure.layout import Sums
 from fedfrozen_app.server.equal_layers import grouped_round
 from fedfrozen_app.server.masked import Cohort, MaskedRound
+from fedfrozen_app.server.masked_request import masked_request
 from fedfrozen_app.server.round_trip import Members
 from fedfrozen_app.server.seams import StrategySeams
 
-# Metrics that clients send under every strategy: see `Worker` and `train_client`.
-CLIENT_METRICS = (
-    *("train_loss", "client_val_before", "client_val_after", "client_seconds"),
-    *(f"{which}_{metric}" for which in ("personal", "test") for metric in ("loss", "accuracy", "f1")),
-)
-
-
-def masked_request(strategy: StrategySeams, request: TrainRequest) -> TrainRequest:
-    """The same request for clients that mask what they send, for one attempt at its round."""
-    settings = {key: value for key, value in asdict(strategy.federation.secure).items() if key != "name"}
-    own = [name for name in request.method.losses_reported() if name not in CLIENT_METRICS]
-    own += [*request.method.metric_names, *strategy.client_metric_names()]
-    names = dict.fromkeys((*CLIENT_METRICS, *own))
-    proposal = (strategy.federation.connection.ticket or {}).get("proposal", "")
-    masking = Masking(new_session(), settings, tuple(names), tuple(strategy.equal), proposal)
-    return replace(request, masking=masking)
+FEW = 1e-3  # share of values: of a normal variable, 7·10⁻⁴ lie beyond 3.4 deviations
 
 
 def masked_round(
@@ -83,3 +71,21 @@ def batched_round(
         *(federation.connection, cohorts, arrays, traffic, federation.secure.step_timeout),
         without_cohorts="no batch of clients is complete",
     )
+
+
+def renewed_clip(secure: SecureAggregationConfig, sums: Sums | None, before: float) -> float:
+    """The next round's largest change of a weight, from what everybody may know: the sums of this round.
+
+    A multiple of the root mean square of its updates. Where more values were clipped than rotated updates
+    have beyond that, the root mean square is of clipped values, and the bound is doubled instead.
+    """
+    assert secure.renew is not None
+    if sums is None:
+        return before
+    names = [name for name, weight in sums.weights.items() if is_parameter(name) and weight]
+    values = sums.replies * sum(sums.arrays[name].numel() for name in names)
+    if sums.clipped > FEW * values:
+        return min(2 * before, secure.clip)
+    means = (sums.squares[name] / (sums.weights[name] * max(sums.arrays[name].numel(), 1)) for name in names)
+    largest = max(means, default=0.0)
+    return min(secure.renew * math.sqrt(largest), secure.clip) if largest else before

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor
 
 from fedfrozen_app.config import ClientConfig, Config
+from fedfrozen_app.config.codec_checks import codec_of
 from fedfrozen_app.core.deprecated import Alias, adopt_old_names
 from fedfrozen_app.core.own_objects import name_of
 from fedfrozen_app.exchange.codec import plain_sizes
@@ -21,6 +22,7 @@ from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server.aggregate import Update
 from fedfrozen_app.server.federation import Federation, Hook, Settings
 from fedfrozen_app.server.loop import OwnLoop
+from fedfrozen_app.server.masked_request import masked_bytes
 from fedfrozen_app.server.model_digests import ModelDigests
 from fedfrozen_app.server.server_state import ServerState
 
@@ -47,6 +49,9 @@ class StrategySeams(OwnLoop):
     pacings: ClassVar[tuple[str, ...]] = ()
     # Whether updates are divided by the clients' local steps, so that some may take fewer (`pacing.partial`).
     divides_by_steps: ClassVar[bool] = False
+    # Which values of `codec` the method is sound under: `any`; `complete`, those that send each round's whole
+    # update in that round; or `none`.
+    codecs: ClassVar[str] = "any"
     metric_names: tuple[str, ...] = ()  # what `observe` adds to a row: no client may send a metric so named
     # Charts of these metrics on a run's page: metric (`name.part`), title, label of the line.
     curves: ClassVar[tuple[tuple[str, str, str], ...]] = ()
@@ -131,7 +136,7 @@ class StrategySeams(OwnLoop):
 
     @classmethod
     def codec_for(cls, settings: Any) -> tuple[str, Any] | None:
-        """How uploads are encoded: the name of a codec and its setting."""
+        """How uploads are encoded: the name of a codec and its setting; None: as `codec` says."""
         return None
 
     def client_plan(self, server_round: int) -> Plan:
@@ -237,13 +242,15 @@ class StrategySeams(OwnLoop):
             algorithm=self.algorithm_for(self.settings),
             settings=self.client_settings(self.settings, self.federation.client),
             choice=self.choice_for(self.settings, self.federation.roles),
-            codec=self.codec_for(self.settings),
+            codec=self.codec_for(self.settings) or codec_of(self.federation.connection.codec),
             participations=drawn,
         )
 
     def upload_bytes(self, server_round: int) -> dict[str, int]:
         """By role, the bytes of the arrays that one client sends; the model may be on the meta device."""
         request = self.request(server_round, {})
+        if self.federation.secure.name == "on":
+            return dict(masked_bytes(self, request, self.model))
         names, roles = self.client_plan(server_round).shared, self.federation.roles
         sizes = plain_sizes if request.coder is None else request.coder.sizes
         found = Counter(sizes(names, self.model, roles))
@@ -254,7 +261,8 @@ class StrategySeams(OwnLoop):
     def clients_keep(self, server_round: int) -> bool:
         """Whether clients keep something between their rounds that exists nowhere else."""
         request = self.request(server_round, {})
-        return bool(request.plan.private or request.method.client_state)
+        feedback = request.coder is not None and request.coder.error_feedback
+        return bool(request.plan.private or request.method.client_state or feedback)
 
     # For the round alone, and so not on the API's page: whether `observe` may change the merged values.
 

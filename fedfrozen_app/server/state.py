@@ -32,3 +32,4 @@ def restore(strategy: PlannedFedAvg, start: Checkpoint, config: Config) -> None:
         excluded = strategy.federation.connection.membership.excluded
         pacing.load(start.hooks.get("pacing", {}), arrays["pacing"], excluded)
     strategy.median_norm = start.row.get("usual_norm")
+    strategy.federation.sums.clip = start.row.get("secure", {}).get("next_clip")

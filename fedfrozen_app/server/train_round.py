@@ -17,7 +17,7 @@ from fedfrozen_app.exchange.names import PARAMETERS, is_parameter
 from fedfrozen_app.exchange.summed import SumInstructions
 from fedfrozen_app.files.rows import Row
 from fedfrozen_app.server.aggregate import RunningMean, Update
-from fedfrozen_app.server.masked_training import masked_round
+from fedfrozen_app.server.masked_training import masked_round, renewed_clip
 from fedfrozen_app.server.record import RoundClock, RoundRecord
 from fedfrozen_app.server.round_trip import RoundTrip
 from fedfrozen_app.server.seams import StrategySeams
@@ -80,6 +80,11 @@ class TrainRound:
         masked = masked_round(self.strategy, self.request, self.members, self.arrays, self.record.traffic)
         masked.run()
         self.record.take_masked(masked)
+        secure, sums = self.strategy.federation.secure, self.strategy.federation.sums
+        if secure.renew is not None and self.record.secure is not None:
+            before = sums.clip or secure.clip
+            sums.clip = renewed_clip(secure, masked.sums, before)
+            self.record.secure |= {"clip": before, "next_clip": sums.clip}
         for client, why in masked.spoilt_by.items():
             self.strategy.federation.sums.spoilers.add(client)
             log.warning("Round %d: client %s %s, so that no sum could be unmasked.", self.number, client, why)

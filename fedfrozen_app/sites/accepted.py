@@ -46,6 +46,7 @@ def accepted_run(proposal: Proposal, view: View, model_path: str | None, device:
         client=proposal.client,
         privacy=PrivacyConfig(**privacy),
         secure_aggregation=proposal.secure_aggregation,
+        codec=proposal.codec,
         adapter=proposal.adapter,
         runtime=RuntimeConfig(threads=proposal.run.threads),
         num_rounds=proposal.run.num_rounds,

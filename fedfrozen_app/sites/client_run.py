@@ -22,7 +22,8 @@ class ClientRun:
     def __init__(self, site: SiteState, incoming: Incoming, checked: CheckedRequest) -> None:
         self.context, self.checked = incoming.context, checked
         request, state = checked.request, RecordDict()
-        has_state = request.plan.private or request.method.client_state
+        feedback = request.coder is not None and request.coder.error_feedback
+        has_state = request.plan.private or request.method.client_state or feedback
         if has_state and (kept := checked.store.private_for(checked.proposal, request.round)) is not None:
             state["private"] = to_record(kept, local=False)
         if checked.price is not None:  # the budget knows the rounds even if the run's own record is lost

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedfrozen_app.adapters.merged_deltas import is_merged_delta
 from fedfrozen_app.config import strategy_settings
+from fedfrozen_app.config.codec_checks import codec_of
 from fedfrozen_app.core import registry
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.exchange.cache import DIGEST
@@ -18,6 +19,7 @@ from fedfrozen_app.exchange.plan import layers_of
 from fedfrozen_app.exchange.proposal import Proposal
 from fedfrozen_app.exchange.role import Role
 from fedfrozen_app.exchange.train_request import TrainRequest
+from fedfrozen_app.secure.work import settings_of
 from fedfrozen_app.sites.accepted import Accepted
 from fedfrozen_app.sites.policy import Policy
 
@@ -43,13 +45,13 @@ def problem_of_request(
 
 
 def problem_of_method(request: TrainRequest, run: Accepted, roles: Mapping[str, Role]) -> str | None:
-    """Algorithm, choice of layers and codec follow from the proposal's strategy."""
+    """Algorithm, choice of layers and codec follow from the proposal."""
     strategy = registry.find("strategies", run.proposal.strategy["name"])
     settings = strategy_settings(run.config)
     if request.algorithm != strategy.algorithm_for(settings):
         return f"the request asks for the algorithm {request.algorithm}, which is not the strategy's"
     choice = None if request.evaluate else strategy.choice_for(settings, roles)
-    codec = None if request.evaluate else strategy.codec_for(settings)
+    codec = None if request.evaluate else strategy.codec_for(settings) or codec_of(run.config.codec)
     epochs = tuple(phase.epochs for phase in request.plan.phases)
     if epochs and epochs not in strategy.phase_epochs(settings):
         return "the request trains in phases that its strategy does not have"
@@ -77,9 +79,10 @@ def problem_of_masking(request: TrainRequest, proposal: Proposal) -> str | None:
         return None
     if masking.proposal != proposal.hash:  # the others of the sum would have another one's noise
         return "the request sums updates of another proposal than the one that it accepted"
-    settings = {key: value for key, value in asdict(asked).items() if key != "name"}
-    if not same(masking.settings, settings):
+    if not same(masking.settings, settings_of(asked)):
         return "the request has updates masked in another way than the proposal"
+    if masking.clip is not None and (asked.renew is None or masking.clip > asked.clip):
+        return "the request has updates clipped in another way than the proposal"
     strategy = registry.find("strategies", proposal.strategy["name"])
     if tuple(masking.equal) != tuple(strategy.equal):
         return "the request counts clients in another way than the strategy"

@@ -1,6 +1,7 @@
 """A train request from a server that is not trusted: parsed once, every key and type checked. The request
 that this returns is the one that trains."""
 
+import math
 from typing import Any
 
 from fedfrozen_app.core import registry
@@ -50,7 +51,9 @@ def _words(value: Any) -> bool:
 
 
 def _is_masking(value: Any) -> bool:
-    if not isinstance(value, dict) or set(value) != MASKING:
+    if not isinstance(value, dict) or set(value) - {"clip"} != MASKING:
+        return False
+    if "clip" in value and not (type(value["clip"]) is float and 0 < value["clip"] < math.inf):
         return False
     words = _words(value["figures"]) and _words(value["equal"]) and len(value["figures"]) <= MOST_FIGURES
     words = words and isinstance(value["session"], str) and isinstance(value["proposal"], str)

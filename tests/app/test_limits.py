@@ -19,6 +19,7 @@ MORE_FIELDS = {
     "config/schema/privacy_section.py PrivacyConfig": "a field for each key of `privacy`",
     "config/schema/run_config.py Config": "a field for each top-level key",
     "config/schema/runtime_section.py RuntimeConfig": "a field for each key of `runtime`",
+    "config/schema/secure_section.py SecureAggregationConfig": "a field for each key of `secure_aggregation`",
     "data/sources/raw_rows.py DatasetSpec": "the keys of `dataset` that say how to read it",
     "data/table.py Corpus": "what is known of a data set once it is read; it has no behaviour",
     "files/status.py Status": "a field for each key of status.json",

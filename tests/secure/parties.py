@@ -53,7 +53,7 @@ class Round:
 
     def masks(self, envelopes: Mapping[str, Mapping[str, bytes]], vectors: Mapping[str, Vector]) -> list[str]:
         some = next(iter(vectors.values()))
-        self.collector.expect(len(some.head), len(some.body))
+        self.collector.expect(len(some.head), len(some.body), self.bits)
         for name in self._those_at("mask"):
             opened = client.open_envelopes(self.sessions[name], envelopes[name], self.collector.present(name))
             vector = Vector(vectors[name].head.copy(), vectors[name].body.copy())

@@ -240,7 +240,7 @@ def test_no_reply_of_a_client_holds_anything_in_the_clear(train, lossy):
         (("privacy=dp_sgd", "privacy.audited=0"), "privacy.audited=0 watches updates one by one"),
         (("personal=true",), "personal=true reports how each client's model does"),
         (("strategy=safl", "strategy.keep=0.5"), "strategy.keep=0.5 sends some values and their places"),
-        (("secure_aggregation.bits=20",), "use 16, 24 or 32"),
+        (("secure_aggregation.bits=20",), "use 8, 12, 16, 24 or 32"),
         (("secure_aggregation.threshold=0.4",), "secure_aggregation.threshold=0.4 is out of range"),
         (("secure_aggregation.min_cohort=1",), "secure_aggregation.min_cohort=1 is out of range"),
     ],

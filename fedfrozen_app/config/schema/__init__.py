@@ -7,6 +7,7 @@ from fedfrozen_app.config.schema.adapter_section import AdapterConfig
 from fedfrozen_app.config.schema.aggregation_section import AggregationConfig
 from fedfrozen_app.config.schema.client_section import ClientConfig
 from fedfrozen_app.config.schema.clock_section import ClockConfig
+from fedfrozen_app.config.schema.codec_section import CodecConfig
 from fedfrozen_app.config.schema.dataset_section import DatasetConfig
 from fedfrozen_app.config.schema.model_section import ModelConfig
 from fedfrozen_app.config.schema.output_sections import (
@@ -41,6 +42,7 @@ __all__ = [
     "CheckpointConfig",
     "ClientConfig",
     "ClockConfig",
+    "CodecConfig",
     "Config",
     "DatasetConfig",
     "DebugConfig",

@@ -9,6 +9,7 @@ from fedfrozen_app.config.schema.adapter_section import AdapterConfig
 from fedfrozen_app.config.schema.aggregation_section import AggregationConfig
 from fedfrozen_app.config.schema.client_section import ClientConfig
 from fedfrozen_app.config.schema.clock_section import ClockConfig
+from fedfrozen_app.config.schema.codec_section import CodecConfig
 from fedfrozen_app.config.schema.dataset_section import DatasetConfig
 from fedfrozen_app.config.schema.model_section import ModelConfig
 from fedfrozen_app.config.schema.output_sections import (
@@ -30,7 +31,7 @@ NAMED = {"strategy": "strategies", "server_optimizer": "server_optimizers"}
 # Sections for which a file is chosen (model=vit_tiny). The others are part of the root.
 GROUPS = (
     *("model", "adapter", "dataset", "partition", "client", "privacy", "aggregation"),
-    *("secure_aggregation", "runtime", "clock", "pacing"),
+    *("secure_aggregation", "codec", "runtime", "clock", "pacing"),
 )
 
 
@@ -46,6 +47,7 @@ class Config:
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     aggregation: AggregationConfig = field(default_factory=AggregationConfig)
     secure_aggregation: SecureAggregationConfig = field(default_factory=SecureAggregationConfig)
+    codec: CodecConfig = field(default_factory=CodecConfig)
     # The same for a server optimiser (see server/optimizer.py).
     server_optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "none"})
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)

@@ -34,7 +34,23 @@ class SecureAggregationConfig:
         "A site's policy has a floor for it",
         least=2,
     )
-    bits: int = setting(32, "Of every number that travels: 16, 24 or 32", least=16, most=32)
+    bits: int = setting(
+        32,
+        "Of every number that travels: 8, 12, 16, 24 or 32; see [Codecs](codecs.md#inside-masked-sums)",
+        least=8,
+        most=32,
+    )
+    rotate: bool = setting(
+        False,
+        "`true`: rotate updates at random before they are clipped and rounded, so that `clip` can be low",
+    )
+    renew: float | None = setting(
+        None,
+        "A round's clip is so many times the root mean square of the last round's updates, in the array "
+        "where it is largest, and at most `clip`; the server knows it from the sums. `null`: always `clip`",
+        least=3.5,
+        needs=only_with("secure_aggregation.rotate", "true"),
+    )
     clip: float = setting(
         1.0, "Largest change of a single weight in a round; what is larger is clipped, and counted", above=0
     )

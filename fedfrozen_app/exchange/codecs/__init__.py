@@ -1,0 +1,1 @@
+"""How updates are coded, one file per codec: `codec=NAME` chooses one."""
