@@ -18,6 +18,7 @@ from fedfrozen_app.data.partition_columns import FILE_COLUMN, grouping_column
 from fedfrozen_app.data.partition_file import read_clients
 from fedfrozen_app.data.partition_spec import DRAWN, Partition, PartitionSpec, spread
 from fedfrozen_app.data.preprocessing import check_noise, preprocessing_from
+from fedfrozen_app.data.row_lists import RowLists
 from fedfrozen_app.data.sources import DatasetSpec, Prepared, decode, prepare, undecoded
 from fedfrozen_app.data.table import Corpus, InputShape, Novel, TextReading
 from fedfrozen_app.data.text_reading import USUAL, choose_reading, texts_of, tokenizer_for
@@ -49,7 +50,7 @@ class Shares:
 
     validation: np.ndarray
     partition: Partition | None = None
-    test: tuple[np.ndarray, ...] = ()  # rows of the test table by client, in its train rows' proportions
+    test: RowLists | tuple[()] = ()  # rows of the test table by client, in its train rows' proportions
 
 
 def load_corpus(
@@ -159,13 +160,13 @@ def share_out(corpus: Corpus, config: Config, num_clients: int | None) -> Shares
     if num_clients is None and spec.name in DRAWN:
         num_clients = DEFAULT_CLIENTS
     # Units are dealt: a row each, or all rows of a patient or a document.
-    units, first = np.unique(corpus.units[rest], return_index=True)
+    units, first, places = np.unique(corpus.units[rest], return_index=True, return_inverse=True)
     columns = {name: values[rest[first]] for name, values in corpus.columns.items()}
     if spec.name == "file":
         columns[FILE_COLUMN] = _file_clients(corpus, config)[rest[first]]
     strata = corpus.strata[rest[first]]
     parts = partition(strata, columns, spec, num_clients, config.seed, corpus.stratum_names)
-    indices = tuple(rest[np.isin(corpus.units[rest], units[index])] for index in parts.indices)
+    indices = RowLists.of_owners(parts.indices.owners(len(units))[places], len(parts.indices), rest)
     note = parts.note
     if len(units) < len(rest):
         note = note.replace(" examples", " documents or patients").removesuffix(".")
@@ -218,9 +219,7 @@ def _split_units(
     """(train, validation) rows; a unit's rows stay on one side."""
     if not fraction:
         return rows, rows[:0]
-    strata = np.zeros(corpus.units.max() + 1, dtype=np.int64)  # of each unit
-    strata[corpus.units] = corpus.strata
-    _, held = split_validation(np.unique(corpus.units[rows]), strata, fraction, key)
+    _, held = split_validation(np.unique(corpus.units[rows]), corpus.unit_strata, fraction, key)
     chosen = np.isin(corpus.units[rows], held)
     return rows[~chosen], rows[chosen]
 
