@@ -1,6 +1,6 @@
 """One corpus as a federation sees it: what the server keeps, and which rows each client has."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from fedfrozen_app.data.partition_columns import FILE_COLUMN, grouping_column
 from fedfrozen_app.data.partition_file import read_clients
 from fedfrozen_app.data.partition_spec import DRAWN, Partition, PartitionSpec, spread
 from fedfrozen_app.data.preprocessing import check_noise, preprocessing_from
-from fedfrozen_app.data.row_lists import RowLists
+from fedfrozen_app.data.row_lists import RowLists, row_lists
 from fedfrozen_app.data.sources import DatasetSpec, Prepared, decode, prepare, undecoded
 from fedfrozen_app.data.table import Corpus, InputShape, Novel, TextReading
 from fedfrozen_app.data.text_reading import USUAL, choose_reading, texts_of, tokenizer_for
@@ -50,7 +50,15 @@ class Shares:
 
     validation: np.ndarray
     partition: Partition | None = None
-    test: RowLists | tuple[()] = ()  # rows of the test table by client, in its train rows' proportions
+    test: Sequence[np.ndarray] = ()  # rows of the test table by client, in its train rows' proportions
+
+    def test_clients(self, rows: int, nobody: str) -> np.ndarray:
+        """The name of each test row's client, or `nobody`."""
+        found = np.full(rows, nobody, dtype=object)
+        if self.partition is not None and len(self.test):
+            names, dealt = np.array(list(self.partition.names), dtype=object), row_lists(self.test)
+            found[dealt.rows] = names[dealt.owner_of_each]
+        return found
 
 
 def load_corpus(

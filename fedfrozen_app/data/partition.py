@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.client_order import Numbered
+from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.formatting import counted
 from fedfrozen_app.data import partition_rules as rules
 from fedfrozen_app.data.partition_columns import by_column
@@ -46,9 +46,7 @@ def partition(
     return Partition(indices, f"{remark}: {client_sizes(indices)}.", names)
 
 
-def _drawn(
-    labels: np.ndarray, count: int, spec: PartitionSpec, seed: int
-) -> tuple[RowLists, str]:
+def _drawn(labels: np.ndarray, count: int, spec: PartitionSpec, seed: int) -> tuple[RowLists, str]:
     """Rows per client, and what was done in words."""
     if spec.name in ("iid", "noise"):
         return iid(len(labels), count, seed), "IID"

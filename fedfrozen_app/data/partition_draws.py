@@ -49,7 +49,9 @@ def dirichlet(
     rng = np.random.default_rng(seed)
     owners = _draw(labels, count, spec, rng)
     ordered = np.lexsort((labels, owners))
-    first = [part.tolist() for part in np.split(ordered, np.cumsum(np.bincount(owners, minlength=count))[:-1])]
+    first = [
+        part.tolist() for part in np.split(ordered, np.cumsum(np.bincount(owners, minlength=count))[:-1])
+    ]
     for client in first:
         rng.shuffle(client)  # a list's order comes of other random numbers than an array's
     first = [np.array(client, dtype=np.int64) for client in first]

@@ -15,6 +15,7 @@ from fedfrozen_app import client_app
 from fedfrozen_app.adapters.rule import make_rule
 from fedfrozen_app.config import Config, devices_of, excluded_clients
 from fedfrozen_app.config.differences import partition_differences
+from fedfrozen_app.core.client_order import Numbered
 from fedfrozen_app.core.digests import digest
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.core.logs import about
@@ -82,7 +83,7 @@ def run_with(worker: Worker, job: Job, make_cohort_runner: MakeRunner | None = N
     def client_state() -> dict[str, dict[str, Tensor]]:
         return {
             str(context.node_config["partition-id"]): to_tensors(cast(ArrayRecord, context.state["private"]))
-            for context in grid.contexts.values()
+            for context in grid.contexts.made()
             if "private" in context.state
         }
 
@@ -160,7 +161,7 @@ def make_grid(
     masked = config.secure_aggregation.name == "on"  # then the cohort runner could serve no request
     if together and config.privacy.name == "none" and not config.adapter.ranks and not masked:
         log.info("Clients train together on %s (the cohort runner).", worker.device)
-        clients = [str(n) for n in range(num_clients) if str(n) not in excluded_clients(config)]
+        clients = Numbered(num_clients, frozenset(excluded_clients(config)))
         typical = draw_cohort(clients, typical_share(config, len(clients)), config.seed, 1)
         paced = config.pacing.name != "synchronous"  # then the event queue decides, as it goes
         expected = nobody if paced else partial(draw_cohort, clients, config.participation, config.seed)
@@ -219,10 +220,9 @@ def restore(grid: InProcessGrid, worker: Worker, start: Checkpoint, resolved_con
             "rows of their own: give the same seed, num_clients, partition and dataset."
         )
     worker.kept.for_run(Compiling).load_state_dict(start.hooks.get("compiling", {}))
-    for context in grid.contexts.values():
-        arrays = start.clients.get(str(context.node_config["partition-id"]))
-        if arrays is not None:
-            context.state["private"] = to_record(arrays, local=True)
+    for client, arrays in start.clients.items():
+        if (node := int(client) + 1) in grid.contexts:
+            grid.contexts[node].state["private"] = to_record(arrays, local=True)
     rule = make_rule(worker.config)
     for client in [None, *rule.ranks]:
         own = {} if client is None else rule.narrowed(client, start.model)
