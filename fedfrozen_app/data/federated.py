@@ -19,7 +19,7 @@ from fedfrozen_app.data.partition_file import read_clients
 from fedfrozen_app.data.partition_spec import DRAWN, Partition, PartitionSpec, spread
 from fedfrozen_app.data.preprocessing import check_noise, preprocessing_from
 from fedfrozen_app.data.row_lists import RowLists, row_lists
-from fedfrozen_app.data.sources import DatasetSpec, Prepared, decode, prepare, undecoded
+from fedfrozen_app.data.sources import DatasetSpec, Prepared, decode, prepare, read_ready, undecoded
 from fedfrozen_app.data.table import Corpus, InputShape, Novel, TextReading
 from fedfrozen_app.data.text_reading import USUAL, choose_reading, texts_of, tokenizer_for
 from fedfrozen_app.tasks.target import NOTHING
@@ -89,6 +89,8 @@ def load_corpus(
     spec = spec_of(dataset, path, config)
     if config.privacy.name != "none" and not site and spec.statistics is not None:
         check_noise(spec.statistics)
+    if (ready := read_ready(spec, classes)) is not None:
+        return _checked(ready, config, classes)
     agreed = None if classes is None else data_spec.get("target", NOTHING)
     rows = prepare(spec, classes, agreed)
     if rows.reads == "texts":
@@ -103,6 +105,12 @@ def load_corpus(
     corpus = replace(corpus, reading=reading, rows=kept)
     if is_server and not len(corpus.test):
         corpus = _all_rows_as_test(corpus, config)
+    return _checked(corpus, config, classes)
+
+
+def _checked(corpus: Corpus, config: Config, classes: tuple[str, ...] | None) -> Corpus:
+    """The same with novel classes held back; a `UserError` where a run could not use it."""
+    dataset = config.dataset
     if dataset.novel:
         corpus = hold_back(corpus, dataset.novel, deployed=config.runtime.name == "deployed")
     check_pictures(corpus, dataset.augment)

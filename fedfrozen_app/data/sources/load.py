@@ -82,6 +82,22 @@ def read(spec: DatasetSpec) -> tuple[Found, str | None]:
     return found, _unit_of(found, spec)
 
 
+def read_ready(spec: DatasetSpec, classes: tuple[str, ...] | None = None) -> Corpus | None:
+    """The corpus of a reader whose rows are tensors already; None for all others."""
+    reader: Any = registry.find("datasets", spec.kind)
+    if not hasattr(reader, "corpus"):
+        return None
+    _check(spec, reader)
+    corpus: Corpus = reader.corpus(spec, classes)
+    _log_sizes(
+        spec,
+        (len(corpus.train), len(corpus.test)),
+        f"{len(corpus.classes)} classes",
+        corpus.train.inputs,
+    )
+    return corpus
+
+
 _ahead: dict[DatasetSpec, Prepared] = {}  # until they are asked for
 
 
