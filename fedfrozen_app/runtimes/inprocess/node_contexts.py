@@ -1,9 +1,20 @@
-"""Flower's contexts of the nodes in this process, made when a client is first asked."""
+"""Flower's contexts of the nodes in this process, made when a client is first asked.
+
+What clients keep for themselves stays in memory up to a limit. Beyond it all of it is written to the run's
+folder (files/client_segments.py), and the clients that were asked longest ago are read back when they are
+drawn again.
+"""
 
 from collections.abc import Iterator, MutableMapping
+from typing import cast
 
-from flwr.app import Context, RecordDict
+from flwr.app import ArrayRecord, Context, RecordDict
+from torch import Tensor
 
+from fedfrozen_app.exchange.arrays import to_record, to_tensors
+from fedfrozen_app.files.client_segments import ClientSegments
+
+PRIVATE = "private"  # of a context's state: see local/client_state.py
 IDLE = 10_000  # contexts that hold nothing; more of them are dropped
 
 
@@ -13,15 +24,23 @@ class NodeContexts(MutableMapping[int, Context]):
 
     def __init__(self, num_partitions: int, run_config: dict[str, str]) -> None:
         self._count, self._run_config = num_partitions, run_config
-        self._made: dict[int, Context] = {}
+        self._made: dict[int, Context] = {}  # those asked longest ago come first
+        self._segments: ClientSegments | None = None
+        self._limit = 0
+        self._written: dict[int, ArrayRecord] = {}  # of contexts in memory, what the segments have of them
 
     def __getitem__(self, node: int) -> Context:
-        if node not in self._made:
-            if not 1 <= node <= self._count:
-                raise KeyError(node)
-            self._drop_idle()
-            self._made[node] = self._make(node)
-        return self._made[node]
+        if node in self._made:
+            self._made[node] = context = self._made.pop(node)
+            return context
+        if not 1 <= node <= self._count:
+            raise KeyError(node)
+        self._drop_idle()
+        self._made[node] = context = self._make(node)
+        if self._segments is not None and node - 1 in self._segments:
+            self._written[node] = record = to_record(self._segments.read(node - 1), local=True)
+            context.state[PRIVATE] = record
+        return context
 
     def __setitem__(self, node: int, context: Context) -> None:
         self._made[node] = context
@@ -38,6 +57,63 @@ class NodeContexts(MutableMapping[int, Context]):
     def made(self) -> list[Context]:
         """Those that exist, in the order of their nodes."""
         return [self._made[node] for node in sorted(self._made)]
+
+    # What clients keep ----------------------------------------------------------------------------------
+
+    def spill_to(self, segments: ClientSegments, limit_bytes: int) -> None:
+        """Keep at most so much of it in memory between two rounds, and the rest there."""
+        self._segments, self._limit = segments, limit_bytes
+
+    @property
+    def spilled(self) -> bool:
+        return self._segments is not None and len(self._segments) > 0
+
+    def states(self) -> dict[int, dict[str, Tensor]]:
+        """Of each partition, what its client keeps; of those in memory."""
+        return {
+            node - 1: to_tensors(cast(ArrayRecord, context.state[PRIVATE]))
+            for node, context in sorted(self._made.items())
+            if PRIVATE in context.state
+        }
+
+    def restore(self, states: dict[int, dict[str, Tensor]]) -> None:
+        for partition, arrays in states.items():
+            if 0 <= partition < self._count:
+                self[partition + 1].state[PRIVATE] = to_record(arrays, local=True)
+
+    def trim(self) -> None:
+        """Between two rounds: write what is too much for the memory, and drop it there."""
+        if self._segments is None:
+            return
+        states = self.states()
+        sizes = {
+            partition: sum(value.numel() * value.element_size() for value in arrays.values())
+            for partition, arrays in states.items()
+        }
+        total = sum(sizes.values())
+        if total <= self._limit:
+            return
+        self.write_changed()
+        for node in list(self._made):  # half of it, so that the next round finds room
+            if total <= self._limit // 2:
+                break
+            if set(self._made[node].state) <= {PRIVATE}:  # a record of another kind is not on the disk
+                total -= sizes.get(node - 1, 0)
+                del self._made[node]
+                self._written.pop(node, None)
+
+    def write_changed(self) -> None:
+        """A segment with the clients whose arrays are not in one yet."""
+        assert self._segments is not None
+        changed = {
+            partition: arrays
+            for partition, arrays in self.states().items()
+            if self._made[partition + 1].state[PRIVATE] is not self._written.get(partition + 1)
+        }
+        self._segments.write(changed)
+        for partition in changed:
+            record = self._made[partition + 1].state[PRIVATE]
+            self._written[partition + 1] = cast(ArrayRecord, record)
 
     def _make(self, node: int) -> Context:
         return Context(
