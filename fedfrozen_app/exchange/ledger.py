@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedfrozen_app.core.quantiles import LISTED
-
+LISTED = 1000  # clients; of more each set, which a round's cohort shares, is written once
 SETS = "sets of many clients"  # no client has such a name: it is no partition number and no site's
 
 
@@ -46,8 +45,8 @@ class Ledger:
         self._held[client] = self._confirmed[client] = frozenset(digests)
 
     def state_dict(self) -> dict[str, Any]:
-        """What this run has brought: a client says by itself what else it holds. Of many clients each set,
-        which a round's cohort shares, once."""
+        """What this run has brought: a client says by itself what else it holds. Of many clients by
+        set."""
         if len(self._confirmed) <= LISTED:
             return {client: sorted(held) for client, held in self._confirmed.items()}
         places = {held: place for place, held in enumerate(dict.fromkeys(self._confirmed.values()))}

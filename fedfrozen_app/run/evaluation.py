@@ -71,8 +71,7 @@ def evaluate_personal(strategy: PlannedFedAvg, worker: Worker, folder: Path) -> 
     if failed:
         metrics["not_judged"] = failed
     write_personal(metrics, folder)
-    names = names_of(worker)
-    by_client = {names.get(client, client): unflat(own) for client, own in evaluated.items()}
+    by_client = {name_of(worker, client): unflat(own) for client, own in evaluated.items()}
     models = dict.fromkeys(model for own in by_client.values() for model in own)
     groups = {
         model: together({client: own[model] for client, own in by_client.items() if model in own})
@@ -86,10 +85,10 @@ def evaluate_personal(strategy: PlannedFedAvg, worker: Worker, folder: Path) -> 
     return {key: value for key, value in metrics.items() if key != "clients"}
 
 
-def names_of(worker: Worker) -> dict[str, str]:
-    """Names of a simulation's clients, by number."""
+def name_of(worker: Worker, client: str) -> str:
+    """Of a simulation's client the partition's word for it."""
     parts = worker.shares.partition
-    return {} if parts is None else {str(number): name for number, name in enumerate(parts.names)}
+    return client if parts is None or not client.isdecimal() else parts.names[int(client)]
 
 
 def evaluate_fairness(worker: Worker, folder: Path, times: int = 0) -> dict[str, Any] | None:

@@ -56,11 +56,11 @@ def test_what_it_cannot_read_is_one_sentence(tmp_path, name, values, says):
 def test_files_that_lack_or_are_none_are_named(tmp_path):
     spec = write(tmp_path)
     (tmp_path / "train/client.npy").write_bytes(b"client,1,2,3")
-    with pytest.raises(UserError, match="client.npy is no NumPy file"):
+    with pytest.raises(UserError, match=r"client\.npy is no NumPy file"):
         read_ready(spec)
     (tmp_path / "test/labels.npy").unlink()
     (tmp_path / "train/client.npy").unlink()
-    with pytest.raises(UserError, match="labels.npy does not exist"):
+    with pytest.raises(UserError, match=r"labels\.npy does not exist"):
         read_ready(spec)
 
 

@@ -88,7 +88,5 @@ def test_a_hundred_thousand_clients_take_no_list_each():
 
 
 def test_more_clients_than_rows_is_one_sentence():
-    with pytest.raises(
-        UserError, match=r"1000000 clients of at least 1 examples need 1000000 train rows but"
-    ):
+    with pytest.raises(UserError, match="1000000 clients of at least 1 examples need"):
         partition(LABELS, {}, PartitionSpec("iid", min_size=1), 1_000_000, 0)

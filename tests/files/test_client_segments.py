@@ -78,7 +78,7 @@ def test_a_damaged_segment_is_one_sentence(tmp_path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(UserError, match="1.safetensors, which the checkpoint needs, cannot be read"):
+    with pytest.raises(UserError, match=r"1\.safetensors, which the checkpoint needs, cannot be read"):
         ClientSegments(tmp_path).restore(named, tmp_path)
     path.unlink()
     with pytest.raises(UserError, match="bring it back from a copy"):
