@@ -9,7 +9,7 @@ rounds, however many have taken part.
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ class ClientSegments:
         self._places: dict[int, tuple[int, int, int]] = {}  # client: segment, group, row
         self._digests: dict[int, str] = {}  # of the segments that are needed
         self._open: dict[int, tuple[Any, list[list[str]]]] = {}  # files, and the names of their groups
+        self._named: dict[int, Mapping[str, str]] = {}  # by checkpoint, what it needs
 
     def __contains__(self, client: int) -> bool:
         return client in self._places
@@ -66,6 +67,12 @@ class ClientSegments:
     def named(self) -> dict[str, str]:
         """The digest of each segment that is needed now, for a checkpoint."""
         return {str(number): digest for number, digest in sorted(self._digests.items())}
+
+    def keep_for(self, rounds: Iterable[int], named_by: Callable[[int], Mapping[str, str]]) -> None:
+        """Delete what the checkpoints of these rounds do not need; `named_by` reads what one names."""
+        known = self._named
+        self._named = {number: known[number] if number in known else named_by(number) for number in rounds}
+        self.keep_only(self._named.values())
 
     def keep_only(self, named: Iterable[Mapping[str, str]]) -> None:
         """Delete the files that neither the checkpoints that are left, which name these, nor the run need."""

@@ -103,7 +103,6 @@ class Checkpoints:
     rollback: set[int | None] | None = None  # the checkpoints before clients' first rounds; None: not kept
     firsts: dict[str, int] = field(default_factory=dict)  # each client's first round, so far
     segments: ClientSegments | None = None  # where the states of very many clients are
-    named: dict[int, dict[str, str]] = field(default_factory=dict)  # segments by checkpoint
 
     @classmethod
     def of(
@@ -157,21 +156,11 @@ class Checkpoints:
             segments={} if self.segments is None else self.segments.named(),
         )
         checkpoint.write(state, self.folder, self.keep, self.rollback or ())
-        self._drop_segments(state)
+        if self.segments is not None and state.segments:
+            left = checkpoint.numbers(self.folder)
+            self.segments.keep_for(left, lambda kept: checkpoint.segments_of(self.folder / str(kept)))
         row["seconds"]["checkpoint"] = time.perf_counter() - began
         return False, {}
-
-    def _drop_segments(self, written: checkpoint.Checkpoint) -> None:
-        """Delete what no checkpoint names any more."""
-        if self.segments is None or not written.segments:
-            return
-        left = checkpoint.numbers(self.folder)
-        known = self.named | {written.round: written.segments}
-        self.named = {
-            number: known[number] if number in known else checkpoint.segments_of(self.folder / str(number))
-            for number in left
-        }
-        self.segments.keep_only(self.named.values())
 
     def _keep_before(self, rows: list[Row]) -> None:
         """Keep the newest checkpoint before each round that is some client's first."""

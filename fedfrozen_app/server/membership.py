@@ -60,8 +60,7 @@ class Membership:
     # Hello ---------------------------------------------------------------------------------------------
 
     def greet(self, deadline: float | None = None) -> Mapping[str, int]:
-        """Client names and their current node ids. New nodes are sent a hello, except the very many of a
-        large simulation, which the server knows.
+        """Client names and their node ids. New nodes are sent a hello, but those that the server knows.
 
         A new node's answer is waited for until `deadline`, or for the hello's time-out. A node that does not
         answer by then costs no more time: its answer is taken whenever it arrives.
