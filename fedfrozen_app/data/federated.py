@@ -18,7 +18,7 @@ from fedfrozen_app.data.partition_columns import FILE_COLUMN, grouping_column
 from fedfrozen_app.data.partition_file import read_clients
 from fedfrozen_app.data.partition_spec import DRAWN, Partition, PartitionSpec, spread
 from fedfrozen_app.data.preprocessing import check_noise, preprocessing_from
-from fedfrozen_app.data.row_lists import RowLists, row_lists
+from fedfrozen_app.data.row_lists import RowLists, distinct, row_lists
 from fedfrozen_app.data.sources import DatasetSpec, Prepared, decode, prepare, read_ready, undecoded
 from fedfrozen_app.data.table import Corpus, InputShape, Novel, TextReading
 from fedfrozen_app.data.text_reading import USUAL, choose_reading, texts_of, tokenizer_for
@@ -176,7 +176,7 @@ def share_out(corpus: Corpus, config: Config, num_clients: int | None) -> Shares
     if num_clients is None and spec.name in DRAWN:
         num_clients = DEFAULT_CLIENTS
     # Units are dealt: a row each, or all rows of a patient or a document.
-    units, first, places = np.unique(corpus.units[rest], return_index=True, return_inverse=True)
+    units, first, places = distinct(corpus.units[rest])
     columns = {name: values[rest[first]] for name, values in corpus.columns.items()}
     if spec.name == "file":
         columns[FILE_COLUMN] = _file_clients(corpus, config)[rest[first]]

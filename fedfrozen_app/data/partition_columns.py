@@ -10,7 +10,7 @@ import numpy as np
 from fedfrozen_app.core.errors import UserError
 from fedfrozen_app.data.partition_draws import DIRICHLET_STREAM, dirichlet
 from fedfrozen_app.data.partition_spec import DRAWN, Partition, PartitionSpec, client_sizes
-from fedfrozen_app.data.row_lists import RowLists
+from fedfrozen_app.data.row_lists import RowLists, distinct
 
 FILE_COLUMN = "client of the file"  # among the columns, where a file names each row's client
 
@@ -104,7 +104,7 @@ def _column_name(columns: Mapping[str, np.ndarray], spec: PartitionSpec) -> str:
 def groups_of(values: np.ndarray, column: str) -> tuple[tuple[str, ...], np.ndarray]:
     """The values of a column in order, and for each row the number of its value among them."""
     if values.dtype.kind in "iu":
-        found, numbers = np.unique(values, return_inverse=True)
+        found, _, numbers = distinct(values)
         return tuple(map(str, found.tolist())), numbers
     cells = values.tolist()
     missing = sum(value is None or value == "" for value in cells)

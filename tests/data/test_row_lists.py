@@ -10,7 +10,7 @@ from fedfrozen_app.data import partition_draws
 from fedfrozen_app.data.client_splits import deal_test
 from fedfrozen_app.data.partition import partition
 from fedfrozen_app.data.partition_spec import PartitionSpec
-from fedfrozen_app.data.row_lists import NOBODY, RowLists
+from fedfrozen_app.data.row_lists import NOBODY, RowLists, distinct
 
 LABELS = np.random.default_rng(7).integers(0, 4, 600)
 SITES = np.array([f"site {n}" for n in np.random.default_rng(8).integers(0, 7, 600)], dtype=object)
@@ -64,6 +64,14 @@ def test_rows_have_other_numbers_than_their_places():
     assert [rows.tolist() for rows in lists] == [[10], [40, 30]]
     assert [rows.tolist() for rows in lists.sorted()] == [[10], [30, 40]]
     assert [rows.tolist() for rows in RowLists.of([np.array([10]), np.array([40, 30])])] == [[10], [40, 30]]
+
+
+@pytest.mark.parametrize("values", [[], [4], [1, 1, 2, 5, 5], [0, 1, 2], [3, 1, 3, 2]])
+def test_distinct_values_are_numpys(values):
+    array = np.array(values, dtype=np.int64)
+    expected = np.unique(array, return_index=True, return_inverse=True)
+    for found, one in zip(distinct(array), expected, strict=True):
+        assert found.tolist() == one.tolist()
 
 
 def test_beyond_the_limit_small_clients_are_topped_up_by_another_rule(monkeypatch):
