@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # torch takes seconds to import
 
 FOLDER = "client_states"
 GROUPS, CLIENTS = "groups", "clients"
-MOST = 32  # segments; then all are written as one, so that few files are open
+MOST_OPEN = 64  # files
 Arrays = dict[str, "Tensor"]
 
 
@@ -53,9 +53,6 @@ class ClientSegments:
         """A segment with these clients, in place of what was known of them."""
         if not arrays:
             return
-        if len(self._digests) >= MOST:
-            older = {client: self.read(client) for client in self._places if client not in arrays}
-            arrays = {**older, **arrays}
         number = 1 + max((int(path.stem) for path in self._files()), default=0)
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(number)
@@ -119,6 +116,8 @@ class ClientSegments:
 
     def _opened(self, number: int) -> tuple[Any, list[list[str]]]:
         if number not in self._open:
+            if len(self._open) >= MOST_OPEN:
+                del self._open[next(iter(self._open))]
             file = safe_open(self._path(number), "pt")
             self._open[number] = file, json.loads(file.metadata()[GROUPS])
         return self._open[number]

@@ -60,15 +60,13 @@ def test_only_what_a_checkpoint_names_stays(tmp_path):
     assert [path.name for path in files.iterdir()] == ["2.safetensors"]
 
 
-def test_many_segments_become_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(client_segments, "MOST", 3)
+def test_few_of_many_files_are_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(client_segments, "MOST_OPEN", 2)
     segments = ClientSegments(tmp_path)
-    for client in range(3):
+    for client in range(5):
         segments.write({client: arrays(client)})
-    assert list(segments.named()) == ["1", "2", "3"]
-    segments.write({7: arrays(7)})
-    assert list(segments.named()) == ["4"]
-    assert [of(segments, client) for client in (0, 1, 2, 7)] == [0, 1, 2, 7]
+    assert [of(segments, client) for client in (4, 0, 3, 1, 2, 0)] == [4, 0, 3, 1, 2, 0]
+    assert list(segments.named()) == ["1", "2", "3", "4", "5"] and len(segments._open) == 2
 
 
 def test_a_damaged_segment_is_one_sentence(tmp_path):

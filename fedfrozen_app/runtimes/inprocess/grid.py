@@ -56,7 +56,8 @@ class InProcessGrid(Grid):
         return len(self.contexts) if len(self.contexts) > GREETED else None
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        self.contexts.trim()
+        if not self.waiting:  # no client is at work
+            self.contexts.trim()
         sent = []
         for message in messages:
             message_id = str(next(self._ids))

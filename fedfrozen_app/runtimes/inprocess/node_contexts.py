@@ -5,7 +5,7 @@ folder (files/client_segments.py), and the clients that were asked longest ago a
 drawn again.
 """
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import cast
 
 from flwr.app import ArrayRecord, Context, RecordDict
@@ -15,6 +15,7 @@ from fedfrozen_app.exchange.arrays import to_record, to_tensors
 from fedfrozen_app.files.client_segments import ClientSegments
 
 PRIVATE = "private"  # of a context's state: see local/client_state.py
+WITHOUT_LOSS = {PRIVATE, "card"}  # a context that holds no more can be made again
 IDLE = 10_000  # contexts that hold nothing; more of them are dropped
 
 
@@ -27,15 +28,17 @@ class NodeContexts(MutableMapping[int, Context]):
         self._made: dict[int, Context] = {}  # those asked longest ago come first
         self._segments: ClientSegments | None = None
         self._limit = 0
-        self._written: dict[int, ArrayRecord] = {}  # of contexts in memory, what the segments have of them
+        self._asked: set[int] = set()  # since the sizes were last added up
+        self._sizes: dict[int, int] = {}  # bytes of what clients keep, of contexts in memory
+        self._written: dict[int, ArrayRecord] = {}  # of these, what the segments have of them
 
     def __getitem__(self, node: int) -> Context:
+        self._asked.add(node)
         if node in self._made:
             self._made[node] = context = self._made.pop(node)
             return context
         if not 1 <= node <= self._count:
             raise KeyError(node)
-        self._drop_idle()
         self._made[node] = context = self._make(node)
         if self._segments is not None and node - 1 in self._segments:
             self._written[node] = record = to_record(self._segments.read(node - 1), local=True)
@@ -43,6 +46,7 @@ class NodeContexts(MutableMapping[int, Context]):
         return context
 
     def __setitem__(self, node: int, context: Context) -> None:
+        self._asked.add(node)
         self._made[node] = context
 
     def __delitem__(self, node: int) -> None:
@@ -70,50 +74,49 @@ class NodeContexts(MutableMapping[int, Context]):
 
     def states(self) -> dict[int, dict[str, Tensor]]:
         """Of each partition, what its client keeps; of those in memory."""
-        return {
-            node - 1: to_tensors(cast(ArrayRecord, context.state[PRIVATE]))
-            for node, context in sorted(self._made.items())
-            if PRIVATE in context.state
-        }
+        return {node - 1: to_tensors(record) for node in sorted(self._made) if (record := self._kept(node))}
 
-    def restore(self, states: dict[int, dict[str, Tensor]]) -> None:
+    def restore(self, states: Mapping[int, Mapping[str, Tensor]]) -> None:
         for partition, arrays in states.items():
             if 0 <= partition < self._count:
                 self[partition + 1].state[PRIVATE] = to_record(arrays, local=True)
 
     def trim(self) -> None:
-        """Between two rounds: write what is too much for the memory, and drop it there."""
-        if self._segments is None:
-            return
-        states = self.states()
-        sizes = {
-            partition: sum(value.numel() * value.element_size() for value in arrays.values())
-            for partition, arrays in states.items()
-        }
-        total = sum(sizes.values())
-        if total <= self._limit:
+        """Between two rounds, when no client is at work: drop contexts that hold nothing; and where clients
+        keep too much for the memory, write it and drop half of it."""
+        self._add_up()
+        if len(self._made) - len(self._sizes) >= IDLE:
+            self._made = {node: context for node, context in self._made.items() if len(context.state)}
+        total = sum(self._sizes.values())
+        if self._segments is None or total <= self._limit:
             return
         self.write_changed()
-        for node in list(self._made):  # half of it, so that the next round finds room
+        for node in list(self._made):
             if total <= self._limit // 2:
                 break
-            if set(self._made[node].state) <= {PRIVATE}:  # a record of another kind is not on the disk
-                total -= sizes.get(node - 1, 0)
-                del self._made[node]
+            if set(self._made[node].state) <= WITHOUT_LOSS:
+                total -= self._sizes.pop(node, 0)
                 self._written.pop(node, None)
+                del self._made[node]
 
     def write_changed(self) -> None:
         """A segment with the clients whose arrays are not in one yet."""
         assert self._segments is not None
-        changed = {
-            partition: arrays
-            for partition, arrays in self.states().items()
-            if self._made[partition + 1].state[PRIVATE] is not self._written.get(partition + 1)
-        }
-        self._segments.write(changed)
-        for partition in changed:
-            record = self._made[partition + 1].state[PRIVATE]
-            self._written[partition + 1] = cast(ArrayRecord, record)
+        self._add_up()
+        new = {node: self._kept(node) for node in self._sizes}
+        changed = {node: record for node, record in new.items() if record is not self._written.get(node)}
+        self._segments.write({node - 1: to_tensors(record) for node, record in changed.items() if record})
+        self._written |= {node: record for node, record in changed.items() if record}
+
+    def _add_up(self) -> None:
+        for node in self._asked:
+            if node in self._made and (record := self._kept(node)):
+                tensors = to_tensors(record).values()
+                self._sizes[node] = sum(value.numel() * value.element_size() for value in tensors)
+        self._asked.clear()
+
+    def _kept(self, node: int) -> ArrayRecord | None:
+        return cast(ArrayRecord | None, self._made[node].state.get(PRIVATE))
 
     def _make(self, node: int) -> Context:
         return Context(
@@ -127,10 +130,3 @@ class NodeContexts(MutableMapping[int, Context]):
             state=RecordDict(),
             run_config=dict(self._run_config),
         )
-
-    def _drop_idle(self) -> None:
-        if len(self._made) < IDLE:
-            return
-        kept = {node: context for node, context in self._made.items() if len(context.state)}
-        if len(kept) <= len(self._made) - IDLE // 2:
-            self._made = kept

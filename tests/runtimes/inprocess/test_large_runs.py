@@ -3,11 +3,16 @@
 import json
 
 import pytest
+import torch
+from flwr.app import ConfigRecord
 
 from fedfrozen_app.core import quantiles
+from fedfrozen_app.exchange.arrays import to_record, to_tensors
+from fedfrozen_app.files.client_segments import ClientSegments
 from fedfrozen_app.report import data_section
 from fedfrozen_app.run import data_record, evaluation
-from fedfrozen_app.runtimes.inprocess import grid, runtime
+from fedfrozen_app.runtimes.inprocess import grid, node_contexts, runtime
+from fedfrozen_app.runtimes.inprocess.node_contexts import NodeContexts
 from tests.conftest import same_bits
 from tests.resuming import resumed_and_whole, without_times
 
@@ -87,3 +92,33 @@ def test_masks_and_privacy_are_those_of_few_clients(train, many, words):
     run = train(*TINY, *words, folder="many")
     assert same_bits(few.model, run.model)
     assert [row.get("epsilon") for row in run.rows] == [row.get("epsilon") for row in few.rows]
+
+
+def test_contexts_leave_the_memory_and_come_back(tmp_path):
+    contexts = NodeContexts(50, {})
+    contexts.spill_to(ClientSegments(tmp_path), 100)
+    for node in range(1, 11):
+        contexts[node].state["private"] = to_record({"w": torch.full((5,), float(node))}, local=True)
+    contexts.trim()  # 200 bytes of at most 100: all are written, and the two asked last stay
+    assert [context.node_id for context in contexts.made()] == [9, 10]
+    assert to_tensors(contexts[3].state["private"])["w"].tolist() == [3.0] * 5
+    assert "private" not in contexts[20].state
+    contexts[3].state["private"] = to_record({"w": torch.zeros(5)}, local=True)
+    contexts.write_changed()
+    assert contexts.spilled
+    again = NodeContexts(50, {})
+    segments = ClientSegments(tmp_path)
+    segments.restore(contexts._segments.named(), tmp_path)
+    again.spill_to(segments, 100)
+    values = [float(to_tensors(again[node].state["private"])["w"][0]) for node in range(1, 11)]
+    assert values == [1, 2, 0, 4, 5, 6, 7, 8, 9, 10]
+
+
+def test_idle_contexts_are_dropped_between_rounds_alone(monkeypatch):
+    monkeypatch.setattr(node_contexts, "IDLE", 4)
+    contexts = NodeContexts(50, {})
+    held = [contexts[node] for node in range(1, 9)]
+    assert contexts.made() == held  # none while clients may be at work
+    held[2].state["privacy"] = ConfigRecord({"rounds": 1})
+    contexts.trim()
+    assert contexts.made() == [held[2]] and contexts[1] is not held[0]
